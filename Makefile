@@ -1,0 +1,39 @@
+# make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
+# make test     the tests; WHEEL=1: against the built wheel, in a fresh environment outside the checkout
+# make check    ruff and pyright;  make bench: the benchmarks;  make clean: remove what make made
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+OUT ?= runs/first
+
+.PHONY: report test check bench clean
+
+report: $(READY)
+	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT)
+
+ifdef WHEEL
+test: $(READY)
+	bash tests/wheel.sh $(BIN)/python
+else
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+endif
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	for file in tests/benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
+
+# Made anew when a version changes; otherwise nothing is installed and no network is needed.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf .venv dist build runs .pytest_cache .ruff_cache

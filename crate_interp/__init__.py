@@ -1,0 +1,82 @@
+"""crate_interp: TransformerLens for white-box transformers (CRATE, CRATE-alpha).
+
+Load a checkpoint as a hooked model, cache or stream its activations, measure compression, sparsity, alignment and
+attention layer by layer, and look at it. Importing does nothing: every name below loads when it is first touched.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import crate_hooks as hooks
+    from crate_interp import measures, probes, viz
+    from crate_interp.checkpoints.errors import CheckpointError
+    from crate_interp.checkpoints.load import load
+    from crate_interp.checkpoints.registry import models
+    from crate_interp.config import CrateConfig
+    from crate_interp.models.vision import HookedCrate
+    from crate_interp.probes import Probe
+    from crate_interp.sweep import SweepResult, probe, sweep
+    from crate_interp.viz.report import report
+
+# public name -> module and name there; None: the module itself
+_PUBLIC: dict[str, tuple[str, str | None]] = {
+    "CheckpointError": ("crate_interp.checkpoints.errors", "CheckpointError"),
+    "CrateConfig": ("crate_interp.config", "CrateConfig"),
+    "HookedCrate": ("crate_interp.models.vision", "HookedCrate"),
+    "Probe": ("crate_interp.probes", "Probe"),
+    "SweepResult": ("crate_interp.sweep", "SweepResult"),
+    "hooks": ("crate_hooks", None),
+    "load": ("crate_interp.checkpoints.load", "load"),
+    "measures": ("crate_interp.measures", None),
+    "models": ("crate_interp.checkpoints.registry", "models"),
+    "probe": ("crate_interp.sweep", "probe"),
+    "probes": ("crate_interp.probes", None),
+    "report": ("crate_interp.viz.report", "report"),
+    "sweep": ("crate_interp.sweep", "sweep"),
+    "viz": ("crate_interp.viz", None),
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "CheckpointError",
+    "CrateConfig",
+    "HookedCrate",
+    "Probe",
+    "SweepResult",
+    "hooks",
+    "load",
+    "measures",
+    "models",
+    "probe",
+    "probes",
+    "report",
+    "sweep",
+    "viz",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'crate_interp' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module, attribute = _PUBLIC[name]
+    loaded = import_module(module)
+    return loaded if attribute is None else getattr(loaded, attribute)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _Package(ModuleType):
+    """Keeps `models` and `sweep` functions: importing the folders of these names would put modules in their place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_folder = isinstance(value, ModuleType) and _PUBLIC.get(name, ("", None))[1] is not None
+        if not is_folder:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,77 @@
+"""Our own format: a folder with model.safetensors, config.json and a model card."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.config import CrateConfig
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+# Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
+STRUCTURE = ("family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "n_classes", "channels")
+
+_CARD = """---
+library_name: crate_interp
+tags: [{family}, white-box-transformer]
+---
+# {name}
+
+A `{family}` model of {params:,} parameters: {n_layers} layers, d_model {d_model}, {n_heads} heads, images
+{image_size}, patches {patch_size}. Load it with
+
+```python
+import crate_interp as ci
+
+model = ci.load("path/to/this/folder")
+```
+"""
+
+
+def save(model: Any, folder: Path) -> Path:
+    """Writes the folder, each file whole or not at all; an existing model card is left alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    _write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
+    config = {"library": "crate_interp", "format": 1, "config": model.cfg.to_dict()}
+    _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+    if not (folder / CARD).exists():
+        params = sum(value.numel() for value in weights.values())
+        card = _CARD.format(name=model.cfg.model_name or folder.resolve().name, params=params, **model.cfg.to_dict())
+        _write(folder / CARD, lambda path: path.write_text(card))
+    return folder
+
+
+def _write(path: Path, writer: Any) -> None:
+    part = path.with_name(path.name + ".part")
+    writer(part)
+    os.replace(part, path)
+
+
+def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig:
+    """The folder's config with `given` over it; CheckpointError where it is none of ours, or `given` contradicts it."""
+    path = folder / CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}: give the weight file in it, or a folder made by save_pretrained."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("library") != "crate_interp":
+        raise CheckpointError(f"{path} was not written by crate_interp: give the weight file in that folder instead.")
+    if content.get("format") != 1 or not isinstance(content.get("config"), dict):
+        raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads format 1.")
+    try:
+        stored = CrateConfig.from_dict(content["config"])
+        asked = CrateConfig.from_dict(content["config"] | given)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    for name in STRUCTURE:
+        if name in given and getattr(asked, name) != getattr(stored, name):
+            raise CheckpointError(f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}.")
+    return asked

@@ -1,0 +1,76 @@
+"""From a file to named tensors, without ever executing what the file holds."""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from crate_interp.checkpoints.errors import CheckpointError
+
+_CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
+_PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The weights in a .safetensors or torch file, told apart by content; CheckpointError where it is neither.
+
+    Torch files are read with `weights_only=True`, memory-mapped; optimiser state beside the weights is not touched.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(9)
+        if len(head) == 9 and head[8:9] == b"{":
+            return dict(load_file(path))
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError, ValueError, KeyError, OSError) as error:
+        reason = str(error).strip().split("\n")[0][:200]
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint (wanted .safetensors, or a torch file that loads with "
+            f"weights_only=True; is it truncated, or something else renamed?): {reason}"
+        ) from None
+    return state_dict_of(loaded, str(path))
+
+
+def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
+    """The named tensors of a state dict, of a training dict that holds one, or of a module; prefixes stripped."""
+    if isinstance(loaded, torch.nn.Module):
+        loaded = loaded.state_dict()
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"{where} holds a {type(loaded).__name__}, wanted a state dict: names and tensors.")
+    for key in _CONTAINERS:
+        if isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+            break
+    if not loaded:
+        raise CheckpointError(f"{where} holds no tensors.")
+    odd = [key for key, value in loaded.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if odd:
+        raise CheckpointError(
+            f"{where} is no state dict: {odd[0]!r} is a {type(loaded[odd[0]]).__name__}, not a tensor."
+        )
+    return _strip_prefixes(dict(loaded))
+
+
+def _strip_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in _PREFIXES * 2:  # twice: either may wrap the other
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
+    return tensors
+
+
+def check_weights(tensors: Mapping[str, Tensor], where: str) -> None:
+    """CheckpointError where a tensor is not floating point, or holds NaN or Inf."""
+    for name, value in tensors.items():
+        if not value.is_floating_point():
+            raise CheckpointError(f"{where}: {name} is {value.dtype}, weights are floating point.")
+        if not value.isfinite().all():
+            count = int((~value.isfinite()).sum())
+            raise CheckpointError(
+                f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; nothing was loaded."
+            )

@@ -1,0 +1,89 @@
+"""The command line: crate-interp report | models | --version."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from crate_interp import __version__
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"crate-interp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Load a CRATE, measure what each layer does, read the report."""
+
+
+@app.command()
+def report(
+    source: Annotated[str, typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder.")],
+    data: Annotated[str, typer.Option(help='"embedded:fashion" or "imagefolder:DIR".')],
+    out: Annotated[Path, typer.Option(help="The folder to write into.")],
+    family: Annotated[str | None, typer.Option(help="crate or crate-alpha; told from the keys otherwise.")] = None,
+    revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
+    probes: Annotated[str | None, typer.Option(help="Probe names with commas; the default four otherwise.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first images.")] = None,
+    untrained: Annotated[int, typer.Option(help="How many random twins to measure beside it.")] = 3,
+) -> None:
+    """Measure a model layer by layer on images, beside the same network untrained, and write a page about it."""
+    import crate_interp as ci
+
+    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    names = probes.split(",") if probes else None
+    path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained)
+    typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
+    twins = f" (in brackets: untrained, mean of {untrained} seeds)" if untrained else ""
+    typer.echo(f"Means over images{twins}. The page: {path}")
+
+
+@app.command()
+def models() -> None:
+    """List the models that load by name."""
+    from crate_interp.checkpoints.registry import MODELS
+
+    for row in MODELS:
+        steps = ", ".join(f"step-{step}" for step in row["steps"])
+        typer.echo(
+            f"{row['name']}  {row['family']}  {row['params']:,} parameters  {row['licence']}  revisions: {steps}"
+        )
+
+
+def _fields(pairs: list[str]) -> dict[str, Any]:
+    """n_heads=6 -> {"n_heads": 6}; a value is JSON, or else a string."""
+    fields: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--config {pair!r}: write NAME=VALUE, such as n_heads=6.")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value
+    return fields
+
+
+def main() -> None:
+    """The entry point: an error is one readable line and exit code 2; --debug shows the traceback."""
+    try:
+        app()
+    except (ValueError, OSError, KeyError) as error:
+        if "--debug" in sys.argv:
+            raise
+        words = error.args[0] if isinstance(error, KeyError) and error.args else error
+        typer.echo(f"crate-interp: {' '.join(str(words).split())}", err=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,232 @@
+"""CrateConfig: the numbers that make a CRATE. JSON-native; imports neither torch nor TransformerLens.
+
+Axes and symbols used in every signature of this library (tokens are rows):
+
+batch, pos (tokens, the CLS token included), head (K of them), d_model (d), d_head (p), d_mlp (width of the
+sparse code), patch, layer. U_k: subspace bases `[head, d_model, d_head]`. D: dictionary `[d_model, d_mlp]`; a
+code z (a row) reconstructs as `z @ D.T`. Z^l: the stream before layer l; Z^{l+1/2}: after MSSA. eta: step size of
+the sparse step; lambd: its threshold. eps is always the epsilon of the papers, not squared.
+"""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+FAMILIES = ("crate", "crate-alpha")
+VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
+POOLS = ("cls", "mean")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+
+# What a published layout leaves unsaid, per family: width of the code over d_model, and the LayerNorm eps of the blocks.
+_FAMILY_DEFAULTS = {
+    "crate": {"d_mlp_ratio": 1, "ln_eps": 1e-5, "ln_final_eps": 1e-5},
+    "crate-alpha": {"d_mlp_ratio": 4, "ln_eps": 1e-6, "ln_final_eps": 1e-5},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrateConfig:
+    """The shape and constants of one hooked CRATE vision model.
+
+    A field left at None takes the published default of its family. `image_size` and `patch_size` take an int or
+    (h, w) and are stored as (h, w). `variant` chooses the output map of MSSA (crate_interp/models/attention.py).
+    `resize`, `crop`, `interpolation`, `mean`, `std` say what `model.preprocess` does; `resize` is the length of the
+    shorter side, or (h, w). Raises ValueError naming the field where a value cannot be used.
+    """
+
+    family: str
+    d_model: int
+    n_layers: int
+    n_heads: int
+    variant: str = "crate"
+    image_size: Any = 224
+    patch_size: Any = 16
+    channels: int = 3
+    n_classes: int = 1000
+    d_head: int | None = None
+    d_mlp: int | None = None
+    eta: float = 0.1
+    lambd: float = 0.1
+    ln_eps: float | None = None
+    ln_final_eps: float | None = None
+    pool: str = "cls"
+    interpolate_pos: bool = False
+    resize: Any = None
+    crop: Any = None
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    model_name: str | None = None
+
+    # What TransformerLens reads and its tools switch while a model lives. A model owns a copy of its config and
+    # writes these through models.hooked.set_runtime; they are neither saved nor compared.
+    device: Any = field(default=None, init=False, compare=False, repr=False)
+    dtype: Any = field(default=None, init=False, compare=False, repr=False)
+    use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
+    use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _one_of(self, "family", FAMILIES)
+        _one_of(self, "variant", VARIANTS)
+        _one_of(self, "pool", POOLS)
+        _one_of(self, "interpolation", INTERPOLATIONS)
+        for name in ("d_model", "n_layers", "n_heads", "channels", "n_classes"):
+            _positive_int(self, name)
+        self._fill_defaults()
+        for name in ("d_head", "d_mlp"):
+            _positive_int(self, name)
+        for name in ("eta", "lambd", "ln_eps", "ln_final_eps"):
+            _non_negative(self, name)
+        self._check_grid()
+        self._check_preprocessing()
+
+    def _fill_defaults(self) -> None:
+        """Replaces None by the default of the family and stores sizes as (h, w), tables as tuples."""
+        default = _FAMILY_DEFAULTS[self.family]
+        if self.d_head is None:
+            if self.d_model % self.n_heads:
+                raise ValueError(
+                    f"n_heads={self.n_heads} does not divide d_model={self.d_model}: give another n_heads, or d_head."
+                )
+            _set(self, "d_head", self.d_model // self.n_heads)
+        if self.d_mlp is None:
+            _set(self, "d_mlp", default["d_mlp_ratio"] * self.d_model)
+        for name in ("ln_eps", "ln_final_eps"):
+            if getattr(self, name) is None:
+                _set(self, name, default[name])
+        for name in ("image_size", "patch_size"):
+            _set(self, name, _height_width(self, name))
+        for name in ("resize", "crop"):
+            if isinstance(getattr(self, name), (list, tuple)):
+                _set(self, name, _height_width(self, name))
+        for name in ("mean", "std", "labels"):
+            if getattr(self, name) is not None:
+                _set(self, name, tuple(getattr(self, name)))
+
+    def _check_grid(self) -> None:
+        (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
+        if height % patch_h or width % patch_w:
+            raise ValueError(
+                f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size} on both sides: "
+                f"give an image_size such as ({height // patch_h * patch_h or patch_h}, {width // patch_w * patch_w or patch_w})."
+            )
+        if self.family == "crate" and self.d_mlp != self.d_model:
+            raise ValueError(
+                f"d_mlp={self.d_mlp} with family='crate': its dictionary is square, so d_mlp is d_model={self.d_model}."
+            )
+        if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
+            raise ValueError(
+                f"variant={self.variant!r} needs n_heads * d_head = d_model, got {self.n_heads} * {self.d_head} != {self.d_model}."
+            )
+
+    def _check_preprocessing(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std go together: give both, or neither.")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.channels:
+                raise ValueError(f"{name} has {len(value)} values for channels={self.channels}: give one per channel.")
+        if self.labels is not None and len(self.labels) != self.n_classes:
+            raise ValueError(f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON-native values; `CrateConfig.from_dict` is its inverse."""
+        return {name: _plain(getattr(self, name)) for name in field_names()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "CrateConfig":
+        """The config of `to_dict`'s values; ValueError with the nearest names where a key is unknown."""
+        check_names(values)
+        return cls(**values)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across, (h, w)."""
+        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
+
+    @property
+    def has_output_matrix(self) -> bool:
+        """Whether MSSA owns an output matrix: variants crate and fix, unless one head spans the whole stream."""
+        whole_stream = self.n_heads == 1 and self.d_head == self.d_model
+        return self.variant in ("crate", "fix") and not whole_stream
+
+    # The names TransformerLens' utilities read from a config.
+    @property
+    def n_ctx(self) -> int:
+        return self.grid[0] * self.grid[1] + 1
+
+    @property
+    def d_vocab(self) -> int:
+        return self.n_classes
+
+    @property
+    def d_vocab_out(self) -> int:
+        return self.n_classes
+
+    @property
+    def eps(self) -> float | None:
+        return self.ln_eps
+
+    n_key_value_heads = None
+    attn_only = False
+    normalization_type = "LN"
+    final_rms = False
+    gated_mlp = False
+    act_fn = "relu"
+    positional_embedding_type = "standard"
+
+
+def field_names() -> tuple[str, ...]:
+    """The names a CrateConfig is made from, in order."""
+    return tuple(f.name for f in dataclasses.fields(CrateConfig) if f.init)
+
+
+def check_names(values: dict[str, Any]) -> None:
+    """ValueError where a key is no CrateConfig field, with the nearest names."""
+    for name in values:
+        if name not in field_names():
+            near = difflib.get_close_matches(name, field_names(), n=3)
+            hint = f"Did you mean {', '.join(near)}?" if near else f"The fields are: {', '.join(field_names())}."
+            raise ValueError(f"CrateConfig has no field {name!r}. {hint}")
+
+
+def _set(cfg: CrateConfig, name: str, value: Any) -> None:
+    object.__setattr__(cfg, name, value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _one_of(cfg: CrateConfig, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(cfg, name)
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}.{hint}")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _positive_int(cfg: CrateConfig, name: str) -> None:
+    value = getattr(cfg, name)
+    if not _is_int(value) or value < 1:
+        raise ValueError(f"{name}={value!r}: give a whole number of at least 1.")
+
+
+def _non_negative(cfg: CrateConfig, name: str) -> None:
+    value = getattr(cfg, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
+
+
+def _height_width(cfg: CrateConfig, name: str) -> tuple[int, int]:
+    value = getattr(cfg, name)
+    pair = (value, value) if _is_int(value) else tuple(value) if isinstance(value, (list, tuple)) else ()
+    if len(pair) != 2 or not all(_is_int(side) and side >= 1 for side in pair):
+        raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
+    return pair[0], pair[1]

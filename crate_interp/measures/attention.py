@@ -1,0 +1,51 @@
+"""How sharply each query attends: measures of the rows of an attention pattern."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
+    """The entropy of each query's distribution over keys, `-sum_j p_j ln p_j`.
+
+    pattern `[..., query, key]` -> `[..., query]` in nats, 0 (one key) to ln(number of keys) (uniform). Without the
+    1e-8 that JoMA's code adds inside the logarithm. Raises ValueError for no keys.
+    """
+    _check(pattern)
+    tiny = torch.finfo(pattern.dtype).tiny  # 0 ln 0 = 0, and the logarithm stays finite
+    return _valid(-(pattern.clamp_min(tiny).log() * pattern).sum(dim=-1), pattern)
+
+
+def top_mass(pattern: Float[Tensor, "*batch query key"], k: int) -> Float[Tensor, "*batch query"]:
+    """The mass on each query's k most attended keys.
+
+    pattern `[..., query, key]` -> `[..., query]`, k / (number of keys) (uniform) to 1. Raises ValueError for k < 1
+    and for more keys asked than there are.
+    """
+    _check(pattern)
+    if not 1 <= k <= pattern.shape[-1]:
+        raise ValueError(f"k={k} of {pattern.shape[-1]} keys: give 1 to {pattern.shape[-1]}.")
+    mass = pattern.amax(dim=-1) if k == 1 else pattern.topk(k, dim=-1).values.sum(dim=-1)
+    return _valid(mass, pattern)
+
+
+def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
+    """The number of keys a query attends to, `1 / sum_j p_j^2`.
+
+    pattern `[..., query, key]` -> `[..., query]` in keys, 1 (one key) to the number of keys (uniform). Raises
+    ValueError for no keys.
+    """
+    _check(pattern)
+    return _valid(pattern.square().sum(dim=-1).reciprocal(), pattern)
+
+
+def _valid(value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]) -> Tensor:
+    """NaN for a row that holds NaN or Inf."""
+    return value.masked_fill(~pattern.sum(dim=-1).isfinite(), torch.nan)
+
+
+def _check(pattern: Tensor) -> None:
+    if 0 in pattern.shape[-2:]:
+        raise ValueError(
+            f"there is no attention to measure: the last two axes (query, key) are {list(pattern.shape[-2:])}."
+        )

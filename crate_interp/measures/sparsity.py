@@ -1,0 +1,58 @@
+"""How sparse a code is, token by token."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Float[Tensor, "*batch pos"]:
+    """The share of entries with |z| <= tol; exact zeros by default.
+
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1], without unit. The mean over tokens is what the authors' script
+    counts (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus that and takes the population std over the
+    batch). NaN in a token gives NaN. Raises ValueError for tol < 0 and for an empty code.
+    """
+    _check(z)
+    if not tol >= 0:
+        raise ValueError(f"tol={tol}: give a number of at least 0.")
+    size = z.abs()
+    share = (size <= tol).sum(dim=-1).to(z.dtype) / z.shape[-1]
+    return _valid(share, size.amax(dim=-1))
+
+
+def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+    """The sum of absolute values, `|z|_1`: what ISTA's threshold penalises.
+
+    z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. Raises ValueError for an empty code.
+    """
+    _check(z)
+    size = z.abs()
+    return _valid(size.sum(dim=-1), size.amax(dim=-1))
+
+
+def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+    """Hoyer's sparsity `(sqrt(n) - |z|_1 / |z|_2) / (sqrt(n) - 1)`, n = d_mlp: 0 for equal entries, 1 for one entry.
+
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]; does not change when z is scaled. Hoyer, JMLR 2004. An all-zero
+    token, for which the formula is 0/0, has 1: nothing is sparser. Raises ValueError for a code narrower than 2.
+    """
+    _check(z)
+    width = z.shape[-1]
+    if width < 2:
+        raise ValueError(f"hoyer needs codes of at least 2 entries, got {width}.")
+    largest = z.abs().amax(dim=-1, keepdim=True)
+    scaled = z / largest.masked_fill(largest == 0, 1)  # squares of tiny or huge entries stay in range
+    l1, l2 = scaled.abs().sum(dim=-1), torch.linalg.vector_norm(scaled, dim=-1)
+    ratio = l1 / l2.masked_fill(l2 == 0, 1)
+    value = (width**0.5 - ratio) / (width**0.5 - 1)
+    return _valid(value.masked_fill(l2 == 0, 1).clamp(0, 1), largest[..., 0])
+
+
+def _valid(value: Float[Tensor, "*batch"], largest: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """NaN for a token whose largest entry is NaN or Inf."""
+    return value.masked_fill(~largest.isfinite(), torch.nan)
+
+
+def _check(z: Tensor) -> None:
+    if 0 in z.shape[-2:]:
+        raise ValueError(f"there is no code to measure: the last two axes (pos, d_mlp) are {list(z.shape[-2:])}.")

@@ -1,0 +1,1 @@
+"""The equations of the CRATE family with HookPoints at every step."""

@@ -1,0 +1,109 @@
+"""Multi-head subspace self-attention (MSSA), the compression step."""
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.norm import HookedLayerNorm, is_hooked
+
+
+class MSSA(nn.Module):
+    """Attention whose query, key and value are one code: `MSSA(X) = sum_k softmax(C_k C_k^T / sqrt(p)) C_k W_O,k (+ b)`.
+
+    C_k = X U_k `[pos, d_head]` for X = LN(Z^l). Paper: arXiv 2306.01129 eq. 11-12; code: CRATE `model/crate.py`
+    `Attention`. As in the code and unlike the paper there is a scale 1/sqrt(p) and no prefactor p/(N eps^2).
+
+    The output map W_O `[head, d_head, d_model]` depends on `cfg.variant` (arXiv 2411.17182):
+    crate: learned, with bias in family crate, without in crate-alpha; fix: the same, frozen at its random start;
+    c: U_k^T (tied); n: -U_k^T; t: the transpose of the stacked U^T; identity: the heads side by side.
+    One head spanning the whole stream has no output matrix in variants crate and fix, as in the official code.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        inner = cfg.n_heads * cfg.d_head
+        self.u_proj = nn.Linear(cfg.d_model, inner, bias=False)
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.family == "crate") if cfg.has_output_matrix else None
+        if cfg.variant == "fix" and self.out_proj is not None:
+            self.out_proj.requires_grad_(False)
+        for name in ("u", "q", "k", "v", "q_input", "k_input", "v_input", "attn_scores", "pattern", "z", "result"):
+            setattr(self, f"hook_{name}", HookPoint())
+
+    @property
+    def U(self) -> Float[Tensor, "head d_model d_head"]:
+        """The subspace bases as stored; not orthonormal unless training made them so."""
+        rows = self.u_proj.weight.view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+        return rows.transpose(1, 2)  # [head, d_model, d_head]
+
+    W_Q = W_K = W_V = U
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """The output map of each head."""
+        return self._output_weight().T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+
+    @property
+    def b_O(self) -> Float[Tensor, "d_model"]:
+        """The output bias; zeros where the layer has none."""
+        if self.out_proj is not None and self.out_proj.bias is not None:
+            return self.out_proj.bias
+        return self.u_proj.weight.new_zeros(self.cfg.d_model)
+
+    def _output_weight(self) -> Float[Tensor, "d_model inner"]:
+        """The output matrix as torch's Linear stores it."""
+        weight = self.u_proj.weight  # [inner, d_model]
+        if self.out_proj is not None:
+            return self.out_proj.weight
+        if self.cfg.variant == "c":
+            return weight.T
+        if self.cfg.variant == "n":
+            return -weight.T
+        if self.cfg.variant == "t":
+            return weight
+        return torch.eye(self.cfg.d_model, dtype=weight.dtype, device=weight.device)
+
+    def forward(
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedLayerNorm
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """MSSA(norm(z)); the LayerNorm comes along because split inputs are normalised once per role."""
+        q, k, v = self._split_codes(z, norm) if self.cfg.use_split_qkv_input else self._tied_codes(norm(z))
+        scores = (
+            torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * self.cfg.d_head**-0.5
+        )  # [batch, head, pos, pos]
+        pattern = self.hook_pattern(self.hook_attn_scores(scores).softmax(dim=-1))
+        heads = self.hook_z(torch.matmul(pattern, v.transpose(1, 2)).transpose(1, 2))  # [batch, pos, head, d_head]
+        return self._combine(heads)
+
+    def _tied_codes(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The code in its three roles, each `[batch, pos, head, d_head]`.
+
+        A hooked role gets a copy of its own: an in-place edit of q must not reach k and v, which are the same tensor.
+        """
+        u = self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
+        roles = (self.hook_q, self.hook_k, self.hook_v)
+        q, k, v = (role(u.clone() if is_hooked(role) else u) for role in roles)
+        return q, k, v
+
+    def _split_codes(
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedLayerNorm
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes from an input per role and head (TransformerLens' use_split_qkv_input); hook_u does not fire."""
+        points = ((self.hook_q_input, self.hook_q), (self.hook_k_input, self.hook_k), (self.hook_v_input, self.hook_v))
+        wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
+        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
+        q, k, v = (out(einsum(norm(inp(wide.clone())), self.U, pattern)) for inp, out in points)
+        return q, k, v
+
+    def _combine(self, heads: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos d_model"]:
+        if self.cfg.use_attn_result:
+            pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+            return self.hook_result(einsum(heads, self.W_O, pattern)).sum(dim=2) + self.b_O
+        joined = heads.flatten(2)  # [batch, pos, head * d_head]
+        if self.out_proj is not None:
+            return self.out_proj(joined)
+        return joined if self.cfg.variant in ("identity", "crate", "fix") else F.linear(joined, self._output_weight())

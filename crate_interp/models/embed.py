@@ -1,0 +1,72 @@
+"""Images to tokens, and position embeddings for other image sizes."""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from crate_interp.config import CrateConfig
+
+
+class CratePatchEmbed(nn.Module):
+    """`LN(LN(patch) W^T + b)` on patches flattened as (row, column, channel): CRATE `model/crate.py`."""
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.patch_size = cfg.patch_size
+        values = cfg.patch_size[0] * cfg.patch_size[1] * cfg.channels
+        self.norm_patch = nn.LayerNorm(values)
+        self.proj = nn.Linear(values, cfg.d_model)
+        self.norm_token = nn.LayerNorm(cfg.d_model)
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch patch d_model"]:
+        height, width = self.patch_size
+        pattern = "batch channels (h p1) (w p2) -> batch (h w) (p1 p2 channels)"
+        patches = rearrange(images, pattern, p1=height, p2=width)
+        return self.norm_token(self.proj(self.norm_patch(patches)))
+
+    @property
+    def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        return self.proj.weight.T
+
+
+class ConvPatchEmbed(nn.Module):
+    """A strided convolution without normalisation: CRATE-alpha `torch_inference/model/crate_alpha.py`."""
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(cfg.channels, cfg.d_model, kernel_size=cfg.patch_size, stride=cfg.patch_size)
+
+    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch patch d_model"]:
+        return self.conv(images).flatten(2).transpose(1, 2)  # [batch, patch, d_model]
+
+    @property
+    def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        return self.conv.weight.flatten(1).T  # patch values in the order (channel, row, column)
+
+
+def interpolate_positions(
+    table: Float[Tensor, "1 pos d_model"], grid: tuple[int, int], wanted: tuple[int, int]
+) -> Float[Tensor, "1 new_pos d_model"]:
+    """Position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`; the CLS entry stays.
+
+    DINO's rule, which CRATE's own scripts follow: the scale handed to the resampler is (wanted + 0.1) / grid, not
+    wanted / grid. The 0.1 guards against a floor one too low and shifts every sampling point a little, so the result
+    differs from a plain resize to `wanted` (by a few per cent of the table's spread for small grids). A grid that
+    is already right is returned untouched.
+    """
+    if grid == wanted:
+        return table
+    cls, patches = table[:, :1], table[:, 1:]
+    image = rearrange(patches, "one (h w) d_model -> one d_model h w", h=grid[0])
+    scale = ((wanted[0] + 0.1) / grid[0], (wanted[1] + 0.1) / grid[1])
+    image = F.interpolate(image, scale_factor=scale, mode="bicubic")
+    return cat_tokens(cls, rearrange(image, "one d_model h w -> one (h w) d_model"))
+
+
+def cat_tokens(
+    cls: Float[Tensor, "batch one d_model"], patches: Float[Tensor, "batch patch d_model"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """The CLS token, then the patches."""
+    return torch.cat([cls, patches], dim=1)

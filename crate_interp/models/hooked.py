@@ -1,0 +1,158 @@
+"""What every hooked model shares: caching, runtime switches, and the names TransformerLens' tools look for."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import Slice
+
+from crate_interp.config import CrateConfig
+
+# Points that fire only while a switch of model.cfg is on, and how to switch it on.
+GATED = {
+    "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),
+    "attn.hook_q_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
+    "attn.hook_k_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
+    "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
+}
+_QUERY_AXIS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]: pos_slice cuts queries
+_NO_POS_AXIS = ("hook_pooled",)  # [batch, d_model]
+
+
+def set_runtime(cfg: CrateConfig, **values: Any) -> None:
+    """Writes fields of a model's own config that change while it lives (device, dtype, TransformerLens' switches)."""
+    for name, value in values.items():
+        object.__setattr__(cfg, name, value)
+
+
+class HookedModel(HookedRootModule):
+    """The one base class of the hooked models; a subclass has cfg, blocks, ln_final, unembed and a forward."""
+
+    cfg: CrateConfig
+    blocks: nn.ModuleList
+    unembed: nn.Linear
+
+    def run_with_cache(self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any) -> tuple[Any, ActivationCache]:
+        """`(output, ActivationCache)` of one forward; arguments as in TransformerLens.
+
+        Different from it: a `names_filter` that matches no point raises KeyError with the nearest names (tuples are
+        taken too), and `pos_slice` cuts the declared position axis of every point.
+        """
+        out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
+        return out, ActivationCache(cache, self, has_batch_dim=not remove_batch_dim)
+
+    def get_caching_hooks(
+        self,
+        names_filter: Any = None,
+        incl_bwd: bool = False,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        cache: dict | None = None,
+        pos_slice: Any = None,
+    ) -> tuple[dict, list, list]:
+        """The dict to fill and the hooks that fill it, not yet on the model (TransformerLens' signature)."""
+        cache = {} if cache is None else cache
+        cut = Slice.unwrap(pos_slice)
+
+        def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
+            kept = tensor.detach().to(device)
+            if not str(hook.name).endswith(_NO_POS_AXIS):
+                kept = cut.apply(kept, dim=-2 if str(hook.name).endswith(_QUERY_AXIS) else 1)
+            if remove_batch_dim and kept.shape[0] == 1:
+                kept = kept[0]
+            cache[str(hook.name) + suffix] = kept
+
+        names = self.matching_points(names_filter)
+        self.is_caching = True
+        forward = [(name, partial(save, suffix="")) for name in names]
+        backward = [(name, partial(save, suffix="_grad")) for name in names] if incl_bwd else []
+        return cache, forward, backward
+
+    def matching_points(self, names_filter: str | Sequence[str] | Callable[[str], bool] | None) -> list[str]:
+        """The hook points a filter selects, in the model's order; KeyError where it selects none."""
+        if names_filter is None:
+            return list(self.hook_dict)
+        if callable(names_filter):
+            chosen = [name for name in self.hook_dict if names_filter(name)]
+            if not chosen:
+                raise KeyError(
+                    f"names_filter matches none of the {len(self.hook_dict)} hook points: see model.hook_dict."
+                )
+            return chosen
+        asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        if not asked:
+            raise KeyError("names_filter is empty: name a hook point, or pass None for all of them.")
+        for name in asked:
+            self._check_point(name)
+        return [name for name in self.hook_dict if name in set(asked)]
+
+    def _check_point(self, name: str) -> None:
+        if name not in self.hook_dict:
+            near = difflib.get_close_matches(name, self.hook_dict, n=3)
+            hint = f"Did you mean {', '.join(near)}?" if near else "See model.hook_dict."
+            raise KeyError(f"no hook point is called {name!r}. {hint}")
+        for point, (switch, call) in GATED.items():
+            if name.endswith(point) and not getattr(self.cfg, switch):
+                raise KeyError(f"{name!r} fires only after {call}.")
+
+    def set_use_attn_result(self, on: bool) -> None:
+        """Whether `attn.hook_result` fires: the output of each head on its own, `[batch, pos, head, d_model]`."""
+        set_runtime(self.cfg, use_attn_result=on)
+
+    def set_use_split_qkv_input(self, on: bool) -> None:
+        """Whether `attn.hook_q_input`, `k`, `v` fire: the stream per role and head, `[batch, pos, head, d_model]`."""
+        set_runtime(self.cfg, use_split_qkv_input=on)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "HookedModel":
+        super()._apply(fn, recurse)
+        first = next(self.parameters())
+        set_runtime(self.cfg, device=first.device, dtype=first.dtype)
+        return self
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Writes model.safetensors, config.json and a model card into `folder`; `ci.load(folder)` reads them back."""
+        from crate_interp.checkpoints import own  # the format lives with the other formats
+
+        return own.save(self, Path(folder))
+
+    def _stacked(self, name: str) -> Tensor:
+        return torch.stack([getattr(block.attn, name) for block in self.blocks])
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """The subspace bases U of every layer; W_K and W_V are the same."""
+        return self._stacked("W_Q")
+
+    W_K = W_V = W_Q
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """The output maps of every layer."""
+        return self._stacked("W_O")
+
+    @property
+    def b_O(self) -> Float[Tensor, "layer d_model"]:
+        """The output biases of every layer, zeros where there are none."""
+        return self._stacked("b_O")
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding: `hook_pooled @ W_U + b_U` are the logits of a vision model."""
+        return self.unembed.weight.T
+
+    @property
+    def b_U(self) -> Float[Tensor, "d_vocab"]:
+        """The bias of the unembedding."""
+        return self.unembed.bias
+
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+        """The sum of attention output biases before `layer` `[d_model]`; the sparse steps have none."""
+        count = layer + 1 if mlp_input else layer
+        return self.b_O[:count].sum(dim=0)

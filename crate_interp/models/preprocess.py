@@ -1,0 +1,127 @@
+"""From pictures to what a vision model was trained on: resize, centre crop, scale to [0, 1], normalise. Pillow only."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from crate_interp.config import CrateConfig
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+_MODES = {1: "L", 3: "RGB"}
+
+
+def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels height width"]:
+    """Float images as the model takes them, `(x / 255 - mean) / std`, after resize and centre crop.
+
+    images: a PIL image, a path, a sequence of either, or a uint8 array or tensor `[batch, channels, height, width]`.
+    `cfg.resize` (shorter side, or (h, w)), `cfg.crop`, `cfg.interpolation`, `cfg.mean`, `cfg.std`; None leaves a step
+    out. A float tensor is taken as preprocessed and returned as it is. Colour is converted to the model's channels.
+    Raises ValueError for unreadable files, other dtypes or shapes, no images, and pictures whose size is still not the
+    model's after resize and crop.
+    """
+    if isinstance(images, (torch.Tensor, np.ndarray)):
+        array = torch.as_tensor(images)
+        if array.is_floating_point():
+            return array
+        return _normalise(cfg, _fit_array(cfg, array))
+    several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+    if not several:
+        raise ValueError("there is no image to preprocess: the sequence is empty.")
+    return _normalise(cfg, torch.stack([_to_bytes(cfg, _fit(cfg, _open(image))) for image in several]))
+
+
+def _open(image: Any) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    if not isinstance(image, (str, Path)):
+        raise ValueError(f"cannot read an image from {type(image).__name__}: give PIL images, paths or uint8 arrays.")
+    try:
+        with Image.open(image) as opened:
+            opened.load()
+            return opened
+    except (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"cannot read the image {str(image)!r}: {error}") from None
+
+
+def _fit(cfg: CrateConfig, image: Image.Image) -> Image.Image:
+    """The picture in the model's colours, resized and cropped."""
+    if cfg.channels not in _MODES:
+        raise ValueError(f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor instead.")
+    image = _to_mode(image, _MODES[cfg.channels])
+    if cfg.resize is not None:
+        image = image.resize(_resized(cfg, image.size), _FILTERS[cfg.interpolation])
+    if cfg.crop is not None:
+        image = image.crop(_crop_box(cfg, image.size))
+    size = (image.height, image.width)
+    if size != cfg.image_size and not cfg.interpolate_pos:
+        raise ValueError(
+            f"an image is {size[0]} x {size[1]}, the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: "
+            f"resize it, or load the model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
+        )
+    return image
+
+
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        raise ValueError(f"an image has mode {image.mode!r} (more than 8 bits): convert it to 8-bit {mode} first.")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image.convert(mode)
+
+
+def _resized(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) after resizing; an int is the shorter side, the longer one is truncated as torchvision does."""
+    if isinstance(cfg.resize, tuple):
+        return cfg.resize[1], cfg.resize[0]
+    width, height = size
+    if width <= height:
+        return cfg.resize, max(1, int(cfg.resize * height / width))
+    return max(1, int(cfg.resize * width / height)), cfg.resize
+
+
+def _crop_box(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The centred (left, top, right, bottom); rounds halves to even as torchvision does."""
+    height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
+    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
+    return left, top, left + width, top + height
+
+
+def _to_bytes(cfg: CrateConfig, image: Image.Image) -> Tensor:
+    pixels = torch.from_numpy(np.array(image, dtype=np.uint8))  # [h, w] or [h, w, channels]
+    return pixels.unsqueeze(0) if cfg.channels == 1 else pixels.permute(2, 0, 1)
+
+
+def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
+    """uint8 `[batch, channels, h, w]` of the model's size; only arrays of another size go through Pillow."""
+    shape = tuple(array.shape)
+    if array.dtype != torch.uint8:
+        raise ValueError(f"images are {array.dtype}: give uint8 arrays (0 to 255), or preprocessed floats.")
+    if array.ndim != 4 or shape[1] != cfg.channels:
+        raise ValueError(f"images have shape {shape}, wanted [batch, {cfg.channels}, height, width].")
+    if shape[0] == 0:
+        raise ValueError("there is no image to preprocess: the array is empty.")
+    if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):
+        return array
+    pictures = array.permute(0, 2, 3, 1).cpu().numpy()  # [batch, h, w, channels]
+    squeezed = pictures[..., 0] if cfg.channels == 1 else pictures
+    return torch.stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
+
+
+def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels height width"]:
+    images = array.to(torch.float32) / 255
+    if cfg.mean is None or cfg.std is None:
+        return images
+    mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
+    return (images - mean.view(-1, 1, 1).to(images.device)) / std.view(-1, 1, 1).to(images.device)

@@ -1,0 +1,84 @@
+"""The sparse step: ISTA on a square dictionary (CRATE) and two ISTA steps on an overcomplete one (CRATE-alpha)."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+
+
+class ISTA(nn.Module):
+    """One proximal gradient step of the non-negative lasso, started at its own input: the code is the new stream.
+
+    `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y = LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`.
+    Paper: arXiv 2306.01129 eq. 17; code: CRATE `model/crate.py` `FeedForward`. The association of the sums is the
+    code's, so that outputs agree bit for bit.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.eta, self.lambd = cfg.eta, cfg.lambd
+        self.D = _kaiming(cfg.d_model, cfg.d_mlp)
+        for name in ("recon", "gram", "corr", "grad", "pre", "post"):
+            setattr(self, f"hook_{name}", HookPoint())
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        recon = self.hook_recon(F.linear(y, self.D))
+        gram = self.hook_gram(F.linear(recon, self.D.T))
+        corr = self.hook_corr(F.linear(y, self.D.T))
+        grad = self.hook_grad(gram - corr)
+        # grad * -eta has the bits of -(eta * grad), one pass cheaper
+        pre = self.hook_pre(y + (grad * -self.eta - self.eta * self.lambd))
+        return self.hook_post(F.relu(pre))
+
+    @property
+    def W_out(self) -> Tensor:
+        raise AttributeError(
+            "this layer has no W_out: in CRATE the sparse code is the next stream, no decoder follows it. "
+            "Read blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
+        )
+
+
+class OvercompleteODL(nn.Module):
+    """Two ISTA steps from zero on an overcomplete dictionary, decoded with a second one.
+
+    `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output `D1 z2`, for
+    y = LN(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Paper: CRATE-alpha, arXiv 2405.20299; code:
+    CRATE-alpha `torch_inference/model/crate_alpha.py`.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.eta, self.lambd = cfg.eta, cfg.lambd
+        self.D = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
+        for name in ("corr", "pre_init", "post_init", "recon", "error", "grad", "pre", "post"):
+            setattr(self, f"hook_{name}", HookPoint())
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        threshold = self.eta * self.lambd
+        corr = self.hook_corr(y @ self.D)
+        code = self.hook_post_init(F.relu(self.hook_pre_init(self.eta * corr - threshold)))
+        error = self.hook_error(self.hook_recon(code @ self.D.T) - y)
+        grad = self.hook_grad(error @ self.D)
+        code = self.hook_post(F.relu(self.hook_pre(code + (grad * -self.eta - threshold))))
+        return code @ self.D1.T
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        return self.D
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        return self.D1.T
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        return self.D.new_zeros(self.D.shape[0])
+
+
+def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:
+    """A dictionary with the official initialisation: uniform, variance 2 / d_mlp."""
+    return nn.Parameter(nn.init.kaiming_uniform_(torch.empty(d_model, d_mlp)))

@@ -1,0 +1,161 @@
+"""HookedCrate: images to class logits, with a hook point at every equation."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.embed import ConvPatchEmbed, CratePatchEmbed, cat_tokens, interpolate_positions
+from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.norm import HookedLayerNorm, is_hooked
+from crate_interp.models.preprocess import preprocess
+
+
+class HookedCrate(HookedModel):
+    """A CRATE or CRATE-alpha image classifier: `logits = LN(Z^L)_pooled W_U + b_U`.
+
+    Random weights are drawn with the official initialisation from torch's global generator. `pool="cls"`: LN on all
+    tokens, then the CLS token (the numbers of the official code, which picks first); `pool="mean"`: LN of the mean
+    over all tokens. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
+    `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = dataclasses.replace(cfg)  # an own copy: it follows this model's device and dtype
+        cfg = self.cfg
+        self.embed = CratePatchEmbed(cfg) if cfg.family == "crate" else ConvPatchEmbed(cfg)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))
+        self.pos_embed = nn.Parameter(torch.randn(1, cfg.n_ctx, cfg.d_model))
+        self.hook_embed = HookPoint()
+        self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
+        self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
+        self.hook_pooled = HookPoint()
+        self.unembed = nn.Linear(cfg.d_model, cfg.n_classes)
+        set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
+        self.setup()
+
+    def forward(
+        self,
+        images: Shaped[Tensor, "..."],
+        *,
+        stop_at_layer: int | None = None,
+        start_at_layer: int | None = None,
+    ) -> Float[Tensor, "..."]:
+        """Logits `[batch, n_classes]` of preprocessed float images `[batch, channels, height, width]`.
+
+        `stop_at_layer=l` returns Z^l `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes
+        that stream in place of images. Negative layers count from the end. Raises ValueError for integer images
+        (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), no images.
+        """
+        start = self._layer(start_at_layer, "start_at_layer", 0)
+        stop = self._layer(stop_at_layer, "stop_at_layer", None)
+        z = self._check_stream(images) if start_at_layer is not None else self._tokens(self._check_images(images))
+        for block in self.blocks[start:stop]:
+            z = block(z)
+        return z if stop_at_layer is not None else self.unembed(self._pool(z))
+
+    def _tokens(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch pos d_model"]:
+        patches = self.embed(images)
+        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(len(patches), -1, -1), patches))
+        height, width = self.cfg.patch_size
+        grid = (images.shape[2] // height, images.shape[3] // width)
+        table = interpolate_positions(self.pos_embed, self.cfg.grid, grid)
+        if is_hooked(self.hook_pos_embed):
+            # a copy per image, in the shape of hook_embed: an edit must neither reach the weights nor another image
+            table = self.hook_pos_embed(table.expand(len(patches), -1, -1).clone())
+        return tokens + table
+
+    def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
+        if self.cfg.pool == "mean":
+            return self.hook_pooled(self.ln_final(z.mean(dim=1, keepdim=True))[:, 0])
+        return self.hook_pooled(self.ln_final(z)[:, 0])
+
+    def _layer(self, layer: int | None, name: str, default: int | None) -> int | None:
+        if layer is None:
+            return default
+        count = self.cfg.n_layers
+        if not -count <= layer <= count:
+            raise ValueError(f"{name}={layer}: the model has layers 0 to {count - 1}; give {-count} to {count}.")
+        return layer + count if layer < 0 else layer
+
+    def _check_images(self, images: Shaped[Tensor, "..."]) -> Float[Tensor, "batch channels height width"]:
+        cfg, shape = self.cfg, tuple(images.shape)
+        if not images.is_floating_point():
+            raise ValueError(f"images are {images.dtype}, the model takes floats: use model(model.preprocess(images)).")
+        if images.ndim != 4 or shape[1] != cfg.channels:
+            raise ValueError(
+                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, width]"
+                f" ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
+            )
+        if shape[0] == 0:
+            raise ValueError(f"images have shape {shape}: there is no image in the batch.")
+        size = shape[2:]
+        if size == cfg.image_size:
+            return self._check_dtype(images)
+        if not cfg.interpolate_pos:
+            raise ValueError(
+                f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x {cfg.image_size[1]}: "
+                "resize them (model.preprocess), or load the model with interpolate_pos=True."
+            )
+        if any(side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)):
+            raise ValueError(
+                f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {cfg.patch_size}."
+            )
+        return self._check_dtype(images)
+
+    def _check_stream(self, z: Shaped[Tensor, "..."]) -> Float[Tensor, "batch pos d_model"]:
+        if z.ndim != 3 or z.shape[2] != self.cfg.d_model:
+            raise ValueError(
+                f"start_at_layer takes the stream [batch, pos, {self.cfg.d_model}], got shape {tuple(z.shape)}."
+            )
+        return self._check_dtype(z)
+
+    def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if x.dtype != self.cls_token.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"the input is {x.dtype}, the model {self.cls_token.dtype}: use x.to(model.cfg.dtype).")
+        return x
+
+    def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
+        """What the model was trained on, from PIL images, paths or integer arrays (crate_interp/models/preprocess.py)."""
+        return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
+
+    @property
+    def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        """The linear part of the patch embedding."""
+        return self.embed.W_E
+
+    @property
+    def W_pos(self) -> Float[Tensor, "pos d_model"]:
+        """The position embeddings, CLS first."""
+        return self.pos_embed[0]
+
+    def to_single_token(self, label: str) -> int:
+        """The class index of a label; ValueError where cfg.labels lacks it."""
+        if self.cfg.labels is None or label not in self.cfg.labels:
+            known = (
+                "the model has no labels" if self.cfg.labels is None else f"the labels are {', '.join(self.cfg.labels)}"
+            )
+            raise ValueError(f"no class is called {label!r}: {known}; a class index works too.")
+        return self.cfg.labels.index(label)
+
+    def to_tokens(self, labels: str | Sequence[str]) -> Int[Tensor, "batch"]:
+        """The class indices of labels: in an image classifier, classes are what TransformerLens calls tokens."""
+        names = [labels] if isinstance(labels, str) else list(labels)
+        return torch.tensor([self.to_single_token(name) for name in names], device=self.cfg.device)
+
+    def tokens_to_residual_directions(self, tokens: str | int | Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
+        """The direction of each class in the stream before ln_final: its column of W_U times ln_final's weight.
+
+        With the weight folded in, TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`)
+        sum to the logit less its constant part `ln_final.bias @ W_U + b_U`, at the CLS token.
+        """
+        index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
+        return self.W_U.T[index] * self.ln_final.weight

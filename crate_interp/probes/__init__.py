@@ -1,0 +1,47 @@
+"""What a measure means on a model. The built-in probes are functions that return a Probe, as a user's own would be."""
+
+import difflib
+from collections.abc import Sequence
+
+from crate_interp.probes.alignment import alignment
+from crate_interp.probes.attention import attention
+from crate_interp.probes.compression import compression
+from crate_interp.probes.probe import Probe
+from crate_interp.probes.sparsity import sparsity
+
+_BUILT_IN = {"compression": compression, "sparsity": sparsity, "attention": attention, "alignment": alignment}
+DEFAULT = ("compression", "sparsity", "attention", "alignment")
+
+__all__ = ["DEFAULT", "Probe", "alignment", "attention", "available", "compression", "resolve", "sparsity"]
+
+
+def available() -> list[str]:
+    """The names of the built-in probes."""
+    return list(_BUILT_IN)
+
+
+def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
+    """Probe objects for names and/or probes; None is DEFAULT. ValueError for unknown names, none, or two of a name."""
+    asked = DEFAULT if probes is None else [probes] if isinstance(probes, (str, Probe)) else list(probes)
+    found = [_named(probe) if isinstance(probe, str) else probe for probe in asked]
+    if not found:
+        raise ValueError(f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these.")
+    for probe in found:
+        if not isinstance(probe, Probe):
+            raise ValueError(
+                f"{type(probe).__name__} is no probe: give a name, or ci.Probe(name, points, measure, statistics)."
+            )
+    names = [probe.name for probe in found]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"two probes share a name ({', '.join(names)}): give each its own, dataclasses.replace(probe, name=...)."
+        )
+    return found
+
+
+def _named(name: str) -> Probe:
+    if name not in _BUILT_IN:
+        near = difflib.get_close_matches(name, _BUILT_IN, n=3, cutoff=0.5)
+        hint = f"Did you mean {', '.join(near)}?" if near else f"The probes are {', '.join(_BUILT_IN)}."
+        raise ValueError(f"no probe is called {name!r}. {hint}")
+    return _BUILT_IN[name]()

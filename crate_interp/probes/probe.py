@@ -1,0 +1,72 @@
+"""What a probe is, and how its answers are checked."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+Statistic = tuple[str, float | None, float | None, str]  # unit, lowest value, highest value, how to read it
+Acts = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a measure means on a model: what it reads in each layer, what it returns, and how to read that.
+
+    name: the first half of "probe.statistic". points: hook points inside a block; those of one layer are handed over
+    together when the last of them has fired, then let go. `measure(block, acts)` -> {statistic: `[batch]` or
+    `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
+    statistics: {statistic: (unit, lowest, highest, how to read it)}, None where there is no bound; captions and axes
+    are made from it. Optional: `final(z)` -> {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, reported as layer
+    n_layers; `weights(block)` -> {statistic: `[]` or `[head]`}, run once; settings: written into the result.
+    """
+
+    name: str
+    points: tuple[str, ...]
+    measure: Callable[[nn.Module, Acts], Mapping[str, Tensor]]
+    statistics: Mapping[str, Statistic]
+    final: Callable[[Tensor], Mapping[str, Tensor]] | None = None
+    weights: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name or "." in self.name:
+            raise ValueError(f"a probe is called {self.name!r}: give a name without a dot.")
+        if isinstance(self.points, str):
+            raise ValueError(f"points={self.points!r} is a string: give a tuple, ({self.points!r},).")
+        if not self.statistics:
+            raise ValueError(
+                f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
+            )
+
+
+def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
+    """What the probe says of a block's weights, `[]` or `[head]` each; empty for most probes."""
+    answer = probe.measure(block, {}) if not probe.points else probe.weights(block) if probe.weights else {}
+    return _checked(probe, answer, (0, 1), None)
+
+
+def on_activations(probe: Probe, block: nn.Module, acts: Acts) -> dict[str, Tensor]:
+    """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each."""
+    batch = len(acts[probe.points[0]])
+    return _checked(probe, probe.measure(block, {point: acts[point] for point in probe.points}), (1, 2), batch)
+
+
+def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:
+    """What the probe says of Z^L, `[batch]` each; empty for most probes."""
+    return _checked(probe, probe.final(z), (1,), len(z)) if probe.final else {}
+
+
+def _checked(probe: Probe, answer: Mapping[str, Tensor], axes: tuple[int, ...], batch: int | None) -> dict[str, Tensor]:
+    for name, value in answer.items():
+        if name not in probe.statistics:
+            raise ValueError(
+                f"the probe {probe.name!r} returned {name!r}, which its statistics lack: {', '.join(probe.statistics)}."
+            )
+        right = isinstance(value, Tensor) and value.ndim in axes and (batch is None or value.shape[0] == batch)
+        if not right:
+            wanted = "[] or [head]" if batch is None else f"[batch] or [batch, head] with batch={batch}"
+            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{probe.name}.{name} must be a tensor {wanted}, got {got}.")
+    return dict(answer)

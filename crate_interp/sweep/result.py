@@ -1,0 +1,121 @@
+"""SweepResult: tidy tables of what probes found, with provenance, saved as parquet and JSON."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.sweep.tally import Tally
+
+_SAMPLES, _LAYERS, _HEADS, _META = "samples.parquet", "layers.parquet", "heads.parquet", "meta.json"
+_COLUMNS = ["probe", "statistic", "layer", "mean", "std", "n"]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What probes found on a data set. `meta`: model and data digests, settings, units, versions, seconds."""
+
+    sample_table: pd.DataFrame
+    layer_table: pd.DataFrame
+    head_table: pd.DataFrame
+    meta: dict[str, Any]
+
+    def samples(self) -> pd.DataFrame:
+        """One row per sample and layer: sample, label, layer, then a column "probe.statistic" per `[batch]` statistic.
+
+        A statistic that a layer does not have is NaN there (layer n_layers has only what is measured on Z^L).
+        """
+        return self.sample_table.copy()
+
+    def layers(self) -> pd.DataFrame:
+        """One row per statistic and layer: probe, statistic, layer, mean, std, n over samples.
+
+        std divides by n - 1 and is NaN for n < 2; a statistic of the weights has n = 1.
+        """
+        return self.layer_table.copy()
+
+    def heads(self) -> pd.DataFrame:
+        """One row per statistic, layer and head: probe, statistic, layer, head, mean, std, n over samples."""
+        return self.head_table.copy()
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes samples.parquet, layers.parquet, heads.parquet and meta.json into `folder`, meta last."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in ((_SAMPLES, self.sample_table), (_LAYERS, self.layer_table), (_HEADS, self.head_table)):
+            part = folder / (name + ".part")
+            table.to_parquet(part, index=False)
+            os.replace(part, folder / name)
+        part = folder / (_META + ".part")
+        part.write_text(json.dumps(self.meta, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, folder / _META)
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "SweepResult":
+        """The result saved in `folder`; ValueError where it is not a whole saved result."""
+        folder = Path(folder)
+        try:
+            meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+            tables = [pd.read_parquet(folder / name) for name in (_SAMPLES, _LAYERS, _HEADS)]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} holds no saved SweepResult ({_META} and three tables): {error}") from None
+        return cls(*tables, meta)
+
+
+def result_of(tally: Tally, labels: list[Any] | None, n: int, meta: dict[str, Any]) -> SweepResult:
+    """The tables of a finished tally over n samples."""
+    samples = _sample_table(tally, labels, n, meta["n_layers"])
+    return SweepResult(samples, _layer_table(tally), _head_table(tally), meta)
+
+
+def _sample_table(tally: Tally, labels: list[Any] | None, n: int, n_layers: int) -> pd.DataFrame:
+    values = {key: np.concatenate(parts) for key, parts in tally.samples.items()}
+    count = max([n_layers, *(layer + 1 for _, _, layer in values)])
+    columns: dict[str, Any] = {
+        "sample": np.repeat(np.arange(n), count),
+        "label": np.repeat(np.array([None] * n if labels is None else labels, dtype=object), count),
+        "layer": np.tile(np.arange(count), n),
+    }
+    for probe, statistic in dict.fromkeys((probe, statistic) for probe, statistic, _ in values):
+        blank = np.full(n, np.nan)
+        wide = np.stack([values.get((probe, statistic, layer), blank) for layer in range(count)], axis=1)
+        columns[f"{probe}.{statistic}"] = wide.reshape(-1)  # [n * count], sample-major
+    return pd.DataFrame(columns).infer_objects()
+
+
+def _layer_table(tally: Tally) -> pd.DataFrame:
+    rows: list[tuple] = []
+    for (probe, statistic, layer), parts in tally.samples.items():
+        values = np.concatenate(parts)
+        std = values.std(ddof=1) if len(values) > 1 else np.nan
+        rows.append((probe, statistic, layer, values.mean(), std, len(values)))
+    for (probe, statistic, layer), value in tally.weights.items():
+        if value.ndim == 0:
+            rows.append((probe, statistic, layer, float(value), np.nan, 1))
+    return _sorted(pd.DataFrame(rows, columns=_COLUMNS))
+
+
+def _head_table(tally: Tally) -> pd.DataFrame:
+    rows: list[tuple] = []
+    for (probe, statistic, layer), moments in tally.heads.items():
+        heads = enumerate(zip(moments.mean, moments.std, strict=True))
+        rows += [(probe, statistic, layer, head, mean, std, moments.n) for head, (mean, std) in heads]
+    for (probe, statistic, layer), value in tally.weights.items():
+        if value.ndim == 1:
+            rows += [(probe, statistic, layer, head, float(mean), np.nan, 1) for head, mean in enumerate(value)]
+    return _sorted(pd.DataFrame(rows, columns=[*_COLUMNS[:3], "head", *_COLUMNS[3:]]))
+
+
+def _sorted(table: pd.DataFrame) -> pd.DataFrame:
+    """Statistics in the order they were first measured, then layers (and heads) counting up."""
+    order = {
+        pair: place for place, pair in enumerate(dict.fromkeys(zip(table["probe"], table["statistic"], strict=True)))
+    }
+    place = [order[pair] for pair in zip(table["probe"], table["statistic"], strict=True)]
+    keys = ["place", "layer", *(["head"] if "head" in table else [])]
+    return table.assign(place=place).sort_values(keys, ignore_index=True).drop(columns="place")

@@ -1,0 +1,127 @@
+"""ci.sweep: probes over a data set in one stream; ci.probe: the same probes on a cache."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from crate_hooks import full_name, read
+from crate_interp.data import open_data
+from crate_interp.probes import Probe, resolve
+from crate_interp.probes.probe import on_activations, on_final, on_weights
+from crate_interp.sweep.provenance import cache_meta, sweep_meta
+from crate_interp.sweep.result import SweepResult, result_of
+from crate_interp.sweep.tally import Tally
+
+Probes = str | Probe | Sequence[str | Probe] | None
+
+
+def sweep(
+    model: Any,
+    data: Any,
+    *,
+    probes: Probes = None,
+    batch_size: int = 32,
+    limit: int | None = None,
+    progress: bool = True,
+) -> SweepResult:
+    """Runs the model over `data` once and keeps what the probes say of each layer, sample by sample.
+
+    probes: names and/or Probe objects, None for the default four. data: see `crate_interp.data.open_data`. limit: the
+    first n samples. Memory does not grow with the number of samples, but for the numbers themselves: a layer's
+    activations are let go as soon as the probes have seen them. Hooks that are on the model stay on and act.
+
+    Raises ValueError, before work starts, for unknown probes or data, empty data, and NaN or Inf in images or
+    weights; and for a statistic that is not finite, naming layer and samples.
+    """
+    chosen = resolve(probes)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size!r}: give a whole number of at least 1.")
+    _check_weights(model)
+    samples = open_data(data, model.preprocess, limit)
+    started = time.perf_counter()
+    tally = Tally()
+    starts = range(0, samples.n, batch_size)
+    with torch.no_grad(), tqdm(total=samples.n, desc="sweep", unit="image", disable=not progress) as bar:
+        _measure_weights(model, chosen, tally)
+        for start in starts:
+            images = samples.read(start, min(start + batch_size, samples.n)).to(model.cfg.device)
+            _measure_batch(model, chosen, images, tally, start)
+            bar.update(len(images))
+    meta = sweep_meta(model, chosen, samples, batch_size, time.perf_counter() - started)
+    return result_of(tally, samples.labels, samples.n, meta)
+
+
+def probe(cache: Any, probes: Probes = None) -> SweepResult:
+    """The same probes on an ActivationCache, of the model and the inputs it was made with.
+
+    Raises ValueError for a cache without batch axis, KeyError for one that lacks a hook point the probes read.
+    """
+    chosen, model = resolve(probes), cache.model
+    if not cache.has_batch_dim:
+        raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
+    layers = range(len(model.blocks))
+    _check_cached(cache, chosen, layers)
+    tally, n = Tally(), 1
+    with torch.no_grad():
+        _measure_weights(model, chosen, tally)
+        for layer in layers:
+            for item in (item for item in chosen if item.points):
+                acts = {point: cache[full_name(point, layer)] for point in item.points}
+                n = len(next(iter(acts.values())))
+                tally.add(item.name, layer, on_activations(item, model.blocks[layer], acts), 0)
+        for item in (item for item in chosen if item.final):
+            tally.add(item.name, len(layers), on_final(item, cache[_last(model)]), 0)
+    return result_of(tally, None, n, cache_meta(model, chosen, n))
+
+
+def _check_weights(model: Any) -> None:
+    for name, value in model.named_parameters():
+        if not value.isfinite().all():
+            raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
+
+
+def _measure_weights(model: Any, probes: list[Probe], tally: Tally) -> None:
+    for layer, block in enumerate(model.blocks):
+        for item in probes:
+            tally.add_weights(item.name, layer, on_weights(item, block))
+
+
+def _measure_batch(model: Any, probes: list[Probe], images: Tensor, tally: Tally, start: int) -> None:
+    """One forward; each layer is measured as soon as its points have fired."""
+    if not images.isfinite().all():
+        bad = [start + index for index, image in enumerate(images) if not image.isfinite().all()]
+        raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")
+    reading = [item for item in probes if item.points]
+    finals = [item for item in probes if item.final]
+
+    def measure(layer: int, acts: dict[str, Tensor]) -> None:
+        for item in reading:
+            tally.add(item.name, layer, on_activations(item, model.blocks[layer], acts), start)
+
+    def measure_final(layer: int, acts: dict[str, Tensor]) -> None:
+        for item in finals:
+            tally.add(item.name, layer + 1, on_final(item, acts["hook_resid_post"]), start)
+
+    points = [point for item in reading for point in item.points]
+    if not points:
+        return
+    last = [len(model.blocks) - 1] if finals else []
+    with read(model, points, measure), read(model, ["hook_resid_post"], measure_final, layers=last):
+        model(images)
+
+
+def _last(model: Any) -> str:
+    return full_name("hook_resid_post", len(model.blocks) - 1)
+
+
+def _check_cached(cache: Any, probes: list[Probe], layers: range) -> None:
+    wanted = [full_name(point, layer) for item in probes for point in item.points for layer in layers]
+    wanted += [_last(cache.model)] if any(item.final for item in probes) else []
+    missing = [name for name in dict.fromkeys(wanted) if name not in cache.cache_dict]
+    if missing:
+        shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+        raise KeyError(f"the cache lacks {len(missing)} hook points the probes read: {shown}. Cache them too, or all.")

@@ -1,0 +1,72 @@
+"""Gathers what probes return: per-sample numbers whole, per-head numbers as running mean and variance."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+Key = tuple[str, str, int]  # probe, statistic, layer
+
+
+@dataclass
+class Moments:
+    """Count, mean and sum of squared deviations `[head]` in float64, merged batch by batch (Chan, Golub, LeVeque 1979)."""
+
+    n: int
+    mean: np.ndarray
+    squares: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Moments":
+        """The moments of `[batch, head]` values."""
+        mean = values.mean(axis=0)
+        return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """The moments of both sets of values together."""
+        n = self.n + other.n
+        step = other.mean - self.mean
+        squares = self.squares + other.squares + step**2 * (self.n * other.n / n)
+        return Moments(n, self.mean + step * (other.n / n), squares)
+
+    @property
+    def std(self) -> np.ndarray:
+        """The unbiased standard deviation; NaN for fewer than two values."""
+        return np.sqrt(self.squares / (self.n - 1)) if self.n > 1 else np.full_like(self.mean, np.nan)
+
+
+@dataclass
+class Tally:
+    """What has been measured so far. `start` is the index of the batch's first sample, for error messages."""
+
+    samples: dict[Key, list[np.ndarray]] = field(default_factory=dict)
+    heads: dict[Key, Moments] = field(default_factory=dict)
+    weights: dict[Key, np.ndarray] = field(default_factory=dict)
+
+    def add(self, probe: str, layer: int, answer: dict[str, Tensor], start: int) -> None:
+        """Takes one probe's answer on one batch and layer; ValueError naming the samples where a number is not finite."""
+        for statistic, tensor in answer.items():
+            values = tensor.detach().double().cpu().numpy()
+            key = (probe, statistic, layer)
+            _refuse_nan(key, values, start)
+            if values.ndim == 1:
+                self.samples.setdefault(key, []).append(values)
+            else:
+                moments = Moments.of(values)
+                self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments
+
+    def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
+        """Takes what a probe says of a layer's weights, `[]` or `[head]` each."""
+        for statistic, tensor in answer.items():
+            values = tensor.detach().double().cpu().numpy()
+            if not np.isfinite(values).all():
+                raise ValueError(f"{probe}.{statistic} of layer {layer} is NaN or Inf: are the model's weights finite?")
+            self.weights[probe, statistic, layer] = values
+
+
+def _refuse_nan(key: Key, values: np.ndarray, start: int) -> None:
+    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not finite.all():
+        bad = [int(index) + start for index in np.flatnonzero(~finite)]
+        shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
+        raise ValueError(f"{key[0]}.{key[1]} is NaN or Inf in layer {key[2]} for {len(bad)} samples: {shown}.")

@@ -1,0 +1,6 @@
+"""Figures of probe results and attention maps. matplotlib loads when a figure is drawn; nothing is shown or saved here."""
+
+from crate_interp.viz.attention import attention_on_image
+from crate_interp.viz.layers import heads, layers
+
+__all__ = ["attention_on_image", "heads", "layers"]

@@ -1,0 +1,60 @@
+"""The numbers a layer figure draws: one curve with its spread, the heads, and the untrained baseline."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from crate_interp.sweep.result import SweepResult
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A statistic by layer. `heads` `[layer, head]` or None; `mean`, `std` over samples (std NaN for weights)."""
+
+    layers: Float[np.ndarray, "layer"]
+    mean: Float[np.ndarray, "layer"]
+    std: Float[np.ndarray, "layer"]
+    heads: Float[np.ndarray, "layer head"] | None
+
+
+def names(result: SweepResult) -> list[str]:
+    """All "probe.statistic" that the result holds, in the order they were measured."""
+    pairs = [
+        (row.probe, row.statistic)
+        for table in (result.layers(), result.heads())
+        for row in table.drop_duplicates(["probe", "statistic"]).itertuples()
+    ]
+    order = list(result.meta["statistics"])
+    return sorted((f"{probe}.{statistic}" for probe, statistic in pairs), key=order.index)
+
+
+def curve(result: SweepResult, statistic: str) -> Curve:
+    """The curve of "probe.statistic"; ValueError with the nearest names where the result lacks it.
+
+    Of a statistic per head, mean is the mean over heads and std the mean over heads of the std over samples.
+    """
+    probe, _, name = statistic.partition(".")
+    for table in (result.layers(), result.heads()):
+        rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
+        if len(rows) and "head" in rows:
+            wide = rows.pivot(index="layer", columns="head", values="mean")
+            std = rows.groupby("layer")["std"].mean()
+            heads = wide.to_numpy(dtype=float)
+            return Curve(wide.index.to_numpy(dtype=float), heads.mean(axis=1), std.to_numpy(dtype=float), heads)
+        if len(rows):
+            columns = (rows[column].to_numpy(dtype=float) for column in ("layer", "mean", "std"))
+            return Curve(*columns, heads=None)
+    known = names(result)
+    near = difflib.get_close_matches(statistic, known, n=3, cutoff=0.5)
+    hint = f"Did you mean {', '.join(near)}?" if near else f"It has {', '.join(known)}."
+    raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
+
+
+def baseline(untrained: Sequence[SweepResult] | None, statistic: str) -> Float[np.ndarray, "seed layer"] | None:
+    """The same curve for each untrained twin, or None where there is none."""
+    if not untrained:
+        return None
+    return np.stack([curve(result, statistic).mean for result in untrained])

@@ -1,0 +1,190 @@
+"""The report: a model's default measurements beside the same network untrained, as one page and its pictures."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from crate_hooks import PATTERN, every_layer
+from crate_interp.data import open_data
+from crate_interp.probes import resolve
+from crate_interp.sweep.result import SweepResult
+from crate_interp.sweep.run import Probes, sweep
+from crate_interp.viz.attention import attention_on_image
+from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.layers import layers
+from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, table, text
+from crate_interp.viz.summary import as_text, summary
+
+_SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
+
+
+def report(
+    model: Any,
+    data: Any,
+    out: str | Path,
+    *,
+    probes: Probes = None,
+    limit: int | None = None,
+    untrained: int = 3,
+    progress: bool = True,
+) -> Path:
+    """Sweeps the model and `untrained` random twins over `data`, and writes report.html into `out`; returns its path.
+
+    Beside it: summary.txt (the table the page begins with), layers.csv (with the twins' mean, lowest and highest), the
+    result as SweepResult.save writes it (samples.parquet, ...), and figures/*.png. A twin is the same architecture with the official random
+    initialisation, seeds 0, 1, ...; the global random state is left as it was. Raises ValueError, before work starts,
+    where `out` cannot be written, and as `sweep` does.
+    """
+    if not isinstance(untrained, int) or untrained < 0:
+        raise ValueError(f"untrained={untrained!r}: give a whole number of at least 0.")
+    chosen = resolve(probes)
+    out = _writable(Path(out))
+    result = sweep(model, data, probes=chosen, limit=limit, progress=progress)
+    twins = [
+        sweep(_twin(model, seed), data, probes=chosen, limit=limit, progress=progress)
+        for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
+    ]
+    result.save(out)
+    _write(out / "layers.csv", _layers_csv(result, twins))
+    _write(out / "summary.txt", as_text(*summary(result, twins)) + "\n")
+    (out / "figures").mkdir(exist_ok=True)
+    body = [
+        *_opening(result, twins),
+        *_attention(model, data, out),
+        *_figures(result, twins, out),
+        *_closing(result, twins),
+    ]
+    _write(out / "report.html", page(f"{_title(result)}: what each layer does", body))
+    return out / "report.html"
+
+
+def _writable(out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        test = out / f".writable-{os.getpid()}"
+        test.touch()
+        test.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write into {str(out)!r}: {error.strerror}. Give another folder.") from None
+    return out
+
+
+def _write(path: Path, content: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(content, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _twin(model: Any, seed: int) -> Any:
+    """The same architecture with random weights."""
+    with _seeded(seed):
+        twin = type(model)(model.cfg)
+    return twin.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _title(result: SweepResult) -> str:
+    return result.meta["model"] or f"{result.meta['config']['family']} model"
+
+
+def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
+    """layers() with the untrained mean, lowest and highest of each row."""
+    rows = result.layers()
+    if twins:
+        keys = ["probe", "statistic", "layer"]
+        spread = [twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)]
+        stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
+        stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
+        rows = rows.merge(stats.reset_index(), on=keys, how="left")
+    return rows.to_csv(index=False)
+
+
+def _opening(result: SweepResult, twins: list[SweepResult]) -> list[str]:
+    meta = result.meta
+    beside = f"; in brackets: the same network with random weights, mean of {len(twins)} seeds" if twins else ""
+    return [
+        f"<h1>{text(_title(result))}: what each layer does</h1>",
+        f"<p>{meta['n_samples']:,} images, {meta['n_layers']} layers, {meta['config']['n_heads']} heads. "
+        f"Means over images{beside}. R^c is the rate of the tokens against the layer's subspaces: MSSA compressed where "
+        "it is lower after than before. Zeros: share of exact zeros in the code. U defect: 0 where the subspaces' bases "
+        "are orthonormal. CLS support: how many tokens the CLS token attends to.</p>".replace("R^c", "R<sup>c</sup>"),
+        table(*summary(result, twins)),
+    ]
+
+
+def _attention(model: Any, data: Any, out: Path) -> list[str]:
+    """CLS attention of each head of the last layers over the first images."""
+    samples = open_data(data, model.preprocess)
+    images = samples.read(0, min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
+    count = len(model.blocks)
+    shown = range(max(0, count - _SHOWN_LAYERS), count)
+    points = every_layer(model, PATTERN, shown)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images, names_filter=points)
+    uniform = 1 / cache[points[0]].shape[-1]
+    parts = ["<h2>What the CLS token attends to</h2>"]
+    for layer in shown:
+        figure = attention_on_image(cache, layer, images)
+        figure.savefig(out / "figures" / f"attention-layer-{layer}.png", dpi=150)
+        alt = f"CLS attention of {model.cfg.n_heads} heads in layer {layer} over {len(images)} images"
+        caption = text(
+            f"Layer {layer}: brighter patches get more of the CLS token's attention. Each panel is scaled to its own "
+            f"largest value, max, a share of the whole; uniform attention would give every patch {uniform:.3f}."
+        )
+        parts.append(captioned(inline_png(figure, alt), caption))
+    return parts
+
+
+def _figures(result: SweepResult, twins: list[SweepResult], out: Path) -> list[str]:
+    parts: list[str] = []
+    for name in names(result):
+        probe = name.split(".")[0]
+        heading = f"<h2>{text(probe.capitalize())}</h2>"
+        if heading not in parts:
+            settings = result.meta["probes"][probe]["settings"]
+            said = ", ".join(f"{key} = {value:g}" for key, value in settings.items())
+            parts += [heading, *([f"<p>Settings: {text(said)}.</p>"] if said else [])]
+        figure = layers(result, name, twins)
+        figure.savefig(out / "figures" / f"{name}.png", dpi=150)
+        how = result.meta["statistics"][name][3]
+        parts.append(
+            captioned(inline_svg(figure, _alt(result, twins, name), salt=name), f"<b>{text(name)}</b>. {text(how)}")
+        )
+    return parts
+
+
+def _alt(result: SweepResult, twins: list[SweepResult], name: str) -> str:
+    drawn, random = curve(result, name), baseline(twins, name)
+    unit = result.meta["statistics"][name][0]
+    words = f"{name} by layer: {drawn.mean[0]:.4g} in layer {drawn.layers[0]:g}, {drawn.mean[-1]:.4g} in layer {drawn.layers[-1]:g}"
+    words += f" ({unit})" if unit else ""
+    if random is not None:
+        words += f"; untrained {random.mean(axis=0)[0]:.4g} and {random.mean(axis=0)[-1]:.4g}"
+    return words + "."
+
+
+def _closing(result: SweepResult, twins: list[SweepResult]) -> list[str]:
+    meta = result.meta
+    pairs = [
+        ("model", str(meta["model_digest"])),
+        ("data", str(meta["data_fingerprint"])),
+        ("dtype, device", f"{meta['dtype']}, {meta['device']}"),
+        ("untrained twins", f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in meta["versions"].items())),
+        ("seconds", f"{meta['seconds']:g} for the model, {sum(t.meta['seconds'] for t in twins):g} for the twins"),
+        ("config", json.dumps(meta["config"])),
+    ]
+    return ["<h2>Where the numbers come from</h2>", facts(pairs)]

@@ -1,0 +1,9 @@
+"""Names of CRATE's hook points, and functions to hang on them. Needs torch alone; knows no model by name.
+
+Works on any TransformerLens-style model: one whose hook points are modules called `blocks.{layer}.{point}`.
+"""
+
+from crate_hooks.names import ATTENTION, CODES, PATTERN, RESID, every_layer, full_name
+from crate_hooks.read import read
+
+__all__ = ["ATTENTION", "CODES", "PATTERN", "RESID", "every_layer", "full_name", "read"]

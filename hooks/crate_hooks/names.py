@@ -1,0 +1,30 @@
+"""The hook points inside a block, as presets for `names_filter` and for `read`; the catalogue is hooks/README.md."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+RESID = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
+CODES = ("attn.hook_u", "mlp.hook_post")
+PATTERN = ("attn.hook_pattern",)
+ATTENTION = ("attn.hook_u", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z")
+
+
+def full_name(point: str, layer: int) -> str:
+    """The name of a block's point in the whole model: `full_name("attn.hook_u", 3)` is "blocks.3.attn.hook_u"."""
+    return f"blocks.{layer}.{point}"
+
+
+def every_layer(model: nn.Module, points: str | Sequence[str], layers: Iterable[int] | None = None) -> list[str]:
+    """The full names of `points` in all layers (or in `layers`), a list that `names_filter` takes.
+
+    `model.run_with_cache(x, names_filter=every_layer(model, RESID))`. Raises KeyError for a point the model lacks.
+    """
+    wanted = [points] if isinstance(points, str) else list(points)
+    indices = range(len(model.get_submodule("blocks"))) if layers is None else list(layers)
+    names = [full_name(point, layer) for layer in indices for point in wanted]
+    known = {name for name, _ in model.named_modules()}
+    for name in names:
+        if name not in known:
+            raise KeyError(f"the model has no hook point {name!r}; its points are listed by model.hook_dict.")
+    return names

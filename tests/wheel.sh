@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into a fresh environment outside the checkout, and runs the tests against it from
+# there: what a user gets, not what happens to lie in the working tree. Usage: tests/wheel.sh PYTHON_WITH_BUILD
+set -euo pipefail
+python=$(realpath -s "$1")
+checkout=$(pwd)
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+"$python" -m build --wheel --no-isolation --outdir "$place/dist" "$checkout" >"$place/build.log" || { cat "$place/build.log"; exit 1; }
+"$python" -m venv "$place/venv"
+pip=("$place/venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$checkout/constraints.txt")
+"${pip[@]}" torch
+"${pip[@]}" "$(ls "$place"/dist/*.whl)[dev]"
+mkdir "$place/elsewhere"
+cp -r "$checkout/tests" "$checkout/demos" "$checkout/README.md" "$checkout/pyproject.toml" "$checkout/Makefile" "$checkout/constraints.txt" "$place/elsewhere/"
+mkdir "$place/elsewhere/hooks" && cp "$checkout/hooks/README.md" "$place/elsewhere/hooks/"
+cd "$place/elsewhere"
+"$place/venv/bin/python" -c "import crate_interp, sys; sys.exit('$checkout' in crate_interp.__file__)"
+"$place/venv/bin/python" -m pytest
