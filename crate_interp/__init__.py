@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
-    from crate_interp import measures, probes, viz
+    from crate_interp import data, measures, probes, viz
     from crate_interp.checkpoints.errors import CheckpointError
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import models
@@ -28,6 +28,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "HookedCrate": ("crate_interp.models.vision", "HookedCrate"),
     "Probe": ("crate_interp.probes", "Probe"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
+    "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
     "load": ("crate_interp.checkpoints.load", "load"),
     "measures": ("crate_interp.measures", None),
@@ -46,6 +47,7 @@ __all__ = [
     "HookedCrate",
     "Probe",
     "SweepResult",
+    "data",
     "hooks",
     "load",
     "measures",

@@ -10,6 +10,7 @@ the sparse step; lambd: its threshold. eps is always the epsilon of the papers, 
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,9 +56,9 @@ class CrateConfig:
     resize: Any = None
     crop: Any = None
     interpolation: str = "bilinear"
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    labels: tuple[str, ...] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    labels: Sequence[str] | None = None
     model_name: str | None = None
 
     # What TransformerLens reads and its tools switch while a model lives. A model owns a copy of its config and

@@ -54,7 +54,8 @@ def open_data(data: Any, preprocess: Callable[[Any], Tensor], limit: int | None 
 def _named(data: str, preprocess: Callable[[Any], Tensor]) -> Samples:
     scheme, _, name = data.partition(":")
     if scheme == "embedded":
-        return _embedded(name, preprocess)
+        digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
+        return _dataset(embedded(name), preprocess, f"embedded:{name}:sha256:{digest}")
     if scheme == "imagefolder":
         return _folder(Path(name).expanduser(), preprocess)
     hint = " Did you mean 'embedded:fashion'?" if data in _EMBEDDED else ""
@@ -101,18 +102,21 @@ def _dataset(dataset: Any, preprocess: Callable[[Any], Tensor], fingerprint: str
     return Samples(len(dataset), labels, fingerprint or f"datasets:{dataset._fingerprint}", read)
 
 
-def _embedded(name: str, preprocess: Callable[[Any], Tensor]) -> Samples:
+def embedded(name: str) -> Any:
+    """The embedded data set `name` as a datasets.Dataset with an image and a label column; ValueError if unknown."""
+    import datasets
+    import pyarrow.parquet
+
+    # straight from the table: Dataset.from_parquet would write a copy into the user's cache
+    return datasets.Dataset(pyarrow.parquet.read_table(_embedded_file(name)))
+
+
+def _embedded_file(name: str) -> Path:
     if name not in _EMBEDDED:
         near = difflib.get_close_matches(name, _EMBEDDED, n=1)
         hint = f" Did you mean 'embedded:{near[0]}'?" if near else ""
         raise ValueError(f"no embedded data is called {name!r}: there is {', '.join(_EMBEDDED)}.{hint}")
-    import datasets
-    import pyarrow.parquet
-
-    path = _ASSETS / _EMBEDDED[name]
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    # straight from the table: Dataset.from_parquet would write a copy into the user's cache
-    return _dataset(datasets.Dataset(pyarrow.parquet.read_table(path)), preprocess, f"embedded:{name}:sha256:{digest}")
+    return _ASSETS / _EMBEDDED[name]
 
 
 def _folder(folder: Path, preprocess: Callable[[Any], Tensor]) -> Samples:

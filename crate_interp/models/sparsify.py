@@ -1,5 +1,7 @@
 """The sparse step: ISTA on a square dictionary (CRATE) and two ISTA steps on an overcomplete one (CRATE-alpha)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -33,12 +35,13 @@ class ISTA(nn.Module):
         pre = self.hook_pre(y + (grad * -self.eta - self.eta * self.lambd))
         return self.hook_post(F.relu(pre))
 
-    @property
-    def W_out(self) -> Tensor:
-        raise AttributeError(
-            "this layer has no W_out: in CRATE the sparse code is the next stream, no decoder follows it. "
-            "Read blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
-        )
+    def __getattr__(self, name: str) -> Any:
+        if name in ("W_in", "W_out"):  # what TransformerLens reads of an MLP; torch hides the error of a property
+            raise AttributeError(
+                f"this layer has no {name}: in CRATE the sparse code is the next stream, no decoder follows it. "
+                "Read blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
+            )
+        return super().__getattr__(name)
 
 
 class OvercompleteODL(nn.Module):

@@ -1,0 +1,65 @@
+"""Tiny models with prime sizes, and the rule about skips. No global thread or random settings are left behind."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+import pytest
+import torch
+
+import crate_interp as ci
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SKIPS = Path(__file__).parent / "SKIPS.md"
+BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = 2, 3, 5, 7, 31, 11  # pos is 13 (3 x 4 patches and CLS)
+SIZES = dict(n_layers=LAYERS, n_heads=HEADS, d_head=D_HEAD, d_model=D_MODEL, n_classes=CLASSES)
+IMAGE = dict(image_size=(6, 20), patch_size=(2, 5), channels=3)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A skip that tests/SKIPS.md does not list is a failure."""
+    report = yield
+    listed = SKIPS.read_text() if SKIPS.exists() else ""
+    if report.skipped and not hasattr(report, "wasxfail") and f"`{item.originalname}`" not in listed:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, but tests/SKIPS.md does not list {item.originalname}"
+    return report
+
+
+def make(family: str = "crate", seed: int = 0, **over) -> "ci.HookedCrate":
+    """A random model whose every parameter, biases too, is drawn anew: nothing is zero or one by default."""
+    cfg = ci.CrateConfig(family=family, **{**SIZES, **IMAGE, **over})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = ci.HookedCrate(cfg)
+        for name, value in model.named_parameters():
+            if value.ndim == 1:
+                value.data = 0.3 * torch.randn_like(value) + (1.0 if "weight" in name else 0.0)
+    return model.eval()
+
+
+@pytest.fixture(params=["crate", "crate-alpha"])
+def model(request):
+    return make(request.param)
+
+
+@pytest.fixture
+def images():
+    return torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator().manual_seed(2)
+
+
+def leftover_hooks(model) -> list[str]:
+    """The hook points that still carry a hook of any kind."""
+    return [
+        name
+        for name, point in model.hook_dict.items()
+        if point._forward_hooks or point._backward_hooks or point.fwd_hooks or point.bwd_hooks
+    ]

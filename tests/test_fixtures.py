@@ -1,0 +1,125 @@
+"""The published layouts against recordings of the reference implementations: logits and every tensor inside."""
+
+import json
+
+import pytest
+import torch
+from conftest import FIXTURES
+from reference import forward
+from safetensors.torch import load_file
+
+import crate_interp as ci
+
+CASES = {
+    "crate": {},
+    "crate_alpha": {},
+    "crate_variant_c": {"variant": "c"},
+    "crate_variant_n": {"variant": "n"},
+    "crate_variant_t": {"variant": "t"},
+    "crate_variant_identity": {"variant": "identity"},
+}
+# name in the recording -> our hook point, in a block
+BLOCK = {
+    "in": "hook_resid_pre",
+    "ln1": "ln1.hook_normalized",
+    "w": "attn.hook_u",
+    "scores": "attn.hook_attn_scores",
+    "attn": "attn.hook_pattern",
+    "head_out": "attn.hook_z",
+    "attn_out": "hook_attn_out",
+    "mid": "hook_resid_mid",
+    "ln2": "ln2.hook_normalized",
+    "ista_pre": "mlp.hook_pre",
+    "ista": "mlp.hook_post",
+    "z1_pre": "mlp.hook_pre_init",
+    "z1": "mlp.hook_post_init",
+    "z2_pre": "mlp.hook_pre",
+    "z2": "mlp.hook_post",
+    "odl_out": "hook_mlp_out",
+    "out": "hook_resid_post",
+}
+NOT_ACTIVATIONS = {"images", "logits"}
+
+
+def load_case(case, **over):
+    folder = FIXTURES / case
+    meta = json.loads((folder / "meta.json").read_text())
+    (file,) = [name for name in meta["files"] if name != "io.safetensors"]
+    model = ci.load(folder / file, n_heads=meta["config"]["heads"], **CASES[case], **over)
+    return model, load_file(folder / "io.safetensors"), meta, folder / file
+
+
+def same(ours, recorded, name):
+    torch.testing.assert_close(ours, recorded, atol=2e-5, rtol=1e-4, msg=lambda text: f"{name}: {text}")
+
+
+def in_block(cache, layer, kind):
+    ours = cache[f"blocks.{layer}.{BLOCK[kind]}"]
+    if kind == "w":
+        return ours.transpose(1, 2)  # recorded [batch, head, pos, d_head]
+    return ours.flatten(2) if kind == "head_out" else ours
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_recorded_tensor(case):
+    model, recorded, _, _ = load_case(case)
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(recorded["images"])
+    same(logits, recorded["logits"], "logits")
+    seen = set(NOT_ACTIVATIONS)
+    for name, value in recorded.items():
+        if name.startswith("blocks."):
+            _, layer, kind = name.split(".")
+            same(in_block(cache, layer, kind), value, name)
+            seen.add(name)
+    pooled = cache[f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"][:, 0]
+    same(pooled, recorded["pooled"], "pooled")
+    same(cache["hook_embed"][:, 1:], recorded["patch_embed"], "patch_embed")
+    if "head_ln" in recorded:
+        same(cache["hook_pooled"], recorded["head_ln"], "head_ln")
+    if "patches_normed" in recorded:
+        patches = _patches(recorded["images"], model.cfg.patch_size)
+        same(model.embed.norm_patch(patches), recorded["patches_normed"], "patches_normed")
+    seen |= {"pooled", "patch_embed", "head_ln", "patches_normed"}
+    official = {name for name in recorded if name.startswith("official_")}  # test_official_numbers
+    assert set(recorded) - seen - official == set()
+
+
+def _patches(images, patch):
+    """[batch, patch, row column channel], by loops."""
+    height, width = patch
+    rows = range(0, images.shape[2], height)
+    columns = range(0, images.shape[3], width)
+    cuts = [images[:, :, r : r + height, c : c + width].permute(0, 2, 3, 1).flatten(1) for r in rows for c in columns]
+    return torch.stack(cuts, dim=1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float64_agrees_with_a_plain_forward(case):
+    model, recorded, meta, file = load_case(case, dtype=torch.float64)
+    weights = torch.load(file, weights_only=True)
+    weights = weights.get("state_dict", weights)
+    weights = {name.removeprefix("module."): value.double() for name, value in weights.items()}
+    family = "crate-alpha" if case == "crate_alpha" else "crate"
+    heads = meta["config"]["heads"]
+    images = recorded["images"].double()
+    with torch.no_grad():
+        plain = forward(weights, images, family, heads, model.cfg.patch_size, **CASES[case])
+        torch.testing.assert_close(model(images), plain, atol=1e-10, rtol=1e-10)
+        single = load_case(case)[0](recorded["images"])
+    assert (single.double() - plain).abs().max() > 1e-10  # float32 is what the bound tells apart
+
+
+def test_official_numbers():
+    model, recorded, meta, _ = load_case("crate")
+    result = ci.sweep(model, recorded["images"], progress=False)
+    table = result.samples()
+    for layer in range(model.cfg.n_layers):
+        rate = table[table["layer"] == layer]["compression.official_rate"]
+        zeros = table[table["layer"] == layer]["sparsity.zero_fraction"]
+        assert rate.mean() == pytest.approx(meta["official_coding_rate"]["mean"][layer], rel=1e-4)
+        assert rate.std() == pytest.approx(meta["official_coding_rate"]["std"][layer], rel=1e-4)  # unbiased, as there
+        assert zeros.mean() == pytest.approx(meta["official_sparsity"]["mean"][layer], rel=1e-4)
+        assert zeros.std(ddof=0) == pytest.approx(meta["official_sparsity"]["std"][layer], rel=1e-4)  # population
+        assert rate.mean() == pytest.approx(float(recorded["official_coding_rate_mean"][layer]), rel=1e-4)
+        assert zeros.mean() == pytest.approx(float(recorded["official_sparsity_mean"][layer]), rel=1e-4)

@@ -1,0 +1,319 @@
+"""The hooked models against plain forwards, and what hooking may and may not change."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+from reference import forward, published_layout
+
+import crate_interp as ci
+
+POS = 13
+
+
+def plain(model, images):
+    cfg = model.cfg
+    return forward(
+        published_layout(model), images, cfg.family, cfg.n_heads, cfg.patch_size, variant=cfg.variant, pool=cfg.pool,
+        eta=cfg.eta, lambd=cfg.lambd,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+def test_equals_a_plain_forward(family, pool, images):
+    model = make(family, pool=pool, eta=0.2, lambd=0.3)
+    torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
+    double = model.double()
+    torch.testing.assert_close(double(images.double()), plain(double, images.double()), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["c", "n", "t", "fix", "identity"])
+def test_variants_equal_a_plain_forward(variant, images):
+    model = make(variant=variant, d_model=HEADS * D_HEAD)
+    torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
+
+
+def test_variants_are_what_their_names_say(images):
+    # C adds sum_k U_k SSA_k, N takes it away, T uses the transpose, identity puts the heads side by side
+    c, n, t, i = (make(variant=v, d_model=HEADS * D_HEAD, n_layers=1) for v in ("c", "n", "t", "identity"))
+    outs = []
+    for model in (c, n, t, i):
+        _, cache = model.run_with_cache(images)
+        outs.append(cache["attn_out", 0])
+        heads, u = cache["z", 0], model.blocks[0].attn.U
+    torch.testing.assert_close(outs[0], torch.einsum("bnhp,hdp->bnd", heads, u), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outs[1], -outs[0], atol=0, rtol=0)
+    assert not torch.allclose(outs[2], outs[0], atol=1e-3)
+    torch.testing.assert_close(outs[3], heads.flatten(2), atol=0, rtol=0)
+
+
+def test_fix_is_crate_with_a_frozen_output_matrix():
+    model = make(variant="fix")
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    assert frozen == {f"blocks.{layer}.attn.out_proj.{leaf}" for layer in range(LAYERS) for leaf in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+def test_one_head_over_the_whole_stream_has_no_output_matrix(family, images):
+    model = make(family, n_heads=1, d_head=D_MODEL)
+    assert not any("out_proj" in name for name, _ in model.named_parameters())
+    torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
+    _, cache = model.run_with_cache(images)
+    torch.testing.assert_close(cache["attn_out", 1], cache["z", 1][:, :, 0], atol=0, rtol=0)
+    assert "out_proj" in str([n for n, _ in make(family, n_heads=1, d_head=D_HEAD).named_parameters()])
+
+
+def test_identical_tokens_are_fixed_by_attention():
+    # every pattern averages equal codes: SSA_k = C_k, so variant c adds sum_k U_k U_k^T x
+    model = make(variant="c")
+    block = model.blocks[0]
+    z = torch.randn(1, 1, D_MODEL).expand(BATCH, POS, -1)
+    x, u = block.ln1(z), block.attn.U
+    torch.testing.assert_close(block.attn(z, block.ln1), torch.einsum("bnd,hdp,hep->bne", x, u, u), atol=1e-5, rtol=1e-5)
+
+
+def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
+    # D^T D = I makes the gradient D^T D y - D^T y = y - D^T y: at eta 1 the code is ReLU(D^T y - lambd)
+    model = make(eta=1.0, lambd=0.2, n_layers=1)
+    mlp = model.blocks[0].mlp
+    mlp.D.data = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL))[0]
+    y = torch.randn(BATCH, POS, D_MODEL)
+    torch.testing.assert_close(mlp(y), F.relu(y @ mlp.D - 0.2), atol=1e-5, rtol=1e-5)
+
+
+def test_official_initialisation():
+    # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3; kaiming_uniform for D: E D^T D = 2 I
+    torch.manual_seed(0)
+    model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=256, n_layers=1, n_heads=4, image_size=32))
+    u, d = model.blocks[0].attn.U, model.blocks[0].mlp.D
+    assert (u.mT @ u).diagonal(dim1=-2, dim2=-1).mean().item() == pytest.approx(1 / 3, rel=0.03)
+    assert (d.T @ d).diagonal().mean().item() == pytest.approx(2, rel=0.03)
+    assert model.pos_embed.std().item() == pytest.approx(1, rel=0.1)
+
+
+def test_caching_everything_changes_no_bit(model, images):
+    out, cache = model.run_with_cache(images)
+    assert torch.equal(out, model(images))
+    gated = {"hook_result", "hook_q_input", "hook_k_input", "hook_v_input"}
+    assert set(cache.cache_dict) == {n for n in model.hook_dict if n.rsplit(".", 1)[-1] not in gated}
+    assert leftover_hooks(model) == []
+
+
+def test_a_hook_that_does_nothing_changes_no_bit(model, images):
+    for idle in (lambda tensor, hook: None, lambda tensor, hook: tensor, lambda tensor, hook: tensor.clone()):
+        out = model.run_with_hooks(images, fwd_hooks=[(name, idle) for name in model.hook_dict])
+        assert torch.equal(out, model(images))
+    assert leftover_hooks(model) == []
+
+
+def test_bits_are_also_those_with_gradients(model, images):
+    out, _ = model.run_with_cache(images.clone().requires_grad_())
+    assert torch.equal(out, model(images))
+
+
+def test_no_hook_is_left_after_an_exception(model, images):
+    def broken(tensor, hook):
+        raise RuntimeError("in a hook")
+
+    for call in (
+        lambda: model.run_with_hooks(images, fwd_hooks=[("hook_embed", broken)]),
+        lambda: model.run_with_cache(images[:, :1]),
+        lambda: model.run_with_cache(images, names_filter="blocks.0.hook_resid_prex"),
+    ):
+        with pytest.raises((RuntimeError, ValueError, KeyError)):
+            call()
+        assert leftover_hooks(model) == []
+    with pytest.raises(RuntimeError, match="in a hook"), model.hooks(fwd_hooks=[("hook_embed", broken)]):
+        model.run_with_cache(images)
+    assert leftover_hooks(model) == []
+
+
+@pytest.mark.parametrize("role", ["q", "k", "v"])
+def test_editing_one_role_in_place_changes_that_role_alone(model, images, role):
+    def in_place(tensor, hook):
+        tensor[:, :, 1] = 0
+        return tensor
+
+    names = {r: f"blocks.0.attn.hook_{r}" for r in "qkv"}
+    _, before = model.run_with_cache(images)
+    with model.hooks(fwd_hooks=[(names[role], in_place)]):
+        _, after = model.run_with_cache(images)
+    assert after[names[role]][:, :, 1].abs().max() == 0
+    for other in set("qkv") - {role}:
+        assert torch.equal(after[names[other]], before[names[other]])
+    assert torch.equal(after["blocks.0.attn.hook_u"], before["blocks.0.attn.hook_u"])
+    u = before["blocks.0.attn.hook_u"]
+    parts = {r: after[names[r]] if r == role else u for r in "qkv"}
+    scores = torch.einsum("bqhp,bkhp->bhqk", parts["q"], parts["k"]) * D_HEAD**-0.5
+    heads = torch.einsum("bhqk,bkhp->bqhp", scores.softmax(-1), parts["v"])
+    torch.testing.assert_close(after["blocks.0.attn.hook_z"], heads, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_split_by_role(images):
+    model = make().double()
+    grads = {}
+
+    def keep(tensor, hook):
+        grads[hook.name.rsplit("_", 1)[1]] = tensor.clone()
+
+    names = [f"blocks.1.attn.hook_{role}" for role in "uqkv"]
+    with model.hooks(bwd_hooks=[(name, keep) for name in names]):
+        model(images.double()).square().sum().backward()
+    torch.testing.assert_close(grads["q"] + grads["k"] + grads["v"], grads["u"], atol=1e-9, rtol=1e-9)
+
+
+def test_an_edit_of_mlp_out_reaches_the_stream(model, images):
+    _, before = model.run_with_cache(images)
+    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
+    with model.hooks(fwd_hooks=[("blocks.1.hook_mlp_out", zero)]):
+        _, after = model.run_with_cache(images)
+    torch.testing.assert_close(after["resid_post", 1], before["resid_mid", 1], atol=1e-5, rtol=1e-5)
+
+
+def test_an_edit_of_the_scale_acts(model, images):
+    _, before = model.run_with_cache(images)
+    with model.hooks(fwd_hooks=[("blocks.0.ln2.hook_scale", lambda tensor, hook: tensor * 2)]):
+        _, after = model.run_with_cache(images)
+    norm = model.blocks[0].ln2
+    wanted = (before["blocks.0.ln2.hook_normalized"] - norm.bias) / 2 + norm.bias
+    torch.testing.assert_close(after["blocks.0.ln2.hook_normalized"], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):
+    def one_image(tensor, hook):
+        tensor[0] = 0
+        return tensor
+
+    weights = model.pos_embed.clone()
+    out = model.run_with_hooks(images, fwd_hooks=[("hook_pos_embed", one_image)])
+    assert torch.equal(out[1], model(images)[1]) and not torch.equal(out[0], model(images)[0])
+    assert torch.equal(model.pos_embed, weights)
+
+
+def test_layers_can_be_run_apart(model, images):
+    half = model(images, stop_at_layer=2)
+    assert half.shape == (BATCH, POS, D_MODEL)
+    assert torch.equal(model(half, start_at_layer=2), model(images))
+    assert torch.equal(model(images, stop_at_layer=-1), half)
+    _, cache = model.run_with_cache(images, stop_at_layer=1)
+    assert not any(name.startswith("blocks.1") for name in cache.cache_dict)
+    with pytest.raises(ValueError, match="stop_at_layer=4: the model has layers 0 to 2"):
+        model(images, stop_at_layer=4)
+    with pytest.raises(ValueError, match=r"takes the stream \[batch, pos, 31\]"):
+        model(images, start_at_layer=1)
+
+
+def test_gated_points(model, images):
+    name = "blocks.0.attn.hook_result"
+    with pytest.raises(KeyError, match="fires only after model.set_use_attn_result"):
+        model.run_with_cache(images, names_filter=name)
+    plain_out = model(images)
+    model.set_use_attn_result(True)
+    out, cache = model.run_with_cache(images)
+    torch.testing.assert_close(out, plain_out, atol=1e-5, rtol=1e-5)
+    heads = torch.einsum("bnhp,hpd->bnhd", cache["z", 0], model.blocks[0].attn.W_O)
+    torch.testing.assert_close(cache[name], heads, atol=1e-5, rtol=1e-5)
+    model.set_use_attn_result(False)
+    model.set_use_split_qkv_input(True)
+    out, cache = model.run_with_cache(images)
+    torch.testing.assert_close(out, plain_out, atol=1e-5, rtol=1e-5)
+    assert cache["blocks.0.attn.hook_q_input"].shape == (BATCH, POS, HEADS, D_MODEL)
+    zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_k_input", zero)]):
+        _, after = model.run_with_cache(images)
+    assert torch.equal(after["q", 0], cache["q", 0]) and not torch.equal(after["k", 0], cache["k", 0])
+
+
+def test_config_follows_the_model(images):
+    model = make()
+    assert model.cfg.dtype is torch.float32 and str(model.cfg.device) == "cpu"
+    other = copy.deepcopy(model).double()
+    assert other.cfg.dtype is torch.float64 and model.cfg.dtype is torch.float32
+    assert other.blocks[0].attn.cfg is other.cfg
+    assert other.cfg == model.cfg  # runtime state is not compared
+    with pytest.raises(ValueError, match=r"the input is torch.float32, the model torch.float64"):
+        other(images)
+
+
+def test_names_the_papers_use(model):
+    block = model.blocks[0]
+    assert block.mssa is block.attn and block.ista is block.mlp
+    assert len(list(model.modules())) == len({id(module) for module in model.modules()})
+    if model.cfg.family == "crate":
+        with pytest.raises(AttributeError, match="has no W_out: in CRATE the sparse code is the next stream"):
+            _ = block.mlp.W_out
+    else:
+        assert torch.equal(block.mlp.W_out, block.mlp.D1.T)
+
+
+def test_bad_images(model, images):
+    with pytest.raises(ValueError, match=r"images are torch.uint8, the model takes floats: use model\(model.preprocess"):
+        model(images.to(torch.uint8))
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 6, 20\), the model takes \[batch, 3, height, width\]"):
+        model(images[:, :1])
+    with pytest.raises(ValueError, match=r"shape \(3, 6, 20\)"):
+        model(images[0])
+    with pytest.raises(ValueError, match="there is no image in the batch"):
+        model(images[:0])
+    with pytest.raises(ValueError, match=r"images are 4 x 20, the model was built for 6 x 20.*interpolate_pos=True"):
+        model(images[:, :, :4])
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+def test_other_image_sizes(family, images):
+    model = make(family, interpolate_pos=True)
+    same = make(family)
+    assert torch.equal(model(images), same(images))  # its own grid is untouched
+    larger = torch.randn(BATCH, 3, 10, 35)
+    out, cache = model.run_with_cache(larger)
+    assert out.shape == (BATCH, CLASSES) and cache["resid_pre", 0].shape == (BATCH, 1 + 5 * 7, D_MODEL)
+    with pytest.raises(ValueError, match=r"both sides must be multiples of the patch \(2, 5\)"):
+        model(torch.randn(BATCH, 3, 7, 20))
+
+
+def test_interpolated_positions_follow_dino_not_a_plain_resize():
+    from crate_interp.models.embed import interpolate_positions
+
+    table = torch.randn(1, 1 + 3 * 4, D_MODEL, dtype=torch.float64)
+    got = interpolate_positions(table, (3, 4), (5, 7))
+    assert torch.equal(got[:, 0], table[:, 0]) and got.shape == (1, 36, D_MODEL)
+    image = table[:, 1:].reshape(1, 3, 4, D_MODEL).permute(0, 3, 1, 2)
+    resized = F.interpolate(image, size=(5, 7), mode="bicubic").permute(0, 2, 3, 1).reshape(1, 35, D_MODEL)
+    assert not torch.allclose(got[:, 1:], resized)
+    torch.testing.assert_close(got[:, 1:], _dino(image, (5, 7)), atol=1e-12, rtol=1e-12)
+
+
+def _dino(image, size):
+    """Cubic convolution (a = -0.75) at (i + 0.5) / scale - 0.5 with scale = (size + 0.1) / grid, edges repeated."""
+
+    def weights(length, out):
+        matrix = torch.zeros(out, length, dtype=torch.float64)
+        for i in range(out):
+            x = (i + 0.5) * length / (out + 0.1) - 0.5
+            base = int(torch.floor(torch.tensor(x)))
+            for j in range(base - 1, base + 3):
+                t = abs(x - j)
+                a = -0.75
+                w = (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+                matrix[i, min(max(j, 0), length - 1)] += w
+        return matrix
+
+    rows, columns = weights(image.shape[2], size[0]), weights(image.shape[3], size[1])
+    return torch.einsum("ih,bdhw,jw->bijd", rows, image, columns).flatten(1, 2)
+
+
+def test_it_learns(images):
+    model = make().train()
+    labels = torch.tensor([3, 7])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = F.cross_entropy(model(images), labels)
+    for _ in range(5):
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < first
+    assert all(value.grad is not None for value in model.parameters())

@@ -1,0 +1,161 @@
+"""TransformerLens' own cache helpers on vision models, each against a direct computation."""
+
+import pytest
+import torch
+from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make
+from transformer_lens.model_protocol import TransformerLensModelWithWeights
+
+POS = 13
+CLS = [3, 7]  # a class for each image
+
+
+@pytest.fixture
+def run(model, images):
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(images)
+    return model, logits, cache
+
+
+def test_shorthand(run):
+    model, _, cache = run
+    assert torch.equal(cache["pattern", 2], cache["blocks.2.attn.hook_pattern"])
+    assert torch.equal(cache["resid_mid", -1], cache["blocks.2.hook_resid_mid"])
+    assert torch.equal(cache["post", 0], cache["blocks.0.mlp.hook_post"])
+    assert torch.equal(cache["u", 1, "attn"], cache["blocks.1.attn.hook_u"])
+    assert torch.equal(cache["scale", 1, "ln1"], cache["blocks.1.ln1.hook_scale"])
+    assert torch.equal(cache["grad", 1, "mlp"], cache["blocks.1.mlp.hook_grad"])
+    assert torch.equal(cache["recon", 1, "mlp"], cache["blocks.1.mlp.hook_recon"])
+    assert torch.equal(cache["embed"], cache["hook_embed"]) and torch.equal(cache["pos_embed"], cache["hook_pos_embed"])
+    assert torch.equal(cache["pooled"], cache["hook_pooled"])
+    assert isinstance(model, TransformerLensModelWithWeights)
+
+
+def test_decompose_resid_adds_up(run):
+    _, _, cache = run
+    parts, labels = cache.decompose_resid(return_labels=True)
+    assert labels[:2] == ["embed", "pos_embed"] and len(labels) == 2 + 2 * LAYERS
+    torch.testing.assert_close(parts.sum(dim=0), cache["resid_post", -1], atol=1e-5, rtol=1e-5)
+    direct = cache["hook_embed"] + cache["hook_pos_embed"]
+    torch.testing.assert_close(direct, cache["resid_pre", 0], atol=0, rtol=0)
+
+
+def test_stack_head_results(run):
+    model, _, cache = run
+    heads = cache.stack_head_results()
+    assert heads.shape == (LAYERS * HEADS, BATCH, POS, D_MODEL)
+    for layer in range(LAYERS):
+        attn = model.blocks[layer].attn
+        for head in range(HEADS):
+            direct = cache["z", layer][:, :, head] @ attn.W_O[head]
+            torch.testing.assert_close(heads[layer * HEADS + head], direct, atol=1e-5, rtol=1e-5)
+        total = heads[layer * HEADS : (layer + 1) * HEADS].sum(dim=0) + attn.b_O
+        torch.testing.assert_close(total, cache["attn_out", layer], atol=1e-5, rtol=1e-5)
+
+
+def test_full_decomposition_adds_up(run):
+    _, _, cache = run
+    parts = cache.get_full_resid_decomposition(expand_neurons=False)
+    torch.testing.assert_close(parts.sum(dim=0), cache["resid_post", -1], atol=1e-5, rtol=1e-5)
+
+
+def test_neurons_of_crate_alpha_add_up(images):
+    model = make("crate-alpha", d_mlp=37)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images)
+    neurons = cache.stack_neuron_results(layer=LAYERS)
+    assert neurons.shape == (LAYERS * 37, BATCH, POS, D_MODEL)
+    torch.testing.assert_close(neurons[:37].sum(dim=0), cache["mlp_out", 0], atol=1e-5, rtol=1e-5)
+
+
+def test_logit_attributions_sum_to_the_logit(run):
+    model, logits, cache = run
+    parts = cache.decompose_resid()[:, :, 0]  # the CLS token
+    attributions = cache.logit_attrs(parts, tokens=torch.tensor(CLS), pos_slice=0)
+    assert attributions.shape == (2 + 2 * LAYERS, BATCH)
+    constant = model.ln_final.bias @ model.W_U + model.b_U
+    wanted = logits[range(BATCH), CLS] - constant[CLS]
+    torch.testing.assert_close(attributions.sum(dim=0), wanted, atol=1e-5, rtol=1e-5)
+    # one part, directly: centred, over the final scale, against gamma * W_U
+    part = parts[3] - parts[3].mean(dim=-1, keepdim=True)
+    direct = (part / cache["ln_final.hook_scale"][:, 0] * (model.ln_final.weight * model.W_U.T[CLS])).sum(dim=-1)
+    torch.testing.assert_close(attributions[3], direct, atol=1e-5, rtol=1e-5)
+
+
+def test_logit_lens(run):
+    model, logits, cache = run
+    lens = cache.logit_lens(positions=None)
+    assert lens.labels[0] == "0_pre" and lens.labels[-1] == "final_post" and len(lens.labels) == LAYERS + 1
+    values = lens.values  # [stack, batch, pos, class]
+    torch.testing.assert_close(values[-1][:, 0], logits, atol=1e-5, rtol=1e-5)
+    for layer in range(LAYERS):
+        direct = model.unembed(model.ln_final(cache["resid_pre", layer]))
+        torch.testing.assert_close(values[layer], direct, atol=1e-5, rtol=1e-5)
+
+
+def test_accumulated_resid(run):
+    _, _, cache = run
+    stack = cache.accumulated_resid(incl_mid=True)
+    assert len(stack) == 2 * LAYERS + 1
+    assert torch.equal(stack[1], cache["resid_mid", 0]) and torch.equal(stack[-1], cache["resid_post", -1])
+
+
+def test_pos_slice_cuts_the_declared_axis(model, images):
+    with torch.no_grad():
+        _, whole = model.run_with_cache(images)
+        _, cut = model.run_with_cache(images, pos_slice=(1, 4))
+        _, one = model.run_with_cache(images, pos_slice=0)
+    for name, value in whole.cache_dict.items():
+        if name.endswith(("hook_attn_scores", "hook_pattern")):
+            expected, single = value[:, :, 1:4], value[:, :, :1]
+        elif name == "hook_pooled":
+            expected = single = value
+        else:
+            expected, single = value[:, 1:4], value[:, :1]
+        assert torch.equal(cut[name], expected), name
+        assert torch.equal(one[name], single), name
+    assert cut["u", 0, "attn"].shape == (BATCH, 3, HEADS, 7)
+
+
+def test_names_filter(model, images):
+    names = ["blocks.0.hook_resid_pre", "blocks.1.attn.hook_u"]
+    for chosen in (names, tuple(names), lambda name: name in names):
+        _, cache = model.run_with_cache(images, names_filter=chosen)
+        assert set(cache.cache_dict) == set(names)
+    with pytest.raises(KeyError, match=r"no hook point is called 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre"):
+        model.run_with_cache(images, names_filter="blocks.0.hook_resid_prex")
+    with pytest.raises(KeyError, match="matches none of the"):
+        model.run_with_cache(images, names_filter=lambda name: "hook_mid" in name)
+    with pytest.raises(KeyError, match="names_filter is empty"):
+        model.run_with_cache(images, names_filter=[])
+
+
+def test_cached_gradients(model, images):
+    name = "blocks.1.hook_resid_mid"
+
+
+    with model.hooks(fwd_hooks=[]):
+        cache, forward, backward = model.get_caching_hooks(name, incl_bwd=True)
+        with model.hooks(fwd_hooks=forward, bwd_hooks=backward):
+            model(images)[:, 3].sum().backward()
+    half = model(images, stop_at_layer=1)
+    block = model.blocks[1]
+    mid = (half + block.attn(half, block.ln1)).detach().requires_grad_()
+    out = block.mlp(block.ln2(mid))
+    out = mid + out if block.residual else out
+    model(out, start_at_layer=2)[:, 3].sum().backward()
+    torch.testing.assert_close(cache[name + "_grad"], mid.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_without_batch_axis(model, images):
+    _, cache = model.run_with_cache(images[:1], remove_batch_dim=True)
+    assert cache["pattern", 0].shape == (HEADS, POS, POS) and not cache.has_batch_dim
+
+
+def test_labels_are_tokens():
+    model = make(labels=[f"class {i}" for i in range(CLASSES)])
+    assert model.to_single_token("class 7") == 7
+    assert model.to_tokens(["class 3", "class 7"]).tolist() == CLS
+    directions = model.tokens_to_residual_directions("class 7")
+    torch.testing.assert_close(directions, model.W_U[:, 7] * model.ln_final.weight, atol=0, rtol=0)
+    with pytest.raises(ValueError, match="no class is called 'shoe': the labels are class 0, class 1"):
+        model.to_single_token("shoe")
