@@ -4,14 +4,19 @@ All are sums of 1/2 logdet(I + c G) for a Gram matrix G, computed by Cholesky on
 (Sylvester: both have the same determinant). Batched LU is never used: it is slower and can hang on some CPUs.
 """
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 # A float32 Gram can be wrong by per cents without failing. Where the largest diagonal of I + c G over the smallest
-# squared pivot is below this, the error was at most about 1e-6 on every stream tried; above, the sample is redone.
+# squared pivot is below this, the error was at most about 1e-6 on every stream of a model tried (3e-5 on small random
+# matrices made to be hard); above, the sample is redone.
 FLOAT32_LIMIT = 1e3
-FLOAT64_LIMIT = 1e10  # beyond it a float64 Cholesky loses digits too: singular values, slow and exact
+# The same for float64: above, singular values are used, slow and exact. A redone float32 sample needs fewer digits.
+FLOAT64_LIMIT = 1e3
+REDONE_LIMIT = 1e9
 
 
 def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch"]:
@@ -24,7 +29,9 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     """
     _check(z, eps)
     pos, width = z.shape[-2:]
-    return _half_logdet(z, width / (pos * eps**2))
+    flat = z.reshape(-1, pos, width)
+    rate = _half_logdet(flat[:, None], width / (pos * eps**2), lambda rows: flat[rows, None].double())
+    return rate.reshape(z.shape[:-2])
 
 
 def subspace_coding_rate(
@@ -37,9 +44,13 @@ def subspace_coding_rate(
     object. R^c depends on Z Z^T only: it cannot tell which token lies in which subspace. Errors as in `coding_rate`.
     """
     _check(z, eps)
-    codes = head_codes(z, u)
-    pos, width = codes.shape[-2:]
-    return _half_logdet(codes, width / (pos * eps**2))
+    heads, _, width = u.shape
+    pos = z.shape[-2]
+    flat = z.reshape(-1, *z.shape[-2:])
+    # a doubtful sample is projected again too: rounding the codes loses as much as rounding their Gram
+    again = lambda rows: head_codes(flat[rows].double(), u.double())  # noqa: E731
+    rate = _half_logdet(head_codes(flat, u), width / (pos * eps**2), again)
+    return rate.reshape(*z.shape[:-2], heads)
 
 
 def rate_reduction(
@@ -68,9 +79,16 @@ def official_coding_rate(
         raise ValueError(f"eps_squared={eps_squared}: give a number above 0, the script's own is 0.01.")
     _check(codes, eps_squared)
     pos, width = codes.shape[-2:]
+    flat = codes.reshape(-1, *codes.shape[-3:])
+    again = lambda rows: _unit_rows(flat[rows].double())  # noqa: E731
+    rate = _half_logdet(_unit_rows(flat), width / (pos * eps_squared), again)
+    return rate.reshape(codes.shape[:-2])
+
+
+def _unit_rows(codes: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
+    """Each row at length one; a row of zeros stays."""
     norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
-    unit = codes / norms.masked_fill(norms == 0, 1)
-    return _half_logdet(unit, width / (pos * eps_squared))
+    return codes / norms.masked_fill(norms == 0, 1)
 
 
 def head_codes(
@@ -88,36 +106,38 @@ def _check(z: Tensor, eps: float) -> None:
         raise ValueError(f"there are no tokens to measure: the last two axes (pos, width) are {list(z.shape[-2:])}.")
 
 
-def _half_logdet(x: Float[Tensor, "*batch rows columns"], scale: float) -> Float[Tensor, "*batch"]:
-    """1/2 logdet(I + scale x^T x), in the dtype of x."""
-    flat = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)  # [samples, rows, columns]
-    if flat.dtype == torch.float64:
-        return _half_logdet64(flat, scale).reshape(x.shape[:-2])
-    low = flat.float()
-    rate, doubtful = _cholesky_rate(low, scale, FLOAT32_LIMIT)
-    if doubtful.any():
-        if rate.requires_grad:  # a failed factor would poison the gradient of its neighbours
-            rate = _half_logdet64(flat.double(), scale).float()
-        else:
-            rate[doubtful] = _half_logdet64(flat[doubtful].double(), scale).float()
-    return rate.to(x.dtype).reshape(x.shape[:-2])
+def _half_logdet(
+    x: Float[Tensor, "samples heads rows columns"], scale: float, again: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "samples heads"]:
+    """1/2 logdet(I + scale x^T x) in the dtype of x; `again(indices)` gives some samples anew, in float64."""
+    if x.dtype == torch.float64:
+        return _half_logdet64(x, scale, FLOAT64_LIMIT)
+    rate, doubtful = _cholesky_rate(x.float(), scale, FLOAT32_LIMIT)
+    rows = doubtful.any(dim=-1).nonzero()[:, 0]
+    if len(rows) and rate.requires_grad:  # a failed factor would poison the gradient of its neighbours
+        rate = _half_logdet64(again(torch.arange(len(x), device=x.device)), scale, REDONE_LIMIT)
+    elif len(rows):
+        rate[rows] = _half_logdet64(again(rows), scale, REDONE_LIMIT).float()
+    return rate.to(x.dtype)
 
 
-def _half_logdet64(x: Float[Tensor, "samples rows columns"], scale: float) -> Float[Tensor, "samples"]:
-    rate, doubtful = _cholesky_rate(x, scale, FLOAT64_LIMIT)
+def _half_logdet64(
+    x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
+) -> Float[Tensor, "samples heads"]:
+    rate, doubtful = _cholesky_rate(x, scale, limit)
     if not doubtful.any():
         return rate
     finite = x.isfinite().all(dim=-1).all(dim=-1)
-    exact = 0.5 * torch.log1p(scale * torch.linalg.svdvals(x.where(finite[:, None, None], 0.0)) ** 2).sum(dim=-1)
+    exact = 0.5 * torch.log1p(scale * torch.linalg.svdvals(x.where(finite[..., None, None], 0.0)) ** 2).sum(dim=-1)
     return torch.where(doubtful, exact.where(finite, torch.nan), rate.where(~doubtful, 0.0))
 
 
 def _cholesky_rate(
-    x: Float[Tensor, "samples rows columns"], scale: float, limit: float
-) -> tuple[Float[Tensor, "samples"], Tensor]:
+    x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
+) -> tuple[Float[Tensor, "samples heads"], Bool[Tensor, "samples heads"]]:
     """The rate by Cholesky of the smaller Gram, and which samples it cannot be trusted for."""
     rows, columns = x.shape[-2:]
-    gram = x @ x.mT if rows < columns else x.mT @ x  # [samples, n, n], n = min(rows, columns)
+    gram = x @ x.mT if rows < columns else x.mT @ x  # [samples, heads, n, n], n = min(rows, columns)
     matrix = gram * scale
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal += 1

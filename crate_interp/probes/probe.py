@@ -1,6 +1,6 @@
 """What a probe is, and how its answers are checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Probe:
     """
 
     name: str
-    points: tuple[str, ...]
+    points: Sequence[str]
     measure: Callable[[nn.Module, Acts], Mapping[str, Tensor]]
     statistics: Mapping[str, Statistic]
     final: Callable[[Tensor], Mapping[str, Tensor]] | None = None
@@ -35,6 +35,7 @@ class Probe:
             raise ValueError(f"a probe is called {self.name!r}: give a name without a dot.")
         if isinstance(self.points, str):
             raise ValueError(f"points={self.points!r} is a string: give a tuple, ({self.points!r},).")
+        object.__setattr__(self, "points", tuple(self.points))
         if not self.statistics:
             raise ValueError(
                 f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
@@ -58,7 +59,7 @@ def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:
     return _checked(probe, probe.final(z), (1,), len(z)) if probe.final else {}
 
 
-def _checked(probe: Probe, answer: Mapping[str, Tensor], axes: tuple[int, ...], batch: int | None) -> dict[str, Tensor]:
+def _checked(probe: Probe, answer: Mapping[str, Any], axes: tuple[int, ...], batch: int | None) -> dict[str, Tensor]:
     for name, value in answer.items():
         if name not in probe.statistics:
             raise ValueError(

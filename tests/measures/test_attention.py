@@ -1,0 +1,75 @@
+"""Attention sharpness: closed forms, a second implementation, invariances, edges."""
+
+import math
+
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crate_interp.measures import attention_entropy, effective_support, top_mass
+
+many = settings(max_examples=200, deadline=None)
+
+
+def pattern(seed, *shape, temperature=1.0):
+    logits = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (logits / temperature).softmax(dim=-1)
+
+
+def test_closed_forms():
+    n = 13
+    uniform, one = torch.full((3, n), 1 / n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
+    torch.testing.assert_close(attention_entropy(uniform), torch.full((3,), math.log(n), dtype=torch.float64))
+    assert attention_entropy(one).abs().max() == 0
+    torch.testing.assert_close(effective_support(uniform), torch.full((3,), float(n), dtype=torch.float64))
+    torch.testing.assert_close(effective_support(one), torch.ones(n, dtype=torch.float64))
+    torch.testing.assert_close(top_mass(uniform, 5), torch.full((3,), 5 / n, dtype=torch.float64))
+    torch.testing.assert_close(top_mass(one, 1), torch.ones(n, dtype=torch.float64))
+    # by hand: (1/2, 1/4, 1/4): entropy 1.5 ln 2, support 1 / (1/4 + 1/16 + 1/16) = 8/3
+    row = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
+    assert attention_entropy(row).item() == pytest.approx(1.5 * math.log(2), rel=1e-12)
+    assert effective_support(row).item() == pytest.approx(8 / 3, rel=1e-12)
+    assert top_mass(row, 2).item() == 0.75
+
+
+@pytest.mark.parametrize("dtype, rel", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_against_a_slow_form(dtype, rel):
+    rows = pattern(0, 2, 3, 7, 11, temperature=0.3).to(dtype)
+    for index in [(0, 0, 0), (1, 2, 6), (0, 1, 3)]:
+        row = rows[index].tolist()
+        assert attention_entropy(rows)[index].item() == pytest.approx(reference.attention_entropy(row), rel=rel)
+        assert top_mass(rows, 3)[index].item() == pytest.approx(sum(sorted(row)[-3:]), rel=rel)
+        assert effective_support(rows)[index].item() == pytest.approx(1 / sum(p * p for p in row), rel=rel)
+
+
+@many
+@given(st.integers(0, 2**31))
+def test_invariances_and_order(seed):
+    rows = pattern(seed, 5, 13)
+    order = torch.randperm(13, generator=torch.Generator().manual_seed(seed))
+    for measure in (attention_entropy, effective_support, lambda p: top_mass(p, 5)):
+        torch.testing.assert_close(measure(rows[:, order]), measure(rows), rtol=1e-12, atol=1e-12)
+    sharper = pattern(seed, 5, 13, temperature=0.5)
+    assert (attention_entropy(sharper) < attention_entropy(rows)).all()
+    assert (effective_support(sharper) < effective_support(rows)).all()
+    assert (top_mass(sharper, 5) > top_mass(rows, 5)).all()
+    assert (effective_support(rows) <= attention_entropy(rows).exp() + 1e-9).all()  # Renyi-2 below Shannon
+
+
+def test_gradient_is_finite_at_zero_mass():
+    rows = torch.eye(3, dtype=torch.float64).requires_grad_()
+    attention_entropy(rows).sum().backward()
+    assert rows.grad.isfinite().all()
+
+
+def test_not_finite_and_bad_arguments():
+    rows = torch.full((3, 5), 0.2)
+    rows[0, 1], rows[2, 2] = math.nan, math.inf
+    for measure in (attention_entropy, effective_support, lambda p: top_mass(p, 2)):
+        assert measure(rows).isnan().tolist() == [True, False, True]
+        with pytest.raises(ValueError, match="there is no attention to measure"):
+            measure(torch.ones(5, 0))
+    with pytest.raises(ValueError, match="k=6 of 5 keys: give 1 to 5"):
+        top_mass(rows, 6)

@@ -1,0 +1,107 @@
+"""Geometry of subspaces and dictionaries: closed forms, a second implementation, invariances."""
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crate_interp.measures import (
+    completeness_defect,
+    dictionary_defect,
+    head_overlap,
+    orthonormality_defect,
+    projection_energy,
+    subspace_overlap,
+)
+
+many = settings(max_examples=200, deadline=None)
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def complete(seed, heads, p):
+    return torch.linalg.qr(draw(seed, heads * p, heads * p))[0].unflatten(1, (heads, p)).permute(1, 0, 2)
+
+
+def test_a_complete_orthonormal_cover():
+    u = complete(0, 3, 5)
+    assert orthonormality_defect(u).max() < 1e-12 and completeness_defect(u) < 1e-12
+    assert head_overlap(u).max() < 1e-12
+    torch.testing.assert_close(projection_energy(draw(1, 7, 15), u).sum(dim=-1), torch.ones(7, dtype=torch.float64))
+
+
+def test_worked_by_hand():
+    u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])  # U^T U - I = diag(3, 0): 3 / sqrt 2
+    assert orthonormality_defect(u).item() == pytest.approx(3 / math.sqrt(2))
+    # U U^T - I = diag(3, 0, -1): sqrt 10 / sqrt 3
+    assert completeness_defect(u[None]).item() == pytest.approx(math.sqrt(10 / 3), rel=1e-6)
+    angle = 0.4
+    line, other = torch.tensor([[1.0], [0.0]]), torch.tensor([[math.cos(angle)], [math.sin(angle)]])
+    assert subspace_overlap(line, other).item() == pytest.approx(math.cos(angle) ** 2, rel=1e-6)
+    # D = diag(1, 2): G = diag(1, 4), c = 2.5, |G - cI| = sqrt(4.5), over sqrt 2
+    assert dictionary_defect(torch.diag(torch.tensor([1.0, 2.0]))).item() == pytest.approx(1.5, rel=1e-6)
+    z = torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(projection_energy(z, u[None])[:, 0], torch.tensor([0.36, 0.0]))
+
+
+def test_chance_levels():
+    # random subspaces overlap p/d; kaiming(a = sqrt 5) has U^T U about I/3, a defect of about 2/3
+    u = draw(2, 200, 40, 5)
+    assert subspace_overlap(u[:100], u[100:]).mean().item() == pytest.approx(5 / 40, rel=0.05)
+    assert head_overlap(u[:50]).mean().item() == pytest.approx(5 / 40, rel=0.05)
+    assert projection_energy(draw(3, 400, 40), u[:3]).mean().item() == pytest.approx(5 / 40, rel=0.1)
+    start = torch.nn.init.kaiming_uniform_(torch.empty(2000, 2000), a=math.sqrt(5)).view(100, 20, 2000).mT
+    assert orthonormality_defect(start).mean().item() == pytest.approx(2 / 3, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype, rel", [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_against_a_slow_form(dtype, rel):
+    u, z = draw(4, 3, 13, 5), draw(5, 7, 13)
+    got = projection_energy(z.to(dtype), u.to(dtype)).numpy()
+    np.testing.assert_allclose(got, reference.projection_energy(z.numpy(), u.numpy()), rtol=rel)
+    cosines = [[reference.principal_cosines(a, b) for b in u.numpy()] for a in u.numpy()]
+    overlap = np.array([[(c**2).sum() / 5 for c in row] for row in cosines])
+    np.testing.assert_allclose(subspace_overlap(u.to(dtype)[0], u.to(dtype)[2]).item(), overlap[0, 2], rtol=rel)
+    others = (overlap.sum(axis=1) - np.diag(overlap)) / 2
+    np.testing.assert_allclose(head_overlap(u.to(dtype)).numpy(), others, rtol=rel)
+    total = sum(a @ a.T for a in u.numpy()) - np.eye(13)
+    np.testing.assert_allclose(completeness_defect(u.to(dtype)).item(), np.linalg.norm(total) / 13**0.5, rtol=rel)
+    wide = draw(6, 5, 17)
+    gram = wide.numpy() @ wide.numpy().T
+    defect = np.linalg.norm(gram - np.trace(gram) / 5 * np.eye(5)) / 5**0.5
+    np.testing.assert_allclose(dictionary_defect(wide.to(dtype)).item(), defect, rtol=rel)
+
+
+@many
+@given(st.integers(0, 2**31))
+def test_invariances(seed):
+    u, z = draw(seed, 3, 11, 2), draw(seed + 1, 5, 11)
+    rotation = torch.linalg.qr(draw(seed + 2, 11, 11))[0]
+    basis = draw(seed + 3, 2, 2) + 3 * torch.eye(2, dtype=torch.float64)
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)  # noqa: E731
+    close(projection_energy(z @ rotation, rotation.T @ u), projection_energy(z, u))
+    close(projection_energy(5 * z, u @ basis), projection_energy(z, u))
+    close(subspace_overlap(u[0] @ basis, u[1]), subspace_overlap(u[0], u[1]))
+    close(subspace_overlap(u[0], u[1]), subspace_overlap(u[1], u[0]))
+    close(orthonormality_defect(rotation @ u), orthonormality_defect(u))
+    close(completeness_defect(rotation.T @ u), completeness_defect(u))
+    close(dictionary_defect(rotation @ z.T), dictionary_defect(z.T))
+    assert ((projection_energy(z, u) >= 0) & (projection_energy(z, u) <= 1 + 1e-12)).all()
+    inside = (u[1] @ draw(seed + 4, 2, 7)).T
+    close(projection_energy(inside, u)[:, 1], torch.ones(7, dtype=torch.float64))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="the layer has only one"):
+        head_overlap(draw(7, 1, 5, 3))
+    with pytest.raises(ValueError, match=r"the matrix is empty: shape \[2, 0, 3\]"):
+        orthonormality_defect(torch.ones(2, 0, 3))
+    z = draw(8, 5, 11)
+    z[2, 3] = math.inf
+    assert projection_energy(z, draw(9, 2, 11, 3)).isnan().any(dim=-1).tolist() == [False, False, True, False, False]

@@ -1,0 +1,57 @@
+"""The embedded model and images: what the table says of them, and that the model has learned."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import crate_interp as ci
+from crate_interp.checkpoints.registry import ASSETS, MODELS
+
+
+@pytest.mark.parametrize("row", MODELS, ids=lambda row: row["name"])
+def test_the_table_is_true(row):
+    path = ASSETS / row["file"]
+    content = path.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == row["sha256"] and len(content) == row["bytes"]
+    model = ci.load(row["name"])
+    assert sum(value.numel() for value in model.parameters()) == row["params"]
+    assert model.cfg.family == row["family"] and model.cfg.model_name == row["name"]
+    for step in row["steps"]:
+        assert ci.load(row["name"], revision=f"step-{step}").cfg == model.cfg
+    assert len(list((path.parent / "steps").iterdir())) == len(row["steps"]) == 6
+    card = (path.parent / "README.md").read_text()
+    for word in ("Data:", "MIT", "seed", "Accuracy:", "Wall time:", "Chance"):
+        assert word in card
+
+
+def test_the_table_of_models():
+    table = ci.models()
+    wanted = ["name", "family", "repo", "file", "revision", "sha256", "bytes", "licence", "params", "embedded"]
+    assert list(table.columns)[: len(wanted)] == wanted and list(table["name"]) == ["crate-tiny-fashion"]
+
+
+def test_all_assets_are_small():
+    assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) < 6_000_000
+
+
+def accuracy(model):
+    data = ci.data.embedded("fashion")
+    with torch.no_grad():
+        guess = model(model.preprocess(data[:]["image"])).argmax(dim=-1)
+    return (guess == torch.tensor(data[:]["label"])).float().mean().item()
+
+
+def test_it_has_learned():
+    # 256 test images: one in ten by chance, and the standard error of a share of 0.9 is 0.02
+    assert accuracy(ci.load("crate-tiny-fashion")) > 0.84
+    assert accuracy(ci.load("crate-tiny-fashion", revision="step-0")) < 0.25
+    steps = [accuracy(ci.load("crate-tiny-fashion", revision=f"step-{step}")) for step in (10, 160, 2560)]
+    assert steps == sorted(steps)
+
+
+def test_labels():
+    model = ci.load("crate-tiny-fashion")
+    assert model.cfg.labels == tuple(ci.data.embedded("fashion").features["label"].names)
+    assert model.to_single_token("Ankle boot") == 9

@@ -1,0 +1,158 @@
+"""The shape of the library: what is public, which room imports which, and that importing does nothing."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import crate_hooks
+import pytest
+
+import crate_interp as ci
+
+PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
+HERE = Path(__file__).parent
+# each room may import the rooms in the lines above its own
+LEVELS = [
+    {"config", "measures", "crate_hooks"},
+    {"models"},
+    {"checkpoints", "data"},
+    {"probes"},
+    {"sweep"},
+    {"viz"},
+    {"cli"},
+]
+# the hooked models offer save_pretrained; the format lives with the other formats and is imported when it is called
+EXCEPTIONS = {("models/hooked.py", "checkpoints")}
+FREE_OF_TRANSFORMERLENS = {"config", "measures", "crate_hooks"}
+
+
+def sources():
+    for root in (PACKAGE, HOOKS):
+        yield from sorted(root.rglob("*.py"))
+
+
+def room_of(path):
+    if HOOKS in path.parents:
+        return "crate_hooks"
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [alias.name for alias in node.names]
+            yield from ([f"{node.module}.{name}" for name in names] if node.module == "crate_interp" else [node.module])
+
+
+def test_imports_flow_one_way():
+    level = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+    for path in sources():
+        room = room_of(path)
+        if room in ("__init__", "__main__"):
+            continue
+        assert room in level, f"{path}: a room that LEVELS does not list"
+        for name in imports(path):
+            parts = name.split(".")
+            if room in FREE_OF_TRANSFORMERLENS:
+                assert parts[0] != "transformer_lens", path
+            target = "crate_hooks" if parts[0] == "crate_hooks" else parts[1] if name.startswith("crate_interp.") else None
+            if target in (None, room, "__version__"):
+                continue
+            if path.parent != PACKAGE and (f"{path.relative_to(PACKAGE)}", target) in EXCEPTIONS:
+                continue
+            assert level[target] < level[room], f"{path} imports {name}"
+
+
+def test_config_imports_neither_torch_nor_transformerlens():
+    code = "import crate_interp.config, sys; print([m for m in ('torch', 'transformer_lens', 'numpy') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_public_names():
+    assert ci.__all__ == [
+        "CheckpointError", "CrateConfig", "HookedCrate", "Probe", "SweepResult", "data", "hooks", "load", "measures",
+        "models", "probe", "probes", "report", "sweep", "viz",
+    ]  # fmt: skip
+    for name in ci.__all__:
+        assert getattr(ci, name) is not None
+    assert set(dir(ci)) == {*ci.__all__, "__version__"}
+    with pytest.raises(AttributeError, match="has no attribute 'sweeep'; it has CheckpointError"):
+        _ = ci.sweeep
+
+
+def test_folders_do_not_hide_the_functions_of_their_name():
+    code = (
+        "import crate_interp as ci, crate_interp.sweep.run, crate_interp.models.vision\n"
+        "from crate_interp.sweep import SweepResult\n"
+        "print(ci.sweep.__name__, ci.models.__name__, ci.probe.__name__, len(ci.models()))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["sweep", "models", "probe", "1"]
+
+
+def test_importing_does_nothing():
+    code = (
+        "import sys; before = set(sys.modules); import crate_interp; print(sorted(m.split('.')[0] for m in "
+        "set(sys.modules) - before if m.split('.')[0] in ('torch', 'numpy', 'pandas', 'importlib_metadata', 'crate_hooks')))\n"
+        "print('importlib.metadata' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["[]", "False"] and out.stderr == ""
+
+
+def test_importing_is_quick():
+    code = (
+        "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    assert min(times) < 0.1
+
+
+def test_nothing_is_unpickled_or_executed():
+    for path in sources():
+        text = path.read_text()
+        for call in re.findall(r"torch\.load\(.*", text):
+            assert "weights_only=True" in call, path
+        for word in ("weights_only=False", "trust_remote_code", "import pickle", "allow_pickle", "set_num_threads", "exec("):
+            assert word not in text, f"{path}: {word}"
+
+
+def test_no_file_and_no_function_is_long():
+    for path in [*sources(), *HERE.rglob("*.py")]:
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 400, path
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_public_functions_have_docstrings():
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree) or not tree.body, path
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path}: {node.name}"
+
+
+def test_versions_are_pinned_and_ranges_hold_them():
+    from packaging.requirements import Requirement
+
+    pyproject = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    pins = dict(line.split("==") for line in (HERE.parent / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = {name.lower().replace("_", "-"): number for name, number in pins.items()}
+    for text in [*pyproject["dependencies"], *pyproject["optional-dependencies"]["dev"]]:
+        requirement = Requirement(text)
+        pin = pins[requirement.name.lower().replace("_", "-")]
+        assert requirement.specifier.contains(pin), f"{text} does not hold the tested {pin}"
+    assert pins["torch"] == "2.13.0"

@@ -1,0 +1,75 @@
+"""The command line as a user runs it: in a process of its own, on the embedded model and on files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import HEADS, make
+from PIL import Image
+from reference import published_layout
+
+import crate_interp as ci
+
+
+def run(*args, **kwargs):
+    command = [sys.executable, "-m", "crate_interp", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **kwargs)
+
+
+def fails(match, *args, **kwargs):
+    done = run(*args, **kwargs)
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(errors) == 1 and errors[0].startswith("crate-interp: ") and match in errors[0], done.stderr
+    return done
+
+
+def test_version_models_help():
+    assert run("--version").stdout.strip() == f"crate-interp {ci.__version__}"
+    out = run("models").stdout
+    assert "crate-tiny-fashion" in out and "step-2560" in out
+    assert "--config" in run("report", "--help").stdout
+
+
+def test_report_on_the_embedded_model(tmp_path):
+    done = run("report", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path / "out", "--limit", 32)
+    assert done.returncode == 0, done.stderr
+    assert "report.html" in done.stdout and "CLS support" in done.stdout
+    assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
+    assert json.loads((tmp_path / "out" / "meta.json").read_text())["model"] == "crate-tiny-fashion"
+
+
+def test_report_on_a_file_and_a_folder_of_images(tmp_path):
+    model = make("crate-alpha", image_size=(6, 20))
+    torch.save(published_layout(model), tmp_path / "w.pth")
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (20, 6), "red").save(tmp_path / "photos" / "a.png")
+    config = ["--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]"]
+    done = run("report", tmp_path / "w.pth", "--data", f"imagefolder:{tmp_path / 'photos'}", "--out", tmp_path / "o",
+               *config, "--untrained", 1, "--probes", "sparsity,attention")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "zeros" in done.stdout
+
+
+def test_errors_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
+    fails("Did you mean crate-tiny-fashion?", "report", "crate-tiny-fashio", "--data", "embedded:fashion", "--out", tmp_path)
+    fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
+    fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
+    fails("no probe is called 'sparcity'. Did you mean sparsity", *report, "embedded:fashion", "--probes", "sparcity")
+    fails("--config 'n_heads': write NAME=VALUE", *report, "embedded:fashion", "--config", "n_heads")
+    (tmp_path / "file").write_text("")
+    fails("cannot write into", *report[:2], "--out", tmp_path / "file" / "o", "--data", "embedded:fashion")
+    (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 half a file")
+    done = fails("is not a readable checkpoint", "report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
+    assert "Traceback" not in done.stderr
+    debug = run("--debug", "report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
+    assert debug.returncode != 0 and "Traceback" in debug.stderr
+
+
+@pytest.mark.parametrize("args", [["nonsense"], ["report"]])
+def test_usage_errors_exit_with_2(args):
+    assert run(*args).returncode == 2

@@ -1,0 +1,96 @@
+"""What data may be, its labels and fingerprints, and what is said of everything else."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from conftest import make
+from PIL import Image
+
+from crate_interp.data import embedded, open_data
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
+
+
+@pytest.fixture
+def preprocess():
+    return make().preprocess
+
+
+def pictures():
+    return [Image.fromarray(image.transpose(1, 2, 0)) for image in IMAGES]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for index, image in enumerate(pictures()):
+        (tmp_path / "ab"[index % 2]).mkdir(exist_ok=True)
+        image.save(tmp_path / "ab"[index % 2] / f"{index}.png")
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def dataset(**columns):
+    return datasets.Dataset.from_dict({**columns, "picture": pictures()}).cast_column("picture", datasets.Image())
+
+
+def test_every_kind_gives_the_same_images(preprocess, folder):
+    floats = preprocess(IMAGES)
+    order = [0, 2, 4, 6, 1, 3, 5]  # a/0 a/2 a/4 a/6 b/1 b/3 b/5
+    kinds = {"float": floats, "uint8": torch.from_numpy(IMAGES), "numpy": IMAGES, "dataset": dataset(label=list("abababa"))}
+    for name, data in kinds.items():
+        samples = open_data(data, preprocess)
+        assert samples.n == 7 and samples.labels == (list("abababa") if name == "dataset" else None)
+        assert torch.equal(torch.cat([samples.read(0, 3), samples.read(3, 7)]), floats)
+    samples = open_data(f"imagefolder:{folder}", preprocess)
+    assert samples.labels == list("aaaabbb") and torch.equal(samples.read(0, 7), floats[order])
+
+
+def test_class_labels_and_limit(preprocess):
+    features = datasets.ClassLabel(names=["x", "y"])
+    data = dataset(number=[9] * 7, kind=[0, 1, 0, 1, 0, 1, 0]).cast_column("kind", features)
+    samples = open_data(data, preprocess, limit=4)
+    assert samples.n == 4 and samples.labels == [0, 1, 0, 1]
+    assert open_data(data, preprocess, limit=99).n == 7
+    assert open_data(dataset(), preprocess).labels is None
+
+
+def test_fingerprints(preprocess, folder):
+    one = open_data(IMAGES, preprocess).fingerprint
+    assert one == open_data(IMAGES.copy(), preprocess).fingerprint and one.startswith("tensor:sha256:")
+    assert one != open_data(IMAGES[::-1].copy(), preprocess).fingerprint
+    assert one != open_data(IMAGES, preprocess, limit=3).fingerprint
+    first = open_data(f"imagefolder:{folder}", preprocess).fingerprint
+    (folder / "a" / "0.png").rename(folder / "a" / "9.png")
+    assert open_data(f"imagefolder:{folder}", preprocess).fingerprint != first
+    assert open_data(dataset(), preprocess).fingerprint == open_data(dataset(), preprocess).fingerprint
+
+
+def test_embedded():
+    data = embedded("fashion")
+    assert len(data) == 256 and data.features["label"].names[9] == "Ankle boot"
+    assert data[0]["image"].size == (28, 28)
+    samples = open_data("embedded:fashion", make(channels=1, image_size=28, patch_size=4).preprocess)
+    assert samples.n == 256 and samples.read(0, 256).shape == (256, 1, 28, 28)
+    assert len(set(samples.labels)) == 10 and samples.fingerprint.startswith("embedded:fashion:sha256:")
+
+
+def test_bad_data(preprocess, tmp_path):
+    def fails(match, data, **kwargs):
+        with pytest.raises(ValueError, match=match):
+            open_data(data, preprocess, **kwargs)
+
+    fails("the data is empty", torch.zeros(0, 3, 6, 20))
+    fails("the data is empty", dataset().select([]))
+    fails(r"the folder .* has no images", f"imagefolder:{tmp_path}")
+    fails("is no folder", f"imagefolder:{tmp_path}/missing")
+    fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
+    fails(r"no embedded data is called 'fashin': there is fashion. Did you mean 'embedded:fashion'", "embedded:fashin")
+    fails("cannot take data from list", [1, 2])
+    fails(r"data has shape \[3, 6, 20\]: images are", torch.zeros(3, 6, 20))
+    fails("data is torch.int64: give preprocessed floats", torch.zeros(2, 3, 6, 20).long())
+    broken = torch.zeros(5, 3, 6, 20)
+    broken[3, 0, 0, 0] = float("nan")
+    fails("data holds NaN or Inf in 1 of 5 images, the first at index 3", broken)
+    fails("no image column; its columns are text", datasets.Dataset.from_dict({"text": ["a"]}))
+    fails("limit=0: give a whole number of at least 1", IMAGES, limit=0)

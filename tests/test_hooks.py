@@ -1,0 +1,158 @@
+"""crate_hooks: names, reading as a stream, and the catalogue against live models."""
+
+import re
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+from torch import nn
+
+from crate_interp import hooks
+
+CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
+
+
+def test_names(model):
+    assert hooks.full_name("attn.hook_u", 3) == "blocks.3.attn.hook_u"
+    assert hooks.every_layer(model, hooks.PATTERN) == [f"blocks.{layer}.attn.hook_pattern" for layer in range(LAYERS)]
+    assert hooks.every_layer(model, "hook_resid_pre", [2]) == ["blocks.2.hook_resid_pre"]
+    for preset in (hooks.RESID, hooks.CODES, hooks.PATTERN, hooks.ATTENTION):
+        assert set(hooks.every_layer(model, preset)) <= set(model.hook_dict)
+    with pytest.raises(KeyError, match="no hook point 'blocks.0.hook_mid'"):
+        hooks.every_layer(model, "hook_mid")
+
+
+def test_read_gives_what_a_cache_gives(model, images):
+    points = ["hook_resid_post", "attn.hook_u", "hook_resid_pre"]
+    _, cache = model.run_with_cache(images)
+    with hooks.read(model, points, lambda layer, acts: (layer, dict(acts))) as seen:
+        model(images)
+    assert list(seen) == list(range(LAYERS))
+    for layer, acts in seen.values():
+        assert set(acts) == set(points)
+        for point, value in acts.items():
+            assert torch.equal(value, cache[f"blocks.{layer}.{point}"])
+    assert leftover_hooks(model) == []
+
+
+def test_read_hands_over_at_once_and_lets_go(model, images):
+    alive, order = [], []
+
+    def look(layer, acts):
+        order.append(layer)
+        assert not any(reference() is not None for reference in alive[:-1]), "an earlier layer's tensor is still held"
+        alive.append(weakref.ref(acts["attn.hook_pattern"]))
+
+    after = lambda module, inputs, output: order.append("after 0")  # noqa: E731
+    handle = model.blocks[0].register_forward_hook(after)
+    with torch.no_grad(), hooks.read(model, ["attn.hook_pattern"], look):
+        model(images)
+    handle.remove()
+    assert order == [0, "after 0", 1, 2]
+
+
+def test_read_layers_runs_and_other_hooks(model, images):
+    zero = lambda tensor, hook: tensor * 0  # noqa: E731
+    with model.hooks(fwd_hooks=[("blocks.1.hook_resid_mid", zero)]):
+        with hooks.read(model, ["hook_resid_mid"], lambda layer, acts: acts["hook_resid_mid"].abs().max(), [0, 1]) as seen:
+            model(images)
+            first = dict(seen)
+            model(2 * images)
+        assert set(seen) == {0, 1} and seen[1] == 0 and first[0] != seen[0]
+        assert leftover_hooks(model) == ["blocks.1.hook_resid_mid"]  # the user's own stays
+    assert leftover_hooks(model) == []
+
+
+def test_read_changes_no_bit(model, images):
+    points = sorted({name.split(".", 2)[2] for name in model.hook_dict if name.startswith("blocks.0")})
+    gated = {"attn.hook_result", "attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input"}
+    with hooks.read(model, [p for p in points if p not in gated], lambda layer, acts: None):
+        out = model(images)
+    assert torch.equal(out, model(images))
+
+
+def test_read_cleans_up_after_errors(model, images):
+    def broken(layer, acts):
+        raise RuntimeError(f"in layer {layer}")
+
+    with pytest.raises(RuntimeError, match="in layer 0"), hooks.read(model, ["hook_resid_pre"], broken):
+        model(images)
+    assert leftover_hooks(model) == []
+    with pytest.raises(KeyError, match="no hook point"), hooks.read(model, ["hook_nothing"], broken):
+        pass
+    with pytest.raises(ValueError, match="at least one hook point"), hooks.read(model, [], broken):
+        pass
+    with (
+        pytest.raises(RuntimeError, match=r"fired hook_resid_pre but not attn.hook_result: a point may need a switch"),
+        hooks.read(model, ["hook_resid_pre", "attn.hook_result"], lambda layer, acts: None),
+    ):
+        model(images)
+    assert leftover_hooks(model) == []
+
+
+def test_read_works_on_any_model_with_blocks():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hook_out = nn.Identity()
+
+        def forward(self, x):
+            return self.hook_out(x + 1)
+
+    model = nn.Module()
+    model.blocks = nn.ModuleList(Block() for _ in range(3))
+    with hooks.read(model, ["hook_out"], lambda layer, acts: acts["hook_out"].item()) as seen:
+        x = torch.zeros(())
+        for block in model.blocks:
+            x = block(x)
+    assert seen == {0: 1.0, 1: 2.0, 2: 3.0}
+
+
+def test_crate_hooks_needs_torch_alone():
+    code = "import crate_hooks, sys; print(sorted(m for m in sys.modules if m.startswith(('crate_interp', 'transformer_lens'))))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def rows():
+    """(section, name, shape, short) of every row of the catalogue."""
+    section = ""
+    for line in CATALOGUE.read_text().splitlines():
+        section = line if line.startswith("##") else section
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].startswith("`") and len(cells) == 5:
+            yield section, cells[0].strip("`"), cells[1], cells[3].strip("`")
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+def test_the_catalogue_is_the_model(family, images):
+    model = make(family, d_mlp=None if family == "crate" else 37)
+    model.set_use_attn_result(True)
+    _, cache = model.run_with_cache(images)
+    model.set_use_attn_result(False)
+    model.set_use_split_qkv_input(True)
+    _, split = model.run_with_cache(images)
+    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp, "1": 1}
+    listed = set()
+    for section, name, shape, short in rows():
+        if "`crate" in section and f"`{family}`" not in section:
+            continue
+        full = name if "In the whole model" in section else f"blocks.1.{name}"
+        listed.add(full)
+        value = cache[full] if full in cache.cache_dict else split[full]
+        assert list(value.shape) == [sizes[letter] for letter in shape.split()], full
+        if "`crate" not in section or not short.startswith("("):
+            key = eval(short, {"l": 1})  # the catalogue's own words
+            if full in cache.cache_dict and name != "ln_final.hook_normalized" and name != "ln_final.hook_scale":
+                assert cache[key] is cache[full], short
+    live = {name for name in model.hook_dict if not name.startswith(("blocks.0", "blocks.2"))}
+    assert listed == live
+
+
+def test_no_hook_name_has_a_digit(model):
+    # TransformerLens reads cache["z1", 0] as z of layer 1
+    assert not any(re.search(r"\d", name.rsplit("hook_", 1)[1]) for name in model.hook_dict)

@@ -1,0 +1,229 @@
+"""ci.load: both layouts in every shape, and what it says of everything else."""
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, make
+from reference import published_layout
+from safetensors.torch import save_file
+
+import crate_interp as ci
+
+GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
+
+
+def fails(match, *args, **kwargs):
+    with pytest.raises(ci.CheckpointError, match=match) as caught:
+        ci.load(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def given(model):
+    return GIVEN | ({"patch_size": (2, 5)} if model.cfg.family == "crate" else {})
+
+
+def equal(a, b):
+    assert a.cfg == b.cfg
+    for (name, left), (other, right) in zip(a.state_dict().items(), b.state_dict().items(), strict=True):
+        assert name == other and torch.equal(left, right)
+
+
+@pytest.mark.parametrize("how", ["state dict", "module.", "training dict", "_orig_mod.module.", "safetensors", "torch file"])
+def test_every_wrapping(model, tmp_path, images, how):
+    weights = published_layout(model)
+    source = weights
+    if how == "module.":
+        source = {f"module.{name}": value for name, value in weights.items()}
+    if how == "_orig_mod.module.":
+        source = {f"_orig_mod.module.{name}": value for name, value in weights.items()}
+    if how == "training dict":
+        source = tmp_path / "model_best.pth.tar"
+        wrapped = {f"module.{name}": value for name, value in weights.items()}
+        extra = {"epoch": 3, "arch": "x", "best_acc1": torch.tensor(1.0), "optimizer": {"state": {}}, "scheduler": {}}
+        torch.save({"state_dict": wrapped, **extra}, source)
+    if how == "safetensors":
+        source = tmp_path / "model.bin"  # told by content, not by name
+        save_file({name: value.contiguous() for name, value in weights.items()}, source)
+    if how == "torch file":
+        source = str(tmp_path / "no_extension")
+        torch.save(weights, source, _use_new_zipfile_serialization=False)
+    loaded = ci.load(source, **given(model))
+    equal(loaded, model)
+    assert not loaded.training and torch.equal(loaded(images), model(images))
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+@pytest.mark.parametrize(
+    "over",
+    [
+        dict(n_heads=1, d_head=D_MODEL),
+        dict(n_heads=1, d_head=D_HEAD),
+        dict(n_heads=3, d_head=13),
+        dict(image_size=12, patch_size=4),
+        dict(eta=0.3, lambd=0.7, pool="mean", interpolate_pos=True, channels=1),
+    ],
+)
+def test_other_shapes(family, over):
+    model = make(family, **over)
+    said = {k: v for k, v in (IMAGE | over).items() if k not in ("d_head",)} | {"n_heads": model.cfg.n_heads}
+    equal(ci.load(published_layout(model), **said), model)
+
+
+def test_a_module_and_inference(images):
+    class Theirs(torch.nn.Module):
+        def state_dict(self, *args, **kwargs):
+            return published_layout(model)
+
+    model = make(image_size=12, patch_size=4)
+    loaded = ci.load(Theirs(), n_heads=HEADS)  # square: sizes come from the tensors
+    equal(loaded, model)
+    assert loaded.cfg.d_head == D_HEAD and loaded.cfg.n_classes == 11 and loaded.cfg.image_size == (12, 12)
+
+
+def test_variants(images):
+    for variant in ("c", "n", "t", "identity"):
+        model = make(variant=variant, d_model=HEADS * D_HEAD)
+        weights = published_layout(model)
+        fails("variant cannot be inferred .* one of c, n, t, identity", weights, **given(model))
+        equal(ci.load(weights, variant=variant, **given(model)), model)
+    with_output = published_layout(make(d_model=HEADS * D_HEAD))
+    fails(r"keys not used \(6\): transformer.layers.0.0.fn.to_out.0.weight", with_output, variant="c", **given(model))
+
+
+def test_dtype_and_device(model):
+    weights = published_layout(model)
+    double = ci.load(weights, dtype=torch.float64, **given(model))
+    assert double.cfg.dtype is torch.float64 and double.pos_embed.dtype is torch.float64
+    half = {name: value.half() for name, value in weights.items()}
+    assert ci.load(half, **given(model)).cfg.dtype is torch.float32
+    fails("dtype=torch.int64: give a floating torch dtype", weights, dtype=torch.int64, **given(model))
+
+
+def test_loading_draws_no_random_numbers_and_shares_no_memory(model):
+    weights = published_layout(model)
+    state = torch.random.get_rng_state()
+    loaded = ci.load(weights, **given(model))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    loaded.pos_embed.data += 1
+    assert not torch.equal(loaded.pos_embed, weights["pos_embedding"])
+
+
+def test_what_tensors_cannot_tell(model):
+    weights = published_layout(model)
+    fails(r"n_heads cannot be inferred from the state dict: .* ci.load\(..., n_heads=6\)", weights)
+    fails(r"image_size cannot be inferred: 12 patches make no square grid", weights, n_heads=HEADS, patch_size=(2, 5))
+    if model.cfg.family == "crate":
+        fails("patch_size cannot be inferred: patches have 30 values", weights, n_heads=HEADS)
+
+
+def test_contradictions(model):
+    weights = published_layout(model)
+    fails(r"d_model=64 contradicts the tensors, which make it 31", weights, **given(model) | {"d_model": 64})
+    fails(r"n_heads=4 does not divide the 35 rows", weights, **given(model) | {"n_heads": 4})
+    fails(r"patch_size=\(3, 5\) .*contradicts", weights, **given(model) | {"patch_size": (3, 5)})
+    fails(r"image_size=\(6, 25\) .*contradicts pos_embedding", weights, **given(model) | {"image_size": (6, 25)})
+    fails(r"no field 'lambda'. Did you mean lambd\?", weights, **given(model), **{"lambda": 0.1})
+
+
+def test_leftovers_on_both_sides(model):
+    weights = published_layout(model)
+    key = "transformer.layers.1.1.norm.bias"
+    renamed = {name.replace("layers.1.1.norm.bias", "layers.1.1.nrom.bias"): value for name, value in weights.items()}
+    message = fails("does not fit", renamed, **given(model))
+    assert "keys not used (1): transformer.layers.1.1.nrom.bias" in message and f"keys missing (1): {key} [31]" in message
+    fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\], wanted \[31\]",
+          weights | {key: torch.ones(30)}, **given(model))  # fmt: skip
+    fails(r"keys not used \(1\): ema", weights | {"ema": torch.ones(3)}, **given(model))
+    without = {name: value for name, value in weights.items() if ".layers.1." not in name}
+    fails(r"keys missing \(\d+\): transformer.layers.1.0.norm.weight", without, **given(model))
+
+
+def test_unknown_layouts(model):
+    fails(r"has no published layout: its 2 keys begin a, b; crate has", {"a": torch.ones(2), "b": torch.ones(3)}, n_heads=1)
+    fails(r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'", published_layout(model), family="vit")
+    other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
+    fails("the key .* is missing", published_layout(model), family=other, **given(model))
+    fails("holds no tensors", {})
+    fails("is no state dict: 'a' is a int, not a tensor", {"a": 3})
+
+
+def test_bad_weights(model):
+    weights = published_layout(model)
+    for bad in (float("nan"), float("inf")):
+        broken = weights["mlp_head.1.bias"].clone()
+        broken[2] = bad
+        fails("mlp_head.1.bias holds 1 NaN or Inf of 11 numbers", weights | {"mlp_head.1.bias": broken}, **given(model))
+    fails("is torch.int64, weights are floating point", weights | {"cls_token": torch.ones(1, 1, 31).long()}, **given(model))
+
+
+class _Evil:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('executed')",))
+
+
+def test_bad_files(tmp_path, model):
+    weights = published_layout(model)
+    path = tmp_path / "weights.pth"
+    torch.save(weights, path)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], whole[:5], b"", b"not a checkpoint at all", b"\x00" * 64):
+        path.write_bytes(content)
+        fails("is not a readable checkpoint .*truncated, or something else renamed", path, **given(model))
+    path.write_bytes(pickle.dumps(_Evil(), protocol=2))
+    fails("is not a readable checkpoint", path, **given(model))
+    torch.save({"state_dict": _Evil()}, path)
+    fails("is not a readable checkpoint", path, **given(model))
+    np.savez(tmp_path / "weights.npz", **{"params/cls": np.ones(3)})
+    fails("is not a readable checkpoint", tmp_path / "weights.npz", **given(model))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    fails("is not a readable checkpoint", path, **given(model))
+    save_file({k: v.contiguous() for k, v in weights.items()}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    fails("is not a readable checkpoint", path, **given(model))
+    torch.save([1, 2], path)
+    fails("holds a list, wanted a state dict", path, **given(model))
+
+
+def test_unknown_names():
+    fails(r"'crate-tiny-fashon' is no file, no folder and no known model. Did you mean crate-tiny-fashion\?", "crate-tiny-fashon")
+    fails(r"Known: crate-tiny-fashion .* Loading from the Hub is not built yet", "UCSC-VLAA/CRATE-alpha")
+    fails(r"has no revision 'step-7': give one of step-0, step-10", "crate-tiny-fashion", revision="step-7")
+
+
+def test_own_folder_round_trip(model, tmp_path, images):
+    model = make(model.cfg.family, labels=[f"c{i}" for i in range(11)], mean=[0.1] * 3, std=[0.2] * 3, resize=8, crop=[6, 20])
+    folder = model.save_pretrained(tmp_path / "mine")
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    loaded = ci.load(folder)
+    equal(loaded, model)
+    assert torch.equal(loaded(images), model(images))
+    equal(ci.load(str(folder), interpolate_pos=True, eta=0.2), make(**model.cfg.to_dict() | {"interpolate_pos": True, "eta": 0.2}))
+    fails(r"n_heads=7 contradicts .*config.json, which says 5", folder, n_heads=7)
+    fails("has no meaning for", folder, revision="step-0")
+    (folder / "README.md").write_text("my words")
+    model.save_pretrained(folder)
+    assert (folder / "README.md").read_text() == "my words"
+
+
+def test_bad_folders(tmp_path, model):
+    fails("has no config.json", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    fails("was not written by crate_interp", tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    fails("is not readable JSON", tmp_path)
+    (tmp_path / "config.json").write_text('{"library": "crate_interp", "format": 2}')
+    fails("has format 2; this version reads format 1", tmp_path)
+    model.save_pretrained(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 2'))
+    fails(r"keys not used \(\d+\): blocks.2", tmp_path)
+    (tmp_path / "config.json").write_text(text.replace('"n_heads"', '"heads"'))
+    fails("no field 'heads'. Did you mean n_heads", tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "model.safetensors").unlink()
+    fails("is missing: the folder has a config but no weights", tmp_path)

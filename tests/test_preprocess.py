@@ -1,0 +1,89 @@
+"""model.preprocess: pictures, paths and bytes to what the model was trained on."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make
+from PIL import Image
+
+MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+
+
+@pytest.fixture
+def model():
+    return make(mean=MEAN, std=STD)
+
+
+def picture(height=6, width=20, mode="RGB", seed=0):
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8), mode=None)
+
+
+def by_hand(image):
+    x = torch.from_numpy(np.array(image)).permute(2, 0, 1).double() / 255
+    return ((x - torch.tensor(MEAN).double()[:, None, None]) / torch.tensor(STD).double()[:, None, None]).float()
+
+
+def test_pictures_paths_and_bytes_agree(model, tmp_path):
+    images = [picture(seed=seed) for seed in range(3)]
+    wanted = torch.stack([by_hand(image) for image in images])
+    paths = [tmp_path / f"{i}.png" for i in range(3)]
+    for image, path in zip(images, paths, strict=True):
+        image.save(path)
+    array = np.stack([np.array(image) for image in images]).transpose(0, 3, 1, 2)
+    for given in (images, tuple(images), paths, [str(path) for path in paths], array, torch.from_numpy(array.copy())):
+        torch.testing.assert_close(model.preprocess(given), wanted, atol=1e-6, rtol=1e-6)
+    assert model.preprocess(images[0]).shape == model.preprocess(str(paths[0])).shape == (1, 3, 6, 20)
+    assert model.double().preprocess(images[0]).dtype is torch.float64
+
+
+def test_floats_are_taken_as_preprocessed(model):
+    x = torch.randn(2, 3, 6, 20)
+    assert torch.equal(model.preprocess(x), x)
+
+
+def test_resize_and_crop():
+    model = make(resize=6, crop=(6, 20))
+    wide = picture(30, 103)
+    small = wide.resize((20, 6), Image.Resampling.BILINEAR)  # shorter side 6: width int(6 * 103 / 30) = 20
+    torch.testing.assert_close(model.preprocess(wide)[0], torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255)
+    larger = picture(30, 150)  # 6 x 30, the middle 20 columns
+    middle = larger.resize((30, 6), Image.Resampling.BILINEAR).crop((5, 0, 25, 6))
+    torch.testing.assert_close(model.preprocess(larger)[0], torch.from_numpy(np.array(middle)).permute(2, 0, 1) / 255)
+    array = torch.from_numpy(np.array(larger)).permute(2, 0, 1)[None]
+    torch.testing.assert_close(model.preprocess(array), model.preprocess(larger))
+    exact = make(resize=(6, 20))
+    squeezed = larger.resize((20, 6), Image.Resampling.BILINEAR)
+    torch.testing.assert_close(exact.preprocess(larger)[0], torch.from_numpy(np.array(squeezed)).permute(2, 0, 1) / 255)
+
+
+def test_colours():
+    grey, colour = make(channels=1, mean=None, std=None), make(mean=None, std=None)
+    image = picture()
+    torch.testing.assert_close(grey.preprocess(image)[0, 0], torch.from_numpy(np.array(image.convert("L"))) / 255)
+    flat = colour.preprocess(picture(mode="L"))
+    assert torch.equal(flat[0, 0], flat[0, 1]) and torch.equal(flat[0, 1], flat[0, 2])
+    clear = Image.new("RGBA", (20, 6), (200, 0, 0, 0))  # transparent: white, not its hidden red
+    assert torch.equal(colour.preprocess(clear), torch.ones(1, 3, 6, 20))
+    assert colour.preprocess(image.convert("CMYK")).shape == (1, 3, 6, 20)
+    assert colour.preprocess(image.convert("P")).shape == (1, 3, 6, 20)
+
+
+def test_bad_input(model, tmp_path):
+    def fails(match, given):
+        with pytest.raises(ValueError, match=match):
+            model.preprocess(given)
+
+    fails("the sequence is empty", [])
+    fails("cannot read an image from float", [3.0])
+    fails("cannot read the image .*missing.png", str(tmp_path / "missing.png"))
+    (tmp_path / "text.png").write_text("hello")
+    fails("cannot read the image .*text.png", tmp_path / "text.png")
+    picture().save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:150])
+    fails("cannot read the image .*cut.png", tmp_path / "cut.png")
+    fails(r"an image is 7 x 20, the model takes 6 x 20: resize it, or load the model with resize=6, crop=\[6, 20\]", picture(7, 20))
+    fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
+    fails(r"images are torch.int64: give uint8 arrays", np.zeros((2, 3, 6, 20), np.int64))
+    fails(r"images have shape \(3, 6, 20\), wanted \[batch, 3, height, width\]", np.zeros((3, 6, 20), np.uint8))
+    fails("the array is empty", np.zeros((0, 3, 6, 20), np.uint8))

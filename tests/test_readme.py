@@ -1,0 +1,45 @@
+"""The README's code runs as it stands, its commands exist, and its tree is the tree."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_code_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) == 3
+    names = {"__name__": "readme"}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)  # one after the other, as a reader would
+    assert {path.name for path in tmp_path.iterdir()} == {"rate.png", "attention.png"}
+    assert tuple(names["cache"]["pattern", 3].shape) == (8, 4, 50, 50)
+    assert "rate_mid" in capsys.readouterr().out
+
+
+def test_the_first_screen():
+    lines = README.splitlines()
+    assert lines[0] == "# crate_interp" and len(lines[2:4]) == 2
+    first = README[: README.index("```python")]
+    assert first.count("![") == 1 and len(first.splitlines()) < 12
+    assert len(re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)[1].strip().splitlines()) <= 14
+
+
+def test_commands_and_pictures_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("report", "test"):
+        assert f"make {target}" in README and re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+    for picture in re.findall(r"\]\(([^)]*\.png)\)", README):
+        assert (ROOT / picture).stat().st_size > 10_000
+
+
+def test_the_training_script_is_the_card():
+    import crate_interp as ci
+    from crate_interp.checkpoints.registry import MODELS
+
+    text = (ROOT / "demos" / "train_tiny_fashion.py").read_text()
+    assert f"SAVED_STEPS = {MODELS[0]['steps']}" in text and ci.load("crate-tiny-fashion").cfg.model_name in text
+    for step in MODELS[0]["steps"]:
+        assert str(step) in README

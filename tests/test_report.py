@@ -1,0 +1,118 @@
+"""The report: one self-contained page, its pictures and tables, and what is refused."""
+
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+import torch
+from conftest import LAYERS, leftover_hooks, make
+from PIL import Image
+
+import crate_interp as ci
+
+
+@pytest.fixture(scope="module")
+def data():
+    return torch.randn(6, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make(model_name="mine & <yours>")
+
+
+@pytest.fixture(scope="module")
+def report(model, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report") / "deep" / "er"
+    state = torch.random.get_rng_state()
+    path = ci.report(model, data, out, untrained=2, progress=False)
+    assert torch.equal(torch.random.get_rng_state(), state), "the global random state moved"
+    return path
+
+
+class Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.words, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    parser = Page()
+    parser.feed(report.read_text(encoding="utf-8"))
+    return parser
+
+
+def test_it_is_one_file_that_works_offline(report, page):
+    text = report.read_text(encoding="utf-8")
+    assert report.name == "report.html" and len(text) < 2_000_000
+    assert not any(tag in ("script", "link", "iframe") for tag, _ in page.tags)
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name) or ""
+            assert not value or value.startswith(("data:", "#")), (tag, value)
+    assert "@import" not in text and not re.search(r"url\((?!#|['\"]?data:)", text)
+
+
+def test_it_is_readable(report, page):
+    text = report.read_text(encoding="utf-8")
+    assert 'name="viewport"' in text and "color-scheme: light dark" in text and "currentColor" in text
+    pictures = [a for tag, a in page.tags if tag == "img" or (tag == "svg" and a.get("role") == "img")]
+    assert all(len(a.get("alt") or a.get("aria-label") or "") > 20 for a in pictures)
+    assert len(pictures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) == 2 + 23  # layers, statistics
+    words = " ".join(page.words)
+    assert "mine & <yours>" in words and "untrained, 2 seeds" in words and "Settings: eps = 0.1" in words
+
+
+def test_every_statistic_has_a_figure_and_a_sentence(report, page):
+    result = ci.SweepResult.load(report.parent)
+    words = " ".join(" ".join(page.words).split())
+    for name in result.meta["statistics"]:
+        assert name in words
+        with Image.open(report.parent / "figures" / f"{name}.png") as picture:
+            assert picture.width > 400
+    assert {path.name for path in report.parent.glob("figures/attention-*.png")} == {"attention-layer-1.png", "attention-layer-2.png"}
+
+
+def test_tables(report, model, data):
+    table = pd.read_csv(report.parent / "layers.csv")
+    result = ci.sweep(model, data, progress=False)
+    pd.testing.assert_frame_equal(table[result.layers().columns], result.layers(), check_dtype=False, rtol=1e-12)
+    twins = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        twins.append(ci.sweep(ci.HookedCrate(model.cfg).eval(), data, progress=False).layers())
+    merged = pd.concat(twins).groupby(["probe", "statistic", "layer"])["mean"]
+    for row in table.itertuples():
+        key = (row.probe, row.statistic, row.layer)
+        assert row.untrained_mean == pytest.approx(merged.mean()[key])
+        assert (row.untrained_min, row.untrained_max) == (pytest.approx(merged.min()[key]), pytest.approx(merged.max()[key]))
+    samples = pd.read_parquet(report.parent / "samples.parquet")
+    pd.testing.assert_frame_equal(samples, result.samples())
+    assert len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1
+
+
+def test_without_twins_and_with_other_probes(model, data, tmp_path):
+    path = ci.report(model, data, tmp_path, probes=["sparsity"], untrained=0, limit=2, progress=False)
+    text = path.read_text()
+    assert "untrained" not in text.replace("untrained twins", "") and "compression" not in text
+    assert ci.SweepResult.load(tmp_path).meta["n_samples"] == 2
+    assert leftover_hooks(model) == []
+
+
+def test_refusals(model, data, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write into .*Give another folder"):
+        ci.report(model, data, tmp_path / "file" / "out")
+    with pytest.raises(ValueError, match="untrained=-1: give a whole number"):
+        ci.report(model, data, tmp_path, untrained=-1)
+    with pytest.raises(ValueError, match="no probe is called 'sparcity'"):
+        ci.report(model, data, tmp_path / "new", probes="sparcity")
+    assert not (tmp_path / "new").exists()
