@@ -1,10 +1,11 @@
-"""Train crate-tiny-fashion: a CRATE of 0.3 M parameters on Fashion-MNIST, on two CPU cores in about an hour.
+"""Train crate-tiny-fashion: a CRATE of 0.3 M parameters on Fashion-MNIST, on two CPU cores in about 40 minutes.
 
     python demos/train_tiny_fashion.py --out runs/crate-tiny-fashion
 
 Data: Debian's package dataset-fashion-mnist (MIT licence), unpacked or installed; --data names the folder of the
-four .gz files. The recipe and the number of epochs were chosen on 5,000 held-out training images; the 10,000 test
-images are looked at once, after the last step. Interrupt at any time: the same command goes on from the last save.
+four .gz files. The recipe and the number of epochs were chosen on 5,000 held-out training images (learning rates 1e-3
+and 3e-3 reach 76.1 % and 79.9 % of them in two epochs with --pilot --epochs 2); the 10,000 test images are looked at
+once, after the last step. Interrupt at any time: the same command goes on from the last save.
 The folder it writes loads with `crate_interp.load(folder)`.
 """
 
@@ -98,7 +99,9 @@ def save_step(model: HookedCrate, out: Path, step: int) -> None:
     """The weights after `step` steps, in float16."""
     (out / "steps").mkdir(parents=True, exist_ok=True)
     weights = {name: value.to(torch.float16).contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, out / "steps" / f"step-{step}.safetensors")
+    path = out / "steps" / f"step-{step}.safetensors"
+    save_file(weights, path)
+    path.chmod(0o644)
 
 
 def save_sample(images: torch.Tensor, labels: torch.Tensor, path: Path, n: int = 256) -> None:
@@ -172,8 +175,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-fashion"))
-    parser.add_argument("--epochs", type=int, default=22)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--pilot", action="store_true", help="choose a recipe: stop before the test images are read")
     args = parser.parse_args()

@@ -48,6 +48,7 @@ def save(model: Any, folder: Path) -> Path:
 def _write(path: Path, writer: Any) -> None:
     part = path.with_name(path.name + ".part")
     writer(part)
+    part.chmod(0o644)  # safetensors leaves its files readable by their owner alone
     os.replace(part, path)
 
 

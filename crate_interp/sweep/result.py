@@ -67,14 +67,14 @@ class SweepResult:
         return cls(*tables, meta)
 
 
-def result_of(tally: Tally, labels: list[Any] | None, n: int, meta: dict[str, Any]) -> SweepResult:
-    """The tables of a finished tally over n samples."""
-    samples = _sample_table(tally, labels, n, meta["n_layers"])
+def result_of(tally: Tally, labels: list[Any] | None, meta: dict[str, Any]) -> SweepResult:
+    """The tables of a finished tally."""
+    samples = _sample_table(tally, labels, meta["n_layers"])
     return SweepResult(samples, _layer_table(tally), _head_table(tally), meta)
 
 
-def _sample_table(tally: Tally, labels: list[Any] | None, n: int, n_layers: int) -> pd.DataFrame:
-    values = {key: np.concatenate(parts) for key, parts in tally.samples.items()}
+def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.DataFrame:
+    n, values = tally.n, tally.samples
     count = max([n_layers, *(layer + 1 for _, _, layer in values)])
     columns: dict[str, Any] = {
         "sample": np.repeat(np.arange(n), count),
@@ -90,8 +90,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n: int, n_layers: int)
 
 def _layer_table(tally: Tally) -> pd.DataFrame:
     rows: list[tuple] = []
-    for (probe, statistic, layer), parts in tally.samples.items():
-        values = np.concatenate(parts)
+    for (probe, statistic, layer), values in tally.samples.items():
         std = values.std(ddof=1) if len(values) > 1 else np.nan
         rows.append((probe, statistic, layer, values.mean(), std, len(values)))
     for (probe, statistic, layer), value in tally.weights.items():

@@ -43,16 +43,15 @@ def sweep(
     _check_weights(model)
     samples = open_data(data, model.preprocess, limit)
     started = time.perf_counter()
-    tally = Tally()
-    starts = range(0, samples.n, batch_size)
+    tally = Tally(samples.n)
     with torch.no_grad(), tqdm(total=samples.n, desc="sweep", unit="image", disable=not progress) as bar:
         _measure_weights(model, chosen, tally)
-        for start in starts:
+        for start in range(0, samples.n, batch_size):
             images = samples.read(start, min(start + batch_size, samples.n)).to(model.cfg.device)
             _measure_batch(model, chosen, images, tally, start)
             bar.update(len(images))
     meta = sweep_meta(model, chosen, samples, batch_size, time.perf_counter() - started)
-    return result_of(tally, samples.labels, samples.n, meta)
+    return result_of(tally, samples.labels, meta)
 
 
 def probe(cache: Any, probes: Probes = None) -> SweepResult:
@@ -65,17 +64,17 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
         raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
     layers = range(len(model.blocks))
     _check_cached(cache, chosen, layers)
-    tally, n = Tally(), 1
+    n = len(next(iter(cache.values())))  # every point has the batch first
+    tally = Tally(n)
     with torch.no_grad():
         _measure_weights(model, chosen, tally)
         for layer in layers:
             for item in (item for item in chosen if item.points):
                 acts = {point: cache[full_name(point, layer)] for point in item.points}
-                n = len(next(iter(acts.values())))
                 tally.add(item.name, layer, on_activations(item, model.blocks[layer], acts), 0)
         for item in (item for item in chosen if item.final):
             tally.add(item.name, len(layers), on_final(item, cache[_last(model)]), 0)
-    return result_of(tally, None, n, cache_meta(model, chosen, n))
+    return result_of(tally, None, cache_meta(model, chosen, n))
 
 
 def _check_weights(model: Any) -> None:

@@ -37,20 +37,30 @@ class Moments:
 
 @dataclass
 class Tally:
-    """What has been measured so far. `start` is the index of the batch's first sample, for error messages."""
+    """What has been measured so far on n samples.
 
-    samples: dict[Key, list[np.ndarray]] = field(default_factory=dict)
+    A `[batch]` statistic is written into one array of n made at its first batch: small arrays kept from every batch
+    would pin the allocator's pages between the activations, and memory would grow with the data.
+    """
+
+    n: int
+    samples: dict[Key, np.ndarray] = field(default_factory=dict)
     heads: dict[Key, Moments] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
 
     def add(self, probe: str, layer: int, answer: dict[str, Tensor], start: int) -> None:
-        """Takes one probe's answer on one batch and layer; ValueError naming the samples where a number is not finite."""
+        """Takes one probe's answer on the batch that begins at sample `start`.
+
+        Raises ValueError naming layer and samples where a number is not finite.
+        """
         for statistic, tensor in answer.items():
             values = tensor.detach().double().cpu().numpy()
             key = (probe, statistic, layer)
             _refuse_nan(key, values, start)
             if values.ndim == 1:
-                self.samples.setdefault(key, []).append(values)
+                if key not in self.samples:
+                    self.samples[key] = np.full(self.n, np.nan)
+                self.samples[key][start : start + len(values)] = values
             else:
                 moments = Moments.of(values)
                 self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments

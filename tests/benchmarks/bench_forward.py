@@ -1,0 +1,38 @@
+"""What hook points cost when nothing hangs on them: the hooked forward over a plain one doing the same work."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from reference import forward, published_layout
+from timing import least, require_one_thread, verdict
+
+import crate_interp as ci
+
+SIZES = {"CRATE-T (d=384, 6 heads)": (384, 6), "CRATE-S (d=576, 12 heads)": (576, 12)}
+
+
+def main() -> bool:
+    require_one_thread()
+    good = True
+    for name, (d_model, n_heads) in SIZES.items():
+        torch.manual_seed(0)
+        model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=d_model, n_layers=12, n_heads=n_heads)).eval()
+        weights, images = published_layout(model), torch.randn(4, 3, 224, 224)
+        plain = lambda n=n_heads, w=weights, x=images: forward(w, x, "crate", n, (16, 16))  # noqa: E731
+        with torch.no_grad():
+            assert torch.equal(plain(), model(images))
+            jobs = {"plain": plain, "hooked": lambda m=model, x=images: m(x), "plain again": plain}
+            times = least(jobs, rounds=15)
+        print(f"{name}, 197 tokens, batch 4, 12 layers: plain {times['plain'] * 1e3:.0f} ms")
+        print(f"  plain over plain, the noise: {times['plain again'] / times['plain']:.3f}")
+        best = min(times["plain"], times["plain again"])
+        good &= verdict("  hooked over plain", times["hooked"] / best, 1.03)
+    return good
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
