@@ -30,10 +30,11 @@ _FAMILY_DEFAULTS = {
 class CrateConfig:
     """The shape and constants of one hooked CRATE vision model.
 
-    A field left at None takes the published default of its family. `image_size` and `patch_size` take an int or
-    (h, w) and are stored as (h, w). `variant` chooses the output map of MSSA (crate_interp/models/attention.py).
-    `resize`, `crop`, `interpolation`, `mean`, `std` say what `model.preprocess` does; `resize` is the length of the
-    shorter side, or (h, w). Raises ValueError naming the field where a value cannot be used.
+    A field left at None takes the published default of its family: `d_head` and `d_mlp` ints, `ln_eps` and
+    `ln_final_eps` floats. `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `variant`
+    chooses the output map of MSSA (crate_interp/models/attention.py). `resize`, `crop`, `interpolation`, `mean`, `std`
+    say what `model.preprocess` does; `resize` is the length of the shorter side, or (h, w). Raises ValueError naming
+    the field where a value cannot be used.
     """
 
     family: str
@@ -45,12 +46,12 @@ class CrateConfig:
     patch_size: Any = 16
     channels: int = 3
     n_classes: int = 1000
-    d_head: int | None = None
-    d_mlp: int | None = None
+    d_head: Any = None
+    d_mlp: Any = None
     eta: float = 0.1
     lambd: float = 0.1
-    ln_eps: float | None = None
-    ln_final_eps: float | None = None
+    ln_eps: Any = None
+    ln_final_eps: Any = None
     pool: str = "cls"
     interpolate_pos: bool = False
     resize: Any = None

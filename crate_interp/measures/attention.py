@@ -12,8 +12,12 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     1e-8 that JoMA's code adds inside the logarithm. Raises ValueError for no keys.
     """
     _check(pattern)
-    tiny = torch.finfo(pattern.dtype).tiny  # 0 ln 0 = 0, and the logarithm stays finite
-    return _valid(-(pattern.clamp_min(tiny).log() * pattern).sum(dim=-1), pattern)
+    logs = pattern.log()
+    # in place where no gradient is wanted: a pattern is the largest tensor of a layer
+    entropy = -(logs * pattern if pattern.requires_grad else logs.mul_(pattern)).sum(dim=-1)
+    if not entropy.isfinite().all():  # 0 ln 0 = 0
+        entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
+    return entropy.masked_fill(~entropy.isfinite(), torch.nan)
 
 
 def top_mass(pattern: Float[Tensor, "*batch query key"], k: int) -> Float[Tensor, "*batch query"]:

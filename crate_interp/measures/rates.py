@@ -43,14 +43,23 @@ def subspace_coding_rate(
     R^c(Z | U; eps) of arXiv 2306.01129 eq. 2-3. U is used as stored: orthonormalise it first to measure the theory's
     object. R^c depends on Z Z^T only: it cannot tell which token lies in which subspace. Errors as in `coding_rate`.
     """
+    return rate_of_codes(head_codes(z, u), z, u, eps)
+
+
+def rate_of_codes(
+    codes: Float[Tensor, "*batch head pos d_head"],
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+) -> Float[Tensor, "*batch head"]:
+    """`subspace_coding_rate` for a caller who has the codes `head_codes(z, u)` already."""
     _check(z, eps)
-    heads, _, width = u.shape
-    pos = z.shape[-2]
+    pos, width = codes.shape[-2:]
     flat = z.reshape(-1, *z.shape[-2:])
     # a doubtful sample is projected again too: rounding the codes loses as much as rounding their Gram
     again = lambda rows: head_codes(flat[rows].double(), u.double())  # noqa: E731
-    rate = _half_logdet(head_codes(flat, u), width / (pos * eps**2), again)
-    return rate.reshape(*z.shape[:-2], heads)
+    rate = _half_logdet(codes.reshape(-1, *codes.shape[-3:]), width / (pos * eps**2), again)
+    return rate.reshape(codes.shape[:-2])
 
 
 def rate_reduction(
@@ -88,7 +97,11 @@ def official_coding_rate(
 def _unit_rows(codes: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
     """Each row at length one; a row of zeros stays."""
     norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
-    return codes / norms.masked_fill(norms == 0, 1)
+    norms = norms.masked_fill(norms == 0, 1)
+    if codes.requires_grad:
+        return codes / norms
+    # written in order of the axes, as the Gram wants it: dividing first and copying after is a pass more
+    return torch.div(codes, norms, out=codes.new_empty(codes.shape))
 
 
 def head_codes(
@@ -136,9 +149,10 @@ def _cholesky_rate(
     x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
 ) -> tuple[Float[Tensor, "samples heads"], Bool[Tensor, "samples heads"]]:
     """The rate by Cholesky of the smaller Gram, and which samples it cannot be trusted for."""
+    x = x.contiguous()  # once, not once for each side of the product
     rows, columns = x.shape[-2:]
     gram = x @ x.mT if rows < columns else x.mT @ x  # [samples, heads, n, n], n = min(rows, columns)
-    matrix = gram * scale
+    matrix = gram * scale if gram.requires_grad else gram.mul_(scale)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal += 1
     factor, failed = torch.linalg.cholesky_ex(matrix)

@@ -15,9 +15,10 @@ def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Flo
     _check(z)
     if not tol >= 0:
         raise ValueError(f"tol={tol}: give a number of at least 0.")
-    size = z.abs()
-    share = (size <= tol).sum(dim=-1).to(z.dtype) / z.shape[-1]
-    return _valid(share, size.amax(dim=-1))
+    with torch.no_grad():  # a count has no gradient; comparing into numbers, as booleans are slow to sum
+        zeros = torch.empty_like(z)
+        torch.eq(z, 0, out=zeros) if tol == 0 else torch.le(z.abs(), tol, out=zeros)
+    return _valid(zeros.sum(dim=-1) / z.shape[-1], z)
 
 
 def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
@@ -26,8 +27,7 @@ def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. Raises ValueError for an empty code.
     """
     _check(z)
-    size = z.abs()
-    return _valid(size.sum(dim=-1), size.amax(dim=-1))
+    return _valid(z.abs().sum(dim=-1), z)
 
 
 def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
@@ -45,12 +45,15 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     l1, l2 = scaled.abs().sum(dim=-1), torch.linalg.vector_norm(scaled, dim=-1)
     ratio = l1 / l2.masked_fill(l2 == 0, 1)
     value = (width**0.5 - ratio) / (width**0.5 - 1)
-    return _valid(value.masked_fill(l2 == 0, 1).clamp(0, 1), largest[..., 0])
+    return _valid(value.masked_fill(l2 == 0, 1).clamp(0, 1), z)
 
 
-def _valid(value: Float[Tensor, "*batch"], largest: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """NaN for a token whose largest entry is NaN or Inf."""
-    return value.masked_fill(~largest.isfinite(), torch.nan)
+def _valid(value: Float[Tensor, "*batch pos"], z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
+    """NaN for a token that holds NaN or Inf."""
+    finite = z.detach().sum(dim=-1).isfinite()  # one pass; finite entries whose sum overflows are looked at singly
+    if not finite.all():
+        finite = z.isfinite().all(dim=-1)
+    return value.masked_fill(~finite, torch.nan)
 
 
 def _check(z: Tensor) -> None:

@@ -69,10 +69,16 @@ def projection_energy(
     """
     _check(u)
     # Q_k^T z = R_k^{-T} U_k^T z would square the condition of U_k: project with Q itself
-    codes = head_codes(z, torch.linalg.qr(u).Q)
-    energy = codes.square().sum(dim=-1).transpose(-2, -1)  # [..., pos, head]
-    norms = z.square().sum(dim=-1, keepdim=True)
-    return energy / norms.masked_fill(norms == 0, 1)
+    return energy_of_codes(head_codes(z, torch.linalg.qr(u).Q), z)
+
+
+def energy_of_codes(
+    codes: Float[Tensor, "*batch head pos d_head"], z: Float[Tensor, "*batch pos d_model"]
+) -> Float[Tensor, "*batch pos head"]:
+    """`projection_energy` for a caller who has the codes of an orthonormal basis already."""
+    lengths = torch.linalg.vector_norm(codes, dim=-1).transpose(-2, -1)  # [..., pos, head]
+    norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return (lengths / norms.masked_fill(norms == 0, 1)).square()
 
 
 def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor, "*batch"]:

@@ -31,8 +31,17 @@ class MSSA(nn.Module):
         self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.family == "crate") if cfg.has_output_matrix else None
         if cfg.variant == "fix" and self.out_proj is not None:
             self.out_proj.requires_grad_(False)
-        for name in ("u", "q", "k", "v", "q_input", "k_input", "v_input", "attn_scores", "pattern", "z", "result"):
-            setattr(self, f"hook_{name}", HookPoint())
+        self.hook_u = HookPoint()
+        self.hook_q = HookPoint()
+        self.hook_k = HookPoint()
+        self.hook_v = HookPoint()
+        self.hook_q_input = HookPoint()
+        self.hook_k_input = HookPoint()
+        self.hook_v_input = HookPoint()
+        self.hook_attn_scores = HookPoint()
+        self.hook_pattern = HookPoint()
+        self.hook_z = HookPoint()
+        self.hook_result = HookPoint()
 
     @property
     def U(self) -> Float[Tensor, "head d_model d_head"]:
@@ -72,12 +81,15 @@ class MSSA(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """MSSA(norm(z)); the LayerNorm comes along because split inputs are normalised once per role."""
         q, k, v = self._split_codes(z, norm) if self.cfg.use_split_qkv_input else self._tied_codes(norm(z))
-        scores = (
-            torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * self.cfg.d_head**-0.5
-        )  # [batch, head, pos, pos]
-        pattern = self.hook_pattern(self.hook_attn_scores(scores).softmax(dim=-1))
-        heads = self.hook_z(torch.matmul(pattern, v.transpose(1, 2)).transpose(1, 2))  # [batch, pos, head, d_head]
-        return self._combine(heads)
+        heads = torch.matmul(self._pattern(q, k), v.transpose(1, 2)).transpose(1, 2)  # [batch, pos, head, d_head]
+        return self._combine(self.hook_z(heads))
+
+    def _pattern(
+        self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch head pos pos"]:
+        """The attention pattern; in a function of its own so that the scores are let go before the pattern is used."""
+        scores = self.hook_attn_scores(torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * self.cfg.d_head**-0.5)
+        return self.hook_pattern(scores.softmax(dim=-1))
 
     def _tied_codes(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Tensor, Tensor, Tensor]:
         """The code in its three roles, each `[batch, pos, head, d_head]`.

@@ -27,8 +27,11 @@ class CrateBlock(nn.Module):
         self.attn = MSSA(cfg)
         self.ln2 = HookedLayerNorm(cfg.d_model, cfg.ln_eps)
         self.mlp = OvercompleteODL(cfg) if self.residual else ISTA(cfg)
-        for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post"):
-            setattr(self, f"hook_{name}", HookPoint())
+        self.hook_resid_pre = HookPoint()
+        self.hook_attn_out = HookPoint()
+        self.hook_resid_mid = HookPoint()
+        self.hook_mlp_out = HookPoint()
+        self.hook_resid_post = HookPoint()
 
     @property
     def mssa(self) -> MSSA:

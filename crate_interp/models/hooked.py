@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.hook_points import HookPoint
-from transformer_lens.utilities import Slice
+from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
 
@@ -39,7 +39,9 @@ class HookedModel(HookedRootModule):
     blocks: nn.ModuleList
     unembed: nn.Linear
 
-    def run_with_cache(self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any) -> tuple[Any, ActivationCache]:
+    def run_with_cache(  # pyright: ignore[reportIncompatibleMethodOverride]  # as TransformerLens' own models do
+        self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any
+    ) -> tuple[Any, ActivationCache]:
         """`(output, ActivationCache)` of one forward; arguments as in TransformerLens.
 
         Different from it: a `names_filter` that matches no point raises KeyError with the nearest names (tuples are

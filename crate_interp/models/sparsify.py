@@ -23,14 +23,16 @@ class ISTA(nn.Module):
         super().__init__()
         self.eta, self.lambd = cfg.eta, cfg.lambd
         self.D = _kaiming(cfg.d_model, cfg.d_mlp)
-        for name in ("recon", "gram", "corr", "grad", "pre", "post"):
-            setattr(self, f"hook_{name}", HookPoint())
+        self.hook_recon = HookPoint()
+        self.hook_gram = HookPoint()
+        self.hook_corr = HookPoint()
+        self.hook_grad = HookPoint()
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
-        recon = self.hook_recon(F.linear(y, self.D))
-        gram = self.hook_gram(F.linear(recon, self.D.T))
-        corr = self.hook_corr(F.linear(y, self.D.T))
-        grad = self.hook_grad(gram - corr)
+        gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
+        grad = self.hook_grad(gram - self.hook_corr(F.linear(y, self.D.T)))
         # grad * -eta has the bits of -(eta * grad), one pass cheaper
         pre = self.hook_pre(y + (grad * -self.eta - self.eta * self.lambd))
         return self.hook_post(F.relu(pre))
@@ -57,8 +59,14 @@ class OvercompleteODL(nn.Module):
         self.eta, self.lambd = cfg.eta, cfg.lambd
         self.D = _kaiming(cfg.d_model, cfg.d_mlp)
         self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
-        for name in ("corr", "pre_init", "post_init", "recon", "error", "grad", "pre", "post"):
-            setattr(self, f"hook_{name}", HookPoint())
+        self.hook_corr = HookPoint()
+        self.hook_pre_init = HookPoint()
+        self.hook_post_init = HookPoint()
+        self.hook_recon = HookPoint()
+        self.hook_error = HookPoint()
+        self.hook_grad = HookPoint()
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         threshold = self.eta * self.lambd

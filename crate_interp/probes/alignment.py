@@ -1,22 +1,25 @@
 """Alignment: whether the subspaces and the dictionary are what the theory assumes, and where the tokens lie."""
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import Tensor
 
 from crate_interp.measures import (
     completeness_defect,
     dictionary_defect,
     head_overlap,
     orthonormality_defect,
-    projection_energy,
 )
+from crate_interp.measures.subspaces import energy_of_codes
 from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.shared import mid_codes
 
 _STATISTICS = {
     "orthonormality": ("", 0.0, None, "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes."),
     "completeness": ("", 0.0, None, "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly."),
     "head_overlap": ("", 0.0, 1.0, "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is disjoint."),
     "dictionary_defect": ("", 0.0, None, "|D^T D - c I| / sqrt(d): 0 where the dictionary is a scaled orthonormal one."),
-    "energy_head": ("share of energy", 0.0, 1.0, "How much of a token of Z^{l+1/2} lies in the head's subspace, mean over tokens: p/d is chance."),
+    "energy_head": ("share of energy", 0.0, 1.0, "Share of a token of Z^{l+1/2} in the head's subspace, mean over tokens; chance is p/d."),
 }  # fmt: skip
 
 
@@ -27,11 +30,11 @@ def alignment() -> Probe:
     )
 
 
-def _measure(block: nn.Module, acts: Acts) -> dict[str, Tensor]:
-    return {"energy_head": projection_energy(acts["hook_resid_mid"], block.attn.U).mean(dim=-2)}
+def _measure(block: Any, acts: Acts) -> dict[str, Tensor]:
+    return {"energy_head": energy_of_codes(mid_codes(block, acts), acts["hook_resid_mid"]).mean(dim=-2)}
 
 
-def _of_weights(block: nn.Module) -> dict[str, Tensor]:
+def _of_weights(block: Any) -> dict[str, Tensor]:
     u = block.attn.U
     answer = {
         "orthonormality": orthonormality_defect(u),

@@ -6,7 +6,7 @@ from crate_interp.measures import attention_entropy, effective_support, top_mass
 from crate_interp.probes.probe import Acts, Probe
 
 _STATISTICS = {
-    "entropy": ("nats", 0.0, None, "Entropy of attention, mean over queries: the logarithm of the number of tokens is uniform, 0 is one token."),
+    "entropy": ("nats", 0.0, None, "Entropy of attention, mean over queries: ln(number of tokens) is uniform, 0 is one token."),
     "entropy_cls": ("nats", 0.0, None, "Entropy of the CLS token's attention; low where the head singles out a few tokens."),
     "top1_cls": ("share of attention", 0.0, 1.0, "Mass on the token the CLS token attends to most."),
     "top5_cls": ("share of attention", 0.0, 1.0, "Mass on the five tokens the CLS token attends to most."),

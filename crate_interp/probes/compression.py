@@ -1,11 +1,14 @@
 """Compression: the coding rates of the stream before and after MSSA."""
 
 from functools import partial
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from crate_interp.measures import coding_rate, official_coding_rate, subspace_coding_rate
+from crate_interp.measures import coding_rate, official_coding_rate
+from crate_interp.measures.rates import head_codes, rate_of_codes
 from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.shared import mid_codes, orthonormal_basis
 
 _STATISTICS = {
     "rate_pre": ("nats", 0.0, None, "R of Z^l: what the layer's input costs as one Gaussian; lower is more compressed."),
@@ -36,11 +39,17 @@ def compression(eps: float = 0.1) -> Probe:
     )
 
 
-def _measure(block: nn.Module, acts: Acts, eps: float) -> dict[str, Tensor]:
+def _measure(block: Any, acts: Acts, eps: float) -> dict[str, Tensor]:
+    u = block.attn.U
+    _, triangle = orthonormal_basis(block, acts)
+    codes = {
+        "pre": head_codes(acts["hook_resid_pre"], u),
+        "mid": mid_codes(block, acts) @ triangle,  # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
+    }
     answer: dict[str, Tensor] = {}
-    for half, point in (("pre", "hook_resid_pre"), ("mid", "hook_resid_mid")):
-        rate = coding_rate(acts[point], eps)
-        per_head = subspace_coding_rate(acts[point], block.attn.U, eps)
+    for half, z in (("pre", acts["hook_resid_pre"]), ("mid", acts["hook_resid_mid"])):
+        rate = coding_rate(z, eps)
+        per_head = rate_of_codes(codes[half], z, u, eps)
         total = per_head.sum(dim=-1)
         answer |= {
             f"rate_{half}": rate,

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from crate_interp.probes.shared import LayerActs
+
 Statistic = tuple[str, float | None, float | None, str]  # unit, lowest value, highest value, how to read it
 Acts = Mapping[str, Tensor]
 
@@ -48,10 +50,10 @@ def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
     return _checked(probe, answer, (0, 1), None)
 
 
-def on_activations(probe: Probe, block: nn.Module, acts: Acts) -> dict[str, Tensor]:
-    """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each."""
+def on_activations(probe: Probe, block: nn.Module, acts: LayerActs) -> dict[str, Tensor]:
+    """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each; it sees its own points only."""
     batch = len(acts[probe.points[0]])
-    return _checked(probe, probe.measure(block, {point: acts[point] for point in probe.points}), (1, 2), batch)
+    return _checked(probe, probe.measure(block, acts.only(probe.points)), (1, 2), batch)
 
 
 def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:

@@ -61,10 +61,10 @@ class SweepResult:
         folder = Path(folder)
         try:
             meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-            tables = [pd.read_parquet(folder / name) for name in (_SAMPLES, _LAYERS, _HEADS)]
+            samples, layers, heads = (pd.read_parquet(folder / name) for name in (_SAMPLES, _LAYERS, _HEADS))
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no saved SweepResult ({_META} and three tables): {error}") from None
-        return cls(*tables, meta)
+        return cls(samples, layers, heads, meta)
 
 
 def result_of(tally: Tally, labels: list[Any] | None, meta: dict[str, Any]) -> SweepResult:

@@ -12,6 +12,7 @@ from crate_hooks import full_name, read
 from crate_interp.data import open_data
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import on_activations, on_final, on_weights
+from crate_interp.probes.shared import LayerActs
 from crate_interp.sweep.provenance import cache_meta, sweep_meta
 from crate_interp.sweep.result import SweepResult, result_of
 from crate_interp.sweep.tally import Tally
@@ -46,9 +47,10 @@ def sweep(
     tally = Tally(samples.n)
     with torch.no_grad(), tqdm(total=samples.n, desc="sweep", unit="image", disable=not progress) as bar:
         _measure_weights(model, chosen, tally)
+        of_weights: list[dict] = [{} for _ in model.blocks]
         for start in range(0, samples.n, batch_size):
             images = samples.read(start, min(start + batch_size, samples.n)).to(model.cfg.device)
-            _measure_batch(model, chosen, images, tally, start)
+            _measure_batch(model, chosen, images, tally, start, of_weights)
             bar.update(len(images))
     meta = sweep_meta(model, chosen, samples, batch_size, time.perf_counter() - started)
     return result_of(tally, samples.labels, meta)
@@ -69,8 +71,10 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
     with torch.no_grad():
         _measure_weights(model, chosen, tally)
         for layer in layers:
-            for item in (item for item in chosen if item.points):
-                acts = {point: cache[full_name(point, layer)] for point in item.points}
+            reading = [item for item in chosen if item.points]
+            points = [point for item in reading for point in item.points]
+            acts = LayerActs({point: cache[full_name(point, layer)] for point in points}, {})
+            for item in reading:
                 tally.add(item.name, layer, on_activations(item, model.blocks[layer], acts), 0)
         for item in (item for item in chosen if item.final):
             tally.add(item.name, len(layers), on_final(item, cache[_last(model)]), 0)
@@ -89,7 +93,9 @@ def _measure_weights(model: Any, probes: list[Probe], tally: Tally) -> None:
             tally.add_weights(item.name, layer, on_weights(item, block))
 
 
-def _measure_batch(model: Any, probes: list[Probe], images: Tensor, tally: Tally, start: int) -> None:
+def _measure_batch(
+    model: Any, probes: list[Probe], images: Tensor, tally: Tally, start: int, of_weights: list[dict]
+) -> None:
     """One forward; each layer is measured as soon as its points have fired."""
     if not images.isfinite().all():
         bad = [start + index for index, image in enumerate(images) if not image.isfinite().all()]
@@ -98,8 +104,9 @@ def _measure_batch(model: Any, probes: list[Probe], images: Tensor, tally: Tally
     finals = [item for item in probes if item.final]
 
     def measure(layer: int, acts: dict[str, Tensor]) -> None:
+        shared = LayerActs(acts, of_weights[layer])
         for item in reading:
-            tally.add(item.name, layer, on_activations(item, model.blocks[layer], acts), start)
+            tally.add(item.name, layer, on_activations(item, model.blocks[layer], shared), start)
 
     def measure_final(layer: int, acts: dict[str, Tensor]) -> None:
         for item in finals:

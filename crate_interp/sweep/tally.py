@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Key = tuple[str, str, int]  # probe, statistic, layer
@@ -53,8 +54,7 @@ class Tally:
 
         Raises ValueError naming layer and samples where a number is not finite.
         """
-        for statistic, tensor in answer.items():
-            values = tensor.detach().double().cpu().numpy()
+        for statistic, values in _to_numpy(answer).items():
             key = (probe, statistic, layer)
             _refuse_nan(key, values, start)
             if values.ndim == 1:
@@ -74,9 +74,19 @@ class Tally:
             self.weights[probe, statistic, layer] = values
 
 
+def _to_numpy(answer: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """The statistics as float64 arrays, brought over in one piece: a transfer each would stall a GPU at every number."""
+    if not answer:
+        return {}
+    columns = [value.detach().reshape(len(value), -1) for value in answer.values()]  # [batch, 1 or head] each
+    table = torch.cat(columns, dim=1).double().cpu().numpy()
+    parts = np.split(table, np.cumsum([column.shape[1] for column in columns])[:-1], axis=1)
+    return {name: part.reshape(value.shape) for (name, value), part in zip(answer.items(), parts, strict=True)}
+
+
 def _refuse_nan(key: Key, values: np.ndarray, start: int) -> None:
-    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    if not finite.all():
+    if not np.isfinite(values).all():
+        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         bad = [int(index) + start for index in np.flatnonzero(~finite)]
         shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
         raise ValueError(f"{key[0]}.{key[1]} is NaN or Inf in layer {key[2]} for {len(bad)} samples: {shown}.")

@@ -23,9 +23,9 @@ class Curve:
 def names(result: SweepResult) -> list[str]:
     """All "probe.statistic" that the result holds, in the order they were measured."""
     pairs = [
-        (row.probe, row.statistic)
+        (probe, statistic)
         for table in (result.layers(), result.heads())
-        for row in table.drop_duplicates(["probe", "statistic"]).itertuples()
+        for probe, statistic in table[["probe", "statistic"]].drop_duplicates().to_numpy().tolist()
     ]
     order = list(result.meta["statistics"])
     return sorted((f"{probe}.{statistic}" for probe, statistic in pairs), key=order.index)
@@ -41,12 +41,14 @@ def curve(result: SweepResult, statistic: str) -> Curve:
         rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
         if len(rows) and "head" in rows:
             wide = rows.pivot(index="layer", columns="head", values="mean")
-            std = rows.groupby("layer")["std"].mean()
+            std = rows.pivot(index="layer", columns="head", values="std")
             heads = wide.to_numpy(dtype=float)
-            return Curve(wide.index.to_numpy(dtype=float), heads.mean(axis=1), std.to_numpy(dtype=float), heads)
+            return Curve(
+                wide.index.to_numpy(dtype=float), heads.mean(axis=1), std.to_numpy(dtype=float).mean(axis=1), heads
+            )
         if len(rows):
-            columns = (rows[column].to_numpy(dtype=float) for column in ("layer", "mean", "std"))
-            return Curve(*columns, heads=None)
+            layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
+            return Curve(layers, mean, std, heads=None)
     known = names(result)
     near = difflib.get_close_matches(statistic, known, n=3, cutoff=0.5)
     hint = f"Did you mean {', '.join(near)}?" if near else f"It has {', '.join(known)}."

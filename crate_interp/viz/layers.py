@@ -37,7 +37,7 @@ def layers(result: SweepResult, statistic: str, untrained: Sequence[SweepResult]
             color=_UNTRAINED,
             lw=1.5,
             ls="--",
-            label=f"untrained, {len(random)} seeds",
+            label=f"untrained, {len(random)} seed{'s' * (len(random) > 1)}",
         )
         axes.fill_between(drawn.layers, random.min(axis=0), random.max(axis=0), color=_UNTRAINED, alpha=0.25, lw=0)
     _finish(figure, axes)

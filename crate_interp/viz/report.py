@@ -37,21 +37,21 @@ def report(
 ) -> Path:
     """Sweeps the model and `untrained` random twins over `data`, and writes report.html into `out`; returns its path.
 
-    Beside it: summary.txt (the table the page begins with), layers.csv (with the twins' mean, lowest and highest), the
-    result as SweepResult.save writes it (samples.parquet, ...), and figures/*.png. A twin is the same architecture with the official random
-    initialisation, seeds 0, 1, ...; the global random state is left as it was. Raises ValueError, before work starts,
-    where `out` cannot be written, and as `sweep` does.
+    Beside it: the result as SweepResult.save writes it (samples.parquet, ...), summary.txt (the table the page begins
+    with), layers.csv (with the twins' mean, lowest and highest), and figures/*.png. A twin is the same architecture
+    with the official random initialisation, seeds 0, 1, ...; the global random state is left as it was. Raises
+    ValueError, before work starts, where `out` cannot be written, and as `sweep` does.
     """
     if not isinstance(untrained, int) or untrained < 0:
         raise ValueError(f"untrained={untrained!r}: give a whole number of at least 0.")
     chosen = resolve(probes)
     out = _writable(Path(out))
     result = sweep(model, data, probes=chosen, limit=limit, progress=progress)
+    result.save(out)  # before the twins: an interrupt must not cost what has been measured
     twins = [
         sweep(_twin(model, seed), data, probes=chosen, limit=limit, progress=progress)
         for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
     ]
-    result.save(out)
     _write(out / "layers.csv", _layers_csv(result, twins))
     _write(out / "summary.txt", as_text(*summary(result, twins)) + "\n")
     (out / "figures").mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ def every_layer(model: nn.Module, points: str | Sequence[str], layers: Iterable[
     `model.run_with_cache(x, names_filter=every_layer(model, RESID))`. Raises KeyError for a point the model lacks.
     """
     wanted = [points] if isinstance(points, str) else list(points)
-    indices = range(len(model.get_submodule("blocks"))) if layers is None else list(layers)
+    indices = range(len(list(model.get_submodule("blocks").children()))) if layers is None else list(layers)
     names = [full_name(point, layer) for layer in indices for point in wanted]
     known = {name for name, _ in model.named_modules()}
     for name in names:

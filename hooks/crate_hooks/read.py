@@ -36,7 +36,7 @@ def read(
     wanted = tuple(dict.fromkeys(points))
     if not wanted:
         raise ValueError("read needs at least one hook point, such as 'hook_resid_pre'.")
-    indices = list(range(len(model.get_submodule("blocks")))) if layers is None else list(layers)
+    indices = list(range(len(list(model.get_submodule("blocks").children())))) if layers is None else list(layers)
     every_layer(model, wanted, indices)  # KeyError before any hook is set
     results: dict[int, Any] = {}
     waiting: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from crate_interp.measures import attention_entropy, effective_support, top_mass
 
 many = settings(max_examples=200, deadline=None)
@@ -71,5 +71,7 @@ def test_not_finite_and_bad_arguments():
         assert measure(rows).isnan().tolist() == [True, False, True]
         with pytest.raises(ValueError, match="there is no attention to measure"):
             measure(torch.ones(5, 0))
+    signed = torch.tensor([[0.0, 1.0], [-0.5, 1.5]])  # no distribution: no entropy, even where a row has zeros
+    assert attention_entropy(signed).isnan().tolist() == [False, True]
     with pytest.raises(ValueError, match="k=6 of 5 keys: give 1 to 5"):
         top_mass(rows, 6)

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from crate_interp.measures import coding_rate, official_coding_rate, rate_reduction, subspace_coding_rate
 from crate_interp.measures import rates as module
 
@@ -94,7 +94,9 @@ def test_a_zero_token_adds_nothing():
     z = draw(10, 11, 5)
     with_zero = torch.cat([z, torch.zeros(1, 5, dtype=torch.float64)])
     # N counts it: N -> N + 1 is eps -> eps sqrt((N + 1) / N)
-    torch.testing.assert_close(coding_rate(with_zero, 0.1), coding_rate(z, 0.1 * math.sqrt(12 / 11)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        coding_rate(with_zero, 0.1), coding_rate(z, 0.1 * math.sqrt(12 / 11)), rtol=1e-12, atol=0
+    )
     assert torch.isfinite(official_coding_rate(with_zero[None])).all()
     expected = reference.official_coding_rate(with_zero[None].numpy())
     assert official_coding_rate(with_zero[None]).item() == pytest.approx(expected[0], rel=1e-12)

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from crate_interp.measures import hoyer, l1_norm, zero_fraction
 
 many = settings(max_examples=200, deadline=None)
@@ -59,6 +59,8 @@ def test_not_finite_and_bad_arguments():
         assert measure(z).isnan().tolist() == [True, False, True]
         with pytest.raises(ValueError, match="there is no code to measure"):
             measure(torch.ones(0, 5))
+    huge = torch.full((3, 5), 2e38)  # finite, though their sum is not
+    assert zero_fraction(huge).tolist() == [0.0] * 3 and hoyer(huge).tolist() == [0.0] * 3
     with pytest.raises(ValueError, match="tol=-1.0: give a number of at least 0"):
         zero_fraction(z, tol=-1.0)
     with pytest.raises(ValueError, match="at least 2 entries, got 1"):

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reference
 from crate_interp.measures import (
     completeness_defect,
     dictionary_defect,
