@@ -23,7 +23,7 @@ endif
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(READY)
 	for file in tests/benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done

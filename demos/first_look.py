@@ -1,4 +1,4 @@
-"""Makes the picture of the README: what the embedded model's layers do, beside the same network untrained.
+"""Makes the picture of the README: two figures of the embedded model's report, side by side.
 
 python demos/first_look.py [OUT.png]
 """
@@ -13,24 +13,19 @@ import crate_interp as ci
 
 
 def main(out: Path) -> None:
-    model = ci.load("crate-tiny-fashion")
-    result = ci.sweep(model, "embedded:fashion")
-    untrained = [ci.sweep(ci.load("crate-tiny-fashion", revision="step-0"), "embedded:fashion")]
-    images = model.preprocess(ci.data.embedded("fashion")[:3]["image"])
-    _, cache = model.run_with_cache(images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN))
     with tempfile.TemporaryDirectory() as folder:
-        left, right = Path(folder, "left.png"), Path(folder, "right.png")
-        ci.viz.layers(result, "compression.official_rate", untrained).savefig(left, dpi=150)
-        ci.viz.attention_on_image(cache, -2, images).savefig(right, dpi=150)
+        figures = ci.report(ci.load("crate-tiny-fashion"), "embedded:fashion", folder).parent / "figures"
+        left, right = figures / "compression.official_rate.png", figures / "attention-layer-4.png"
         beside(Image.open(left).convert("RGB"), Image.open(right).convert("RGB")).save(out, optimize=True)
     print(out)
 
 
 def beside(left: Image.Image, right: Image.Image) -> Image.Image:
-    """Both pictures on white, at one height."""
-    right = right.resize((round(right.width * left.height / right.height), left.height), Image.Resampling.LANCZOS)
-    page = Image.new("RGB", (left.width + right.width, left.height), "white")
-    page.paste(left, (0, 0))
+    """Both pictures on white, the second a third taller: its words are small."""
+    height = left.height * 4 // 3
+    right = right.resize((round(right.width * height / right.height), height), Image.Resampling.LANCZOS)
+    page = Image.new("RGB", (left.width + right.width, height), "white")
+    page.paste(left, (0, (height - left.height) // 2))
     page.paste(right, (left.width, 0))
     return page
 

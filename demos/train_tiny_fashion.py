@@ -17,6 +17,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,19 +116,21 @@ def save_sample(images: torch.Tensor, labels: torch.Tensor, path: Path, n: int =
     Dataset.from_list(rows, features=features).to_parquet(path)
 
 
-def make_model(epochs: int) -> HookedCrate:
+def make_model() -> HookedCrate:
     """The untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size = dict(d_model=128, n_layers=6, n_heads=4, image_size=28, patch_size=4, channels=1, n_classes=10)
-    look = dict(resize=28, crop=28, mean=MEAN, std=STD, labels=LABELS, model_name="crate-tiny-fashion")
+    size: dict[str, Any] = dict(
+        d_model=128, n_layers=6, n_heads=4, image_size=28, patch_size=4, channels=1, n_classes=10
+    )
+    look: dict[str, Any] = dict(resize=28, crop=28, mean=MEAN, std=STD, labels=LABELS, model_name="crate-tiny-fashion")
     return HookedCrate(CrateConfig(family="crate", **size, **look))
 
 
 def train(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tuple) -> tuple[HookedCrate, dict]:
     """The trained model and what is known of its training; saves args.out/resume.pt as it goes."""
-    model = make_model(args.epochs)
+    model = make_model()
     per_epoch = len(x) // BATCH
-    steps, step, seconds = args.epochs * per_epoch, 0, 0.0
+    steps, step, seconds, untrained = args.epochs * per_epoch, 0, 0.0, None
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99))
     resume = args.out / "resume.pt"
     if resume.exists():
@@ -136,8 +139,9 @@ def train(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tupl
             raise SystemExit(f"{resume} belongs to a run with other settings: remove it, or choose another --out")
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        step, seconds = saved["step"], saved["seconds"]
-    untrained = accuracy(model.eval(), *held) if step == 0 else saved["untrained"]
+        step, seconds, untrained = saved["step"], saved["seconds"], saved["untrained"]
+    if untrained is None:
+        untrained = accuracy(model.eval(), *held)
     bar = tqdm(total=steps, initial=step, desc="training", unit="step")
     while step < steps:
         started = time.perf_counter()

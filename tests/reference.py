@@ -23,7 +23,11 @@ def forward(weights: dict, images: torch.Tensor, family: str, n_heads: int, patc
         x = F.layer_norm(z, (d,), w[p + "0.norm.weight"], w[p + "0.norm.bias"], eps)
         mid = z + _mssa(w, p + "0.fn.", x, n_heads, cfg.get("variant", "crate"))
         y = F.layer_norm(mid, (d,), w[p + "1.norm.weight"], w[p + "1.norm.bias"], eps)
-        z = _ista(w[p + "1.fn.weight"], y, eta, lambd) if family == "crate" else mid + _odl(w, p + "1.fn.", y, eta, lambd)
+        z = (
+            _ista(w[p + "1.fn.weight"], y, eta, lambd)
+            if family == "crate"
+            else mid + _odl(w, p + "1.fn.", y, eta, lambd)
+        )
         layer += 1
     pooled = z[:, 0] if pool == "cls" else z.mean(dim=1)
     pooled = F.layer_norm(pooled, (d,), w["mlp_head.0.weight"], w["mlp_head.0.bias"], 1e-5)

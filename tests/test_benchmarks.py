@@ -12,7 +12,9 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 def run(name):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, BENCHMARKS / name], capture_output=True, text=True, env=environment, timeout=280)
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / name], capture_output=True, text=True, env=environment, timeout=280
+    )
 
 
 def test_memory_of_a_sweep_does_not_grow():

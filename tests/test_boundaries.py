@@ -7,9 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import crate_hooks
 import pytest
 
+import crate_hooks
 import crate_interp as ci
 
 PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
@@ -61,7 +61,9 @@ def test_imports_flow_one_way():
             parts = name.split(".")
             if room in FREE_OF_TRANSFORMERLENS:
                 assert parts[0] != "transformer_lens", path
-            target = "crate_hooks" if parts[0] == "crate_hooks" else parts[1] if name.startswith("crate_interp.") else None
+            target = (
+                "crate_hooks" if parts[0] == "crate_hooks" else parts[1] if name.startswith("crate_interp.") else None
+            )
             if target in (None, room, "__version__"):
                 continue
             if path.parent != PACKAGE and (f"{path.relative_to(PACKAGE)}", target) in EXCEPTIONS:
@@ -108,9 +110,7 @@ def test_importing_does_nothing():
 
 
 def test_importing_is_quick():
-    code = (
-        "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
-    )
+    code = "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
     times = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         for _ in range(5)
@@ -123,7 +123,14 @@ def test_nothing_is_unpickled_or_executed():
         text = path.read_text()
         for call in re.findall(r"torch\.load\(.*", text):
             assert "weights_only=True" in call, path
-        for word in ("weights_only=False", "trust_remote_code", "import pickle", "allow_pickle", "set_num_threads", "exec("):
+        for word in (
+            "weights_only=False",
+            "trust_remote_code",
+            "import pickle",
+            "allow_pickle",
+            "set_num_threads",
+            "exec(",
+        ):
             assert word not in text, f"{path}: {word}"
 
 

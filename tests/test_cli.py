@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
-from conftest import HEADS, make
 from PIL import Image
-from reference import published_layout
 
 import crate_interp as ci
+from conftest import HEADS, make
+from reference import published_layout
 
 
 def run(*args, **kwargs):
@@ -56,7 +56,15 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
 def test_errors_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
-    fails("Did you mean crate-tiny-fashion?", "report", "crate-tiny-fashio", "--data", "embedded:fashion", "--out", tmp_path)
+    fails(
+        "Did you mean crate-tiny-fashion?",
+        "report",
+        "crate-tiny-fashio",
+        "--data",
+        "embedded:fashion",
+        "--out",
+        tmp_path,
+    )
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
     fails("no probe is called 'sparcity'. Did you mean sparsity", *report, "embedded:fashion", "--probes", "sparcity")

@@ -13,12 +13,20 @@ def test_defaults_of_the_families():
     crate, alpha = ci.CrateConfig(**BASE), ci.CrateConfig(**BASE | {"family": "crate-alpha"})
     assert (crate.d_head, crate.d_mlp, crate.ln_eps, crate.ln_final_eps) == (8, 32, 1e-5, 1e-5)
     assert (alpha.d_head, alpha.d_mlp, alpha.ln_eps, alpha.ln_final_eps) == (8, 128, 1e-6, 1e-5)
-    assert (crate.eta, crate.lambd, crate.variant, crate.pool, crate.interpolate_pos) == (0.1, 0.1, "crate", "cls", False)
+    assert (crate.eta, crate.lambd, crate.variant, crate.pool, crate.interpolate_pos) == (
+        0.1,
+        0.1,
+        "crate",
+        "cls",
+        False,
+    )
     assert crate.image_size == (224, 224) and crate.grid == (14, 14) and crate.n_ctx == 197
 
 
 def test_json_round_trip():
-    cfg = ci.CrateConfig(**BASE, image_size=(16, 48), patch_size=[16, 8], mean=[0.1] * 3, std=(0.2,) * 3, resize=[16, 48])
+    cfg = ci.CrateConfig(
+        **BASE, image_size=(16, 48), patch_size=[16, 8], mean=[0.1] * 3, std=(0.2,) * 3, resize=[16, 48]
+    )
     again = ci.CrateConfig.from_dict(json.loads(json.dumps(cfg.to_dict())))
     assert again == cfg and hash(again) == hash(cfg) and again.patch_size == (16, 8)
     with pytest.raises(ValueError, match=r"no field 'n_head'. Did you mean n_heads"):
@@ -39,7 +47,10 @@ def test_frozen():
         (dict(n_heads=3), "n_heads=3 does not divide d_model=32: give another n_heads, or d_head"),
         (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
         (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
-        (dict(image_size=30), r"image_size=\(30, 30\) is not a multiple of patch_size=\(16, 16\) .* such as \(16, 16\)"),
+        (
+            dict(image_size=30),
+            r"image_size=\(30, 30\) is not a multiple of patch_size=\(16, 16\) .* such as \(16, 16\)",
+        ),
         (dict(patch_size="16"), "patch_size='16': give an int, or"),
         (dict(d_mlp=64), "d_mlp=64 with family='crate': its dictionary is square"),
         (dict(variant="t", d_head=5), "variant='t' needs n_heads"),

@@ -4,9 +4,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import make
 from PIL import Image
 
+from conftest import make
 from crate_interp.data import embedded, open_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
@@ -37,7 +37,12 @@ def dataset(**columns):
 def test_every_kind_gives_the_same_images(preprocess, folder):
     floats = preprocess(IMAGES)
     order = [0, 2, 4, 6, 1, 3, 5]  # a/0 a/2 a/4 a/6 b/1 b/3 b/5
-    kinds = {"float": floats, "uint8": torch.from_numpy(IMAGES), "numpy": IMAGES, "dataset": dataset(label=list("abababa"))}
+    kinds = {
+        "float": floats,
+        "uint8": torch.from_numpy(IMAGES),
+        "numpy": IMAGES,
+        "dataset": dataset(label=list("abababa")),
+    }
     for name, data in kinds.items():
         samples = open_data(data, preprocess)
         assert samples.n == 7 and samples.labels == (list("abababa") if name == "dataset" else None)

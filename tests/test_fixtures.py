@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from conftest import FIXTURES
-from reference import forward
 from safetensors.torch import load_file
 
 import crate_interp as ci
+from conftest import FIXTURES
+from reference import forward
 
 CASES = {
     "crate": {},

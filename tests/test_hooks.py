@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
 from torch import nn
 
+from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
 from crate_interp import hooks
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
@@ -58,7 +58,9 @@ def test_read_hands_over_at_once_and_lets_go(model, images):
 def test_read_layers_runs_and_other_hooks(model, images):
     zero = lambda tensor, hook: tensor * 0  # noqa: E731
     with model.hooks(fwd_hooks=[("blocks.1.hook_resid_mid", zero)]):
-        with hooks.read(model, ["hook_resid_mid"], lambda layer, acts: acts["hook_resid_mid"].abs().max(), [0, 1]) as seen:
+        with hooks.read(
+            model, ["hook_resid_mid"], lambda layer, acts: acts["hook_resid_mid"].abs().max(), [0, 1]
+        ) as seen:
             model(images)
             first = dict(seen)
             model(2 * images)

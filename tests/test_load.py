@@ -6,11 +6,11 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, make
-from reference import published_layout
 from safetensors.torch import save_file
 
 import crate_interp as ci
+from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, make
+from reference import published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
 
@@ -32,7 +32,9 @@ def equal(a, b):
         assert name == other and torch.equal(left, right)
 
 
-@pytest.mark.parametrize("how", ["state dict", "module.", "training dict", "_orig_mod.module.", "safetensors", "torch file"])
+@pytest.mark.parametrize(
+    "how", ["state dict", "module.", "training dict", "_orig_mod.module.", "safetensors", "torch file"]
+)
 def test_every_wrapping(model, tmp_path, images, how):
     weights = published_layout(model)
     source = weights
@@ -134,7 +136,9 @@ def test_leftovers_on_both_sides(model):
     key = "transformer.layers.1.1.norm.bias"
     renamed = {name.replace("layers.1.1.norm.bias", "layers.1.1.nrom.bias"): value for name, value in weights.items()}
     message = fails("does not fit", renamed, **given(model))
-    assert "keys not used (1): transformer.layers.1.1.nrom.bias" in message and f"keys missing (1): {key} [31]" in message
+    assert (
+        "keys not used (1): transformer.layers.1.1.nrom.bias" in message and f"keys missing (1): {key} [31]" in message
+    )
     fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\], wanted \[31\]",
           weights | {key: torch.ones(30)}, **given(model))  # fmt: skip
     fails(r"keys not used \(1\): ema", weights | {"ema": torch.ones(3)}, **given(model))
@@ -143,8 +147,14 @@ def test_leftovers_on_both_sides(model):
 
 
 def test_unknown_layouts(model):
-    fails(r"has no published layout: its 2 keys begin a, b; crate has", {"a": torch.ones(2), "b": torch.ones(3)}, n_heads=1)
-    fails(r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'", published_layout(model), family="vit")
+    fails(
+        r"has no published layout: its 2 keys begin a, b; crate has",
+        {"a": torch.ones(2), "b": torch.ones(3)},
+        n_heads=1,
+    )
+    fails(
+        r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'", published_layout(model), family="vit"
+    )
     other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
     fails("the key .* is missing", published_layout(model), family=other, **given(model))
     fails("holds no tensors", {})
@@ -157,7 +167,11 @@ def test_bad_weights(model):
         broken = weights["mlp_head.1.bias"].clone()
         broken[2] = bad
         fails("mlp_head.1.bias holds 1 NaN or Inf of 11 numbers", weights | {"mlp_head.1.bias": broken}, **given(model))
-    fails("is torch.int64, weights are floating point", weights | {"cls_token": torch.ones(1, 1, 31).long()}, **given(model))
+    fails(
+        "is torch.int64, weights are floating point",
+        weights | {"cls_token": torch.ones(1, 1, 31).long()},
+        **given(model),
+    )
 
 
 class _Evil:
@@ -190,19 +204,27 @@ def test_bad_files(tmp_path, model):
 
 
 def test_unknown_names():
-    fails(r"'crate-tiny-fashon' is no file, no folder and no known model. Did you mean crate-tiny-fashion\?", "crate-tiny-fashon")
+    fails(
+        r"'crate-tiny-fashon' is no file, no folder and no known model. Did you mean crate-tiny-fashion\?",
+        "crate-tiny-fashon",
+    )
     fails(r"Known: crate-tiny-fashion .* Loading from the Hub is not built yet", "UCSC-VLAA/CRATE-alpha")
     fails(r"has no revision 'step-7': give one of step-0, step-10", "crate-tiny-fashion", revision="step-7")
 
 
 def test_own_folder_round_trip(model, tmp_path, images):
-    model = make(model.cfg.family, labels=[f"c{i}" for i in range(11)], mean=[0.1] * 3, std=[0.2] * 3, resize=8, crop=[6, 20])
+    model = make(
+        model.cfg.family, labels=[f"c{i}" for i in range(11)], mean=[0.1] * 3, std=[0.2] * 3, resize=8, crop=[6, 20]
+    )
     folder = model.save_pretrained(tmp_path / "mine")
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     loaded = ci.load(folder)
     equal(loaded, model)
     assert torch.equal(loaded(images), model(images))
-    equal(ci.load(str(folder), interpolate_pos=True, eta=0.2), make(**model.cfg.to_dict() | {"interpolate_pos": True, "eta": 0.2}))
+    equal(
+        ci.load(str(folder), interpolate_pos=True, eta=0.2),
+        make(**model.cfg.to_dict() | {"interpolate_pos": True, "eta": 0.2}),
+    )
     fails(r"n_heads=7 contradicts .*config.json, which says 5", folder, n_heads=7)
     fails("has no meaning for", folder, revision="step-0")
     (folder / "README.md").write_text("my words")

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
-from reference import forward, published_layout
 
 import crate_interp as ci
+from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+from reference import forward, published_layout
 
 POS = 13
 
@@ -72,7 +72,9 @@ def test_identical_tokens_are_fixed_by_attention():
     block = model.blocks[0]
     z = torch.randn(1, 1, D_MODEL).expand(BATCH, POS, -1)
     x, u = block.ln1(z), block.attn.U
-    torch.testing.assert_close(block.attn(z, block.ln1), torch.einsum("bnd,hdp,hep->bne", x, u, u), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        block.attn(z, block.ln1), torch.einsum("bnd,hdp,hep->bne", x, u, u), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
@@ -250,7 +252,9 @@ def test_names_the_papers_use(model):
 
 
 def test_bad_images(model, images):
-    with pytest.raises(ValueError, match=r"images are torch.uint8, the model takes floats: use model\(model.preprocess"):
+    with pytest.raises(
+        ValueError, match=r"images are torch.uint8, the model takes floats: use model\(model.preprocess"
+    ):
         model(images.to(torch.uint8))
     with pytest.raises(ValueError, match=r"shape \(2, 1, 6, 20\), the model takes \[batch, 3, height, width\]"):
         model(images[:, :1])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make
 from PIL import Image
+
+from conftest import make
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
 
@@ -82,7 +83,10 @@ def test_bad_input(model, tmp_path):
     picture().save(tmp_path / "cut.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:150])
     fails("cannot read the image .*cut.png", tmp_path / "cut.png")
-    fails(r"an image is 7 x 20, the model takes 6 x 20: resize it, or load the model with resize=6, crop=\[6, 20\]", picture(7, 20))
+    fails(
+        r"an image is 7 x 20, the model takes 6 x 20: resize it, or load the model with resize=6, crop=\[6, 20\]",
+        picture(7, 20),
+    )
     fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
     fails(r"images are torch.int64: give uint8 arrays", np.zeros((2, 3, 6, 20), np.int64))
     fails(r"images have shape \(3, 6, 20\), wanted \[batch, 3, height, width\]", np.zeros((3, 6, 20), np.uint8))

@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 import torch
-from conftest import LAYERS, leftover_hooks, make
 from PIL import Image
 
 import crate_interp as ci
+from conftest import LAYERS, leftover_hooks, make
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,10 @@ def test_every_statistic_has_a_figure_and_a_sentence(report, page):
         assert name in words
         with Image.open(report.parent / "figures" / f"{name}.png") as picture:
             assert picture.width > 400
-    assert {path.name for path in report.parent.glob("figures/attention-*.png")} == {"attention-layer-1.png", "attention-layer-2.png"}
+    assert {path.name for path in report.parent.glob("figures/attention-*.png")} == {
+        "attention-layer-1.png",
+        "attention-layer-2.png",
+    }
 
 
 def test_tables(report, model, data):
@@ -93,7 +96,10 @@ def test_tables(report, model, data):
     for row in table.itertuples():
         key = (row.probe, row.statistic, row.layer)
         assert row.untrained_mean == pytest.approx(merged.mean()[key])
-        assert (row.untrained_min, row.untrained_max) == (pytest.approx(merged.min()[key]), pytest.approx(merged.max()[key]))
+        assert (row.untrained_min, row.untrained_max) == (
+            pytest.approx(merged.min()[key]),
+            pytest.approx(merged.max()[key]),
+        )
     samples = pd.read_parquet(report.parent / "samples.parquet")
     pd.testing.assert_frame_equal(samples, result.samples())
     assert len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1

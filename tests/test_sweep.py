@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import reference
 import torch
-from conftest import CLASSES, D_HEAD, HEADS, LAYERS, leftover_hooks, make
 
 import crate_interp as ci
+import reference
+from conftest import CLASSES, D_HEAD, HEADS, LAYERS, leftover_hooks, make
 
 N = 7
 
@@ -67,7 +67,9 @@ def test_compression_numbers(model, data, result):
             rate = np.array([reference.coding_rate(z, 0.1) for z in stream])
             heads = np.array([reference.subspace_coding_rate(z, u, 0.1) for z in stream])
             np.testing.assert_allclose(column(result, f"compression.rate_{half}", layer), rate, rtol=2e-5)
-            np.testing.assert_allclose(column(result, f"compression.subspace_rate_{half}", layer), heads.sum(1), rtol=2e-5)
+            np.testing.assert_allclose(
+                column(result, f"compression.subspace_rate_{half}", layer), heads.sum(1), rtol=2e-5
+            )
             reduction = column(result, f"compression.reduction_{half}", layer)
             np.testing.assert_allclose(reduction, rate - heads.sum(1), rtol=2e-5, atol=2e-5 * heads.sum(1).max())
             rows = cell(result.heads(), f"compression.subspace_rate_{half}_head", layer)
@@ -80,7 +82,9 @@ def test_compression_numbers(model, data, result):
         np.testing.assert_allclose(rows["mean"], official.mean(0), rtol=2e-5)
     final = [reference.coding_rate(z, 0.1) for z in cache["resid_post", -1].numpy()]
     np.testing.assert_allclose(column(result, "compression.rate_pre", LAYERS), final, rtol=2e-5)
-    last = result.samples().query(f"layer == {LAYERS}").drop(columns=["sample", "label", "layer", "compression.rate_pre"])
+    last = (
+        result.samples().query(f"layer == {LAYERS}").drop(columns=["sample", "label", "layer", "compression.rate_pre"])
+    )
     assert last.isna().all(axis=None)
 
 
@@ -106,9 +110,13 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         for name, value in {f"attention.{k}": v for k, v in expected.items()}.items():
             np.testing.assert_allclose(cell(result.heads(), name, layer)["mean"], value.mean(0), rtol=1e-5)
             np.testing.assert_allclose(cell(result.heads(), name, layer)["std"], value.std(0, ddof=1), rtol=1e-3)
-        np.testing.assert_allclose(cell(result.heads(), "alignment.energy_head", layer)["mean"], expected_energy.mean(0), rtol=1e-4)
+        np.testing.assert_allclose(
+            cell(result.heads(), "alignment.energy_head", layer)["mean"], expected_energy.mean(0), rtol=1e-4
+        )
         orthonormality = [np.linalg.norm(a.T @ a - np.eye(D_HEAD)) / D_HEAD**0.5 for a in u]
-        np.testing.assert_allclose(cell(result.heads(), "alignment.orthonormality", layer)["mean"], orthonormality, rtol=1e-5)
+        np.testing.assert_allclose(
+            cell(result.heads(), "alignment.orthonormality", layer)["mean"], orthonormality, rtol=1e-5
+        )
         gram = d.T @ d if d.shape[0] >= d.shape[1] else d @ d.T
         defect = np.linalg.norm(gram - np.trace(gram) / len(gram) * np.eye(len(gram))) / len(gram) ** 0.5
         row = cell(result.layers(), "alignment.dictionary_defect", layer).iloc[0]
@@ -193,7 +201,11 @@ def test_a_users_own_probe(model, data):
     assert len(cell(result.heads(), "atoms.head", 0)) == HEADS
     only = ci.sweep(model, data, probes=weights, progress=False)
     assert len(only.layers()) == LAYERS
-    assert ci.probe(cache, [own, weights]).layers().equals(ci.sweep(model, data, probes=[own, weights], progress=False).layers())
+    assert (
+        ci.probe(cache, [own, weights])
+        .layers()
+        .equals(ci.sweep(model, data, probes=[own, weights], progress=False).layers())
+    )
 
 
 def test_probes_that_answer_wrongly(model, data):
@@ -207,11 +219,18 @@ def test_probes_that_answer_wrongly(model, data):
         assert leftover_hooks(model) == []
 
     fails("returned 'b', which its statistics lack: a", lambda z: {"b": z.mean((1, 2))})
-    fails(r"p.a must be a tensor \[batch\] or \[batch, head\] with batch=7, got shape \[13, 7\]", lambda z: {"a": z.mean(2).T})
+    fails(
+        r"p.a must be a tensor \[batch\] or \[batch, head\] with batch=7, got shape \[13, 7\]",
+        lambda z: {"a": z.mean(2).T},
+    )
     fails(r"p.a must be .*, got float", lambda z: {"a": 3.0})
     nan, inf = float("nan"), float("inf")
     fails("p.a is NaN or Inf in layer 0 for 2 samples: 1, 4", lambda z: {"a": torch.tensor([0, nan, 0, 0, inf, 0, 0])})
-    for bad, match in ((dict(name="a.b"), "without a dot"), (dict(points="hook_u"), "is a string"), (dict(statistics={}), "has no statistics")):
+    for bad, match in (
+        (dict(name="a.b"), "without a dot"),
+        (dict(points="hook_u"), "is a string"),
+        (dict(statistics={}), "has no statistics"),
+    ):
         with pytest.raises(ValueError, match=match):
             dataclasses.replace(probe(lambda z: {}), **bad)
 

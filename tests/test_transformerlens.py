@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make
 from transformer_lens.model_protocol import TransformerLensModelWithWeights
+
+from conftest import BATCH, CLASSES, D_MODEL, HEADS, LAYERS, make
 
 POS = 13
 CLS = [3, 7]  # a class for each image
@@ -121,7 +122,9 @@ def test_names_filter(model, images):
     for chosen in (names, tuple(names), lambda name: name in names):
         _, cache = model.run_with_cache(images, names_filter=chosen)
         assert set(cache.cache_dict) == set(names)
-    with pytest.raises(KeyError, match=r"no hook point is called 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre"):
+    with pytest.raises(
+        KeyError, match=r"no hook point is called 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre"
+    ):
         model.run_with_cache(images, names_filter="blocks.0.hook_resid_prex")
     with pytest.raises(KeyError, match="matches none of the"):
         model.run_with_cache(images, names_filter=lambda name: "hook_mid" in name)
@@ -131,7 +134,6 @@ def test_names_filter(model, images):
 
 def test_cached_gradients(model, images):
     name = "blocks.1.hook_resid_mid"
-
 
     with model.hooks(fwd_hooks=[]):
         cache, forward, backward = model.get_caching_hooks(name, incl_bwd=True)

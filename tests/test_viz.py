@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import BATCH, HEADS, LAYERS, make
 
 import crate_interp as ci
+from conftest import BATCH, HEADS, LAYERS, make
 from crate_interp.viz.summary import as_text, summary
 
 
@@ -42,7 +42,9 @@ def test_a_statistic_per_sample(result, twins):
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ["model", "± 1 std over images", "untrained, 2 seeds"]
     band = axes.collections[0].get_datalim(axes.transData)
-    assert band.y0 == pytest.approx((rows["mean"] - rows["std"]).min()) and band.y1 == pytest.approx((rows["mean"] + rows["std"]).max())
+    assert band.y0 == pytest.approx((rows["mean"] - rows["std"]).min()) and band.y1 == pytest.approx(
+        (rows["mean"] + rows["std"]).max()
+    )
 
 
 def test_a_statistic_per_head(result):
@@ -96,7 +98,9 @@ def test_summary(result, twins):
     header, rows = summary(result, twins)
     assert header[0] == "layer" and [row[0] for row in rows] == [str(layer) for layer in range(LAYERS)]
     value = result.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item()
-    random = np.mean([t.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item() for t in twins])
+    random = np.mean(
+        [t.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item() for t in twins]
+    )
     assert rows[1][2] == f"{value:.4g} ({random:.4g})"
     text = as_text(header, rows).splitlines()
     assert len(text) == LAYERS + 1 and len({len(line) for line in text}) == 1

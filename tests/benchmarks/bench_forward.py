@@ -7,10 +7,10 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from reference import forward, published_layout
 from timing import least, require_one_thread, verdict
 
 import crate_interp as ci
+from reference import forward, published_layout
 
 SIZES = {"CRATE-T (d=384, 6 heads)": (384, 6), "CRATE-S (d=576, 12 heads)": (576, 12)}
 
@@ -26,11 +26,10 @@ def main() -> bool:
         with torch.no_grad():
             assert torch.equal(plain(), model(images))
             jobs = {"plain": plain, "hooked": lambda m=model, x=images: m(x), "plain again": plain}
-            times = least(jobs, rounds=15)
+            times = least(jobs, seconds=60)
         print(f"{name}, 197 tokens, batch 4, 12 layers: plain {times['plain'] * 1e3:.0f} ms")
         print(f"  plain over plain, the noise: {times['plain again'] / times['plain']:.3f}")
-        best = min(times["plain"], times["plain again"])
-        good &= verdict("  hooked over plain", times["hooked"] / best, 1.03)
+        good &= verdict("  hooked over plain", times["hooked"] / times["plain"], 1.03)
     return good
 
 

@@ -3,9 +3,6 @@
 import resource
 import subprocess
 import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent)]
 
 from timing import verdict
 

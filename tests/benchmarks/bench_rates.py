@@ -1,12 +1,8 @@
 """The coding rate of codes by Cholesky of the small Gram, against the n x n logdet of the authors' script."""
 
 import sys
-from pathlib import Path
 
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent)]
-
 from timing import least, require_one_thread, verdict
 
 from crate_interp.measures import coding_rate, official_coding_rate
@@ -27,10 +23,10 @@ def main() -> bool:
         torch.testing.assert_close(coding_rate(unit, 0.1), n_by_n(unit, 0.01), rtol=1e-4, atol=0)
         torch.testing.assert_close(official_coding_rate(codes), n_by_n(unit, 0.01), rtol=1e-4, atol=0)
         jobs = {"ours": lambda x=unit: coding_rate(x, 0.1), "n x n": lambda x=unit: n_by_n(x, 0.01)}
-        times = least(jobs | {"ours again": jobs["ours"]}, rounds=8)
+        times = least(jobs | {"ours again": jobs["ours"]}, seconds=10)
         print(f"batch 4, 12 heads, d_head 64, {tokens} tokens: n x n {times['n x n'] * 1e3:.1f} ms")
         print(f"  ours over ours, the noise: {times['ours again'] / times['ours']:.3f}")
-        good &= verdict("  n x n over ours", times["n x n"] / min(times["ours"], times["ours again"]), wanted, at_least=True)
+        good &= verdict("  n x n over ours", times["n x n"] / times["ours"], wanted, at_least=True)
     return good
 
 

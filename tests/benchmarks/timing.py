@@ -16,18 +16,20 @@ def require_one_thread() -> None:
         sys.exit("run this with OMP_NUM_THREADS=1 (make bench does)")
 
 
-def least(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The least processor seconds of each job; each round runs all of them, in turning order."""
+def least(jobs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The least processor seconds of each job; rounds of all of them, in turning order, for about so long."""
     names = list(jobs)
     best = dict.fromkeys(names, float("inf"))
     for name in names:
         jobs[name]()  # warm up
-    for turn in range(rounds):
+    turn, end = 0, time.monotonic() + seconds
+    while turn < 5 or time.monotonic() < end:
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             start = time.process_time()
             jobs[name]()
             best[name] = min(best[name], time.process_time() - start)
+        turn += 1
     return best
 
 
