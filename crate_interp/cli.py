@@ -44,10 +44,10 @@ def report(
     import crate_interp as ci
 
     model = ci.load(source, family=family, revision=revision, **_fields(config or []))
-    names = probes.split(",") if probes else None
+    names = None if probes is None else [name.strip() for name in probes.split(",")]
     path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained)
     typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
-    twins = f" (in brackets: untrained, mean of {untrained} seeds)" if untrained else ""
+    twins = f" (in brackets: untrained, mean of {untrained} seed{'s' * (untrained > 1)})" if untrained else ""
     typer.echo(f"Means over images{twins}. The page: {path}")
 
 
@@ -64,14 +64,19 @@ def models() -> None:
 
 
 def _fields(pairs: list[str]) -> dict[str, Any]:
-    """n_heads=6 -> {"n_heads": 6}; a value is JSON, or else a string."""
+    """n_heads=6 -> {"n_heads": 6}; a value is JSON, or else a string (and True, False and None as Python writes them)."""
+    from crate_interp.config import check_names
+
     fields: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--config {pair!r}: write NAME=VALUE, such as n_heads=6.")
+        check_names({name: value})
+        if name == "family":
+            raise ValueError(f"--config {pair!r}: write --family {value}.")
         try:
-            fields[name] = json.loads(value)
+            fields[name] = json.loads({"True": "true", "False": "false", "None": "null"}.get(value, value))
         except ValueError:
             fields[name] = value
     return fields

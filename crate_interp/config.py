@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 FAMILIES = ("crate", "crate-alpha")
@@ -75,10 +76,10 @@ class CrateConfig:
         _one_of(self, "pool", POOLS)
         _one_of(self, "interpolation", INTERPOLATIONS)
         for name in ("d_model", "n_layers", "n_heads", "channels", "n_classes"):
-            _positive_int(self, name)
+            _set(self, name, _whole(name, getattr(self, name)))
         self._fill_defaults()
         for name in ("d_head", "d_mlp"):
-            _positive_int(self, name)
+            _set(self, name, _whole(name, getattr(self, name)))
         for name in ("eta", "lambd", "ln_eps", "ln_final_eps"):
             _non_negative(self, name)
         self._check_grid()
@@ -99,13 +100,18 @@ class CrateConfig:
             if getattr(self, name) is None:
                 _set(self, name, default[name])
         for name in ("image_size", "patch_size"):
-            _set(self, name, _height_width(self, name))
+            _set(self, name, _height_width(name, getattr(self, name)))
         for name in ("resize", "crop"):
-            if isinstance(getattr(self, name), (list, tuple)):
-                _set(self, name, _height_width(self, name))
+            value = getattr(self, name)
+            if isinstance(value, (list, tuple)):
+                _set(self, name, _height_width(name, value))
+            elif value is not None:
+                _set(self, name, _whole(name, value))
         for name in ("mean", "std", "labels"):
-            if getattr(self, name) is not None:
-                _set(self, name, tuple(getattr(self, name)))
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
+                raise ValueError(f"{name}={value!r}: give a list, or None.")
+            _set(self, name, None if value is None else tuple(value))
 
     def _check_grid(self) -> None:
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
@@ -130,6 +136,10 @@ class CrateConfig:
             value = getattr(self, name)
             if value is not None and len(value) != self.channels:
                 raise ValueError(f"{name} has {len(value)} values for channels={self.channels}: give one per channel.")
+            if value is not None and not all(_is_number(x) and (x > 0 or name == "mean") for x in value):
+                raise ValueError(f"{name}={value!r}: give finite numbers{', above 0' * (name == 'std')}.")
+        if not isinstance(self.interpolate_pos, bool):
+            raise ValueError(f"interpolate_pos={self.interpolate_pos!r}: give True or False.")
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class.")
 
@@ -211,24 +221,38 @@ def _one_of(cfg: CrateConfig, name: str, choices: tuple[str, ...]) -> None:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers too
 
 
-def _positive_int(cfg: CrateConfig, name: str) -> None:
-    value = getattr(cfg, name)
-    if not _is_int(value) or value < 1:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38  # NaN is not
+
+
+def check_sizes(values: dict[str, Any]) -> dict[str, Any]:
+    """The same fields with counts as ints and sizes as (h, w); ValueError naming the field that is neither."""
+    checked = dict(values)
+    for name in {"d_model", "n_layers", "n_heads", "channels", "n_classes", "d_head", "d_mlp"} & set(values):
+        if values[name] is not None or name not in ("d_head", "d_mlp"):
+            checked[name] = _whole(name, values[name])
+    for name in {"image_size", "patch_size"} & set(values):
+        checked[name] = _height_width(name, values[name])
+    return checked
+
+
+def _whole(name: str, value: Any) -> int:
+    if not _is_int(value) or not 1 <= value < 2**31:
         raise ValueError(f"{name}={value!r}: give a whole number of at least 1.")
+    return int(value)
 
 
 def _non_negative(cfg: CrateConfig, name: str) -> None:
     value = getattr(cfg, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+    if not _is_number(value) or value < 0:
         raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
 
 
-def _height_width(cfg: CrateConfig, name: str) -> tuple[int, int]:
-    value = getattr(cfg, name)
+def _height_width(name: str, value: Any) -> tuple[int, int]:
     pair = (value, value) if _is_int(value) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    if len(pair) != 2 or not all(_is_int(side) and side >= 1 for side in pair):
+    if len(pair) != 2 or not all(_is_int(side) and 1 <= side < 2**31 for side in pair):
         raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
-    return pair[0], pair[1]
+    return int(pair[0]), int(pair[1])

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def open_data(data: Any, preprocess: Callable[[Any], Tensor], limit: int | None 
     first image column; its label column), "embedded:fashion", or "imagefolder:DIR" (labels are subfolders). Raises
     ValueError for anything else, for no images, and for NaN or Inf in a float tensor, before any work starts.
     """
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
+    if limit is not None and (not isinstance(limit, Integral) or limit < 1):
         raise ValueError(f"limit={limit!r}: give a whole number of at least 1, or None for all samples.")
     if isinstance(data, str):
         samples = _named(data, preprocess)
@@ -46,6 +47,7 @@ def open_data(data: Any, preprocess: Callable[[Any], Tensor], limit: int | None 
         raise ValueError(f"cannot take data from {type(data).__name__}: give {_KINDS}.")
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
+    samples.read(0, 1)  # what is wrong with the first image is said now, not under a progress bar
     n = samples.n if limit is None else min(limit, samples.n)
     labels = None if samples.labels is None else samples.labels[:n]
     return Samples(n=n, labels=labels, fingerprint=samples.fingerprint, read=samples.read)
@@ -56,7 +58,7 @@ def _named(data: str, preprocess: Callable[[Any], Tensor]) -> Samples:
     if scheme == "embedded":
         digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
         return _dataset(embedded(name), preprocess, f"embedded:{name}:sha256:{digest}")
-    if scheme == "imagefolder":
+    if scheme == "imagefolder" and name:  # without one it would be the folder one happens to stand in
         return _folder(Path(name).expanduser(), preprocess)
     hint = " Did you mean 'embedded:fashion'?" if data in _EMBEDDED else ""
     raise ValueError(f"cannot take data from {data!r}: give {_KINDS}.{hint}")
@@ -126,6 +128,8 @@ def _folder(folder: Path, preprocess: Callable[[Any], Tensor]) -> Samples:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     if not paths:
         raise ValueError(f"the folder {str(folder)!r} has no images (files ending in .png, .jpg and the like).")
+    for path in paths:
+        _check_header(path)
     names = [path.relative_to(folder).as_posix() for path in paths]
     listing = "\n".join(f"{name} {path.stat().st_size}" for name, path in zip(names, paths, strict=True))
     labels = [name.split("/")[0] for name in names] if all("/" in name for name in names) else None
@@ -136,3 +140,11 @@ def _folder(folder: Path, preprocess: Callable[[Any], Tensor]) -> Samples:
         fingerprint=f"imagefolder:names-and-sizes:sha256:{digest}",
         read=lambda start, stop: preprocess(paths[start:stop]),
     )
+
+
+def _check_header(path: Path) -> None:
+    """A file that is no image is found before an hour of work, not after it; only its first bytes are read."""
+    try:
+        Image.open(path).close()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"cannot read the image {str(path)!r}: {error}") from None

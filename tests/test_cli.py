@@ -47,6 +47,18 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 6), "red").save(tmp_path / "photos" / "a.png")
     config = ["--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]"]
+    folder, out = f"imagefolder:{tmp_path / 'photos'}", tmp_path / "o"
+    fails(
+        "does not say how its pictures were normalised",
+        "report",
+        tmp_path / "w.pth",
+        "--data",
+        folder,
+        "--out",
+        out,
+        *config,
+    )
+    config += ["--config", "mean=[0.5, 0.5, 0.5]", "--config", "std=[0.25, 0.25, 0.25]"]
     done = run("report", tmp_path / "w.pth", "--data", f"imagefolder:{tmp_path / 'photos'}", "--out", tmp_path / "o",
                *config, "--untrained", 1, "--probes", "sparsity,attention")  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import make
+from conftest import PLAIN, make
 from crate_interp.data import embedded, open_data
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
@@ -14,7 +14,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
 
 @pytest.fixture
 def preprocess():
-    return make().preprocess
+    return make(**PLAIN).preprocess
 
 
 def pictures():
@@ -75,7 +75,9 @@ def test_embedded():
     data = embedded("fashion")
     assert len(data) == 256 and data.features["label"].names[9] == "Ankle boot"
     assert data[0]["image"].size == (28, 28)
-    samples = open_data("embedded:fashion", make(channels=1, image_size=28, patch_size=4).preprocess)
+    samples = open_data(
+        "embedded:fashion", make(channels=1, image_size=28, patch_size=4, mean=[0.0], std=[1.0]).preprocess
+    )
     assert samples.n == 256 and samples.read(0, 256).shape == (256, 1, 28, 28)
     assert len(set(samples.labels)) == 10 and samples.fingerprint.startswith("embedded:fashion:sha256:")
 

@@ -111,6 +111,27 @@ def test_a_hook_that_does_nothing_changes_no_bit(model, images):
     assert leftover_hooks(model) == []
 
 
+def test_a_hook_that_is_never_called_is_said(model, images):
+    def nothing(tensor, hook):
+        return None
+
+    for hang in (
+        lambda name: model.run_with_hooks(images, fwd_hooks=[(name, nothing)]),
+        lambda name: model.add_hook(name, nothing),
+    ):
+        with pytest.warns(UserWarning, match="hook_result' is never called: it fires only after model.set_use_attn"):
+            hang("blocks.0.attn.hook_result")
+        with pytest.raises(KeyError, match="Did you mean blocks.0.hook_resid_mid"):
+            hang("blocks.0.hook_resid_mdi")
+    model.reset_hooks()
+    model.set_use_split_qkv_input(True)
+    with pytest.warns(UserWarning, match="hook_u' is never called: it does not fire with split inputs"):
+        model.run_with_hooks(images, fwd_hooks=[("blocks.1.attn.hook_u", nothing)])
+    with pytest.raises(KeyError, match="does not fire with split inputs"):
+        model.run_with_cache(images, names_filter="blocks.1.attn.hook_u")
+    assert leftover_hooks(model) == []
+
+
 def test_bits_are_also_those_with_gradients(model, images):
     out, _ = model.run_with_cache(images.clone().requires_grad_())
     assert torch.equal(out, model(images))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conftest import make
+from conftest import PLAIN, make
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
 
@@ -44,7 +44,7 @@ def test_floats_are_taken_as_preprocessed(model):
 
 
 def test_resize_and_crop():
-    model = make(resize=6, crop=(6, 20))
+    model = make(resize=6, crop=(6, 20), **PLAIN)
     wide = picture(30, 103)
     small = wide.resize((20, 6), Image.Resampling.BILINEAR)  # shorter side 6: width int(6 * 103 / 30) = 20
     torch.testing.assert_close(model.preprocess(wide)[0], torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255)
@@ -53,13 +53,13 @@ def test_resize_and_crop():
     torch.testing.assert_close(model.preprocess(larger)[0], torch.from_numpy(np.array(middle)).permute(2, 0, 1) / 255)
     array = torch.from_numpy(np.array(larger)).permute(2, 0, 1)[None]
     torch.testing.assert_close(model.preprocess(array), model.preprocess(larger))
-    exact = make(resize=(6, 20))
+    exact = make(resize=(6, 20), **PLAIN)
     squeezed = larger.resize((20, 6), Image.Resampling.BILINEAR)
     torch.testing.assert_close(exact.preprocess(larger)[0], torch.from_numpy(np.array(squeezed)).permute(2, 0, 1) / 255)
 
 
 def test_colours():
-    grey, colour = make(channels=1, mean=None, std=None), make(mean=None, std=None)
+    grey, colour = make(channels=1, mean=[0.0], std=[1.0]), make(**PLAIN)
     image = picture()
     torch.testing.assert_close(grey.preprocess(image)[0, 0], torch.from_numpy(np.array(image.convert("L"))) / 255)
     flat = colour.preprocess(picture(mode="L"))

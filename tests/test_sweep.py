@@ -227,7 +227,7 @@ def test_probes_that_answer_wrongly(model, data):
     nan, inf = float("nan"), float("inf")
     fails("p.a is NaN or Inf in layer 0 for 2 samples: 1, 4", lambda z: {"a": torch.tensor([0, nan, 0, 0, inf, 0, 0])})
     for bad, match in (
-        (dict(name="a.b"), "without a dot"),
+        (dict(name="a.b"), "without dots"),
         (dict(points="hook_u"), "is a string"),
         (dict(statistics={}), "has no statistics"),
     ):

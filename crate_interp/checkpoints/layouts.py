@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from crate_interp.checkpoints.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
+_LAYER = r"transformer\.layers\.(\d{1,9})\."
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def _crate_patches(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
     values = _shape(shapes, "to_patch_embedding.2.weight")[1]
     channels = given.get("channels", 3)
     if "patch_size" in given:
-        height, width = _pair(given["patch_size"])
+        height, width = given["patch_size"]
         if height * width * channels != values:
             raise CheckpointError(
                 f"patch_size={given['patch_size']!r} with channels={channels} contradicts to_patch_embedding.2.weight: "
@@ -101,6 +102,11 @@ LAYOUTS = (
 
 def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     """The layout of a file, from `family` or from its keys; CheckpointError where none fits."""
+    if "unembed.weight" in shapes and "pos_embed" in shapes:
+        raise CheckpointError(
+            f"{where} has the names of a hooked model, which do not say its config: write model.save_pretrained(folder) "
+            "and load the folder."
+        )
     if family is not None:
         for layout in LAYOUTS:
             if layout.family == family:
@@ -125,26 +131,34 @@ def key_map(layout: Layout, n_layers: int) -> dict[str, str]:
     return layout.top | layers
 
 
+def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
+    """A file of a kilobyte can claim a million layers, which would be built one by one before any key is compared."""
+    held = len({match[1] for key in keys if (match := re.match(pattern, key))})
+    if n_layers > held + 100:
+        raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
+
+
 def infer_config(layout: Layout, shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
-    """The config fields that the tensors (with `given`) determine; CheckpointError where both disagree."""
-    indices = [int(match[1]) for key in shapes if (match := re.match(r"transformer\.layers\.(\d+)\.", key))]
+    """The config fields that the tensors (with `given`, whose sizes are checked) determine; CheckpointError where both disagree."""
+    depth = 1 + max((int(match[1]) for key in shapes if (match := re.match(_LAYER, key))), default=0)
+    check_depth(shapes, _LAYER, depth)
     codes = "transformer.layers.0.0.fn.qkv.weight"
     inner, d_model = _shape(shapes, codes)
     found: dict[str, Any] = {
         "d_model": d_model,
-        "n_layers": max(indices) + 1,
+        "n_layers": depth,
         "n_classes": _shape(shapes, "mlp_head.1.weight")[0],
         "d_mlp": _shape(shapes, "transformer.layers.0.1.fn." + ("weight" if layout.family == "crate" else "D"))[1],
     }
     n_heads = given.get("n_heads")
     if n_heads is not None:
-        if not isinstance(n_heads, int) or n_heads < 1 or inner % n_heads:
+        if inner % n_heads:
             raise CheckpointError(f"n_heads={n_heads!r} does not divide the {inner} rows of {codes}.")
         found["d_head"] = inner // n_heads
     found |= layout.infer_patches(shapes, given)
     found |= _image_size(shapes, found["patch_size"], given)
     for name, value in found.items():
-        if name in given and _comparable(given[name], value) != value:
+        if name in given and given[name] not in (None, value):
             raise CheckpointError(f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}.")
     return found
 
@@ -152,7 +166,7 @@ def infer_config(layout: Layout, shapes: Shapes, given: dict[str, Any]) -> dict[
 def _image_size(shapes: Shapes, patch: tuple[int, int], given: dict[str, Any]) -> dict[str, Any]:
     patches = _shape(shapes, "pos_embedding", 3)[1] - 1
     if "image_size" in given:
-        height, width = _pair(given["image_size"])
+        height, width = given["image_size"]
         if height % patch[0] or width % patch[1] or (height // patch[0]) * (width // patch[1]) != patches:
             raise CheckpointError(
                 f"image_size={given['image_size']!r} with patches of {patch} contradicts pos_embedding, "
@@ -174,14 +188,3 @@ def _shape(shapes: Shapes, key: str, ndim: int = 2) -> tuple[int, ...]:
     if len(shapes[key]) != ndim:
         raise CheckpointError(f"{key} has shape {shapes[key]}, wanted {ndim} axes.")
     return shapes[key]
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise CheckpointError(f"{value!r} is no size: give an int, or (height, width).")
-    return pair[0], pair[1]
-
-
-def _comparable(value: Any, like: Any) -> Any:
-    return _pair(value) if isinstance(like, tuple) else value

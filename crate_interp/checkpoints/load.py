@@ -1,6 +1,7 @@
 """ci.load: a file, a folder, a name, a state dict or a module -> a hooked model."""
 
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,15 @@ from torch import Tensor
 
 from crate_interp.checkpoints import own, registry
 from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts import find_layout, infer_config, key_map
+from crate_interp.checkpoints.layouts import check_depth, find_layout, infer_config, key_map
 from crate_interp.checkpoints.tensors import check_weights, read_file, state_dict_of
-from crate_interp.config import CrateConfig, check_names
+from crate_interp.config import CrateConfig, check_names, check_sizes
 from crate_interp.models.hooked import set_runtime
 from crate_interp.models.vision import HookedCrate
 
 _SHOWN = 12  # keys listed on each side of a mismatch
-# config, tensors by their key, key -> parameter where the names differ, and how to call the source in an error
-Source = tuple[CrateConfig, dict[str, Tensor], dict[str, str], str]
+# config, tensors by their key, key -> the parameter it fills (None: its own name), and how to call the source
+Source = tuple[CrateConfig, dict[str, Tensor], dict[str, str] | None, str]
 
 
 def load(
@@ -43,6 +44,12 @@ def load(
     dtype = torch.float32 if dtype is None else dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise CheckpointError(f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32.")
+    if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
+        raise CheckpointError(f"cannot load {source!r}: give a file, a folder, a name of ci.models(), or a state dict.")
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise CheckpointError(f"device={device!r} is none torch knows: give 'cpu', 'cuda' or 'cuda:1'.") from None
     try:
         check_names(config)
         cfg, tensors, target_of, where = _resolve(source, family, revision, config)
@@ -57,11 +64,11 @@ def _resolve(source: Any, family: str | None, revision: str | None, given: dict)
     if isinstance(source, (Mapping, torch.nn.Module)):
         _no_revision(revision, "a state dict")
         return _from_layout(state_dict_of(source, "the state dict"), family, given, "the state dict")
-    path = Path(source)
-    if path.is_dir():
+    path = Path(source).expanduser()
+    if os.path.isdir(path):  # os.path says no where pathlib raises: a name too long for a file is no file
         _no_revision(revision, str(path))
         return _from_folder(path, path / own.WEIGHTS, family, given)
-    if path.exists():
+    if os.path.exists(path):
         _no_revision(revision, str(path))
         return _from_layout(read_file(path), family, given, str(path))
     row = registry.find(str(source))
@@ -101,7 +108,7 @@ def _from_folder(folder: Path, weights: Path, family: str | None, given: dict) -
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     tensors = read_file(weights)
-    return cfg, tensors, {}, str(weights)
+    return cfg, tensors, None, str(weights)
 
 
 def _from_layout(tensors: dict[str, Tensor], family: str | None, given: dict, where: str) -> Source:
@@ -111,6 +118,7 @@ def _from_layout(tensors: dict[str, Tensor], family: str | None, given: dict, wh
         raise CheckpointError(
             f"n_heads cannot be inferred from {where}: heads are slices of one matrix. Give it: ci.load(..., n_heads=6)."
         )
+    given = check_sizes(given)
     values = {**infer_config(layout, shapes, given), **given}
     _check_variant(shapes, values, where)
     cfg = CrateConfig(family=layout.family, **values)
@@ -128,18 +136,17 @@ def _check_variant(shapes: dict, values: dict, where: str) -> None:
 
 
 def _build(
-    cfg: CrateConfig, tensors: dict[str, Tensor], target_of: dict[str, str], where: str, dtype: torch.dtype
+    cfg: CrateConfig, tensors: dict[str, Tensor], target_of: dict[str, str] | None, where: str, dtype: torch.dtype
 ) -> HookedCrate:
-    """The model with its parameters taken from `tensors`; no random number is drawn.
-
-    `target_of` maps a key of `tensors` to the parameter it fills; a key it lacks fills the parameter of its own name.
-    """
+    """The model with its parameters taken from `tensors`; no random number is drawn."""
+    target_of = {key: key for key in tensors} if target_of is None else target_of
+    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
+    check_depth(named, r"blocks\.(\d+)\.", cfg.n_layers)
     with torch.device("meta"):
         model = HookedCrate(cfg)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    named = {target_of.get(key, key): key for key in tensors}
     key_of = {target: key for key, target in target_of.items()}
-    unused = [key for name, key in named.items() if name not in wanted]
+    unused = [key for key in tensors if target_of.get(key) not in wanted]
     missing = [f"{key_of.get(name, name)} {list(shape)}" for name, shape in wanted.items() if name not in named]
     wrong = [
         f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
@@ -147,7 +154,7 @@ def _build(
         if name in wanted and tuple(tensors[key].shape) != wanted[name]
     ]
     _raise_leftovers(f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers", unused, missing, wrong)
-    check_weights(tensors, where)
+    check_weights(tensors, where, dtype)
     weights = {name: tensors[key].detach().to("cpu", dtype, copy=True).contiguous() for name, key in named.items()}
     model.load_state_dict(weights, assign=True)
     set_runtime(model.cfg, device=torch.device("cpu"), dtype=dtype)

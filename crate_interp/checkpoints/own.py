@@ -61,7 +61,7 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig:
         raise CheckpointError(
             f"{folder} has no {CONFIG}: give the weight file in it, or a folder made by save_pretrained."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(content, dict) or content.get("library") != "crate_interp":
         raise CheckpointError(f"{path} was not written by crate_interp: give the weight file in that folder instead.")

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
 
 
@@ -26,11 +28,14 @@ def read_file(path: Path) -> dict[str, Tensor]:
         if len(head) == 9 and head[8:9] == b"{":
             return dict(load_file(path))
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # what a parser raises on bytes it was not made for has no common class
-        reason = str(error).strip().split("\n")[0][:200]
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a readable checkpoint: {error}. Is it truncated?") from None
+    except Exception:  # what a parser raises on bytes it was not made for has no common class
+        # torch's own words are left out: they advise to switch the protection off
         raise CheckpointError(
-            f"{path} is not a readable checkpoint (wanted .safetensors, or a torch file that loads with "
-            f"weights_only=True; is it truncated, or something else renamed?): {reason}"
+            f"{path} is not a readable checkpoint: wanted .safetensors, or a torch file that loads with weights_only=True. "
+            "Is it truncated, or something else renamed? If it holds Python objects beside tensors, save the state dict "
+            "alone: torch.save(model.state_dict(), path)."
         ) from None
     return state_dict_of(loaded, str(path))
 
@@ -62,13 +67,28 @@ def _strip_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def check_weights(tensors: Mapping[str, Tensor], where: str) -> None:
-    """CheckpointError where a tensor is not floating point, or holds NaN or Inf."""
+def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype) -> None:
+    """CheckpointError where a tensor is no dense floating one, holds NaN or Inf, or does not fit `dtype`."""
     for name, value in tensors.items():
-        if not value.is_floating_point():
-            raise CheckpointError(f"{where}: {name} is {value.dtype}, weights are floating point.")
+        if value.layout != torch.strided or value.is_meta or value.dtype not in _DTYPES:
+            kind = (
+                "on the meta device"
+                if value.is_meta
+                else value.dtype
+                if value.layout == torch.strided
+                else value.layout
+            )
+            raise CheckpointError(
+                f"{where}: {name} is {kind}, weights are dense floating point tensors of 16 bits or more."
+            )
+        if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+            raise CheckpointError(
+                f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view)."
+            )
         if not value.isfinite().all():
             count = int((~value.isfinite()).sum())
             raise CheckpointError(
                 f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; nothing was loaded."
             )
+        if value.dtype != dtype and not value.to(dtype).isfinite().all():
+            raise CheckpointError(f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype.")

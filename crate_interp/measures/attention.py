@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.measures.checks import require_floats
+
 
 def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
     """The entropy of each query's distribution over keys, `-sum_j p_j ln p_j`.
@@ -49,6 +51,7 @@ def _valid(value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch 
 
 
 def _check(pattern: Tensor) -> None:
+    require_floats(pattern, "query key")
     if 0 in pattern.shape[-2:]:
         raise ValueError(
             f"there is no attention to measure: the last two axes (query, key) are {list(pattern.shape[-2:])}."

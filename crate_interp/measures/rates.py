@@ -10,15 +10,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from crate_interp.measures.checks import in_full_precision, require_floats
+
 # A float32 Gram can be wrong by per cents without failing. Where the largest diagonal of I + c G over the smallest
 # squared pivot is below this, the error was at most about 1e-6 on every stream of a model tried (3e-5 on small random
 # matrices made to be hard); above, the sample is redone.
 FLOAT32_LIMIT = 1e3
+# Nor is a sample trusted whose rate is small beside the rounding of its pivots: tokens all alike, or all but zero.
+RELATIVE_ERROR = 1e-4
 # The same for float64: above, singular values are used, slow and exact. A redone float32 sample needs fewer digits.
 FLOAT64_LIMIT = 1e3
 REDONE_LIMIT = 1e9
+_SMALL, _LARGE = 1e-15, 1e15  # lengths whose squares float32 can add up
 
 
+@in_full_precision
 def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch"]:
     """The rate of the tokens as one Gaussian: `R(Z; eps) = 1/2 logdet(I + d / (N eps^2) Z Z^T)`.
 
@@ -43,9 +49,12 @@ def subspace_coding_rate(
     R^c(Z | U; eps) of arXiv 2306.01129 eq. 2-3. U is used as stored: orthonormalise it first to measure the theory's
     object. R^c depends on Z Z^T only: it cannot tell which token lies in which subspace. Errors as in `coding_rate`.
     """
+    _check(z, eps)
+    require_floats(u, "head d_model d_head")
     return rate_of_codes(head_codes(z, u), z, u, eps)
 
 
+@in_full_precision
 def rate_of_codes(
     codes: Float[Tensor, "*batch head pos d_head"],
     z: Float[Tensor, "*batch pos d_model"],
@@ -73,6 +82,7 @@ def rate_reduction(
     return coding_rate(z, eps) - subspace_coding_rate(z, u, eps).sum(dim=-1)
 
 
+@in_full_precision
 def official_coding_rate(
     codes: Float[Tensor, "*batch head pos d_head"], eps_squared: float = 0.01
 ) -> Float[Tensor, "*batch head"]:
@@ -97,13 +107,18 @@ def official_coding_rate(
 def _unit_rows(codes: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
     """Each row at length one; a row of zeros stays."""
     norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
-    norms = norms.masked_fill(norms == 0, 1)
+    if not ((norms > _SMALL) & (norms < _LARGE)).all():  # squares of tiny or huge entries leave the range of floats
+        largest = codes.detach().abs().amax(dim=-1, keepdim=True)
+        codes = codes / largest.masked_fill(largest == 0, 1)
+        norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
+        norms = norms.masked_fill(norms == 0, 1)
     if codes.requires_grad:
         return codes / norms
     # written in order of the axes, as the Gram wants it: dividing first and copying after is a pass more
     return torch.div(codes, norms, out=codes.new_empty(codes.shape))
 
 
+@in_full_precision
 def head_codes(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head pos d_head"]:
@@ -113,6 +128,7 @@ def head_codes(
 
 
 def _check(z: Tensor, eps: float) -> None:
+    require_floats(z, "pos width")
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
     if 0 in z.shape[-2:]:
@@ -140,6 +156,8 @@ def _half_logdet64(
     rate, doubtful = _cholesky_rate(x, scale, limit)
     if not doubtful.any():
         return rate
+    if rate.requires_grad:  # a failed factor would poison the gradient of its neighbours
+        rate, _ = _cholesky_rate(x.where(~doubtful[..., None, None], 0.0), scale, limit)
     finite = x.isfinite().all(dim=-1).all(dim=-1)
     exact = 0.5 * torch.log1p(scale * torch.linalg.svdvals(x.where(finite[..., None, None], 0.0)) ** 2).sum(dim=-1)
     return torch.where(doubtful, exact.where(finite, torch.nan), rate.where(~doubtful, 0.0))
@@ -159,5 +177,7 @@ def _cholesky_rate(
     pivots = factor.diagonal(dim1=-2, dim2=-1)
     with torch.no_grad():
         ratio = diagonal.amax(dim=-1) / pivots.amin(dim=-1) ** 2
-        doubtful = (failed != 0) | ~(ratio <= limit)
+        rounding = ratio * (pivots.shape[-1] * torch.finfo(x.dtype).eps)
+        rate = pivots.log().sum(dim=-1)
+        doubtful = (failed != 0) | ~(ratio <= limit) | ~(rounding <= RELATIVE_ERROR * rate)
     return pivots.log().sum(dim=-1), doubtful

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.measures.checks import require_floats
+
 
 def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Float[Tensor, "*batch pos"]:
     """The share of entries with |z| <= tol; exact zeros by default.
@@ -57,5 +59,6 @@ def _valid(value: Float[Tensor, "*batch pos"], z: Float[Tensor, "*batch pos d_ml
 
 
 def _check(z: Tensor) -> None:
+    require_floats(z, "pos d_mlp")
     if 0 in z.shape[-2:]:
         raise ValueError(f"there is no code to measure: the last two axes (pos, d_mlp) are {list(z.shape[-2:])}.")

@@ -1,6 +1,7 @@
 """What every hooked model shares: caching, runtime switches, and the names TransformerLens' tools look for."""
 
 import difflib
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.cache import CrateCache
 
 # Points that fire only while a switch of model.cfg is on, and how to switch it on.
 GATED = {
@@ -41,14 +43,15 @@ class HookedModel(HookedRootModule):
 
     def run_with_cache(  # pyright: ignore[reportIncompatibleMethodOverride]  # as TransformerLens' own models do
         self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any
-    ) -> tuple[Any, ActivationCache]:
-        """`(output, ActivationCache)` of one forward; arguments as in TransformerLens.
+    ) -> tuple[Any, CrateCache]:
+        """`(output, CrateCache)` of one forward; arguments as in TransformerLens.
 
         Different from it: a `names_filter` that matches no point raises KeyError with the nearest names (tuples are
-        taken too), and `pos_slice` cuts the declared position axis of every point.
+        taken too), and `pos_slice` cuts the declared position axis of every point. As there, `incl_bwd=True` calls
+        backward on the output and so needs a scalar one: use hooks of direction "bwd" around a loss of your own.
         """
         out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
-        return out, ActivationCache(cache, self, has_batch_dim=not remove_batch_dim)
+        return out, CrateCache(cache, self, has_batch_dim=not remove_batch_dim)
 
     def get_caching_hooks(
         self,
@@ -62,10 +65,12 @@ class HookedModel(HookedRootModule):
         """The dict to fill and the hooks that fill it, not yet on the model (TransformerLens' signature)."""
         cache = {} if cache is None else cache
         cut = Slice.unwrap(pos_slice)
+        pooled = self.cfg.pool == "mean"  # then ln_final sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
-            kept = tensor.detach().to(device)
-            if not str(hook.name).endswith(_NO_POS_AXIS):
+            # autograd goes on to add into a gradient it has handed out
+            kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
+            if not str(hook.name).endswith(_NO_POS_AXIS) and not (pooled and str(hook.name).startswith("ln_final.")):
                 kept = cut.apply(kept, dim=-2 if str(hook.name).endswith(_QUERY_AXIS) else 1)
             if remove_batch_dim and kept.shape[0] == 1:
                 kept = kept[0]
@@ -78,11 +83,15 @@ class HookedModel(HookedRootModule):
         return cache, forward, backward
 
     def matching_points(self, names_filter: str | Sequence[str] | Callable[[str], bool] | None) -> list[str]:
-        """The hook points a filter selects, in the model's order; KeyError where it selects none."""
+        """The hook points a filter selects, in the model's order; KeyError where it selects none.
+
+        None and functions select among the points that fire as the model is switched; a name that does not is refused.
+        """
+        firing = [name for name in self.hook_dict if self._why_silent(name) is None]
         if names_filter is None:
-            return list(self.hook_dict)
+            return firing
         if callable(names_filter):
-            chosen = [name for name in self.hook_dict if names_filter(name)]
+            chosen = [name for name in firing if names_filter(name)]
             if not chosen:
                 raise KeyError(
                     f"names_filter matches none of the {len(self.hook_dict)} hook points: see model.hook_dict."
@@ -92,17 +101,47 @@ class HookedModel(HookedRootModule):
         if not asked:
             raise KeyError("names_filter is empty: name a hook point, or pass None for all of them.")
         for name in asked:
-            self._check_point(name)
+            self.check_point(name)
         return [name for name in self.hook_dict if name in set(asked)]
 
-    def _check_point(self, name: str) -> None:
+    def check_point(self, name: str) -> None:
+        """KeyError where no hook point has this name, or where it cannot fire as the model is switched."""
+        self._check_name(name)
+        silent = self._why_silent(name)
+        if silent:
+            raise KeyError(f"{name!r} {silent}.")
+
+    def _check_name(self, name: str) -> None:
         if name not in self.hook_dict:
             near = difflib.get_close_matches(name, self.hook_dict, n=3)
             hint = f"Did you mean {', '.join(near)}?" if near else "See model.hook_dict."
             raise KeyError(f"no hook point is called {name!r}. {hint}")
+
+    def _why_silent(self, name: str) -> str | None:
+        """Why a point does not fire as the model is switched, or None where it does."""
         for point, (switch, call) in GATED.items():
             if name.endswith(point) and not getattr(self.cfg, switch):
-                raise KeyError(f"{name!r} fires only after {call}.")
+                return f"fires only after {call}"
+        if name.endswith("attn.hook_u") and self.cfg.use_split_qkv_input:
+            return "does not fire with split inputs: call model.set_use_split_qkv_input(False)"
+        return None
+
+    def add_hook(self, name: str | Callable[[str], bool], hook: Any, *args: Any, **kwargs: Any) -> None:
+        """As in TransformerLens; KeyError for a name that is no hook point, a warning for one that would never fire."""
+        if isinstance(name, str):
+            self._warn_of_silence(name)
+        super().add_hook(name, hook, *args, **kwargs)
+
+    def _enable_hook_with_name(self, name: str, hook: Callable, dir: Any) -> None:
+        self._warn_of_silence(name)  # run_with_hooks and hooks() come by here
+        super()._enable_hook_with_name(name, hook, dir)
+
+    def _warn_of_silence(self, name: str) -> None:
+        """A patch that is never called would look like one without effect; no error, since hooking all points is usual."""
+        self._check_name(name)
+        silent = self._why_silent(name)
+        if silent:
+            warnings.warn(f"a hook on {name!r} is never called: it {silent}.", stacklevel=3)
 
     def set_use_attn_result(self, on: bool) -> None:
         """Whether `attn.hook_result` fires: the output of each head on its own, `[batch, pos, head, d_model]`."""

@@ -25,10 +25,10 @@ def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels h
     """Float images as the model takes them, `(x / 255 - mean) / std`, after resize and centre crop.
 
     images: a PIL image, a path, a sequence of either, or a uint8 array or tensor `[batch, channels, height, width]`.
-    `cfg.resize` (shorter side, or (h, w)), `cfg.crop`, `cfg.interpolation`, `cfg.mean`, `cfg.std`; None leaves a step
-    out. A float tensor is taken as preprocessed and returned as it is. Colour is converted to the model's channels.
-    Raises ValueError for unreadable files, other dtypes or shapes, no images, and pictures whose size is still not the
-    model's after resize and crop.
+    `cfg.resize` (shorter side, or (h, w)) and `cfg.crop`, None leaves the step out; `cfg.interpolation`, `cfg.mean`,
+    `cfg.std`. A float tensor is taken as preprocessed and returned as it is. Colour is converted to the model's channels.
+    Raises ValueError for unreadable files, other dtypes or shapes, no images, a crop larger than the picture, pictures
+    whose size is still not the model's after resize and crop, and a model without mean and std.
     """
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
@@ -38,7 +38,7 @@ def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels h
     several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
     if not several:
         raise ValueError("there is no image to preprocess: the sequence is empty.")
-    return _normalise(cfg, torch.stack([_to_bytes(cfg, _fit(cfg, _open(image))) for image in several]))
+    return _normalise(cfg, _stack([_to_bytes(cfg, _fit(cfg, _open(image))) for image in several]))
 
 
 def _open(image: Any) -> Image.Image:
@@ -62,7 +62,7 @@ def _fit(cfg: CrateConfig, image: Image.Image) -> Image.Image:
     if cfg.resize is not None:
         image = image.resize(_resized(cfg, image.size), _FILTERS[cfg.interpolation])
     if cfg.crop is not None:
-        image = image.crop(_crop_box(cfg, image.size))
+        image = image.crop(_crop_box(cfg, image.size))  # a box inside the image
     size = (image.height, image.width)
     if size != cfg.image_size and not cfg.interpolate_pos:
         raise ValueError(
@@ -94,6 +94,11 @@ def _resized(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int]:
 def _crop_box(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int, int, int]:
     """The centred (left, top, right, bottom); rounds halves to even as torchvision does."""
     height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
+    if width > size[0] or height > size[1]:
+        raise ValueError(
+            f"crop={cfg.crop} is larger than an image, {size[1]} x {size[0]} after resize={cfg.resize}: "
+            "give a larger resize, or a smaller crop."
+        )
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
     return left, top, left + width, top + height
 
@@ -116,12 +121,26 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
         return array
     pictures = array.permute(0, 2, 3, 1).cpu().numpy()  # [batch, h, w, channels]
     squeezed = pictures[..., 0] if cfg.channels == 1 else pictures
-    return torch.stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
+    return _stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
+
+
+def _stack(images: list[Tensor]) -> Tensor:
+    sizes = {(image.shape[1], image.shape[2]) for image in images}
+    if len(sizes) > 1:
+        shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
+        raise ValueError(
+            f"the images of a batch differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
+        )
+    return torch.stack(images)
 
 
 def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels height width"]:
-    images = array.to(torch.float32) / 255
     if cfg.mean is None or cfg.std is None:
-        return images
+        raise ValueError(
+            "the model does not say how its pictures were normalised. Load it with mean and std, one number per channel "
+            "(published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]; for plain [0, 1]: "
+            "zeros and ones), or pass float images as the model takes them."
+        )
+    images = array.to(torch.float32) / 255
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
     return (images - mean.view(-1, 1, 1).to(images.device)) / std.view(-1, 1, 1).to(images.device)

@@ -44,7 +44,7 @@ class HookedCrate(HookedModel):
 
     def forward(
         self,
-        images: Shaped[Tensor, "..."],
+        images: Any,
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
@@ -57,6 +57,8 @@ class HookedCrate(HookedModel):
         """
         start = self._layer(start_at_layer, "start_at_layer", 0)
         stop = self._layer(stop_at_layer, "stop_at_layer", None)
+        if stop is not None and start is not None and stop < start:
+            raise ValueError(f"stop_at_layer={stop_at_layer} lies before start_at_layer={start_at_layer}.")
         z = self._check_stream(images) if start_at_layer is not None else self._tokens(self._check_images(images))
         for block in self.blocks[start:stop]:
             z = block(z)
@@ -86,7 +88,11 @@ class HookedCrate(HookedModel):
             raise ValueError(f"{name}={layer}: the model has layers 0 to {count - 1}; give {-count} to {count}.")
         return layer + count if layer < 0 else layer
 
-    def _check_images(self, images: Shaped[Tensor, "..."]) -> Float[Tensor, "batch channels height width"]:
+    def _check_images(self, images: Any) -> Float[Tensor, "batch channels height width"]:
+        if not isinstance(images, Tensor):
+            raise ValueError(
+                f"the model takes a tensor, got {type(images).__name__}: use model(model.preprocess(images))."
+            )
         cfg, shape = self.cfg, tuple(images.shape)
         if not images.is_floating_point():
             raise ValueError(f"images are {images.dtype}, the model takes floats: use model(model.preprocess(images)).")
@@ -126,6 +132,11 @@ class HookedCrate(HookedModel):
     def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
         """What the model was trained on, from PIL images, paths or integer arrays (crate_interp/models/preprocess.py)."""
         return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
+
+    @property
+    def lens_positions(self) -> int | None:
+        """Where `cache.logit_lens()` reads the stream: the CLS token, or every token where the mean is pooled."""
+        return 0 if self.cfg.pool == "cls" else None
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:

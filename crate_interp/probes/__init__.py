@@ -22,14 +22,17 @@ def available() -> list[str]:
 
 def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     """Probe objects for names and/or probes; None is DEFAULT. ValueError for unknown names, none, or two of a name."""
+    if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
+        raise ValueError(f"cannot take probes from {type(probes).__name__}: give names such as {', '.join(DEFAULT)}.")
     asked = DEFAULT if probes is None else [probes] if isinstance(probes, (str, Probe)) else list(probes)
     found = [_named(probe) if isinstance(probe, str) else probe for probe in asked]
     if not found:
         raise ValueError(f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these.")
     for probe in found:
         if not isinstance(probe, Probe):
+            call = f": call it, {getattr(probe, '__name__', 'probe')}()" if callable(probe) else ""
             raise ValueError(
-                f"{type(probe).__name__} is no probe: give a name, or ci.Probe(name, points, measure, statistics)."
+                f"{type(probe).__name__} is no probe{call}. Give a name, or ci.Probe(name, points, measure, statistics)."
             )
     names = [probe.name for probe in found]
     if len(set(names)) < len(names):

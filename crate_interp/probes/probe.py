@@ -1,5 +1,6 @@
 """What a probe is, and how its answers are checked."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ class Probe:
     """What a measure means on a model: what it reads in each layer, what it returns, and how to read that.
 
     name: the first half of "probe.statistic". points: hook points inside a block; those of one layer are handed over
-    together when the last of them has fired, then let go. `measure(block, acts)` -> {statistic: `[batch]` or
+    together when the last of them has fired, to be read and not edited, then let go. `measure(block, acts)` -> {statistic: `[batch]` or
     `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
     statistics: {statistic: (unit, lowest, highest, how to read it)}, None where there is no bound; captions and axes
     are made from it. Optional: `final(z)` -> {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, reported as layer
@@ -33,15 +34,40 @@ class Probe:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.name or "." in self.name:
-            raise ValueError(f"a probe is called {self.name!r}: give a name without a dot.")
+        _check_name(self.name, "probe")
         if isinstance(self.points, str):
             raise ValueError(f"points={self.points!r} is a string: give a tuple, ({self.points!r},).")
         object.__setattr__(self, "points", tuple(self.points))
-        if not self.statistics:
+        full = next((point for point in self.points if point.startswith("blocks.")), None)
+        if full:
+            raise ValueError(f"points has {full!r}: give names inside a block, such as 'hook_resid_mid'.")
+        if not isinstance(self.statistics, Mapping) or not self.statistics:
             raise ValueError(
                 f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
             )
+        for name, facts in self.statistics.items():
+            _check_name(name, "statistic")
+            _check_facts(f"{self.name}.{name}", facts)
+        try:
+            json.dumps(dict(self.settings))
+        except (TypeError, ValueError):
+            raise ValueError(f"settings={self.settings!r} of {self.name!r}: give names with JSON values.") from None
+
+
+def _check_name(name: Any, what: str) -> None:
+    if not isinstance(name, str) or not name or set(name) & set("./\\"):
+        raise ValueError(f"a {what} is called {name!r}: give a name without dots and slashes.")
+
+
+def _check_facts(name: str, facts: Any) -> None:
+    bounds = (int, float, type(None))
+    right = (
+        isinstance(facts, (tuple, list)) and len(facts) == 4 and isinstance(facts[0], str) and isinstance(facts[3], str)
+    )
+    if not right or not all(isinstance(bound, bounds) for bound in facts[1:3]):
+        raise ValueError(
+            f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how to read it)."
+        )
 
 
 def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
@@ -52,8 +78,12 @@ def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
 
 def on_activations(probe: Probe, block: nn.Module, acts: LayerActs) -> dict[str, Tensor]:
     """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each; it sees its own points only."""
-    batch = len(acts[probe.points[0]])
-    return _checked(probe, probe.measure(block, acts.only(probe.points)), (1, 2), batch)
+    batch, seen = len(acts[probe.points[0]]), acts.only(probe.points)
+    before = [_edits(tensor) for tensor in seen.values()]
+    answer = probe.measure(block, seen)
+    if [_edits(tensor) for tensor in seen.values()] != before:
+        raise ValueError(f"the probe {probe.name!r} edits activations in place: they are the model's own, clone them.")
+    return _checked(probe, answer, (1, 2), batch)
 
 
 def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:
@@ -61,13 +91,24 @@ def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:
     return _checked(probe, probe.final(z), (1,), len(z)) if probe.final else {}
 
 
-def _checked(probe: Probe, answer: Mapping[str, Any], axes: tuple[int, ...], batch: int | None) -> dict[str, Tensor]:
+def _edits(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # inference mode does not count
+
+
+def _checked(probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None) -> dict[str, Tensor]:
+    if not isinstance(answer, Mapping):
+        raise ValueError(f"the probe {probe.name!r} returned {type(answer).__name__}: return {{statistic: tensor}}.")
     for name, value in answer.items():
         if name not in probe.statistics:
             raise ValueError(
                 f"the probe {probe.name!r} returned {name!r}, which its statistics lack: {', '.join(probe.statistics)}."
             )
-        right = isinstance(value, Tensor) and value.ndim in axes and (batch is None or value.shape[0] == batch)
+        right = (
+            isinstance(value, Tensor)
+            and not value.is_complex()
+            and value.ndim in axes
+            and (batch is None or value.shape[0] == batch)
+        )
         if not right:
             wanted = "[] or [head]" if batch is None else f"[batch] or [batch, head] with batch={batch}"
             got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, linalg
+from torch import Tensor
 
+from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
 
 
@@ -28,7 +29,7 @@ class LayerActs(dict[str, Tensor]):
 def orthonormal_basis(block: Any, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
-    return _once(store, "qr", lambda: tuple(linalg.qr(block.attn.U)))
+    return _once(store, "qr", lambda: qr(block.attn.U))
 
 
 def mid_codes(block: Any, acts: Mapping[str, Tensor]) -> Float[Tensor, "batch head pos d_head"]:

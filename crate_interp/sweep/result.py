@@ -24,6 +24,11 @@ class SweepResult:
     head_table: pd.DataFrame
     meta: dict[str, Any]
 
+    def __repr__(self) -> str:
+        model, n = self.meta.get("model") or "a model", self.meta.get("n_samples")
+        count = len(self.meta.get("statistics", ()))
+        return f"SweepResult of {model} on {n} samples: {count} statistics; .samples() .layers() .heads() .meta"
+
     def samples(self) -> pd.DataFrame:
         """One row per sample and layer: sample, label, layer, then a column "probe.statistic" per `[batch]` statistic.
 
@@ -64,6 +69,10 @@ class SweepResult:
             samples, layers, heads = (pd.read_parquet(folder / name) for name in (_SAMPLES, _LAYERS, _HEADS))
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no saved SweepResult ({_META} and three tables): {error}") from None
+        if not isinstance(meta, dict) or not {"n_layers", "statistics"} <= set(meta):
+            raise ValueError(
+                f"{folder / _META} is not what SweepResult.save writes: n_layers and statistics are missing."
+            )
         return cls(samples, layers, heads, meta)
 
 
@@ -78,7 +87,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
     count = max([n_layers, *(layer + 1 for _, _, layer in values)])
     columns: dict[str, Any] = {
         "sample": np.repeat(np.arange(n), count),
-        "label": np.repeat(np.array([None] * n if labels is None else labels, dtype=object), count),
+        "label": [label for label in (labels or [None] * n) for _ in range(count)],  # may be lists: no array
         "layer": np.tile(np.arange(count), n),
     }
     for probe, statistic in dict.fromkeys((probe, statistic) for probe, statistic, _ in values):

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from tqdm.auto import tqdm
 
 from crate_hooks import full_name, read
 from crate_interp.data import open_data
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
@@ -39,9 +43,9 @@ def sweep(
     weights; and for a statistic that is not finite, naming layer and samples.
     """
     chosen = resolve(probes)
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ValueError(f"batch_size={batch_size!r}: give a whole number of at least 1.")
-    _check_weights(model)
+    _check_model(model, chosen)
     samples = open_data(data, model.preprocess, limit)
     started = time.perf_counter()
     tally = Tally(samples.n)
@@ -57,15 +61,22 @@ def sweep(
 
 
 def probe(cache: Any, probes: Probes = None) -> SweepResult:
-    """The same probes on an ActivationCache, of the model and the inputs it was made with.
+    """The same probes on the cache of `model.run_with_cache(images)`, with the weights the model has now.
 
-    Raises ValueError for a cache without batch axis, KeyError for one that lacks a hook point the probes read.
+    Raises ValueError for anything but such a cache, for one without batch axis or with some of the tokens, KeyError
+    for one that lacks a hook point the probes read.
     """
+    if not isinstance(cache, CrateCache):
+        raise ValueError(
+            f"ci.probe takes the cache of model.run_with_cache(images), got {type(cache).__name__}: "
+            "logits, cache = model.run_with_cache(images); ci.probe(cache)."
+        )
     chosen, model = resolve(probes), cache.model
     if not cache.has_batch_dim:
         raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
     layers = range(len(model.blocks))
     _check_cached(cache, chosen, layers)
+    _check_tokens(cache)
     n = len(next(iter(cache.values())))  # every point has the batch first
     tally = Tally(n)
     with torch.no_grad():
@@ -81,7 +92,11 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
     return result_of(tally, None, cache_meta(model, chosen, n))
 
 
-def _check_weights(model: Any) -> None:
+def _check_model(model: Any, probes: list[Probe]) -> None:
+    if not isinstance(model, HookedModel):
+        raise ValueError(f"cannot measure {type(model).__name__}: give a hooked model, such as ci.load(...) returns.")
+    for point in (point for item in probes for point in item.points):
+        model.check_point(full_name(point, 0))
     for name, value in model.named_parameters():
         if not value.isfinite().all():
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
@@ -113,10 +128,13 @@ def _measure_batch(
             tally.add(item.name, layer + 1, on_final(item, acts["hook_resid_post"]), start)
 
     points = [point for item in reading for point in item.points]
-    if not points:
+    if not points and not finals:
         return
     last = [len(model.blocks) - 1] if finals else []
-    with read(model, points, measure), read(model, ["hook_resid_post"], measure_final, layers=last):
+    with (
+        read(model, points, measure) if points else nullcontext(),
+        read(model, ["hook_resid_post"], measure_final, layers=last),
+    ):
         model(images)
 
 
@@ -127,7 +145,22 @@ def _last(model: Any) -> str:
 def _check_cached(cache: Any, probes: list[Probe], layers: range) -> None:
     wanted = [full_name(point, layer) for item in probes for point in item.points for layer in layers]
     wanted += [_last(cache.model)] if any(item.final for item in probes) else []
+    for name in wanted:
+        cache.model.check_point(name)
     missing = [name for name in dict.fromkeys(wanted) if name not in cache.cache_dict]
     if missing:
         shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
         raise KeyError(f"the cache lacks {len(missing)} hook points the probes read: {shown}. Cache them too, or all.")
+
+
+def _check_tokens(cache: CrateCache) -> None:
+    """A slice of the tokens would be measured as if it were all of them."""
+    shapes = {name: value.shape for name, value in cache.cache_dict.items() if name.startswith("blocks.")}
+    counts = {shape[-2:] for name, shape in shapes.items() if name.endswith("attn.hook_pattern")}
+    sliced = any(query != key for query, key in counts)
+    streams = {shape[1] for name, shape in shapes.items() if "hook_resid_" in name}
+    cfg = cache.model.cfg
+    if not cfg.interpolate_pos:
+        sliced |= bool(streams - {cfg.n_ctx})
+    if sliced or len(streams) > 1:
+        raise ValueError("the cache holds some of the tokens only: run_with_cache without pos_slice.")

@@ -63,6 +63,10 @@ class Tally:
                 self.samples[key][start : start + len(values)] = values
             else:
                 moments = Moments.of(values)
+                if key in self.heads and len(self.heads[key].mean) != len(moments.mean):
+                    raise ValueError(
+                        f"{probe}.{statistic} has {len(moments.mean)} heads in one batch, fewer or more before."
+                    )
                 self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
@@ -79,6 +83,8 @@ def _to_numpy(answer: dict[str, Tensor]) -> dict[str, np.ndarray]:
     if not answer:
         return {}
     columns = [value.detach().reshape(len(value), -1) for value in answer.values()]  # [batch, 1 or head] each
+    if len({column.dtype for column in columns}) > 1:  # cat would round some to the type of others
+        columns = [column.double() for column in columns]
     table = torch.cat(columns, dim=1).double().cpu().numpy()
     parts = np.split(table, np.cumsum([column.shape[1] for column in columns])[:-1], axis=1)
     return {name: part.reshape(value.shape) for (name, value), part in zip(answer.items(), parts, strict=True)}

@@ -10,15 +10,19 @@ from torch import Tensor
 from crate_hooks import full_name
 
 
-def attention_on_image(cache: Any, layer: int, images: Shaped[Tensor, "batch channels height width"]) -> Any:
+def attention_on_image(cache: Any, layer: int, images: Any) -> Any:
     """A matplotlib Figure: a row per image, the image, then the CLS token's attention of each head laid over it.
 
-    cache: an ActivationCache with `blocks.{layer}.attn.hook_pattern`; layer may be negative; images: what the model
-    was run on. Each panel is scaled to its own largest value, which its title gives as a share of the attention.
-    Raises ValueError where cache and images do not belong together, KeyError where the pattern was not cached.
+    cache: an ActivationCache with `blocks.{layer}.attn.hook_pattern`; layer may be negative; images: the tensor
+    `[batch, channels, height, width]` the model was run on. Each panel is scaled to its own largest value, which its
+    title gives as a share of the attention. Raises ValueError where cache and images do not belong together, KeyError
+    where the pattern was not cached.
     """
     from matplotlib.figure import Figure
 
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images are [batch, channels, height, width], what the model was run on; got {got}.")
     pattern = _cls_attention(cache, layer, images)  # [batch, head, h, w]
     count, heads = pattern.shape[:2]
     size = 1.35

@@ -59,4 +59,9 @@ def baseline(untrained: Sequence[SweepResult] | None, statistic: str) -> Float[n
     """The same curve for each untrained twin, or None where there is none."""
     if not untrained:
         return None
-    return np.stack([curve(result, statistic).mean for result in untrained])
+    if isinstance(untrained, SweepResult):
+        raise ValueError("untrained is a list of results, one for each seed: give [result].")
+    means = [curve(result, statistic).mean for result in untrained]
+    if len({len(mean) for mean in means}) > 1:
+        raise ValueError(f"the untrained results have different numbers of layers: {[len(mean) for mean in means]}.")
+    return np.stack(means)

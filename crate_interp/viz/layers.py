@@ -16,9 +16,11 @@ def layers(result: SweepResult, statistic: str, untrained: Sequence[SweepResult]
 
     Line and band: mean and one standard deviation over images; thin lines: heads, where the statistic has them;
     dashed line and band: mean, lowest and highest of `untrained`, results of the same network with random weights.
-    Raises ValueError for a statistic the result lacks.
+    Raises ValueError for a statistic the result lacks, and for `untrained` of another depth.
     """
     drawn, random = curve(result, statistic), baseline(untrained, statistic)
+    if random is not None and random.shape[1] != len(drawn.layers):
+        raise ValueError(f"untrained has {random.shape[1]} layers of {statistic!r}, the result {len(drawn.layers)}.")
     figure, axes = _figure(result, statistic)
     if drawn.heads is not None:
         axes.plot(drawn.layers, drawn.heads, color=_MODEL, lw=0.7, alpha=0.6)

@@ -47,6 +47,7 @@ def report(
     chosen = resolve(probes)
     out = _writable(Path(out))
     result = sweep(model, data, probes=chosen, limit=limit, progress=progress)
+    _remove_figures(out)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
     twins = [
         sweep(_twin(model, seed), data, probes=chosen, limit=limit, progress=progress)
@@ -74,6 +75,16 @@ def _writable(out: Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write into {str(out)!r}: {error.strerror}. Give another folder.") from None
     return out
+
+
+def _remove_figures(out: Path) -> None:
+    """Takes away the figures of an earlier report in this folder, and nothing else: the new page may have fewer."""
+    try:
+        earlier = names(SweepResult.load(out))
+    except ValueError:
+        return
+    for path in [*(out / "figures" / f"{name}.png" for name in earlier), *out.glob("figures/attention-layer-*.png")]:
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: str) -> None:
@@ -114,11 +125,15 @@ def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
 
 def _opening(result: SweepResult, twins: list[SweepResult]) -> list[str]:
     meta = result.meta
-    beside = f"; in brackets: the same network with random weights, mean of {len(twins)} seeds" if twins else ""
+    beside = (
+        f"; in brackets: the same network with random weights, mean of {len(twins)} seed{'s' * (len(twins) > 1)}"
+        if twins
+        else ""
+    )
     return [
         f"<h1>{text(_title(result))}: what each layer does</h1>",
         f"<p>{meta['n_samples']:,} images, {meta['n_layers']} layers, {meta['config']['n_heads']} heads. "
-        f"Means over images{beside}. R^c is the rate of the tokens against the layer's subspaces: MSSA compressed where "
+        f"Means over images{beside}. Rates are in nats. R^c is the rate of the tokens against the layer's subspaces: MSSA compressed where "
         "it is lower after than before. Zeros: share of exact zeros in the code. U defect: 0 where the subspaces' bases "
         "are orthonormal. CLS support: how many tokens the CLS token attends to.</p>".replace("R^c", "R<sup>c</sup>"),
         table(*summary(result, twins)),
@@ -155,7 +170,7 @@ def _figures(result: SweepResult, twins: list[SweepResult], out: Path) -> list[s
         heading = f"<h2>{text(probe.capitalize())}</h2>"
         if heading not in parts:
             settings = result.meta["probes"][probe]["settings"]
-            said = ", ".join(f"{key} = {value:g}" for key, value in settings.items())
+            said = ", ".join(f"{key} = {value}" for key, value in settings.items())
             parts += [heading, *([f"<p>Settings: {text(said)}.</p>"] if said else [])]
         figure = layers(result, name, twins)
         figure.savefig(out / "figures" / f"{name}.png", dpi=150)

@@ -1,5 +1,6 @@
 """The hook points inside a block, as presets for `names_filter` and for `read`; the catalogue is hooks/README.md."""
 
+import difflib
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -26,5 +27,7 @@ def every_layer(model: nn.Module, points: str | Sequence[str], layers: Iterable[
     known = {name for name, _ in model.named_modules()}
     for name in names:
         if name not in known:
-            raise KeyError(f"the model has no hook point {name!r}; its points are listed by model.hook_dict.")
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {', '.join(near)}?" if near else "Its points are listed by model.hook_dict."
+            raise KeyError(f"the model has no hook point {name!r}. {hint}")
     return names

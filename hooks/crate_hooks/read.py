@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from crate_hooks.names import every_layer, full_name
 @contextmanager
 def read(
     model: nn.Module,
-    points: Sequence[str],
+    points: str | Sequence[str],
     function: Callable[[int, dict[str, Tensor]], Any],
     layers: Sequence[int] | None = None,
 ) -> Iterator[dict[int, Any]]:
@@ -24,7 +25,8 @@ def read(
     tensors are let go. Yields `{layer: what function returned}`, filled by the forward, overwritten by the next one.
 
     The hooks are read-only and are gone when the context closes, also after an exception; hooks that were on the
-    model before stay. Do not keep or edit the tensors of `acts`: they are the model's own, not copies.
+    model before stay. Forwards of other threads are not read. Do not keep or edit the tensors of
+    `acts`: they are the model's own, not copies.
 
         with read(model, ["mlp.hook_post"], lambda layer, acts: (acts["mlp.hook_post"] == 0).float().mean()) as zeros:
             model(images)
@@ -33,7 +35,7 @@ def read(
     Raises ValueError for no points, KeyError for a point the model lacks; on leaving without an exception,
     RuntimeError for a layer that fired some of its points but never all.
     """
-    wanted = tuple(dict.fromkeys(points))
+    wanted = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
     if not wanted:
         raise ValueError("read needs at least one hook point, such as 'hook_resid_pre'.")
     indices = list(range(len(list(model.get_submodule("blocks").children())))) if layers is None else list(layers)
@@ -41,7 +43,11 @@ def read(
     results: dict[int, Any] = {}
     waiting: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}
 
+    reader = get_ident()
+
     def collect(module: nn.Module, inputs: Any, output: Tensor, layer: int, point: str) -> None:
+        if get_ident() != reader:  # a forward of the same model in another thread is not ours
+            return
         acts = waiting[layer]
         acts[point] = output.detach()
         if len(acts) == len(wanted):

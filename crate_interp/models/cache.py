@@ -1,0 +1,19 @@
+"""The activations of one forward: TransformerLens' cache, reading where an image classifier reads."""
+
+from typing import Any
+
+from transformer_lens import ActivationCache
+
+
+class CrateCache(ActivationCache):
+    """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one."""
+
+    model: Any
+
+    def logit_lens(self, **kwargs: Any) -> Any:
+        """TransformerLens' logit lens; arguments as there.
+
+        Different from it: `positions` is `model.lens_positions` where it is not given. At the CLS token the last entry
+        is the model's logits. A model that pools the mean reads no single token, and each one is read.
+        """
+        return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
