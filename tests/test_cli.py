@@ -77,6 +77,12 @@ def test_errors_are_one_line(tmp_path):
         "--out",
         tmp_path,
     )
+    fashion = (*report, "embedded:fashion")
+    fails("no field 'source'", *fashion, "--config", "source=x")
+    fails("write --family crate.", *fashion, "--config", "family=crate")
+    fails("mean=0.5: give a list", *fashion, "--config", "mean=0.5")
+    fails("interpolate_pos='perhaps': give True or False", *fashion, "--config", "interpolate_pos=perhaps")
+    fails("no probe is called ''", *fashion, "--probes", "")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
     fails("no probe is called 'sparcity'. Did you mean sparsity", *report, "embedded:fashion", "--probes", "sparcity")

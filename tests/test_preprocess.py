@@ -70,6 +70,16 @@ def test_colours():
     assert colour.preprocess(image.convert("P")).shape == (1, 3, 6, 20)
 
 
+def test_no_pixel_is_invented():
+    model = make(resize=5, crop=(6, 20), **PLAIN)
+    with pytest.raises(ValueError, match=r"crop=\(6, 20\) is larger than an image, 5 x 16 after resize=5"):
+        model.preprocess(picture())
+    model = make(interpolate_pos=True, **PLAIN)
+    assert model.preprocess(picture(8, 25)).shape == (1, 3, 8, 25)
+    with pytest.raises(ValueError, match="the images of a batch differ in size .6 x 20, 8 x 25."):
+        model.preprocess([picture(), picture(8, 25)])
+
+
 def test_bad_input(model, tmp_path):
     def fails(match, given):
         with pytest.raises(ValueError, match=match):

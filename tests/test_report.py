@@ -113,6 +113,29 @@ def test_without_twins_and_with_other_probes(model, data, tmp_path):
     assert leftover_hooks(model) == []
 
 
+def test_a_second_report_leaves_no_figure_of_the_first(model, data, tmp_path):
+    out = tmp_path / "o"
+    figures = lambda: {path.name for path in (out / "figures").iterdir()}  # noqa: E731
+    ci.report(model, data, out, untrained=0, progress=False)
+    assert "compression.rate_pre.png" in figures()
+    (out / "figures" / "mine.png").write_bytes(b"kept")
+    ci.report(model, data, out, untrained=0, probes="sparsity", progress=False)
+    attention = {name for name in figures() if name.startswith("attention-layer-")}
+    assert figures() - attention == {f"sparsity.{name}.png" for name in ("hoyer", "l1", "zero_fraction")} | {"mine.png"}
+
+
+def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
+    from importlib import import_module
+
+    def interrupted(model, seed):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("crate_interp.viz.report"), "_twin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ci.report(model, data, tmp_path, progress=False)
+    assert ci.SweepResult.load(tmp_path).layers().equals(ci.sweep(model, data, progress=False).layers())
+
+
 def test_refusals(model, data, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write into .*Give another folder"):

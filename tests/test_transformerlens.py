@@ -93,6 +93,15 @@ def test_logit_lens(run):
         torch.testing.assert_close(values[layer], direct, atol=1e-5, rtol=1e-5)
 
 
+def test_logit_lens_reads_where_the_model_reads(run, images):
+    model, logits, cache = run
+    torch.testing.assert_close(cache.logit_lens().values[-1], logits, atol=1e-5, rtol=1e-5)
+    last = cache.logit_lens(positions=-1).values[-1]  # TransformerLens' own default: a patch
+    assert (last - logits).abs().max() > 0.1
+    _, mean_cache = make(model.cfg.family, pool="mean").run_with_cache(images)
+    assert torch.equal(mean_cache.logit_lens().values, mean_cache.logit_lens(positions=None).values)
+
+
 def test_accumulated_resid(run):
     _, _, cache = run
     stack = cache.accumulated_resid(incl_mid=True)

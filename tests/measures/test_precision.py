@@ -1,0 +1,81 @@
+"""Where floats run out: autocast, tokens all alike, tiny and huge scales, half precision, gradients beside a failure."""
+
+import pytest
+import torch
+
+import reference
+from crate_interp.measures import (
+    coding_rate,
+    head_overlap,
+    hoyer,
+    official_coding_rate,
+    projection_energy,
+    subspace_coding_rate,
+    subspace_overlap,
+)
+
+
+def seeded(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def test_autocast_changes_no_number():
+    z = seeded(197, 1) @ seeded(1, 384, seed=1)
+    z = z / z.abs().max() * 0.1
+    u, codes = seeded(3, 384, 7, seed=2), seeded(3, 197, 7, seed=3)
+    calls = (
+        lambda: coding_rate(z, 0.1),
+        lambda: subspace_coding_rate(z, u, 0.1),
+        lambda: official_coding_rate(codes),
+        lambda: projection_energy(z, u),
+        lambda: head_overlap(u),
+        lambda: subspace_overlap(u[0], u[1]),
+    )
+    for call in calls:
+        plain = call()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(call(), plain)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tokens_all_alike(seed):
+    """A wide float32 Gram of rank one: hundreds of pivots that should be one, each off by the rounding of the first."""
+    z = seeded(1, 768, seed=seed).repeat(785, 1)
+    z *= 0.1 / z.abs().max()
+    assert coding_rate(z, 0.1).item() == pytest.approx(reference.coding_rate(z.numpy(), 0.1), rel=1e-5)
+
+
+def test_a_rate_beside_one():
+    z = seeded(197, 64) * 1e-5
+    assert coding_rate(z, 0.5).item() == pytest.approx(reference.coding_rate(z.numpy(), 0.5), rel=1e-4)
+    assert coding_rate(torch.zeros(5, 7), 0.5).item() == 0
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e-19, 1.0, 1e18, 1e25, 1e30])
+def test_what_knows_no_scale_has_none(scale):
+    codes, z, u = seeded(2, 53, 17), seeded(5, 23, seed=1), seeded(3, 23, 7, seed=2)
+    wanted = reference.official_coding_rate(codes.numpy())
+    assert official_coding_rate(codes * scale).numpy() == pytest.approx(wanted, rel=1e-5)
+    torch.testing.assert_close(projection_energy(z * scale, u), projection_energy(z, u), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(hoyer(z * scale), hoyer(z), rtol=1e-4, atol=1e-6)
+    mixed = torch.cat([codes * scale, codes, torch.zeros(2, 3, 17)], dim=1)  # scales beside each other, and zeros
+    assert official_coding_rate(mixed).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    u, z = seeded(3, 23, 7).to(dtype), seeded(5, 23, seed=1).to(dtype)
+    for got, wanted in (
+        (head_overlap(u), head_overlap(u.float())),
+        (projection_energy(z, u), projection_energy(z.float(), u.float())),
+        (coding_rate(z, 0.1), coding_rate(z.float(), 0.1)),
+    ):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.float(), wanted, rtol=0.03, atol=0.01)
+
+
+def test_a_failed_factor_does_not_poison_gradients():
+    for seed in range(5):
+        z = (seeded(1, 67, seed=seed, dtype=torch.float64).repeat(53, 1) * 1e7).requires_grad_()
+        coding_rate(z, 0.1).backward()
+        assert z.grad.isfinite().all()

@@ -1,0 +1,219 @@
+"""Uses that would give a wrong number in silence, and what is said instead."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import crate_interp as ci
+from conftest import HEADS, IMAGE, PLAIN, leftover_hooks, make
+from reference import published_layout
+
+
+@pytest.fixture
+def data():
+    return torch.randn(11, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+def one_number(measure, points=("hook_resid_mid",), **over):
+    fields = dict(name="own", points=points, measure=measure, statistics={"a": ("", None, None, "x")}) | over
+    return ci.Probe(**fields)
+
+
+def refuses(match, call, error=ValueError):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_sweeps_of_one_model_in_threads(model):
+    parts = [torch.randn(64, 3, 6, 20, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    sweep = lambda part: ci.sweep(model, part, batch_size=4, progress=False)  # noqa: E731
+    alone = [sweep(part) for part in parts]
+    with ThreadPoolExecutor(3) as pool:
+        for together, wanted in zip(pool.map(sweep, parts), alone, strict=True):
+            assert together.samples().equals(wanted.samples()) and together.heads().equals(wanted.heads())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_half_precision(model, data, dtype):
+    wanted = ci.sweep(model, data, progress=False).layers()
+    half = ci.sweep(model.to(dtype), data.to(dtype), progress=False).layers()
+    rates = wanted["statistic"].str.startswith("rate")
+    assert np.allclose(half["mean"][rates], wanted["mean"][rates], rtol=0.1)
+
+
+def test_a_sweep_under_autocast_is_finite(model, data):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = ci.sweep(model, data, progress=False)
+    assert (result.layers().query("statistic == 'rate_pre'")["mean"] > 0).all()
+
+
+def test_a_cut_cache(model, data):
+    for pool, where in (("cls", (1, 4)), ("cls", 0), ("mean", (1, 4)), ("mean", 2)):
+        other = make(model.cfg.family, pool=pool)
+        cache = other.run_with_cache(data, pos_slice=where)[1]
+        refuses("some of the tokens only", lambda cache=cache: ci.probe(cache))
+        assert cache["ln_final.hook_normalized"].numel() > 0
+    refuses("takes the cache of model.run_with_cache", lambda: ci.probe(other.run_with_cache(data)))
+
+
+def test_a_point_that_never_fires(model, data):
+    probe = one_number(lambda block, acts: {"a": acts["attn.hook_result"].mean((1, 2, 3))}, ("attn.hook_result",))
+    refuses("only after model.set_use_attn_result", lambda: ci.sweep(model, data, probes=probe), KeyError)
+    model.set_use_attn_result(True)
+    assert len(ci.sweep(model, data, probes=probe, progress=False).layers()) == 3
+    model.set_use_split_qkv_input(True)
+    refuses("does not fire with split inputs", lambda: ci.sweep(model, data), KeyError)
+
+
+def test_a_probe_that_edits(model, data):
+    def centre(block, acts):
+        return {"a": acts["hook_resid_mid"].sub_(1).mean((1, 2))}
+
+    refuses("edits activations in place", lambda: ci.sweep(model, data, probes=one_number(centre), progress=False))
+    assert leftover_hooks(model) == []
+
+
+def test_a_probe_of_the_last_stream_alone(model, data):
+    probe = one_number(lambda block, acts: {}, (), final=lambda z: {"a": z.mean((1, 2))})
+    swept = ci.sweep(model, data, probes=probe, progress=False).layers()
+    probed = ci.probe(model.run_with_cache(data)[1], probe).layers()
+    assert len(swept) == 1 and swept.equals(probed)
+
+
+def test_answers_of_mixed_types(model, data):
+    def answer(block, acts):
+        z = acts["hook_resid_mid"]
+        return {"a": torch.full((len(z),), 2**24 + 1), "b": z.mean((1, 2)), "c": z.half().mean((1, 2))}
+
+    facts = ("", None, None, "x")
+    probe = one_number(answer, statistics=dict.fromkeys("abc", facts))
+    table = ci.sweep(model, data, probes=probe, progress=False).layers()
+    assert (table.query("statistic == 'a'")["mean"] == 2**24 + 1).all()
+    ragged = one_number(lambda block, acts: {"a": torch.ones(len(acts["hook_resid_mid"]), len(acts["hook_resid_mid"]))})
+    refuses("has 2 heads in one batch", lambda: ci.sweep(model, data, probes=ragged, batch_size=3, progress=False))
+    refuses("returned NoneType", lambda: ci.sweep(model, data, probes=one_number(lambda *_: None), progress=False))
+
+
+# Without the type checks that are on in tests: what a user sees.
+WRONG_TYPES = {
+    "probe(name='a/b')": "without dots and slashes",
+    "probe(statistics={'a': 'nats'})": "give (unit, lowest or None",
+    "probe(statistics={'a': ('nats',)})": "give (unit, lowest or None",
+    "probe(statistics=['a'])": "has no statistics",
+    "probe(settings={'u': torch.ones(2)})": "give names with JSON values",
+    "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
+    "ci.probes.resolve([ci.probes.compression])": "function is no probe: call it, compression()",
+    "ci.probes.resolve(5)": "cannot take probes from int",
+    "ci.CrateConfig(**base, interpolate_pos='false')": "interpolate_pos='false': give True or False",
+    "ci.CrateConfig(**base, eta=10**400)": "give a finite number",
+    "ci.CrateConfig(**base, mean=0.5, std=0.5)": "mean=0.5: give a list",
+    "ci.CrateConfig(**base, mean=[0.5] * 3, std=[0.0] * 3)": "give finite numbers, above 0",
+    "ci.CrateConfig(**base, labels='abc')": "labels='abc': give a list",
+    "ci.CrateConfig(**base, crop=-3)": "crop=-3: give a whole number",
+    "ci.CrateConfig(**base, resize='big')": "resize='big': give a whole number",
+    "ci.measures.coding_rate(torch.ones(3, 5).long(), 0.1)": "takes floats, got torch.int64",
+    "ci.measures.coding_rate([[1.0]], 0.1)": "takes a torch tensor [..., pos width], got list",
+    "ci.measures.coding_rate(torch.ones(5), 0.1)": "takes [..., pos width], got shape [5]",
+    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": "takes [..., head d_model d_head], got shape [5, 2]",
+    "ci.load(None)": "cannot load None: give a file",
+    "ci.load('')": "cannot load '': give a file",
+    "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
+    "ci.sweep(tiny, 'imagefolder:')": "cannot take data from 'imagefolder:'",
+    "ci.viz.layers(result, 'sparsity.l1', result)": "untrained is a list of results",
+    "ci.viz.layers(result, 'sparsity.l2')": "no statistic 'sparsity.l2'. Did you mean sparsity.l1",
+    "tiny('a.png')": "takes a tensor, got str",
+}
+PREPARE = """
+import json, sys, torch, crate_interp as ci
+base = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
+fields = dict(name="own", points=("hook_resid_mid",), measure=print, statistics={"a": ("", None, None, "x")})
+probe = lambda **over: ci.Probe(**fields | over)
+tiny = ci.load("crate-tiny-fashion")
+result = ci.sweep(tiny, "embedded:fashion", probes="sparsity", limit=2, progress=False)
+said = {}
+for wrong in json.load(sys.stdin):
+    try:
+        said[wrong] = repr(eval(wrong))
+    except ValueError as error:
+        said[wrong] = "ValueError: " + str(error)
+    except Exception as error:
+        said[wrong] = type(error).__name__ + " " + str(error)
+print(json.dumps(said))
+"""
+
+
+def test_wrong_types_are_said_in_one_line():
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE], input=json.dumps(list(WRONG_TYPES)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for wrong, message in json.loads(done.stdout).items():
+        assert message.startswith("ValueError: ") and WRONG_TYPES[wrong] in message, f"{wrong}: {message}"
+        assert "\n" not in message
+
+
+def test_what_is_no_model_and_no_image(data):
+    model = make()
+    refuses(r"takes a tensor, got ndarray: use model\(model.preprocess", lambda: model(data.numpy()))
+    refuses("lies before start_at_layer=2", lambda: model(torch.zeros(1, 13, 31), start_at_layer=2, stop_at_layer=1))
+    refuses("does not say how its pictures were normalised", lambda: model.preprocess(data.byte()))
+
+
+def test_labels_that_are_lists(data):
+    pictures = [Image.new("RGB", (20, 6)) for _ in range(3)]
+    rows = datasets.Dataset.from_dict({"image": pictures, "labels": [[1, 2], [3, 4], [5, 6]]})
+    rows = rows.cast_column("image", datasets.Image())
+    table = ci.sweep(make(**PLAIN), rows, probes="sparsity", progress=False).samples()
+    assert [list(label) for label in table["label"]][::3] == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_cached_gradients_stay(model, data):
+    def gradient(image):
+        cache, forward, backward = model.get_caching_hooks("blocks.0.hook_resid_pre", incl_bwd=True)
+        with model.hooks(forward, backward):
+            model(image)[0, 3].backward()
+        return cache["blocks.0.hook_resid_pre_grad"]
+
+    first = gradient(data[:1])
+    kept = first.clone()
+    gradient(data[1:2])
+    assert torch.equal(first, kept)
+
+
+def test_a_key_that_names_a_parameter(model):
+    weights = published_layout(model) | {"ln_final.weight": torch.zeros(31)}
+    given = dict(n_heads=HEADS, image_size=IMAGE["image_size"], patch_size=IMAGE["patch_size"])
+    refuses(r"keys not used \(1\): ln_final.weight", lambda: ci.load(weights, **given), ci.CheckpointError)
+
+
+def test_files_that_claim_more_than_they_hold(tmp_path, model):
+    weights = published_layout(model)
+    given = dict(n_heads=HEADS, image_size=IMAGE["image_size"], patch_size=IMAGE["patch_size"])
+
+    def fails(match, source, **over):
+        refuses(match, lambda: ci.load(source, **given | over), ci.CheckpointError)
+
+    deep = weights | {"transformer.layers.900000.0.norm.weight": torch.zeros(31)}
+    fails("900001 layers are claimed, and there are tensors of 4", deep)
+    folder = model.save_pretrained(tmp_path / "m")
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"n_layers": 3', '"n_layers": 1000000000'))
+    refuses("1000000000 layers are claimed", lambda: ci.load(folder), ci.CheckpointError)
+    wide = torch.ones(1, 1).expand(11, 31)
+    torch.save(weights | {"mlp_head.1.weight": wide}, tmp_path / "wide.pth")
+    fails("mlp_head.1.weight claims 341 numbers and stores fewer", tmp_path / "wide.pth")
+    loud = weights | {"mlp_head.1.bias": torch.full((11,), 7e4)}
+    fails("too large for torch.float16", loud, dtype=torch.float16)
+    fails("has the names of a hooked model", model.state_dict())
+    fails("channels=0: give a whole number", weights, channels=0)
+    fails("n_heads='5': give a whole number", weights, n_heads="5")
+    fails("device='gpu' is none torch knows", weights, device="gpu")
+    fails("is no file, no folder and no known model", "x" * 5000)
+    assert ci.load(weights, **given | {"n_heads": np.int64(HEADS)}).cfg.n_heads == HEADS
