@@ -20,7 +20,7 @@ def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Flo
     with torch.no_grad():  # a count has no gradient; comparing into numbers, as booleans are slow to sum
         zeros = torch.empty_like(z)
         torch.eq(z, 0, out=zeros) if tol == 0 else torch.le(z.abs(), tol, out=zeros)
-    return _valid(zeros.sum(dim=-1) / z.shape[-1], z)
+    return _valid(zeros.sum(dim=-1) / z.shape[-1], z, z.sum(dim=-1))
 
 
 def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
@@ -29,7 +29,8 @@ def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. Raises ValueError for an empty code.
     """
     _check(z)
-    return _valid(z.abs().sum(dim=-1), z)
+    size = z.abs().sum(dim=-1)
+    return _valid(size, z, size)
 
 
 def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
@@ -42,17 +43,21 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     width = z.shape[-1]
     if width < 2:
         raise ValueError(f"hoyer needs codes of at least 2 entries, got {width}.")
-    largest = z.abs().amax(dim=-1, keepdim=True)
-    scaled = z / largest.masked_fill(largest == 0, 1)  # squares of tiny or huge entries stay in range
-    l1, l2 = scaled.abs().sum(dim=-1), torch.linalg.vector_norm(scaled, dim=-1)
+    l1, l2 = z.abs().sum(dim=-1), torch.linalg.vector_norm(z, dim=-1)
+    if not ((l2 > 1e-15) & (l1 < 1e15)).all():  # squares of tiny or huge entries leave the range of floats
+        largest = z.detach().abs().amax(dim=-1, keepdim=True)
+        scaled = z / largest.masked_fill(largest == 0, 1)
+        l1, l2 = scaled.abs().sum(dim=-1), torch.linalg.vector_norm(scaled, dim=-1)
     ratio = l1 / l2.masked_fill(l2 == 0, 1)
-    value = (width**0.5 - ratio) / (width**0.5 - 1)
-    return _valid(value.masked_fill(l2 == 0, 1).clamp(0, 1), z)
+    value = ((width**0.5 - ratio) / (width**0.5 - 1)).masked_fill(l2 == 0, 1).clamp(0, 1)
+    return _valid(value, z, value)
 
 
-def _valid(value: Float[Tensor, "*batch pos"], z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """NaN for a token that holds NaN or Inf."""
-    finite = z.detach().sum(dim=-1).isfinite()  # one pass; finite entries whose sum overflows are looked at singly
+def _valid(
+    value: Float[Tensor, "*batch pos"], z: Float[Tensor, "*batch pos d_mlp"], seen: Float[Tensor, "*batch pos"]
+) -> Float[Tensor, "*batch pos"]:
+    """NaN for a token that holds NaN or Inf; `seen` is finite only where the token is, or its sum overflows."""
+    finite = seen.detach().isfinite()
     if not finite.all():
         finite = z.isfinite().all(dim=-1)
     return value.masked_fill(~finite, torch.nan)

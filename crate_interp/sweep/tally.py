@@ -54,9 +54,16 @@ class Tally:
 
         Raises ValueError naming layer and samples where a number is not finite.
         """
-        for statistic, values in _to_numpy(answer).items():
-            key = (probe, statistic, layer)
-            _refuse_nan(key, values, start)
+        if not answer:
+            return
+        table = _table(answer)
+        finite, place = bool(np.isfinite(table).all()), 0
+        for statistic, tensor in answer.items():
+            key, width = (probe, statistic, layer), tensor[0].numel()
+            values = table[:, place : place + width].reshape(tensor.shape)  # [batch] or [batch, head]
+            place += width
+            if not finite:
+                _refuse_nan(key, values, start)
             if values.ndim == 1:
                 if key not in self.samples:
                     self.samples[key] = np.full(self.n, np.nan)
@@ -78,16 +85,12 @@ class Tally:
             self.weights[probe, statistic, layer] = values
 
 
-def _to_numpy(answer: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """The statistics as float64 arrays, brought over in one piece: a transfer each would stall a GPU at every number."""
-    if not answer:
-        return {}
+def _table(answer: dict[str, Tensor]) -> np.ndarray:
+    """The statistics side by side in float64, brought over in one piece: a transfer each would stall a GPU each time."""
     columns = [value.detach().reshape(len(value), -1) for value in answer.values()]  # [batch, 1 or head] each
     if len({column.dtype for column in columns}) > 1:  # cat would round some to the type of others
         columns = [column.double() for column in columns]
-    table = torch.cat(columns, dim=1).double().cpu().numpy()
-    parts = np.split(table, np.cumsum([column.shape[1] for column in columns])[:-1], axis=1)
-    return {name: part.reshape(value.shape) for (name, value), part in zip(answer.items(), parts, strict=True)}
+    return torch.cat(columns, dim=1).double().cpu().numpy()  # [batch, columns]
 
 
 def _refuse_nan(key: Key, values: np.ndarray, start: int) -> None:

@@ -1,0 +1,52 @@
+"""What measuring costs while streaming, as a share of the plain forward: the authors' pair, and the default suite."""
+
+import sys
+
+import torch
+from timing import least, require_one_thread, verdict
+
+import crate_interp as ci
+from crate_interp.measures import official_coding_rate, zero_fraction
+from crate_interp.sweep.run import _measure_batch
+from crate_interp.sweep.tally import Tally
+
+
+def authors_pair() -> ci.Probe:
+    """What the authors' scripts measure: the official coding rate and the share of zeros."""
+
+    def measure(block, acts):
+        rate = official_coding_rate(acts["attn.hook_u"].transpose(1, 2)).sum(dim=-1)
+        return {"rate": rate, "zeros": zero_fraction(acts["mlp.hook_post"]).mean(dim=-1)}
+
+    words = {"rate": ("nats", 0.0, None, ""), "zeros": ("", 0.0, 1.0, "")}
+    return ci.Probe(name="pair", points=("attn.hook_u", "mlp.hook_post"), measure=measure, statistics=words)
+
+
+def main() -> bool:
+    require_one_thread()
+    torch.manual_seed(0)
+    model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=576, n_layers=3, n_heads=12)).eval()
+    images = torch.randn(4, 3, 224, 224)
+    pair, suite = [authors_pair()], ci.probes.resolve(None)
+    lasting: list[dict] = [{} for _ in model.blocks]  # made once per sweep, as there
+    with torch.no_grad():
+        jobs = {
+            "forward": lambda: model(images),
+            "pair": lambda: _measure_batch(model, pair, images, Tally(4), 0, lasting),
+            "suite": lambda: _measure_batch(model, suite, images, Tally(4), 0, lasting),
+            "forward again": lambda: model(images),
+        }
+        times = least(jobs, seconds=40)
+        tally = Tally(4)
+        _measure_batch(model, suite, images, tally, 0, lasting)
+    measured = {(probe, statistic) for probe, statistic, _ in [*tally.samples, *tally.heads]}
+    forward = times["forward"]
+    print(f"CRATE-S (d=576, 12 heads), 197 tokens, batch 4, 12 layers: forward {forward * 1e3:.0f} ms")
+    print(f"  forward over forward, the noise: {times['forward again'] / times['forward']:.3f}")
+    print(f"  statistics of activations in the suite: {len(measured)}")
+    good = verdict("  authors' pair, share of the forward", times["pair"] / forward - 1, 0.15)
+    return verdict("  default suite, share of the forward", times["suite"] / forward - 1, 1.0) and good
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
