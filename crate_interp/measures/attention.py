@@ -6,6 +6,8 @@ from torch import Tensor
 
 from crate_interp.measures.checks import require_floats
 
+_PIECE = 2**17  # numbers: half a megabyte of float32
+
 
 def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
     """The entropy of each query's distribution over keys, `-sum_j p_j ln p_j`.
@@ -14,9 +16,12 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     1e-8 that JoMA's code adds inside the logarithm. Raises ValueError for no keys.
     """
     _check(pattern)
-    logs = pattern.log()
-    # in place where no gradient is wanted: a pattern is the largest tensor of a layer
-    entropy = -(logs * pattern if pattern.requires_grad else logs.mul_(pattern)).sum(dim=-1)
+    if pattern.requires_grad:
+        entropy = -(pattern.log() * pattern).sum(dim=-1)
+    else:  # in pieces that stay in a processor's cache: a pattern is the largest tensor of a layer
+        rows = pattern.reshape(-1, pattern.shape[-1])
+        pieces = rows.split(max(1, _PIECE // rows.shape[-1])) if rows.device.type == "cpu" else (rows,)
+        entropy = -torch.cat([piece.log().mul_(piece).sum(dim=-1) for piece in pieces]).view(pattern.shape[:-1])
     if not entropy.isfinite().all():  # 0 ln 0 = 0
         entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
     return entropy.masked_fill(~entropy.isfinite(), torch.nan)

@@ -3,6 +3,7 @@
 Run a benchmark with OMP_NUM_THREADS=1: two-thread times vary several-fold, and the library never sets threads itself.
 """
 
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -17,15 +18,18 @@ def require_one_thread() -> None:
 
 
 def least(jobs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The least processor seconds of each job; rounds of all of them, in turning order, for about so long."""
+    """The least processor seconds of each job; rounds of all of them for about so long.
+
+    Each round has an order of its own: what ran before leaves a heap and caches, and twins that always follow
+    different jobs differed by a tenth.
+    """
     names = list(jobs)
     best = dict.fromkeys(names, float("inf"))
     for name in names:
         jobs[name]()  # warm up
     turn, end = 0, time.monotonic() + seconds
     while turn < 5 or time.monotonic() < end:
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in random.Random(turn).sample(names, len(names)):
             start = time.process_time()
             jobs[name]()
             best[name] = min(best[name], time.process_time() - start)
