@@ -150,11 +150,9 @@ def infer_config(layout: Layout, shapes: Shapes, given: dict[str, Any]) -> dict[
         "n_classes": _shape(shapes, "mlp_head.1.weight")[0],
         "d_mlp": _shape(shapes, "transformer.layers.0.1.fn." + ("weight" if layout.family == "crate" else "D"))[1],
     }
-    n_heads = given.get("n_heads")
-    if n_heads is not None:
-        if inner % n_heads:
-            raise CheckpointError(f"n_heads={n_heads!r} does not divide the {inner} rows of {codes}.")
-        found["d_head"] = inner // n_heads
+    if inner % given["n_heads"]:
+        raise CheckpointError(f"n_heads={given['n_heads']} does not divide the {inner} rows of {codes}.")
+    found["d_head"] = inner // given["n_heads"]
     found |= layout.infer_patches(shapes, given)
     found |= _image_size(shapes, found["patch_size"], given)
     for name, value in found.items():

@@ -32,6 +32,17 @@ def in_full_precision(function: Callable) -> Callable:
     return run
 
 
+def squares_fit(lengths: Tensor) -> bool:
+    """Whether no row is so short or so long that squares of its entries leave the range of floats; zeros do not fit."""
+    return bool(((lengths > 1e-15) & (lengths < 1e15)).all())
+
+
+def largest_entry(x: Tensor) -> Tensor:
+    """The largest absolute entry of each row `[..., 1]`, to divide by: 1 for a row of zeros. Without gradient."""
+    largest = x.detach().abs().amax(dim=-1, keepdim=True)
+    return largest.masked_fill(largest == 0, 1)
+
+
 def qr(u: Tensor) -> tuple[Tensor, Tensor]:
     """torch.linalg.qr for every floating dtype: half precision, for which LAPACK has none, is factored in float32."""
     half = u.dtype in (torch.float16, torch.bfloat16)

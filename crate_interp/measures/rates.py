@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, require_floats
+from crate_interp.measures.checks import in_full_precision, largest_entry, require_floats, squares_fit
 
 # A float32 Gram can be wrong by per cents without failing. Where the largest diagonal of I + c G over the smallest
 # squared pivot is below this, the error was at most about 1e-6 on every stream of a model tried (3e-5 on small random
@@ -22,7 +22,6 @@ RELATIVE_ERROR = 1e-4
 # The same for float64: above, singular values are used, slow and exact. A redone float32 sample needs fewer digits.
 FLOAT64_LIMIT = 1e3
 REDONE_LIMIT = 1e9
-_SMALL, _LARGE = 1e-15, 1e15  # lengths whose squares float32 can add up
 
 
 @in_full_precision
@@ -108,9 +107,8 @@ def official_coding_rate(
 def _unit_rows(codes: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
     """Each row at length one; a row of zeros stays."""
     norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
-    if not ((norms > _SMALL) & (norms < _LARGE)).all():  # squares of tiny or huge entries leave the range of floats
-        largest = codes.detach().abs().amax(dim=-1, keepdim=True)
-        codes = codes / largest.masked_fill(largest == 0, 1)
+    if not squares_fit(norms):
+        codes = codes / largest_entry(codes)
         norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
         norms = norms.masked_fill(norms == 0, 1)
     if codes.requires_grad:
@@ -176,9 +174,9 @@ def _cholesky_rate(
     diagonal += 1
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal(dim1=-2, dim2=-1)
+    rate = pivots.log().sum(dim=-1)
     with torch.no_grad():
         ratio = diagonal.amax(dim=-1) / pivots.amin(dim=-1) ** 2
         rounding = ratio * (pivots.shape[-1] * torch.finfo(x.dtype).eps)
-        rate = pivots.log().sum(dim=-1)
         doubtful = (failed != 0) | ~(ratio <= limit) | ~(rounding <= RELATIVE_ERROR * rate)
-    return pivots.log().sum(dim=-1), doubtful
+    return rate, doubtful

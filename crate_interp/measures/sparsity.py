@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import require_floats
+from crate_interp.measures.checks import largest_entry, require_floats, squares_fit
 
 
 def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Float[Tensor, "*batch pos"]:
@@ -44,9 +44,8 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     if width < 2:
         raise ValueError(f"hoyer needs codes of at least 2 entries, got {width}.")
     l1, l2 = z.abs().sum(dim=-1), torch.linalg.vector_norm(z, dim=-1)
-    if not ((l2 > 1e-15) & (l1 < 1e15)).all():  # squares of tiny or huge entries leave the range of floats
-        largest = z.detach().abs().amax(dim=-1, keepdim=True)
-        scaled = z / largest.masked_fill(largest == 0, 1)
+    if not squares_fit(l2):
+        scaled = z / largest_entry(z)
         l1, l2 = scaled.abs().sum(dim=-1), torch.linalg.vector_norm(scaled, dim=-1)
     ratio = l1 / l2.masked_fill(l2 == 0, 1)
     value = ((width**0.5 - ratio) / (width**0.5 - 1)).masked_fill(l2 == 0, 1).clamp(0, 1)

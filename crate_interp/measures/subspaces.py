@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, qr, require_floats
+from crate_interp.measures.checks import in_full_precision, largest_entry, qr, require_floats, squares_fit
 from crate_interp.measures.rates import head_codes
 
 
@@ -86,9 +86,8 @@ def energy_of_codes(
     """`projection_energy` for a caller who has the codes of an orthonormal basis already."""
     lengths = torch.linalg.vector_norm(codes, dim=-1).transpose(-2, -1)  # [..., pos, head]
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    if not ((norms > 1e-15) & (norms < 1e15)).all():  # squares of tiny or huge entries leave the range of floats
-        largest = z.detach().abs().amax(dim=-1, keepdim=True)
-        largest = largest.masked_fill(largest == 0, 1)
+    if not squares_fit(norms):
+        largest = largest_entry(z)
         norms = torch.linalg.vector_norm(z / largest, dim=-1, keepdim=True)
         lengths = torch.linalg.vector_norm(codes / largest.unsqueeze(-3), dim=-1).transpose(-2, -1)
     return (lengths / norms.masked_fill(norms == 0, 1)).square()
