@@ -9,11 +9,12 @@ the sparse step; lambd: its threshold. eps is always the epsilon of the papers, 
 """
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
+
+from crate_interp.hints import did_you_mean
 
 FAMILIES = ("crate", "crate-alpha")
 VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
@@ -199,8 +200,7 @@ def check_names(values: dict[str, Any]) -> None:
     """ValueError where a key is no CrateConfig field, with the nearest names."""
     for name in values:
         if name not in field_names():
-            near = difflib.get_close_matches(name, field_names(), n=3)
-            hint = f"Did you mean {', '.join(near)}?" if near else f"The fields are: {', '.join(field_names())}."
+            hint = did_you_mean(name, field_names(), f"The fields are: {', '.join(field_names())}.")
             raise ValueError(f"CrateConfig has no field {name!r}. {hint}")
 
 
@@ -215,9 +215,9 @@ def _plain(value: Any) -> Any:
 def _one_of(cfg: CrateConfig, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(cfg, name)
     if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}.{hint}")
+        raise ValueError(
+            f"{name}={value!r} is none of {', '.join(choices)}. {did_you_mean(str(value), choices)}".rstrip()
+        )
 
 
 def _is_int(value: Any) -> bool:

@@ -1,6 +1,5 @@
 """What `data` may be -> samples in a fixed order, with labels and a fingerprint. Knows no model and no probe."""
 
-import difflib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,9 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
+
+from crate_interp.hints import did_you_mean
+from crate_interp.measures.checks import all_finite
 
 _EMBEDDED = {"fashion": "fashion.parquet"}  # files in assets/
 _ASSETS = Path(__file__).parent / "assets"
@@ -71,7 +73,7 @@ def _tensor(images: Tensor, preprocess: Callable[[Any], Tensor], limit: int | No
         raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 images (0 to 255).")
     images = images[:limit].detach()
     if images.is_floating_point():
-        bad = [index for index, image in enumerate(images) if not image.isfinite().all()]
+        bad = [index for index, image in enumerate(images) if not all_finite(image)]
         if bad:
             raise ValueError(
                 f"data holds NaN or Inf in {len(bad)} of {len(images)} images, the first at index {bad[0]}."
@@ -115,9 +117,8 @@ def embedded(name: str) -> Any:
 
 def _embedded_file(name: str) -> Path:
     if name not in _EMBEDDED:
-        near = difflib.get_close_matches(name, _EMBEDDED, n=1)
-        hint = f" Did you mean 'embedded:{near[0]}'?" if near else ""
-        raise ValueError(f"no embedded data is called {name!r}: there is {', '.join(_EMBEDDED)}.{hint}")
+        hint = did_you_mean(f"embedded:{name}", [f"embedded:{known}" for known in _EMBEDDED])
+        raise ValueError(f"no embedded data is called {name!r}: there is {', '.join(_EMBEDDED)}. {hint}".rstrip())
     return _ASSETS / _EMBEDDED[name]
 
 

@@ -16,7 +16,8 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"config", "measures", "crate_hooks"},
+    {"hints", "measures", "crate_hooks"},
+    {"config"},
     {"models"},
     {"checkpoints", "data"},
     {"probes"},
@@ -26,7 +27,7 @@ LEVELS = [
 ]
 # the hooked models offer save_pretrained; the format lives with the other formats and is imported when it is called
 EXCEPTIONS = {("models/hooked.py", "checkpoints")}
-FREE_OF_TRANSFORMERLENS = {"config", "measures", "crate_hooks"}
+FREE_OF_TRANSFORMERLENS = {"hints", "config", "measures", "crate_hooks"}
 
 
 def sources():

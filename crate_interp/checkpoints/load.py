@@ -1,6 +1,5 @@
 """ci.load: a file, a folder, a name, a state dict or a module -> a hooked model."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.layouts import check_depth, find_layout, infer_config, key_map
 from crate_interp.checkpoints.tensors import check_weights, read_file, state_dict_of
 from crate_interp.config import CrateConfig, check_names, check_sizes
+from crate_interp.hints import did_you_mean
 from crate_interp.models.hooked import set_runtime
 from crate_interp.models.vision import HookedCrate
 
@@ -86,8 +86,7 @@ def _no_revision(revision: str | None, where: str) -> None:
 
 
 def _unknown(source: str) -> str:
-    near = difflib.get_close_matches(source, registry.names(), n=3, cutoff=0.4)
-    hint = f"Did you mean {', '.join(near)}?" if near else ""
+    hint = did_you_mean(source, registry.names())
     return (
         f"{source!r} is no file, no folder and no known model. {hint} Known: {', '.join(registry.names())} "
         "(ci.models()). Loading from the Hub is not built yet: download the file and give its path."

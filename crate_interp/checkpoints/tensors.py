@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -85,10 +86,10 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
             raise CheckpointError(
                 f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view)."
             )
-        if not value.isfinite().all():
+        if not all_finite(value):
             count = int((~value.isfinite()).sum())
             raise CheckpointError(
                 f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; nothing was loaded."
             )
-        if value.dtype != dtype and not value.to(dtype).isfinite().all():
+        if value.dtype != dtype and not all_finite(value.to(dtype)):
             raise CheckpointError(f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype.")

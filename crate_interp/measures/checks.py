@@ -32,9 +32,15 @@ def in_full_precision(function: Callable) -> Callable:
     return run
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether there is no NaN and no Inf; by a sum, which looks at each entry only where it is not finite itself."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
 def squares_fit(lengths: Tensor) -> bool:
     """Whether no row is so short or so long that squares of its entries leave the range of floats; zeros do not fit."""
-    return bool(((lengths > 1e-15) & (lengths < 1e15)).all())
+    least, most = lengths.aminmax()
+    return bool(least > 1e-15) and bool(most < 1e15)  # NaN is neither
 
 
 def largest_entry(x: Tensor) -> Tensor:

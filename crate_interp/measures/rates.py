@@ -177,6 +177,6 @@ def _cholesky_rate(
     rate = pivots.log().sum(dim=-1)
     with torch.no_grad():
         ratio = diagonal.amax(dim=-1) / pivots.amin(dim=-1) ** 2
-        rounding = ratio * (pivots.shape[-1] * torch.finfo(x.dtype).eps)
-        doubtful = (failed != 0) | ~(ratio <= limit) | ~(rounding <= RELATIVE_ERROR * rate)
-    return rate, doubtful
+        allowed = rate * (RELATIVE_ERROR / (pivots.shape[-1] * torch.finfo(x.dtype).eps))
+        trusted = (ratio <= allowed.clamp(max=limit)) & (failed == 0)  # NaN is not
+    return rate, ~trusted

@@ -88,8 +88,9 @@ class MSSA(nn.Module):
         self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch head pos pos"]:
         """The attention pattern; in a function of its own so that the scores are let go before the pattern is used."""
-        scores = self.hook_attn_scores(torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1)) * self.cfg.d_head**-0.5)
-        return self.hook_pattern(scores.softmax(dim=-1))
+        scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
+        scores *= self.cfg.d_head**-0.5  # the largest tensor of a layer: in place, before anyone sees it
+        return self.hook_pattern(self.hook_attn_scores(scores).softmax(dim=-1))
 
     def _tied_codes(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Tensor, Tensor, Tensor]:
         """The code in its three roles, each `[batch, pos, head, d_head]`.

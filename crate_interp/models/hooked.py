@@ -1,6 +1,5 @@
 """What every hooked model shares: caching, runtime switches, and the names TransformerLens' tools look for."""
 
-import difflib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
+from crate_interp.hints import did_you_mean
 from crate_interp.models.cache import CrateCache
 
 # Points that fire only while a switch of model.cfg is on, and how to switch it on.
@@ -113,8 +113,7 @@ class HookedModel(HookedRootModule):
 
     def _check_name(self, name: str) -> None:
         if name not in self.hook_dict:
-            near = difflib.get_close_matches(name, self.hook_dict, n=3)
-            hint = f"Did you mean {', '.join(near)}?" if near else "See model.hook_dict."
+            hint = did_you_mean(name, self.hook_dict, "See model.hook_dict.")
             raise KeyError(f"no hook point is called {name!r}. {hint}")
 
     def _why_silent(self, name: str) -> str | None:

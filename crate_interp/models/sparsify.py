@@ -31,11 +31,16 @@ class ISTA(nn.Module):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
-        gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
-        grad = self.hook_grad(gram - self.hook_corr(F.linear(y, self.D.T)))
-        # grad * -eta has the bits of -(eta * grad), one pass cheaper
-        pre = self.hook_pre(y + (grad * -self.eta - self.eta * self.lambd))
+        pre = self.hook_pre(y + self._step(y))
         return self.hook_post(F.relu(pre))
+
+    def _step(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        """`-eta grad - eta lambd`; in a function of its own so that the summands are let go before the sum is used."""
+        gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
+        corr = self.hook_corr(F.linear(y, self.D.T))
+        step = self.hook_grad(gram - corr) * -self.eta  # the bits of -(eta * grad), one pass cheaper
+        step -= self.eta * self.lambd
+        return step
 
     def __getattr__(self, name: str) -> Any:
         if name in ("W_in", "W_out"):  # what TransformerLens reads of an MLP; torch hides the error of a property

@@ -1,8 +1,8 @@
 """What a measure means on a model. The built-in probes are functions that return a Probe, as a user's own would be."""
 
-import difflib
 from collections.abc import Sequence
 
+from crate_interp.hints import did_you_mean
 from crate_interp.probes.alignment import alignment
 from crate_interp.probes.attention import attention
 from crate_interp.probes.compression import compression
@@ -44,7 +44,6 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
 
 def _named(name: str) -> Probe:
     if name not in _BUILT_IN:
-        near = difflib.get_close_matches(name, _BUILT_IN, n=3, cutoff=0.5)
-        hint = f"Did you mean {', '.join(near)}?" if near else f"The probes are {', '.join(_BUILT_IN)}."
+        hint = did_you_mean(name, _BUILT_IN, f"The probes are {', '.join(_BUILT_IN)}.")
         raise ValueError(f"no probe is called {name!r}. {hint}")
     return _BUILT_IN[name]()

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from crate_hooks import full_name, read
 from crate_interp.data import open_data
+from crate_interp.measures.checks import all_finite
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, resolve
@@ -98,7 +99,7 @@ def _check_model(model: Any, probes: list[Probe]) -> None:
     for point in (point for item in probes for point in item.points):
         model.check_point(full_name(point, 0))
     for name, value in model.named_parameters():
-        if not value.isfinite().all():
+        if not all_finite(value):
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
 
 
@@ -112,8 +113,8 @@ def _measure_batch(
     model: Any, probes: list[Probe], images: Tensor, tally: Tally, start: int, of_weights: list[dict]
 ) -> None:
     """One forward; each layer is measured as soon as its points have fired."""
-    if not images.isfinite().all():
-        bad = [start + index for index, image in enumerate(images) if not image.isfinite().all()]
+    if not all_finite(images):
+        bad = [start + index for index, image in enumerate(images) if not all_finite(image)]
         raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")
     reading = [item for item in probes if item.points]
     finals = [item for item in probes if item.final]

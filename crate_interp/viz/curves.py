@@ -1,12 +1,12 @@
 """The numbers a layer figure draws: one curve with its spread, the heads, and the untrained baseline."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
+from crate_interp.hints import did_you_mean
 from crate_interp.sweep.result import SweepResult
 
 
@@ -50,8 +50,7 @@ def curve(result: SweepResult, statistic: str) -> Curve:
             layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
             return Curve(layers, mean, std, heads=None)
     known = names(result)
-    near = difflib.get_close_matches(statistic, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {', '.join(near)}?" if near else f"It has {', '.join(known)}."
+    hint = did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
 
 
