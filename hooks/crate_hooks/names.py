@@ -24,10 +24,11 @@ def every_layer(model: nn.Module, points: str | Sequence[str], layers: Iterable[
     wanted = [points] if isinstance(points, str) else list(points)
     indices = range(len(list(model.get_submodule("blocks").children()))) if layers is None else list(layers)
     names = [full_name(point, layer) for layer in indices for point in wanted]
-    known = {name for name, _ in model.named_modules()}
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
+        try:
+            model.get_submodule(name)
+        except AttributeError:
+            near = difflib.get_close_matches(name, [known for known, _ in model.named_modules()], n=3)
             hint = f"Did you mean {', '.join(near)}?" if near else "Its points are listed by model.hook_dict."
-            raise KeyError(f"the model has no hook point {name!r}. {hint}")
+            raise KeyError(f"the model has no hook point {name!r}. {hint}") from None
     return names
