@@ -7,7 +7,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from timing import least, require_one_thread, verdict
+from timing import least, settle, verdict
 
 import crate_interp as ci
 from reference import forward, published_layout
@@ -16,7 +16,7 @@ SIZES = {"CRATE-T (d=384, 6 heads)": (384, 6), "CRATE-S (d=576, 12 heads)": (576
 
 
 def main() -> bool:
-    require_one_thread()
+    settle()
     good = True
     for name, (d_model, n_heads) in SIZES.items():
         torch.manual_seed(0)

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from timing import least, require_one_thread, verdict
+from timing import least, settle, verdict
 
 import crate_interp as ci
 from crate_interp.measures import official_coding_rate, zero_fraction
@@ -23,7 +23,7 @@ def authors_pair() -> ci.Probe:
 
 
 def main() -> bool:
-    require_one_thread()
+    settle()
     torch.manual_seed(0)
     model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=576, n_layers=12, n_heads=12)).eval()
     images = torch.randn(4, 3, 224, 224)
