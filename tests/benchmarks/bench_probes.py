@@ -36,7 +36,7 @@ def main() -> bool:
             "suite": lambda: _measure_batch(model, suite, images, Tally(4), 0, lasting),
             "forward again": lambda: model(images),
         }
-        times = least(jobs, seconds=300)
+        times = least(jobs, seconds=200)
         tally = Tally(4)
         _measure_batch(model, suite, images, tally, 0, lasting)
     measured = {(probe, statistic) for probe, statistic, _ in [*tally.samples, *tally.heads]}
