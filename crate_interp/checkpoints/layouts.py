@@ -3,13 +3,18 @@
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
 _LAYER = r"transformer\.layers\.(\d{1,9})\."
+_JAX_LAYER = r"Transformer/encoderblock_(\d{1,9})/"
+_JAX_LAYER_NAME = "Transformer/encoderblock_{l}/"
+_JAX_ATTENTION = _JAX_LAYER_NAME + "MultiHeadDotProductSubspaceAttention_0/"
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,11 @@ class Layout:
     markers: tuple[str, ...]  # a file with all of these keys has this layout
     top: dict[str, str]
     block: dict[str, str]  # {l} is the layer
-    infer_patches: Callable[[Shapes, dict[str, Any]], dict[str, Any]]
+    layer: str  # the layer's number in a key
+    infer: Callable[[Shapes, dict[str, Any]], dict[str, Any]]  # the fields that tensors (and what is given) tell
+    defaults: dict[str, Any] = field(default_factory=dict)  # fields of the code that wrote it, unlike the family's
+    # end of a key -> the numbers of axes it may have, and how its tensor becomes the parameter (a view, no copy)
+    views: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = field(default_factory=dict)
 
 
 def _crate_patches(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
@@ -44,9 +53,49 @@ def _crate_patches(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
     return {"channels": channels, "patch_size": (side, side)}
 
 
-def _alpha_patches(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
+def _infer_crate(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
+    sizes = _torch_sizes(shapes, "transformer.layers.0.1.fn.weight")
+    return _with_heads(sizes, "transformer.layers.0.0.fn.qkv.weight", given) | _crate_patches(shapes, given)
+
+
+def _infer_alpha(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
+    sizes = _torch_sizes(shapes, "transformer.layers.0.1.fn.D")
     _, channels, height, width = _shape(shapes, "conv1.weight", 4)
-    return {"channels": channels, "patch_size": (height, width)}
+    patches = {"channels": channels, "patch_size": (height, width)}
+    return _with_heads(sizes, "transformer.layers.0.0.fn.qkv.weight", given) | patches
+
+
+def _torch_sizes(shapes: Shapes, dictionary: str) -> dict[str, Any]:
+    inner, d_model = _shape(shapes, "transformer.layers.0.0.fn.qkv.weight")
+    n_classes, d_mlp = _shape(shapes, "mlp_head.1.weight")[0], _shape(shapes, dictionary)[1]
+    return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
+
+
+def _infer_jax(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
+    """The only layout whose tensors tell the number of heads: [d_model, n_heads, d_head]; older files have two axes."""
+    proj = _JAX_ATTENTION.format(l=0) + "proj/kernel"
+    d_model, *heads = _shape(shapes, proj, len(shapes.get(proj, ())) if len(shapes.get(proj, ())) in (2, 3) else 3)
+    sizes: dict[str, Any] = {
+        "d_model": d_model,
+        "inner": math.prod(heads),
+        "n_classes": _shape(shapes, "head/kernel")[1],
+    }
+    sizes["d_mlp"] = _shape(shapes, _JAX_LAYER_NAME.format(l=0) + "OvercompleteISTABlock_0/D")[1]
+    height, width, channels, _ = _shape(shapes, "embedding/kernel", 4)
+    told = {"n_heads": heads[0]} if len(heads) == 2 else {}
+    return told | _with_heads(sizes, proj, given | told) | {"channels": channels, "patch_size": (height, width)}
+
+
+def _with_heads(sizes: dict[str, Any], codes: str, given: dict[str, Any]) -> dict[str, Any]:
+    """`sizes` with d_head in place of `inner`, the width of all heads together."""
+    if "n_heads" not in given:
+        raise CheckpointError(
+            "n_heads cannot be inferred: heads are slices of one matrix. Give it: ci.load(..., n_heads=6)."
+        )
+    inner = sizes.pop("inner")
+    if inner % given["n_heads"]:
+        raise CheckpointError(f"n_heads={given['n_heads']} does not divide the {inner} rows of {codes}.")
+    return sizes | {"d_head": inner // given["n_heads"]}
 
 
 _BLOCK = {
@@ -84,7 +133,8 @@ LAYOUTS = (
             "transformer.layers.{l}.0.fn.to_out.0.bias": "blocks.{l}.attn.out_proj.bias",
             "transformer.layers.{l}.1.fn.weight": "blocks.{l}.mlp.D",
         },
-        infer_patches=_crate_patches,
+        layer=_LAYER,
+        infer=_infer_crate,
     ),
     Layout(  # UCSC-VLAA/CRATE-alpha torch_inference/model/crate_alpha.py
         family="crate-alpha",
@@ -95,7 +145,41 @@ LAYOUTS = (
             "transformer.layers.{l}.1.fn.D": "blocks.{l}.mlp.D",
             "transformer.layers.{l}.1.fn.D1": "blocks.{l}.mlp.D1",
         },
-        infer_patches=_alpha_patches,
+        layer=_LAYER,
+        infer=_infer_alpha,
+    ),
+    Layout(  # UCSC-VLAA/CRATE-alpha models/crate.py, as main.py saves it
+        family="crate-alpha",
+        markers=("embedding/kernel", "encoder_norm/scale"),
+        top={
+            "pos_embedding": "pos_embed",
+            "cls": "cls_token",
+            "embedding/kernel": "embed.conv.weight",
+            "embedding/bias": "embed.conv.bias",
+            "encoder_norm/scale": "ln_final.weight",
+            "encoder_norm/bias": "ln_final.bias",
+            "head/kernel": "unembed.weight",
+            "head/bias": "unembed.bias",
+        },
+        block={
+            _JAX_LAYER_NAME + "LayerNorm_0/scale": "blocks.{l}.ln1.weight",
+            _JAX_LAYER_NAME + "LayerNorm_0/bias": "blocks.{l}.ln1.bias",
+            _JAX_ATTENTION + "proj/kernel": "blocks.{l}.attn.u_proj.weight",
+            _JAX_ATTENTION + "out/kernel": "blocks.{l}.attn.out_proj.weight",
+            _JAX_LAYER_NAME + "LayerNorm_1/scale": "blocks.{l}.ln2.weight",
+            _JAX_LAYER_NAME + "LayerNorm_1/bias": "blocks.{l}.ln2.bias",
+            _JAX_LAYER_NAME + "OvercompleteISTABlock_0/D": "blocks.{l}.mlp.D",
+            _JAX_LAYER_NAME + "OvercompleteISTABlock_0/D1": "blocks.{l}.mlp.D1",
+        },
+        layer=_JAX_LAYER,
+        infer=_infer_jax,
+        defaults={"ln_final_eps": 1e-6},  # flax's, at the head too; the torch code has 1e-5 there
+        views={
+            "embedding/kernel": ((4,), lambda kernel: kernel.permute(3, 2, 0, 1)),  # [out, in, height, width]
+            "/proj/kernel": ((2, 3), lambda kernel: kernel.flatten(1).mT),  # [heads * d_head, d_model]
+            "/out/kernel": ((2, 3), lambda kernel: kernel.flatten(0, -2).mT),  # [d_model, heads * d_head]
+            "head/kernel": ((2,), lambda kernel: kernel.mT),
+        },
     ),
 )
 
@@ -107,15 +191,15 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
             f"{where} has the names of a hooked model, which do not say its config: write model.save_pretrained(folder) "
             "and load the folder."
         )
-    if family is not None:
-        for layout in LAYOUTS:
-            if layout.family == family:
-                return layout
-        known = ", ".join(repr(layout.family) for layout in LAYOUTS)
+    of_family = [layout for layout in LAYOUTS if family in (None, layout.family)]
+    if not of_family:
+        known = ", ".join(repr(name) for name in dict.fromkeys(layout.family for layout in LAYOUTS))
         raise CheckpointError(f"family={family!r} has no known layout: give one of {known}.")
-    fitting = [layout for layout in LAYOUTS if all(key in shapes for key in layout.markers)]
+    fitting = [layout for layout in of_family if all(key in shapes for key in layout.markers)]
     if len(fitting) == 1:
         return fitting[0]
+    if family is not None:
+        return of_family[0]  # what its keys lack is listed against the family's own code
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}.")
@@ -138,22 +222,23 @@ def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
         raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
 
 
+def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors turned as the parameters want them; one with other axes stays, and its shape is refused later."""
+
+    def turned(key: str, value: Tensor) -> Tensor:
+        for end, (axes, view) in layout.views.items():
+            if key.endswith(end) and value.ndim in axes:
+                return view(value)
+        return value
+
+    return {key: turned(key, value) for key, value in tensors.items()}
+
+
 def infer_config(layout: Layout, shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
     """The config fields that the tensors (with `given`, whose sizes are checked) determine; CheckpointError where both disagree."""
-    depth = 1 + max((int(match[1]) for key in shapes if (match := re.match(_LAYER, key))), default=0)
-    check_depth(shapes, _LAYER, depth)
-    codes = "transformer.layers.0.0.fn.qkv.weight"
-    inner, d_model = _shape(shapes, codes)
-    found: dict[str, Any] = {
-        "d_model": d_model,
-        "n_layers": depth,
-        "n_classes": _shape(shapes, "mlp_head.1.weight")[0],
-        "d_mlp": _shape(shapes, "transformer.layers.0.1.fn." + ("weight" if layout.family == "crate" else "D"))[1],
-    }
-    if inner % given["n_heads"]:
-        raise CheckpointError(f"n_heads={given['n_heads']} does not divide the {inner} rows of {codes}.")
-    found["d_head"] = inner // given["n_heads"]
-    found |= layout.infer_patches(shapes, given)
+    depth = 1 + max((int(match[1]) for key in shapes if (match := re.match(layout.layer, key))), default=0)
+    check_depth(shapes, layout.layer, depth)
+    found = {"n_layers": depth, **layout.infer(shapes, given)}
     found |= _image_size(shapes, found["patch_size"], given)
     for name, value in found.items():
         if name in given and given[name] not in (None, value):

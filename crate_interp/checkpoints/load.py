@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crate_interp.checkpoints import own, registry
 from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts import check_depth, find_layout, infer_config, key_map
+from crate_interp.checkpoints.layouts import Layout, as_parameters, check_depth, find_layout, infer_config, key_map
 from crate_interp.checkpoints.tensors import check_weights, read_file, state_dict_of
 from crate_interp.config import CrateConfig, check_names, check_sizes
 from crate_interp.hints import did_you_mean
@@ -33,11 +33,11 @@ def load(
 ) -> HookedCrate:
     """A hooked model in eval mode, from whatever holds its weights.
 
-    source, the first that fits: an existing file in a published layout (CRATE, CRATE-alpha; torch or safetensors), a
+    source, the first that fits: an existing file in a published layout (CRATE, CRATE-alpha; torch, safetensors or npz), a
     folder made by save_pretrained, a name of ci.models(), or a state dict or module in a published layout.
     family: "crate" or "crate-alpha"; None tells it from the keys. revision: "step-N", a checkpoint along the training
     of an embedded model. dtype: None is float32. config: any CrateConfig field; it comes before what the file says.
-    Tensors cannot tell `n_heads`, nor `variant` where there is no output matrix.
+    Tensors cannot tell `n_heads` (but in npz files), nor `variant` where there is no output matrix.
 
     Strict: every source key is used once, every parameter is filled, shapes are equal. Raises CheckpointError.
     """
@@ -113,23 +113,20 @@ def _from_folder(folder: Path, weights: Path, family: str | None, given: dict) -
 def _from_layout(tensors: dict[str, Tensor], family: str | None, given: dict, where: str) -> Source:
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     layout = find_layout(shapes, family, where)
-    if "n_heads" not in given:
-        raise CheckpointError(
-            f"n_heads cannot be inferred from {where}: heads are slices of one matrix. Give it: ci.load(..., n_heads=6)."
-        )
     given = check_sizes(given)
-    values = {**infer_config(layout, shapes, given), **given}
-    _check_variant(shapes, values, where)
+    values = {**layout.defaults, **infer_config(layout, shapes, given), **given}
+    _check_variant(layout, shapes, values, where)
     cfg = CrateConfig(family=layout.family, **values)
-    return cfg, tensors, key_map(layout, cfg.n_layers), where
+    return cfg, as_parameters(layout, tensors), key_map(layout, cfg.n_layers), where
 
 
-def _check_variant(shapes: dict, values: dict, where: str) -> None:
-    has_output = any(".to_out.0.weight" in key for key in shapes)
+def _check_variant(layout: Layout, shapes: dict, values: dict, where: str) -> None:
+    output = next(key for key, target in layout.block.items() if target.endswith("attn.out_proj.weight"))
+    has_output = output.format(l=0) in shapes
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
     if not has_output and not whole_stream and "variant" not in values:
         raise CheckpointError(
-            f"variant cannot be inferred from {where}: it has no output matrix (to_out), so it is one of c, n, t, "
+            f"variant cannot be inferred from {where}: it has no output matrix ({output.format(l=0)}), so it is one of c, n, t, "
             "identity. Give it: ci.load(..., variant='c')."
         )
 
@@ -154,7 +151,9 @@ def _build(
     ]
     _raise_leftovers(f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers", unused, missing, wrong)
     check_weights(tensors, where, dtype)
-    weights = {name: tensors[key].detach().to("cpu", dtype, copy=True).contiguous() for name, key in named.items()}
+    weights = {}
+    for name, key in named.items():  # each source tensor is let go before the next is copied
+        weights[name] = tensors.pop(key).detach().to("cpu", dtype, copy=True).contiguous()
     model.load_state_dict(weights, assign=True)
     set_runtime(model.cfg, device=torch.device("cpu"), dtype=dtype)
     return model.eval()

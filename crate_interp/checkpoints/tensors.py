@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.npz import is_npz, read_npz
 from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
@@ -19,7 +20,7 @@ _PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The weights in a .safetensors or torch file, told apart by content; CheckpointError where it is neither.
+    """The weights in a .safetensors, torch or .npz file, told apart by content; CheckpointError where it is none.
 
     Torch files are read with `weights_only=True`, memory-mapped; optimiser state beside the weights is not touched.
     """
@@ -28,13 +29,17 @@ def read_file(path: Path) -> dict[str, Tensor]:
             head = file.read(9)
         if len(head) == 9 and head[8:9] == b"{":
             return dict(load_file(path))
+        if is_npz(path):
+            return read_npz(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}. Is it truncated?") from None
+    except CheckpointError:
+        raise
     except Exception:  # what a parser raises on bytes it was not made for has no common class
         # torch's own words are left out: they advise to switch the protection off
         raise CheckpointError(
-            f"{path} is not a readable checkpoint: wanted .safetensors, or a torch file that loads with weights_only=True. "
+            f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file that loads with weights_only=True. "
             "Is it truncated, or something else renamed? If it holds Python objects beside tensors, save the state dict "
             "alone: torch.save(model.state_dict(), path)."
         ) from None
