@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | models | --version."""
+"""The command line: crate-interp report | convert | models | --version."""
 
 import json
 import sys
@@ -49,6 +49,23 @@ def report(
     typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
     twins = f" (in brackets: untrained, mean of {untrained} seed{'s' * (untrained > 1)})" if untrained else ""
     typer.echo(f"Means over images{twins}. The page: {path}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A weight file, or a name of `crate-interp models`.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder: model.safetensors, config.json and a model card.")],
+    family: Annotated[str | None, typer.Option(help="crate or crate-alpha; told from the keys otherwise.")] = None,
+    revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
+) -> None:
+    """Read a published checkpoint and write it as a folder that `ci.load` takes without further words."""
+    import crate_interp as ci
+    from crate_interp.checkpoints import own
+
+    own.check_new(folder)
+    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    typer.echo(f"{sum(value.numel() for value in model.parameters()):,} parameters in {own.save_new(model, folder)}")
 
 
 @app.command()

@@ -34,7 +34,8 @@ class CrateConfig:
 
     A field left at None takes the published default of its family: `d_head` and `d_mlp` ints, `ln_eps` and
     `ln_final_eps` floats. `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `variant`
-    chooses the output map of MSSA (crate_interp/models/attention.py). `resize`, `crop`, `interpolation`, `mean`, `std`
+    chooses the output map of MSSA (crate_interp/models/attention.py). `d_features` is the width of a linear map between
+    the pooled token and the classes, which the ImageNet-21k demo model has. `resize`, `crop`, `interpolation`, `mean`, `std`
     say what `model.preprocess` does; `resize` is the length of the shorter side, or (h, w). Raises ValueError naming
     the field where a value cannot be used.
     """
@@ -48,6 +49,7 @@ class CrateConfig:
     patch_size: Any = 16
     channels: int = 3
     n_classes: int = 1000
+    d_features: int | None = None
     d_head: Any = None
     d_mlp: Any = None
     eta: float = 0.1
@@ -78,6 +80,8 @@ class CrateConfig:
         _one_of(self, "interpolation", INTERPOLATIONS)
         for name in ("d_model", "n_layers", "n_heads", "channels", "n_classes"):
             _set(self, name, _whole(name, getattr(self, name)))
+        if self.d_features is not None:
+            _set(self, "d_features", _whole("d_features", self.d_features))
         self._fill_defaults()
         for name in ("d_head", "d_mlp"):
             _set(self, name, _whole(name, getattr(self, name)))
@@ -231,8 +235,10 @@ def _is_number(value: Any) -> bool:
 def check_sizes(values: dict[str, Any]) -> dict[str, Any]:
     """The same fields with counts as ints and sizes as (h, w); ValueError naming the field that is neither."""
     checked = dict(values)
-    for name in {"d_model", "n_layers", "n_heads", "channels", "n_classes", "d_head", "d_mlp"} & set(values):
-        if values[name] is not None or name not in ("d_head", "d_mlp"):
+    for name in {"d_model", "n_layers", "n_heads", "channels", "n_classes", "d_features", "d_head", "d_mlp"} & set(
+        values
+    ):
+        if values[name] is not None or name not in ("d_features", "d_head", "d_mlp"):
             checked[name] = _whole(name, values[name])
     for name in {"image_size", "patch_size"} & set(values):
         checked[name] = _height_width(name, values[name])

@@ -92,6 +92,8 @@ def published_layout(model) -> dict:
         "attn.out_proj": "0.fn.to_out.0",
         "ln2": "1.norm",
     }
+    if model.cfg.d_features:  # the ImageNet-21k demo
+        renamed |= {"features": "mlp_head.1", "unembed": "head"}
     out = {}
     for name, value in model.state_dict().items():
         stem, _, leaf = name.rpartition(".")

@@ -41,6 +41,36 @@ def test_report_on_the_embedded_model(tmp_path):
     assert json.loads((tmp_path / "out" / "meta.json").read_text())["model"] == "crate-tiny-fashion"
 
 
+def test_convert(tmp_path):
+    model = make("crate-alpha")
+    torch.save(published_layout(model), tmp_path / "w.pth")
+    config = ["--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]"]
+    done = run("convert", tmp_path / "w.pth", tmp_path / "new", *config)
+    assert done.returncode == 0 and "parameters in" in done.stdout, done.stderr
+    loaded = ci.load(tmp_path / "new")
+    assert loaded.cfg == model.cfg and "# new" in (tmp_path / "new" / "README.md").read_text()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    fails("is there already: give the name of a new folder", "convert", tmp_path / "w.pth", tmp_path / "new", *config)
+    fails("is there already", "convert", tmp_path / "w.pth", tmp_path / "w.pth", *config)
+    fails("n_heads cannot be inferred", "convert", tmp_path / "w.pth", tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
+
+
+def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
+    from crate_interp.checkpoints import own
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own.json, "dumps", stop)  # after the weights, before the config
+    with pytest.raises(KeyboardInterrupt):
+        own.save_new(make("crate"), tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert (own.save_new(make("crate"), tmp_path / "new") / "config.json").exists()
+
+
 def test_report_on_a_file_and_a_folder_of_images(tmp_path):
     model = make("crate-alpha", image_size=(6, 20))
     torch.save(published_layout(model), tmp_path / "w.pth")

@@ -45,7 +45,7 @@ def load_case(case, **over):
     folder = FIXTURES / case
     meta = json.loads((folder / "meta.json").read_text())
     (file,) = [name for name in meta["files"] if name != "io.safetensors"]
-    model = ci.load(folder / file, n_heads=meta["config"]["heads"], **CASES[case], **over)
+    model = ci.load(folder / file, n_heads=meta["config"]["heads"], **CASES.get(case, {}), **over)
     return model, load_file(folder / "io.safetensors"), meta, folder / file
 
 
@@ -60,12 +60,16 @@ def in_block(cache, layer, kind):
     return ours.flatten(2) if kind == "head_out" else ours
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "crate_demo21k"])
 def test_every_recorded_tensor(case):
     model, recorded, _, _ = load_case(case)
     with torch.no_grad():
         logits, cache = model.run_with_cache(recorded["images"])
-    same(logits, recorded["logits"], "logits")
+    demo = case == "crate_demo21k"
+    same(logits, recorded["head_of_mlp_head" if demo else "logits"], "logits")
+    if demo:
+        same(cache["hook_features"], recorded["mlp_head_out"], "mlp_head_out")
+        same(cache["u", -1, "attn"].flatten(2), recorded["key_last"], "key_last")
     seen = set(NOT_ACTIVATIONS)
     for name, value in recorded.items():
         if name.startswith("blocks."):
@@ -81,6 +85,7 @@ def test_every_recorded_tensor(case):
         patches = _patches(recorded["images"], model.cfg.patch_size)
         same(model.embed.norm_patch(patches), recorded["patches_normed"], "patches_normed")
     seen |= {"pooled", "patch_embed", "head_ln", "patches_normed"}
+    seen |= {"head_of_mlp_head", "mlp_head_out", "key_last"} if demo else set()
     official = {name for name in recorded if name.startswith("official_")}  # test_official_numbers
     assert set(recorded) - seen - official == set()
 

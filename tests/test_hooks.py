@@ -132,13 +132,13 @@ def rows():
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
 def test_the_catalogue_is_the_model(family, images):
-    model = make(family, d_mlp=None if family == "crate" else 37)
+    model = make(family, d_features=17, d_mlp=None if family == "crate" else 37)
     model.set_use_attn_result(True)
     _, cache = model.run_with_cache(images)
     model.set_use_attn_result(False)
     model.set_use_split_qkv_input(True)
     _, split = model.run_with_cache(images)
-    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp, "1": 1}
+    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp, "f": 17, "1": 1}
     listed = set()
     for section, name, shape, short in rows():
         if "`crate" in section and f"`{family}`" not in section:

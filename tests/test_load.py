@@ -6,11 +6,12 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, make
-from reference import published_layout
+from reference import forward, published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
 
@@ -112,6 +113,29 @@ def test_loading_draws_no_random_numbers_and_shares_no_memory(model):
     assert torch.equal(torch.random.get_rng_state(), state)
     loaded.pos_embed.data += 1
     assert not torch.equal(loaded.pos_embed, weights["pos_embedding"])
+
+
+def test_the_demo_head(tmp_path, images):
+    """The keys of CRATE and two more, which make mlp_head a feature map and head the classes."""
+    model = make("crate", d_features=17)
+    weights = published_layout(model)
+    torch.save({"model": weights}, tmp_path / "demo.pth")
+    loaded = ci.load(tmp_path / "demo.pth", **given(model))
+    equal(loaded, model)
+    with torch.no_grad():
+        logits, cache = loaded.run_with_cache(images)
+        features = forward(weights, images, "crate", HEADS, IMAGE["patch_size"])
+        plain = F.linear(features, weights["head.weight"], weights["head.bias"])
+    torch.testing.assert_close(logits, plain)
+    torch.testing.assert_close(cache["hook_features"], features)
+    torch.testing.assert_close(cache["hook_pooled"] @ loaded.W_U + loaded.b_U, logits)
+    equal(ci.load(loaded.save_pretrained(tmp_path / "own")), loaded)
+    del weights["head.bias"]
+    fails(r"keys missing \(1\): head.bias \[11\]", weights, **given(model))
+    fails(
+        "d_features=3 contradicts the tensors, which make it 17", published_layout(model), d_features=3, **given(model)
+    )
+    fails("d_features=0: give a whole number", published_layout(model), d_features=0, **given(model))
 
 
 def test_what_tensors_cannot_tell(model):

@@ -3,6 +3,8 @@
 import io
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -205,3 +207,26 @@ def test_what_does_not_fit(alpha, tmp_path):
     weights[proj][0, 0, 0] = np.nan
     refused(f"{proj} holds 1 NaN or Inf", save(tmp_path / "f.npz", weights))
     assert LAYERS > 1
+
+
+MEMORY = """
+import resource, sys
+import crate_interp as ci
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+ci.load(sys.argv[1])
+before = peak()
+model = ci.load(sys.argv[2])
+weights = sum(value.numel() * 4 for value in model.parameters())
+print((peak() - before) / weights, weights / 2**20)
+"""
+
+
+def test_a_load_holds_the_weights_once(tmp_path):
+    """Optimiser state as large as the weights lies beside them and is not read."""
+    model = ci.HookedCrate(ci.CrateConfig(family="crate-alpha", d_model=512, n_layers=6, n_heads=8))
+    weights = published(model)
+    path = save(tmp_path / "w.npz", weights, **{f"opt/{name}": value for name, value in weights.items()})
+    command = [sys.executable, "-c", MEMORY, next(FIXTURE.glob("*.npz")), path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    share, size = map(float, done.stdout.split())
+    assert size > 60 and share < 1.3, done.stdout

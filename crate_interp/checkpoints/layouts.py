@@ -58,6 +58,11 @@ def _infer_crate(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
     return _with_heads(sizes, "transformer.layers.0.0.fn.qkv.weight", given) | _crate_patches(shapes, given)
 
 
+def _infer_demo(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
+    plain = _infer_crate(shapes, given)
+    return plain | {"d_features": plain["n_classes"], "n_classes": _shape(shapes, "head.weight")[0]}
+
+
 def _infer_alpha(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
     sizes = _torch_sizes(shapes, "transformer.layers.0.1.fn.D")
     _, channels, height, width = _shape(shapes, "conv1.weight", 4)
@@ -115,26 +120,42 @@ _TOP = {
     "mlp_head.1.bias": "unembed.bias",
 }
 
+_CRATE_TOP = _TOP | {
+    "to_patch_embedding.1.weight": "embed.norm_patch.weight",
+    "to_patch_embedding.1.bias": "embed.norm_patch.bias",
+    "to_patch_embedding.2.weight": "embed.proj.weight",
+    "to_patch_embedding.2.bias": "embed.proj.bias",
+    "to_patch_embedding.3.weight": "embed.norm_token.weight",
+    "to_patch_embedding.3.bias": "embed.norm_token.bias",
+}
+_CRATE_BLOCK = _BLOCK | {
+    "transformer.layers.{l}.0.fn.to_out.0.bias": "blocks.{l}.attn.out_proj.bias",
+    "transformer.layers.{l}.1.fn.weight": "blocks.{l}.mlp.D",
+}
+_CRATE_MARKERS = ("to_patch_embedding.2.weight", "transformer.layers.0.1.fn.weight")
+
 LAYOUTS = (
     Layout(  # Ma-Lab-Berkeley/CRATE model/crate.py
         family="crate",
-        markers=("to_patch_embedding.2.weight", "transformer.layers.0.1.fn.weight"),
-        top=_TOP
-        | {
-            "to_patch_embedding.1.weight": "embed.norm_patch.weight",
-            "to_patch_embedding.1.bias": "embed.norm_patch.bias",
-            "to_patch_embedding.2.weight": "embed.proj.weight",
-            "to_patch_embedding.2.bias": "embed.proj.bias",
-            "to_patch_embedding.3.weight": "embed.norm_token.weight",
-            "to_patch_embedding.3.bias": "embed.norm_token.bias",
-        },
-        block=_BLOCK
-        | {
-            "transformer.layers.{l}.0.fn.to_out.0.bias": "blocks.{l}.attn.out_proj.bias",
-            "transformer.layers.{l}.1.fn.weight": "blocks.{l}.mlp.D",
-        },
+        markers=_CRATE_MARKERS,
+        top=_CRATE_TOP,
+        block=_CRATE_BLOCK,
         layer=_LAYER,
         infer=_infer_crate,
+    ),
+    Layout(  # the same with the head of its ImageNet-21k demo: mlp_head makes features, head the classes
+        family="crate",
+        markers=(*_CRATE_MARKERS, "head.weight"),
+        top=_CRATE_TOP
+        | {
+            "mlp_head.1.weight": "features.weight",
+            "mlp_head.1.bias": "features.bias",
+            "head.weight": "unembed.weight",
+            "head.bias": "unembed.bias",
+        },
+        block=_CRATE_BLOCK,
+        layer=_LAYER,
+        infer=_infer_demo,
     ),
     Layout(  # UCSC-VLAA/CRATE-alpha torch_inference/model/crate_alpha.py
         family="crate-alpha",
@@ -196,8 +217,8 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
         known = ", ".join(repr(name) for name in dict.fromkeys(layout.family for layout in LAYOUTS))
         raise CheckpointError(f"family={family!r} has no known layout: give one of {known}.")
     fitting = [layout for layout in of_family if all(key in shapes for key in layout.markers)]
-    if len(fitting) == 1:
-        return fitting[0]
+    if fitting:
+        return max(fitting, key=lambda layout: len(layout.markers))  # the demo's keys are CRATE's and more
     if family is not None:
         return of_family[0]  # what its keys lack is listed against the family's own code
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ from crate_interp.config import CrateConfig
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 # Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
-STRUCTURE = ("family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "n_classes", "channels")
+STRUCTURE = (
+    "family",
+    "d_model",
+    "n_layers",
+    "n_heads",
+    "d_head",
+    "d_mlp",
+    "variant",
+    "n_classes",
+    "d_features",
+    "channels",
+)
 
 _CARD = """---
 library_name: crate_interp
@@ -43,6 +55,22 @@ def save(model: Any, folder: Path) -> Path:
         card = _CARD.format(name=model.cfg.model_name or folder.resolve().name, params=params, **model.cfg.to_dict())
         _write(folder / CARD, lambda path: path.write_text(card))
     return folder
+
+
+def save_new(model: Any, folder: Path) -> Path:
+    """Writes a folder that is not there yet, whole or not at all, also when interrupted; ValueError where one is."""
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+        part = save(model, Path(place) / folder.name)
+        os.replace(part, folder)
+    return folder
+
+
+def check_new(folder: Path) -> None:
+    """ValueError unless the folder is empty or not there."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")
 
 
 def _write(path: Path, writer: Any) -> None:

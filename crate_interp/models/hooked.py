@@ -25,7 +25,7 @@ GATED = {
     "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
 }
 _QUERY_AXIS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]: pos_slice cuts queries
-_NO_POS_AXIS = ("hook_pooled",)  # [batch, d_model]
+_NO_POS_AXIS = ("hook_pooled", "hook_features")  # [batch, width]
 
 
 def set_runtime(cfg: CrateConfig, **values: Any) -> None:

@@ -22,7 +22,8 @@ class HookedCrate(HookedModel):
 
     Random weights are drawn with the official initialisation from torch's global generator. `pool="cls"`: LN on all
     tokens, then the CLS token (the numbers of the official code, which picks first); `pool="mean"`: LN of the mean
-    over all tokens. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
+    over all tokens. With `cfg.d_features` a linear map lies between pooling and classes (the ImageNet-21k demo model);
+    W_U and b_U are then both maps in one. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
     `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
     """
 
@@ -38,7 +39,10 @@ class HookedCrate(HookedModel):
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
         self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
         self.hook_pooled = HookPoint()
-        self.unembed = nn.Linear(cfg.d_model, cfg.n_classes)
+        self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
+        if self.features is not None:
+            self.hook_features = HookPoint()
+        self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes)
         set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
         self.setup()
 
@@ -62,7 +66,7 @@ class HookedCrate(HookedModel):
         z = self._check_stream(images) if start_at_layer is not None else self._tokens(self._check_images(images))
         for block in self.blocks[start:stop]:
             z = block(z)
-        return z if stop_at_layer is not None else self.unembed(self._pool(z))
+        return z if stop_at_layer is not None else self._classify(self._pool(z))
 
     def _tokens(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch pos d_model"]:
         patches = self.embed(images)
@@ -79,6 +83,11 @@ class HookedCrate(HookedModel):
         if self.cfg.pool == "mean":
             return self.hook_pooled(self.ln_final(z.mean(dim=1, keepdim=True))[:, 0])
         return self.hook_pooled(self.ln_final(z)[:, 0])
+
+    def _classify(self, pooled: Float[Tensor, "batch d_model"]) -> Float[Tensor, "batch n_classes"]:
+        if self.features is not None:
+            pooled = self.hook_features(self.features(pooled))
+        return self.unembed(pooled)
 
     def _layer(self, layer: int | None, name: str, default: int | None) -> int | None:
         if layer is None:
@@ -137,6 +146,20 @@ class HookedCrate(HookedModel):
     def lens_positions(self) -> int | None:
         """Where `cache.logit_lens()` reads the stream: the CLS token, or every token where the mean is pooled."""
         return 0 if self.cfg.pool == "cls" else None
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model n_classes"]:
+        """The unembedding: `hook_pooled @ W_U + b_U` are the logits."""
+        if self.features is None:
+            return super().W_U
+        return self.features.weight.T @ self.unembed.weight.T
+
+    @property
+    def b_U(self) -> Float[Tensor, "n_classes"]:
+        """The bias of the unembedding."""
+        if self.features is None:
+            return super().b_U
+        return self.unembed(self.features.bias)
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
