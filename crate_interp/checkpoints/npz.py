@@ -65,6 +65,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) ->
         raise CheckpointError(f"{where} claims shape {list(shape)} and stores {info.file_size - header} bytes.")
     with archive.open(info) as file:
         array = np.lib.format.read_array(file, allow_pickle=False)
+    array = np.ascontiguousarray(array).reshape(shape)  # a scalar gains an axis on the way
     if dtype.str == _BFLOAT16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array)).reshape(shape)  # a scalar gains an axis on the way
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
