@@ -39,6 +39,8 @@ def all_finite(tensor: Tensor) -> bool:
 
 def squares_fit(lengths: Tensor) -> bool:
     """Whether no row is so short or so long that squares of its entries leave the range of floats; zeros do not fit."""
+    if not lengths.numel():  # an empty batch has no least
+        return True
     least, most = lengths.aminmax()
     return bool(least > 1e-15) and bool(most < 1e15)  # NaN is neither
 

@@ -79,3 +79,8 @@ def test_a_failed_factor_does_not_poison_gradients():
         z = (seeded(1, 67, seed=seed, dtype=torch.float64).repeat(53, 1) * 1e7).requires_grad_()
         coding_rate(z, 0.1).backward()
         assert z.grad.isfinite().all()
+
+
+def test_an_empty_batch_has_no_numbers():
+    empty = torch.empty(0, 3, 13, 5)
+    assert official_coding_rate(empty).shape == (0, 3) and hoyer(empty).shape == (0, 3, 13)
