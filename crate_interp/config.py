@@ -235,10 +235,9 @@ def _is_number(value: Any) -> bool:
 def check_sizes(values: dict[str, Any]) -> dict[str, Any]:
     """The same fields with counts as ints and sizes as (h, w); ValueError naming the field that is neither."""
     checked = dict(values)
-    for name in {"d_model", "n_layers", "n_heads", "channels", "n_classes", "d_features", "d_head", "d_mlp"} & set(
-        values
-    ):
-        if values[name] is not None or name not in ("d_features", "d_head", "d_mlp"):
+    counts, optional = {"d_model", "n_layers", "n_heads", "channels", "n_classes"}, {"d_features", "d_head", "d_mlp"}
+    for name in (counts | optional) & set(values):
+        if values[name] is not None or name in counts:
             checked[name] = _whole(name, values[name])
     for name in {"image_size", "patch_size"} & set(values):
         checked[name] = _height_width(name, values[name])

@@ -128,7 +128,7 @@ def test_nothing_is_unpickled_or_executed():
             "weights_only=False",
             "trust_remote_code",
             "import pickle",
-            "allow_pickle=True",
+            "allow_pickle",
             "set_num_threads",
             "exec(",
         ):

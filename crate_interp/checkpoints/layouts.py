@@ -26,7 +26,8 @@ class Layout:
     top: dict[str, str]
     block: dict[str, str]  # {l} is the layer
     layer: str  # the layer's number in a key
-    infer: Callable[[Shapes, dict[str, Any]], dict[str, Any]]  # the fields that tensors (and what is given) tell
+    # the fields that tensors (and what is given) tell, and `inner`, the width of all heads together
+    infer: Callable[[Shapes, dict[str, Any]], dict[str, Any]]
     defaults: dict[str, Any] = field(default_factory=dict)  # fields of the code that wrote it, unlike the family's
     # end of a key -> the numbers of axes it may have, and how its tensor becomes the parameter (a view, no copy)
     views: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = field(default_factory=dict)
@@ -54,8 +55,7 @@ def _crate_patches(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _infer_crate(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
-    sizes = _torch_sizes(shapes, "transformer.layers.0.1.fn.weight")
-    return _with_heads(sizes, "transformer.layers.0.0.fn.qkv.weight", given) | _crate_patches(shapes, given)
+    return _torch_sizes(shapes, "transformer.layers.0.1.fn.weight") | _crate_patches(shapes, given)
 
 
 def _infer_demo(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
@@ -64,10 +64,9 @@ def _infer_demo(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _infer_alpha(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
-    sizes = _torch_sizes(shapes, "transformer.layers.0.1.fn.D")
     _, channels, height, width = _shape(shapes, "conv1.weight", 4)
     patches = {"channels": channels, "patch_size": (height, width)}
-    return _with_heads(sizes, "transformer.layers.0.0.fn.qkv.weight", given) | patches
+    return _torch_sizes(shapes, "transformer.layers.0.1.fn.D") | patches
 
 
 def _torch_sizes(shapes: Shapes, dictionary: str) -> dict[str, Any]:
@@ -78,29 +77,17 @@ def _torch_sizes(shapes: Shapes, dictionary: str) -> dict[str, Any]:
 
 def _infer_jax(shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
     """The only layout whose tensors tell the number of heads: [d_model, n_heads, d_head]; older files have two axes."""
-    proj = _JAX_ATTENTION.format(l=0) + "proj/kernel"
-    d_model, *heads = _shape(shapes, proj, len(shapes.get(proj, ())) if len(shapes.get(proj, ())) in (2, 3) else 3)
-    sizes: dict[str, Any] = {
+    d_model, *heads = _shape(shapes, _JAX_ATTENTION.format(l=0) + "proj/kernel", 2, 3)
+    height, width, channels, _ = _shape(shapes, "embedding/kernel", 4)
+    told = {"n_heads": heads[0]} if len(heads) == 2 else {}
+    return told | {
         "d_model": d_model,
         "inner": math.prod(heads),
         "n_classes": _shape(shapes, "head/kernel")[1],
+        "d_mlp": _shape(shapes, _JAX_LAYER_NAME.format(l=0) + "OvercompleteISTABlock_0/D")[1],
+        "channels": channels,
+        "patch_size": (height, width),
     }
-    sizes["d_mlp"] = _shape(shapes, _JAX_LAYER_NAME.format(l=0) + "OvercompleteISTABlock_0/D")[1]
-    height, width, channels, _ = _shape(shapes, "embedding/kernel", 4)
-    told = {"n_heads": heads[0]} if len(heads) == 2 else {}
-    return told | _with_heads(sizes, proj, given | told) | {"channels": channels, "patch_size": (height, width)}
-
-
-def _with_heads(sizes: dict[str, Any], codes: str, given: dict[str, Any]) -> dict[str, Any]:
-    """`sizes` with d_head in place of `inner`, the width of all heads together."""
-    if "n_heads" not in given:
-        raise CheckpointError(
-            "n_heads cannot be inferred: heads are slices of one matrix. Give it: ci.load(..., n_heads=6)."
-        )
-    inner = sizes.pop("inner")
-    if inner % given["n_heads"]:
-        raise CheckpointError(f"n_heads={given['n_heads']} does not divide the {inner} rows of {codes}.")
-    return sizes | {"d_head": inner // given["n_heads"]}
 
 
 _BLOCK = {
@@ -255,11 +242,26 @@ def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tenso
     return {key: turned(key, value) for key, value in tensors.items()}
 
 
-def infer_config(layout: Layout, shapes: Shapes, given: dict[str, Any]) -> dict[str, Any]:
+def source_of(layout: Layout, parameter: str, layer: int) -> str:
+    """The key that fills a parameter of a block."""
+    key = next(key for key, target in layout.block.items() if target == "blocks.{l}." + parameter)
+    return key.format(l=layer)
+
+
+def infer_config(layout: Layout, shapes: Shapes, given: dict[str, Any], where: str) -> dict[str, Any]:
     """The config fields that the tensors (with `given`, whose sizes are checked) determine; CheckpointError where both disagree."""
     depth = 1 + max((int(match[1]) for key in shapes if (match := re.match(layout.layer, key))), default=0)
     check_depth(shapes, layout.layer, depth)
+    codes = source_of(layout, "attn.u_proj.weight", 0)
+    if "n_heads" not in given and len(shapes.get(codes, ())) != 3:  # three axes have one for the heads
+        raise CheckpointError(
+            f"n_heads cannot be inferred from {where}: heads are slices of one matrix. Give it: ci.load(..., n_heads=6)."
+        )
     found = {"n_layers": depth, **layout.infer(shapes, given)}
+    inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
+    if inner % n_heads:
+        raise CheckpointError(f"n_heads={n_heads} does not divide the {inner} rows of {codes}.")
+    found["d_head"] = inner // n_heads
     found |= _image_size(shapes, found["patch_size"], given)
     for name, value in found.items():
         if name in given and given[name] not in (None, value):
@@ -286,9 +288,10 @@ def _image_size(shapes: Shapes, patch: tuple[int, int], given: dict[str, Any]) -
     return {"image_size": (side * patch[0], side * patch[1])}
 
 
-def _shape(shapes: Shapes, key: str, ndim: int = 2) -> tuple[int, ...]:
+def _shape(shapes: Shapes, key: str, *axes: int) -> tuple[int, ...]:
+    """The shape of a tensor that has one of these numbers of axes; two where none is named."""
     if key not in shapes:
         raise CheckpointError(f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}.")
-    if len(shapes[key]) != ndim:
-        raise CheckpointError(f"{key} has shape {shapes[key]}, wanted {ndim} axes.")
+    if len(shapes[key]) not in (axes or (2,)):
+        raise CheckpointError(f"{key} has shape {shapes[key]}, wanted {' or '.join(map(str, axes or (2,)))} axes.")
     return shapes[key]

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from crate_interp.checkpoints import own, registry
 from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts import Layout, as_parameters, check_depth, find_layout, infer_config, key_map
+from crate_interp.checkpoints.layouts import (
+    Layout,
+    as_parameters,
+    check_depth,
+    find_layout,
+    infer_config,
+    key_map,
+    source_of,
+)
 from crate_interp.checkpoints.tensors import check_weights, read_file, state_dict_of
 from crate_interp.config import CrateConfig, check_names, check_sizes
 from crate_interp.hints import did_you_mean
@@ -114,19 +122,19 @@ def _from_layout(tensors: dict[str, Tensor], family: str | None, given: dict, wh
     shapes = {key: tuple(value.shape) for key, value in tensors.items()}
     layout = find_layout(shapes, family, where)
     given = check_sizes(given)
-    values = {**layout.defaults, **infer_config(layout, shapes, given), **given}
+    values = {**layout.defaults, **infer_config(layout, shapes, given, where), **given}
     _check_variant(layout, shapes, values, where)
     cfg = CrateConfig(family=layout.family, **values)
     return cfg, as_parameters(layout, tensors), key_map(layout, cfg.n_layers), where
 
 
 def _check_variant(layout: Layout, shapes: dict, values: dict, where: str) -> None:
-    output = next(key for key, target in layout.block.items() if target.endswith("attn.out_proj.weight"))
-    has_output = output.format(l=0) in shapes
+    outputs = [source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])]
+    has_output = any(key in shapes for key in outputs)
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
     if not has_output and not whole_stream and "variant" not in values:
         raise CheckpointError(
-            f"variant cannot be inferred from {where}: it has no output matrix ({output.format(l=0)}), so it is one of c, n, t, "
+            f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), so it is one of c, n, t, "
             "identity. Give it: ci.load(..., variant='c')."
         )
 

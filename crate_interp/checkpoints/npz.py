@@ -64,7 +64,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) ->
     if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != info.file_size - header:
         raise CheckpointError(f"{where} claims shape {list(shape)} and stores {info.file_size - header} bytes.")
     with archive.open(info) as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
+        array = np.lib.format.read_array(file)  # refuses objects by itself too
     array = np.ascontiguousarray(array).reshape(shape)  # a scalar gains an axis on the way
     if dtype.str == _BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
