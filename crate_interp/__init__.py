@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import models
     from crate_interp.config import CrateConfig
+    from crate_interp.models.autoencoder import HookedCrateMAE
+    from crate_interp.models.clip import HookedCrateCLIP
+    from crate_interp.models.context import Past
+    from crate_interp.models.language import HookedCrateLM
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
     from crate_interp.sweep import SweepResult, probe, sweep
@@ -26,6 +30,10 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "CheckpointError": ("crate_interp.checkpoints.errors", "CheckpointError"),
     "CrateConfig": ("crate_interp.config", "CrateConfig"),
     "HookedCrate": ("crate_interp.models.vision", "HookedCrate"),
+    "HookedCrateCLIP": ("crate_interp.models.clip", "HookedCrateCLIP"),
+    "HookedCrateLM": ("crate_interp.models.language", "HookedCrateLM"),
+    "HookedCrateMAE": ("crate_interp.models.autoencoder", "HookedCrateMAE"),
+    "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
     "data": ("crate_interp.data", None),
@@ -45,6 +53,10 @@ __all__ = [
     "CheckpointError",
     "CrateConfig",
     "HookedCrate",
+    "HookedCrateCLIP",
+    "HookedCrateLM",
+    "HookedCrateMAE",
+    "Past",
     "Probe",
     "SweepResult",
     "data",

@@ -14,30 +14,39 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
+from crate_interp.families import FAMILIES, FIELDS_OF, OTHER_STEPS
 from crate_interp.hints import did_you_mean
 
-FAMILIES = ("crate", "crate-alpha")
 VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
-# What a published layout leaves unsaid, per family: width of the code over d_model, and the LayerNorm eps of the blocks.
-_FAMILY_DEFAULTS = {
-    "crate": {"d_mlp_ratio": 1, "ln_eps": 1e-5, "ln_final_eps": 1e-5},
-    "crate-alpha": {"d_mlp_ratio": 4, "ln_eps": 1e-6, "ln_final_eps": 1e-5},
-}
+TOKENIZERS = ("gpt2", "bert", "file")
+_COUNTS = ("d_model", "n_layers", "n_heads", "channels", "n_classes")
+_OPTIONAL_COUNTS = (
+    "d_features", "d_head", "d_mlp", "n_ctx", "d_vocab", "d_embed", "text_d_model", "text_n_layers", "text_n_heads",
+    "decoder_n_layers", "decoder_n_heads",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrateConfig:
-    """The shape and constants of one hooked CRATE vision model.
+    """The shape and constants of one hooked model.
 
-    A field left at None takes the published default of its family: `d_head` and `d_mlp` ints, `ln_eps` and
-    `ln_final_eps` floats. `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `variant`
-    chooses the output map of MSSA (crate_interp/models/attention.py). `d_features` is the width of a linear map between
-    the pooled token and the classes, which the ImageNet-21k demo model has. `resize`, `crop`, `interpolation`, `mean`, `std`
-    say what `model.preprocess` does; `resize` is the length of the shorter side, or (h, w). Raises ValueError naming
-    the field where a value cannot be used.
+    A field left at None takes the published default of its family: `sparse_step`, `lambd`, `ln_eps`, `ln_final_eps`,
+    and the ints `d_head`, `d_mlp`, `decoder_n_layers`, `decoder_n_heads`. `variant` chooses the output map of MSSA
+    (crate_interp/models/attention.py), `sparse_step` what follows it (models/sparsify.py).
+
+    Images: `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`, `crop`,
+    `interpolation`, `mean`, `std` say what `model.preprocess` does; `resize` is the length of the shorter side, or (h, w).
+    `d_features` is the width of a linear map between the pooled token and the classes (the ImageNet-21k demo model).
+    Text: `n_ctx` and `d_vocab` are required. `bias` (gpt-baseline): whether its Linears and LayerNorms have one.
+    `window`, `window_pattern`, `softcap`, `rotary_base` (nanochat-crate). `tokenizer`: "gpt2", "bert", or "file" where it
+    lies beside the weights; `prepend_bos`: whether its separator comes first.
+    CLIP: `d_embed`, the width both towers end in, and `text_d_model`, `text_n_layers`,
+    `text_n_heads`; `n_ctx` and `d_vocab` are those of its text. MAE: `norm_pix_loss` normalises the target patch by patch.
+
+    Raises ValueError naming the field where a value cannot be used, or belongs to another family.
     """
 
     family: str
@@ -45,6 +54,7 @@ class CrateConfig:
     n_layers: int
     n_heads: int
     variant: str = "crate"
+    sparse_step: Any = None
     image_size: Any = 224
     patch_size: Any = 16
     channels: int = 3
@@ -53,9 +63,25 @@ class CrateConfig:
     d_head: Any = None
     d_mlp: Any = None
     eta: float = 0.1
-    lambd: float = 0.1
+    lambd: Any = None
     ln_eps: Any = None
     ln_final_eps: Any = None
+    n_ctx: Any = None
+    d_vocab: Any = None
+    bias: bool = False
+    window: bool = False
+    window_pattern: str = "L"
+    softcap: Any = None
+    rotary_base: float = 10000.0
+    tokenizer: str | None = None
+    prepend_bos: Any = None
+    decoder_n_layers: Any = None
+    decoder_n_heads: Any = None
+    norm_pix_loss: bool = False
+    d_embed: Any = None
+    text_d_model: Any = None
+    text_n_layers: Any = None
+    text_n_heads: Any = None
     pool: str = "cls"
     interpolate_pos: bool = False
     resize: Any = None
@@ -74,38 +100,42 @@ class CrateConfig:
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        _one_of(self, "family", FAMILIES)
+        _one_of(self, "family", tuple(FAMILIES))
         _one_of(self, "variant", VARIANTS)
         _one_of(self, "pool", POOLS)
         _one_of(self, "interpolation", INTERPOLATIONS)
-        for name in ("d_model", "n_layers", "n_heads", "channels", "n_classes"):
-            _set(self, name, _whole(name, getattr(self, name)))
-        if self.d_features is not None:
-            _set(self, "d_features", _whole("d_features", self.d_features))
+        self._check_fields()
+        own = set(field_names()) - foreign_fields(self.family)
+        for name, value in check_sizes({name: getattr(self, name) for name in own}).items():
+            _set(self, name, value)
         self._fill_defaults()
-        for name in ("d_head", "d_mlp"):
-            _set(self, name, _whole(name, getattr(self, name)))
+        self._check_steps()
         for name in ("eta", "lambd", "ln_eps", "ln_final_eps"):
             _non_negative(self, name)
-        self._check_grid()
-        self._check_preprocessing()
+        if self.kind != "text":
+            self._check_grid()
+            self._check_preprocessing()
+        self._check_text()
+
+    def _check_fields(self) -> None:
+        """ValueError for a field that only models of another kind have, set to something else than its default."""
+        for name in foreign_fields(self.family):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise ValueError(f"{name}={getattr(self, name)!r}: models of family {self.family!r} have no {name}.")
+        for name in ("interpolate_pos", "bias", "window", "norm_pix_loss"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: give True or False.")
 
     def _fill_defaults(self) -> None:
-        """Replaces None by the default of the family and stores sizes as (h, w), tables as tuples."""
-        default = _FAMILY_DEFAULTS[self.family]
+        """Replaces None by the default of the family, and stores tables as tuples."""
+        facts = FAMILIES[self.family]
         if self.d_head is None:
-            if self.d_model % self.n_heads:
-                raise ValueError(
-                    f"n_heads={self.n_heads} does not divide d_model={self.d_model}: give another n_heads, or d_head."
-                )
-            _set(self, "d_head", self.d_model // self.n_heads)
-        if self.d_mlp is None:
-            _set(self, "d_mlp", default["d_mlp_ratio"] * self.d_model)
-        for name in ("ln_eps", "ln_final_eps"):
+            _set(self, "d_head", _share(self, "n_heads", "d_model"))
+        for name in ("sparse_step", "lambd", "ln_eps", "ln_final_eps", "prepend_bos"):
             if getattr(self, name) is None:
-                _set(self, name, default[name])
-        for name in ("image_size", "patch_size"):
-            _set(self, name, _height_width(name, getattr(self, name)))
+                _set(self, name, facts.get(name))
+        if self.d_mlp is None:
+            _set(self, "d_mlp", self.d_model * (1 if self.sparse_step == "ista" else facts["d_mlp_ratio"]))
         for name in ("resize", "crop"):
             value = getattr(self, name)
             if isinstance(value, (list, tuple)):
@@ -117,6 +147,24 @@ class CrateConfig:
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
                 raise ValueError(f"{name}={value!r}: give a list, or None.")
             _set(self, name, None if value is None else tuple(value))
+        if self.kind == "mae":
+            _set(self, "decoder_n_layers", self.decoder_n_layers or self.n_layers)
+            _set(self, "decoder_n_heads", self.decoder_n_heads or self.n_heads)
+            _share(self, "decoder_n_heads", "d_model")
+
+    def _check_steps(self) -> None:
+        steps = (FAMILIES[self.family]["sparse_step"], *OTHER_STEPS.get(self.family, ()))
+        _one_of(self, "sparse_step", steps)
+        if self.sparse_step == "ista" and self.d_mlp != self.d_model:
+            raise ValueError(
+                f"d_mlp={self.d_mlp} with family={self.family!r}: its dictionary is square, so d_mlp is d_model={self.d_model}."
+            )
+        if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
+            raise ValueError(
+                f"variant={self.variant!r} needs n_heads * d_head = d_model, got {self.n_heads} * {self.d_head} != {self.d_model}."
+            )
+        if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
+            raise ValueError(f"variant={self.variant!r}: only families crate and crate-alpha have it.")
 
     def _check_grid(self) -> None:
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
@@ -125,14 +173,29 @@ class CrateConfig:
                 f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size} on both sides: "
                 f"give an image_size such as ({height // patch_h * patch_h or patch_h}, {width // patch_w * patch_w or patch_w})."
             )
-        if self.family == "crate" and self.d_mlp != self.d_model:
+        told = {"vision": (self.n_tokens, self.n_classes), "mae": (self.n_tokens, self.patch_values)}.get(self.kind)
+        for name, value in zip(("n_ctx", "d_vocab"), told or (), strict=False):
+            if getattr(self, name) not in (None, value):
+                raise ValueError(f"{name}={getattr(self, name)} contradicts the other fields, which make it {value}.")
+            _set(self, name, value)
+
+    def _check_text(self) -> None:
+        wanted = ("d_embed", "text_d_model", "text_n_layers", "text_n_heads") if self.kind == "clip" else ()
+        for name in ("n_ctx", "d_vocab", *wanted):
+            if getattr(self, name) is None:
+                raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
+        if self.kind == "clip":
+            _share(self, "text_n_heads", "text_d_model")
+        if self.tokenizer is not None:
+            _one_of(self, "tokenizer", TOKENIZERS)
+        if not isinstance(self.window_pattern, str) or not self.window_pattern or set(self.window_pattern) - set("SL"):
+            raise ValueError(f"window_pattern={self.window_pattern!r}: give letters S (short) and L (long).")
+        if self.rotary and (self.d_head % 2 or not _is_number(self.rotary_base) or self.rotary_base <= 0):
             raise ValueError(
-                f"d_mlp={self.d_mlp} with family='crate': its dictionary is square, so d_mlp is d_model={self.d_model}."
+                f"d_head={self.d_head}, rotary_base={self.rotary_base!r}: rotary codes need an even d_head and a base above 0."
             )
-        if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
-            raise ValueError(
-                f"variant={self.variant!r} needs n_heads * d_head = d_model, got {self.n_heads} * {self.d_head} != {self.d_model}."
-            )
+        if self.softcap is not None and (not _is_number(self.softcap) or self.softcap <= 0):
+            raise ValueError(f"softcap={self.softcap!r}: give a number above 0, or None.")
 
     def _check_preprocessing(self) -> None:
         if (self.mean is None) != (self.std is None):
@@ -143,14 +206,14 @@ class CrateConfig:
                 raise ValueError(f"{name} has {len(value)} values for channels={self.channels}: give one per channel.")
             if value is not None and not all(_is_number(x) and (x > 0 or name == "mean") for x in value):
                 raise ValueError(f"{name}={value!r}: give finite numbers{', above 0' * (name == 'std')}.")
-        if not isinstance(self.interpolate_pos, bool):
-            raise ValueError(f"interpolate_pos={self.interpolate_pos!r}: give True or False.")
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class.")
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON-native values; `CrateConfig.from_dict` is its inverse."""
-        return {name: _plain(getattr(self, name)) for name in field_names()}
+        """The fields this family has, as JSON-native values; `CrateConfig.from_dict` is its inverse."""
+        derived = ("n_ctx", "d_vocab") if self.kind in ("vision", "mae") else ()
+        skipped = {*foreign_fields(self.family), *derived}
+        return {name: _plain(getattr(self, name)) for name in field_names() if name not in skipped}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "CrateConfig":
@@ -165,34 +228,91 @@ class CrateConfig:
 
     @property
     def has_output_matrix(self) -> bool:
-        """Whether MSSA owns an output matrix: variants crate and fix, unless one head spans the whole stream."""
-        whole_stream = self.n_heads == 1 and self.d_head == self.d_model
+        """Whether MSSA owns an output matrix: variants crate and fix, unless one head spans the whole vision stream."""
+        whole_stream = (
+            self.n_heads == 1 and self.d_head == self.d_model and self.family in ("crate", "crate-alpha", "crate-mae")
+        )
         return self.variant in ("crate", "fix") and not whole_stream
 
-    # The names TransformerLens' utilities read from a config.
     @property
-    def n_ctx(self) -> int:
+    def kind(self) -> str:
+        """Which forward: "vision", "mae", "text" or "clip"."""
+        return FAMILIES[self.family]["kind"]
+
+    @property
+    def residual(self) -> bool:
+        """Whether the output of the sparse step is added to the stream; the square ISTA step always replaces it."""
+        return FAMILIES[self.family]["residual"] and self.sparse_step != "ista"
+
+    @property
+    def tied(self) -> bool:
+        """Whether query, key and value are one code."""
+        return FAMILIES[self.family]["tied"]
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return FAMILIES[self.family].get("causal", False)
+
+    @property
+    def rotary(self) -> bool:
+        """Whether positions enter as rotations of the codes."""
+        return self.family == "nanochat-crate"
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the output map of attention has a bias."""
+        bias = FAMILIES[self.family]["output_bias"]
+        return self.bias if bias is None else bias
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of an image, CLS included."""
         return self.grid[0] * self.grid[1] + 1
 
     @property
-    def d_vocab(self) -> int:
-        return self.n_classes
+    def patch_values(self) -> int:
+        """Numbers in one patch."""
+        return self.patch_size[0] * self.patch_size[1] * self.channels
 
+    # The names TransformerLens' utilities read from a config.
     @property
     def d_vocab_out(self) -> int:
-        return self.n_classes
+        return self.d_vocab
 
     @property
     def eps(self) -> float | None:
         return self.ln_eps
 
+    @property
+    def default_prepend_bos(self) -> bool:
+        return bool(self.prepend_bos)
+
+    @property
+    def normalization_type(self) -> str:
+        return FAMILIES[self.family]["norm"]
+
+    @property
+    def final_rms(self) -> bool:
+        return self.normalization_type == "RMS"
+
+    @property
+    def positional_embedding_type(self) -> str:
+        return "rotary" if self.rotary else "standard"
+
     n_key_value_heads = None
     attn_only = False
-    normalization_type = "LN"
-    final_rms = False
     gated_mlp = False
     act_fn = "relu"
-    positional_embedding_type = "standard"
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(CrateConfig)}
+
+
+def foreign_fields(family: str) -> set[str]:
+    """The fields that models of this family do not have."""
+    every = {name for names in FIELDS_OF.values() for name in names}
+    return every - set(FIELDS_OF[FAMILIES[family]["kind"]])
 
 
 def field_names() -> tuple[str, ...]:
@@ -235,13 +355,22 @@ def _is_number(value: Any) -> bool:
 def check_sizes(values: dict[str, Any]) -> dict[str, Any]:
     """The same fields with counts as ints and sizes as (h, w); ValueError naming the field that is neither."""
     checked = dict(values)
-    counts, optional = {"d_model", "n_layers", "n_heads", "channels", "n_classes"}, {"d_features", "d_head", "d_mlp"}
-    for name in (counts | optional) & set(values):
-        if values[name] is not None or name in counts:
+    for name in set(_COUNTS + _OPTIONAL_COUNTS) & set(values):
+        if values[name] is not None or name in _COUNTS:
             checked[name] = _whole(name, values[name])
     for name in {"image_size", "patch_size"} & set(values):
         checked[name] = _height_width(name, values[name])
     return checked
+
+
+def _share(cfg: CrateConfig, heads: str, width: str) -> int:
+    """The width of one of several heads."""
+    if getattr(cfg, width) % getattr(cfg, heads):
+        raise ValueError(
+            f"{heads}={getattr(cfg, heads)} does not divide {width}={getattr(cfg, width)}: give another {heads}"
+            f"{', or d_head' * (heads == 'n_heads')}."
+        )
+    return getattr(cfg, width) // getattr(cfg, heads)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -229,10 +229,18 @@ def test_bad_files(tmp_path, model):
 
 def test_unknown_names():
     fails(
-        r"'crate-tiny-fashon' is no file, no folder and no known model. Did you mean crate-tiny-fashion\?",
+        r"'crate-tiny-fashon' is no file, no folder, no known model .* Did you mean crate-tiny-fashion\?",
         "crate-tiny-fashon",
     )
-    fails(r"Known: crate-tiny-fashion .* Loading from the Hub is not built yet", "UCSC-VLAA/CRATE-alpha")
+    fails("ci.models.. lists the known ones", "x" * 5000)
+    fails(
+        "UCSC-VLAA/CRATE-alpha has several files: give one of them, .* torch/crate_alpha_B16.pth",
+        "UCSC-VLAA/CRATE-alpha",
+    )
+    fails("is no path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
+    fails(r"is not on the Hub: download it from https://drive.google.com/.* n_heads=12", "crate-small-imagenet1k")
+    fails("what its files hold, .* is not known. Give a file of it", "youyou321-crate")
+    fails("file='x' has no meaning for crate-tiny-fashion", "crate-tiny-fashion", file="x")
     fails(r"has no revision 'step-7': give one of step-0, step-10", "crate-tiny-fashion", revision="step-7")
 
 

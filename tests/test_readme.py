@@ -40,6 +40,6 @@ def test_the_training_script_is_the_card():
     from crate_interp.checkpoints.registry import MODELS
 
     text = (ROOT / "demos" / "train_tiny_fashion.py").read_text()
-    assert f"SAVED_STEPS = {MODELS[0]['steps']}" in text and ci.load("crate-tiny-fashion").cfg.model_name in text
+    assert f"SAVED_STEPS = {tuple(MODELS[0]['steps'])}" in text and ci.load("crate-tiny-fashion").cfg.model_name in text
     for step in MODELS[0]["steps"]:
         assert str(step) in README

@@ -1,4 +1,4 @@
-"""ci.load: a file, a folder, a name, a state dict or a module -> a hooked model."""
+"""ci.load: a file, a folder, a name, a repo on the Hub, a state dict or a module -> a hooked model."""
 
 import os
 from collections.abc import Mapping
@@ -6,48 +6,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from crate_interp.checkpoints import own, registry
+from crate_interp.checkpoints import hub, own, registry, sae
+from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts import (
-    Layout,
-    as_parameters,
-    check_depth,
-    find_layout,
-    infer_config,
-    key_map,
-    source_of,
-)
-from crate_interp.checkpoints.tensors import check_weights, read_file, state_dict_of
-from crate_interp.config import CrateConfig, check_names, check_sizes
+from crate_interp.checkpoints.tensors import Contents, read_file, state_dict_of
+from crate_interp.checkpoints.tokenizer import attach
+from crate_interp.config import check_names
 from crate_interp.hints import did_you_mean
-from crate_interp.models.hooked import set_runtime
-from crate_interp.models.vision import HookedCrate
-
-_SHOWN = 12  # keys listed on each side of a mismatch
-# config, tensors by their key, key -> the parameter it fills (None: its own name), and how to call the source
-Source = tuple[CrateConfig, dict[str, Tensor], dict[str, str] | None, str]
+from crate_interp.models.sae import SAEConfig
 
 
 def load(
     source: str | Path | Mapping[str, Any] | torch.nn.Module,
     *,
     family: str | None = None,
+    file: str | None = None,
     revision: str | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
     **config: Any,
-) -> HookedCrate:
-    """A hooked model in eval mode, from whatever holds its weights.
+) -> Any:
+    """A hooked model in eval mode, from whatever holds its weights (family "sae": the sparse autoencoder).
 
-    source, the first that fits: an existing file in a published layout (CRATE, CRATE-alpha; torch, safetensors or npz), a
-    folder made by save_pretrained, a name of ci.models(), or a state dict or module in a published layout.
-    family: "crate" or "crate-alpha"; None tells it from the keys. revision: "step-N", a checkpoint along the training
-    of an embedded model. dtype: None is float32. config: any CrateConfig field; it comes before what the file says.
+    source, the first that fits: an existing file in a published layout (torch, safetensors or npz) or a folder made by
+    save_pretrained; a name of ci.models(); "owner/repo" on the Hub, with `file` where it has several; a state dict or
+    module in a published layout.
+    family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate", "clipa", "sae"; None tells it
+    from the keys. revision: a branch, tag or commit on the Hub (None: the one the table pins); "step-N" of an embedded model.
+    dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub. config: any CrateConfig field;
+    it comes before the table of models, the file's own config, and what the tensors say.
     Tensors cannot tell `n_heads` (but in npz files), nor `variant` where there is no output matrix.
 
-    Strict: every source key is used once, every parameter is filled, shapes are equal. Raises CheckpointError.
+    Strict: every source key is used once, every parameter is filled, shapes are equal; a file of the table must have its
+    digest. Nothing in a file is executed. Raises CheckpointError.
     """
     dtype = torch.float32 if dtype is None else dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -58,47 +53,66 @@ def load(
         device = torch.device(device)
     except RuntimeError:
         raise CheckpointError(f"device={device!r} is none torch knows: give 'cpu', 'cuda' or 'cuda:1'.") from None
+    net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
-        check_names(config)
-        cfg, tensors, target_of, where = _resolve(source, family, revision, config)
+        check_names({name: value for name, value in config.items() if name != "hook_name"})
+        model = _resolve(source, family, file, revision, net, config, dtype)
     except CheckpointError:
         raise
     except ValueError as error:  # a config the tensors allow and CrateConfig does not
         raise CheckpointError(str(error)) from None
-    return _build(cfg, tensors, target_of, where, dtype).to(device)
+    return model.to(device)
 
 
-def _resolve(source: Any, family: str | None, revision: str | None, given: dict) -> Source:
+def _resolve(
+    source: Any, family: str | None, file: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+) -> Any:
     if isinstance(source, (Mapping, torch.nn.Module)):
-        _no_revision(revision, "a state dict")
-        return _from_layout(state_dict_of(source, "the state dict"), family, given, "the state dict")
+        _has_no(revision, file, "a state dict")
+        contents = Contents(state_dict_of(source, "the state dict"))
+        return attach(_from_contents(contents, family, {}, given, "the state dict", dtype), None, net)
     path = Path(source).expanduser()
     if os.path.isdir(path):  # os.path says no where pathlib raises: a name too long for a file is no file
-        _no_revision(revision, str(path))
-        return _from_folder(path, path / own.WEIGHTS, family, given)
+        _has_no(revision, file, str(path))
+        weights = path / own.WEIGHTS
+        if own.is_foreign(path / own.CONFIG) and weights.exists():  # a snapshot of nanochat's repo, say
+            return _from_file(weights, family, {}, given, dtype, net)
+        return _from_folder(path, weights, family, given, dtype)
     if os.path.exists(path):
-        _no_revision(revision, str(path))
-        return _from_layout(read_file(path), family, given, str(path))
+        _has_no(revision, file, str(path))
+        row = registry.of_digest(path) or {}
+        return _from_file(path, family or row.get("family"), row.get("config", {}), given, dtype, net)
     row = registry.find(str(source))
-    if row is None:
-        raise CheckpointError(_unknown(str(source)))
-    weights = registry.ASSETS / row["file"]
-    return _from_folder(weights.parent, _step_file(row, weights, revision), family, given)
+    if row is not None and row["embedded"]:
+        _has_no(None, file, row["name"])
+        weights = registry.ASSETS / row["file"]
+        return _from_folder(weights.parent, _step_file(row, weights, revision), family, given, dtype)
+    if row is not None:
+        _has_no(None, file, row["name"])
+        return _from_row(row, family, revision, net, given, dtype)
+    if (
+        str(source).count("/") == 1
+        and not path.is_absolute()
+        and path.suffix not in (".pth", ".pt", ".safetensors", ".npz")
+    ):
+        return _from_repo(str(source), family, file, revision, net, given, dtype)
+    raise CheckpointError(_unknown(str(source)))
 
 
-def _no_revision(revision: str | None, where: str) -> None:
+def _has_no(revision: str | None, file: str | None, where: str) -> None:
     if revision is not None:
         raise CheckpointError(
-            f"revision={revision!r} has no meaning for {where}: it chooses a step of an embedded model."
+            f"revision={revision!r} has no meaning for {where}: it chooses a step of an embedded model, or a commit on the Hub."
         )
+    if file is not None:
+        raise CheckpointError(f"file={file!r} has no meaning for {where}: it chooses a file of a repo on the Hub.")
 
 
 def _unknown(source: str) -> str:
     hint = did_you_mean(source, registry.names())
-    return (
-        f"{source!r} is no file, no folder and no known model. {hint} Known: {', '.join(registry.names())} "
-        "(ci.models()). Loading from the Hub is not built yet: download the file and give its path."
-    ).replace("  ", " ")
+    shown = source if len(source) <= 200 else source[:200] + "..."
+    text = f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. {hint} ci.models() lists the known ones."
+    return text.replace("  ", " ")
 
 
 def _step_file(row: dict[str, Any], weights: Path, revision: str | None) -> Path:
@@ -110,70 +124,101 @@ def _step_file(row: dict[str, Any], weights: Path, revision: str | None) -> Path
     return weights.parent / "steps" / f"{revision}.safetensors"
 
 
-def _from_folder(folder: Path, weights: Path, family: str | None, given: dict) -> Source:
-    cfg = own.read_config(folder, given | ({"family": family} if family else {}))
+def _from_row(
+    row: dict[str, Any], family: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+) -> Any:
+    """A file of the table, from the Hub; where it lies elsewhere, the error says how to go on."""
+    if row["file"] is None:
+        if row["link"] is None:
+            raise CheckpointError(
+                f"{row['name']}: {row['note']}. Give a file of it: ci.load({row['repo']!r}, file='...')."
+            )
+        fields = ", ".join(f"{name}={value!r}" for name, value in row["config"].items())
+        raise CheckpointError(
+            f"{row['name']} is not on the Hub: download it from {row['link']} and load the file: "
+            f"ci.load('path/to/the/file', {fields})."
+        )
+    wanted = row["revision"] if revision is None else revision
+    path = hub.fetch(row["repo"], row["file"], revision=wanted, **net)
+    if revision in (None, row["revision"]):
+        hub.check_digest(path, row)
+    folder = Path(row["file"]).parent
+    for name in row["beside"]:
+        hub.fetch(row["repo"], str(folder / name), revision=wanted, **net)
+    return _from_file(path, family or row["family"], row["config"], given, dtype, net)
+
+
+def _from_repo(
+    repo: str, family: str | None, file: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+) -> Any:
+    if file is not None:
+        hub.check_file(file)
+    rows = registry.of_repo(repo, file)
+    if len(rows) == 1 and (file is not None or len(registry.of_repo(repo)) == 1):
+        return _from_row(rows[0], family, revision, net, given, dtype)
+    if file is None and rows:
+        files = ", ".join(row["file"] for row in rows)
+        raise CheckpointError(
+            f"{repo} has several files: give one of them, ci.load({repo!r}, file='...'). Known: {files}."
+        )
+    if file is None:
+        return _own_repo(repo, family, revision, net, given, dtype)
+    path = hub.fetch(repo, file, revision=revision, **net)
+    beside = "config.json" if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
+    _try_fetch(repo, str(Path(file).with_name(beside)), revision, net)
+    return _from_file(path, family, {}, given, dtype, net)
+
+
+def _own_repo(repo: str, family: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype) -> Any:
+    """A repo made by push_to_hub."""
+    try:
+        config = hub.fetch(repo, own.CONFIG, revision=revision, **net)
+    except CheckpointError as error:
+        if "has no file" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{repo} has no {own.CONFIG}, so it was not made by push_to_hub: name a weight file of it, ci.load({repo!r}, file='...')."
+        ) from None
+    weights = hub.fetch(repo, own.WEIGHTS, revision=revision, **net)
+    if not own.is_foreign(config):
+        _try_fetch(repo, own.TOKENIZER, revision, net)
+        return _from_folder(config.parent, weights, family, given, dtype)
+    for name in ("tokenizer.json", "tokenizer.pkl"):
+        _try_fetch(repo, name, revision, net)
+    return _from_file(weights, family, {}, given, dtype, net)
+
+
+def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
+    """A file that may lie beside the weights, or not."""
+    try:
+        hub.fetch(repo, file, revision=revision, **net)
+    except CheckpointError as error:
+        if "has no file" not in str(error) and "not in the cache" not in str(error):
+            raise
+
+
+def _from_folder(folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype) -> Any:
+    said = given | ({"family": family} if family else {})
+    cfg = own.read_config(folder, said)
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
-    tensors = read_file(weights)
-    return cfg, tensors, None, str(weights)
+    contents = read_file(weights)
+    if isinstance(cfg, SAEConfig):
+        config = {"act_name": cfg.hook_name, "l1_coeff": cfg.l1_coeff, "model_name": cfg.model_name}
+        return sae.from_contents(Contents(contents.tensors, config), given, str(weights), dtype)
+    return attach(build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, {})
 
 
-def _from_layout(tensors: dict[str, Tensor], family: str | None, given: dict, where: str) -> Source:
-    shapes = {key: tuple(value.shape) for key, value in tensors.items()}
-    layout = find_layout(shapes, family, where)
-    given = check_sizes(given)
-    values = {**layout.defaults, **infer_config(layout, shapes, given, where), **given}
-    _check_variant(layout, shapes, values, where)
-    cfg = CrateConfig(family=layout.family, **values)
-    return cfg, as_parameters(layout, tensors), key_map(layout, cfg.n_layers), where
+def _from_file(path: Path, family: str | None, row: dict, given: dict, dtype: torch.dtype, net: dict) -> Any:
+    model = _from_contents(read_file(path), family, row, given, str(path), dtype)
+    return attach(model, path.parent, net)
 
 
-def _check_variant(layout: Layout, shapes: dict, values: dict, where: str) -> None:
-    outputs = [source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])]
-    has_output = any(key in shapes for key in outputs)
-    whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
-    if not has_output and not whole_stream and "variant" not in values:
-        raise CheckpointError(
-            f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), so it is one of c, n, t, "
-            "identity. Give it: ci.load(..., variant='c')."
-        )
-
-
-def _build(
-    cfg: CrateConfig, tensors: dict[str, Tensor], target_of: dict[str, str] | None, where: str, dtype: torch.dtype
-) -> HookedCrate:
-    """The model with its parameters taken from `tensors`; no random number is drawn."""
-    target_of = {key: key for key in tensors} if target_of is None else target_of
-    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
-    check_depth(named, r"blocks\.(\d+)\.", cfg.n_layers)
-    with torch.device("meta"):
-        model = HookedCrate(cfg)
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    key_of = {target: key for key, target in target_of.items()}
-    unused = [key for key in tensors if target_of.get(key) not in wanted]
-    missing = [f"{key_of.get(name, name)} {list(shape)}" for name, shape in wanted.items() if name not in named]
-    wrong = [
-        f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
-        for name, key in named.items()
-        if name in wanted and tuple(tensors[key].shape) != wanted[name]
-    ]
-    _raise_leftovers(f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers", unused, missing, wrong)
-    check_weights(tensors, where, dtype)
-    weights = {}
-    for name, key in named.items():  # each source tensor is let go before the next is copied
-        weights[name] = tensors.pop(key).detach().to("cpu", dtype, copy=True).contiguous()
-    model.load_state_dict(weights, assign=True)
-    set_runtime(model.cfg, device=torch.device("cpu"), dtype=dtype)
-    return model.eval()
-
-
-def _raise_leftovers(what: str, unused: list[str], missing: list[str], wrong: list[str]) -> None:
-    """One error that lists what is left over on both sides, or nothing."""
-    sides = (("keys not used", unused), ("keys missing", missing), ("wrong shapes", wrong))
-    parts = [
-        f"{title} ({len(keys)}): {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
-        for title, keys in sides
-        if keys
-    ]
-    if parts:
-        raise CheckpointError(f"{what}. {'; '.join(parts)}.")
+def _from_contents(
+    contents: Contents, family: str | None, row: dict, given: dict, where: str, dtype: torch.dtype
+) -> Any:
+    if family == "sae" or (family is None and sae.is_sae(contents)):
+        return sae.from_contents(contents, given, where, dtype)
+    if "hook_name" in given:
+        raise CheckpointError("hook_name belongs to family 'sae', a sparse autoencoder.")
+    return from_layout(contents, family, row, given, where, dtype)

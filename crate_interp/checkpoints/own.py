@@ -9,22 +9,17 @@ from typing import Any
 from safetensors.torch import save_file
 
 from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.tensors import read_config as read_config_file
 from crate_interp.config import CrateConfig
+from crate_interp.models.sae import SAEConfig
 
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 # Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
 STRUCTURE = (
-    "family",
-    "d_model",
-    "n_layers",
-    "n_heads",
-    "d_head",
-    "d_mlp",
-    "variant",
-    "n_classes",
-    "d_features",
-    "channels",
-)
+    "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step", "n_classes", "d_features",
+    "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers", "decoder_n_heads", "d_embed", "text_d_model",
+    "text_n_layers", "text_n_heads", "window_pattern",
+)  # fmt: skip
 
 _CARD = """---
 library_name: crate_interp
@@ -32,13 +27,18 @@ tags: [{family}, white-box-transformer]
 ---
 # {name}
 
-A `{family}` model of {params:,} parameters: {n_layers} layers, d_model {d_model}, {n_heads} heads, images
-{image_size}, patches {patch_size}. Load it with
+A `{family}` model of {params:,} parameters.
+
+| field | value |
+|---|---|
+{fields}
+
+Load it with
 
 ```python
 import crate_interp as ci
 
-model = ci.load("path/to/this/folder")
+model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
 ```
 """
 
@@ -48,11 +48,19 @@ def save(model: Any, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     _write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
-    config = {"library": "crate_interp", "format": 1, "config": model.cfg.to_dict()}
+    text = getattr(model, "text", model)
+    if getattr(text.cfg, "tokenizer", None) == "file" and (text.tokenizer or text.fetch_tokenizer):
+        content = (text.tokenizer or text.fetch_tokenizer()).to_json()
+        _write(folder / TOKENIZER, lambda path: path.write_text(content, encoding="utf-8"))
+    said = model.cfg.to_dict()
+    config = {"library": "crate_interp", "format": 1, "config": said}
     _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
     if not (folder / CARD).exists():
         params = sum(value.numel() for value in weights.values())
-        card = _CARD.format(name=model.cfg.model_name or folder.resolve().name, params=params, **model.cfg.to_dict())
+        shown = {name: value for name, value in said.items() if value is not None and name not in ("labels", "family")}
+        fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
+        name = model.cfg.model_name or folder.resolve().name
+        card = _CARD.format(name=name, params=params, family=said["family"], fields=fields)
         _write(folder / CARD, lambda path: path.write_text(card))
     return folder
 
@@ -80,7 +88,12 @@ def _write(path: Path, writer: Any) -> None:
     os.replace(part, path)
 
 
-def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig:
+def is_foreign(path: Path) -> bool:
+    """Whether there is a readable config.json that another library wrote."""
+    return bool(read_config_file(path))
+
+
+def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     """The folder's config with `given` over it; CheckpointError where it is none of ours, or `given` contradicts it."""
     path = folder / CONFIG
     try:
@@ -95,6 +108,8 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig:
         raise CheckpointError(f"{path} was not written by crate_interp: give the weight file in that folder instead.")
     if content.get("format") != 1 or not isinstance(content.get("config"), dict):
         raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads format 1.")
+    if content["config"].get("family") == "sae":
+        return _sae_config(content["config"], path)
     try:
         stored = CrateConfig.from_dict(content["config"])
         asked = CrateConfig.from_dict(content["config"] | given)
@@ -104,3 +119,10 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig:
         if name in given and getattr(asked, name) != getattr(stored, name):
             raise CheckpointError(f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}.")
     return asked
+
+
+def _sae_config(said: dict[str, Any], path: Path) -> SAEConfig:
+    try:
+        return SAEConfig(**said)
+    except TypeError as error:
+        raise CheckpointError(f"{path}: {error}") from None

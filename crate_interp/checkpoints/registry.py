@@ -1,34 +1,30 @@
-"""The models that load by name: data, not code."""
+"""The models that load by name: the table registry.json, and how a row of it is found."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 ASSETS = Path(__file__).parent.parent / "assets"
 
-# One row per model. `steps`: the training steps that load with revision="step-N".
-MODELS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "crate-tiny-fashion",
-        "family": "crate",
-        "repo": None,
-        "file": "crate-tiny-fashion/model.safetensors",
-        "revision": None,
-        "sha256": "0c65e520808eef226f3b1cbe0bb6fc00936aab4bfa6cd0b3b5af17a2b29a5639",
-        "bytes": 1242360,
-        "licence": "MIT",
-        "params": 309290,
-        "embedded": True,
-        "steps": (0, 10, 40, 160, 640, 2560),
-    },
+# One row per public file; `config` has the fields its tensors cannot tell and its preprocessing. `steps`: the training
+# steps that load with revision="step-N". `beside`: files of the repo that must lie beside the weights. repo and file are
+# null where the file lies elsewhere (`link`).
+MODELS: tuple[dict[str, Any], ...] = tuple(
+    json.loads((Path(__file__).parent / "registry.json").read_text(encoding="utf-8"))
 )
 
 
 def models() -> Any:
-    """A pandas table of the models that load by name: name, family, repo, file, revision, sha256, bytes, licence,
-    params, embedded, steps."""
+    """A pandas table of the known models: name, family, repo, file, revision, sha256, bytes, licence, params, embedded,
+    status, config, paper, beside, link, note, steps.
+
+    status: "verified on fixture" (this layout was checked against the authors' code), "layout inferred" (no file of it
+    could be checked). paper: numbers its authors report.
+    """
     import pandas as pd
 
-    return pd.DataFrame(list(MODELS))
+    return pd.DataFrame(list(MODELS)).astype({"bytes": "Int64", "params": "Int64"})
 
 
 def names() -> list[str]:
@@ -39,3 +35,22 @@ def names() -> list[str]:
 def find(name: str) -> dict[str, Any] | None:
     """The row of a model, or None."""
     return next((row for row in MODELS if row["name"] == name), None)
+
+
+def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a repo on the Hub, or of one file in it."""
+    return [row for row in MODELS if row["repo"] == repo and row["file"] and file in (None, row["file"])]
+
+
+def of_digest(path: Path) -> dict[str, Any] | None:
+    """The row whose file this is; the file is read only where some row has its size."""
+    size = path.stat().st_size
+    rows = [row for row in MODELS if row["bytes"] == size and row["sha256"]]
+    digest = sha256(path) if rows else None
+    return next((row for row in rows if row["sha256"] == digest), None)
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

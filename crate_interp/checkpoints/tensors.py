@@ -1,25 +1,39 @@
 """From a file to named tensors, without ever executing what the file holds."""
 
+import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.npz import is_npz, read_npz
+from crate_interp.checkpoints.torchfile import read_torch
 from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
+_SHARE = 2**25  # bytes copied from one mapping
+_MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
 
-def read_file(path: Path) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Contents:
+    """What was in a file: its tensors, and the config that lay in it or beside it (empty where there was none)."""
+
+    tensors: dict[str, Tensor]
+    config: dict[str, Any] = field(default_factory=dict)
+    namespace: bool = False  # the file needed argparse.Namespace, as those of the masked autoencoder do
+    owned: bool = False  # the tensors are ours alone and need no copy
+
+
+def read_file(path: Path) -> Contents:
     """The weights in a .safetensors, torch or .npz file, told apart by content; CheckpointError where it is none.
 
     Torch files are read with `weights_only=True`, memory-mapped; optimiser state beside the weights is not touched.
@@ -28,10 +42,10 @@ def read_file(path: Path) -> dict[str, Tensor]:
         with open(path, "rb") as file:
             head = file.read(9)
         if len(head) == 9 and head[8:9] == b"{":
-            return dict(load_file(path))
+            return Contents(_read_safetensors(path, head), read_config(path.parent / "config.json"), owned=True)
         if is_npz(path):
-            return read_npz(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            return Contents(read_npz(path), owned=True)
+        loaded, namespace = read_torch(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}. Is it truncated?") from None
     except CheckpointError:
@@ -43,7 +57,40 @@ def read_file(path: Path) -> dict[str, Tensor]:
             "Is it truncated, or something else renamed? If it holds Python objects beside tensors, save the state dict "
             "alone: torch.save(model.state_dict(), path)."
         ) from None
-    return state_dict_of(loaded, str(path))
+    config = loaded.get("model_args") if isinstance(loaded, Mapping) else None
+    beside = read_config(path.with_name(f"{path.stem}_cfg.json"))  # how the sparse autoencoders are published
+    tensors = state_dict_of(loaded, str(path))
+    own = zipfile.is_zipfile(path)
+    return Contents(_copied(tensors, path) if own else tensors, dict(config or beside), namespace, owned=own)
+
+
+def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
+    """The tensors, copied out of the file; the header's size is checked before it is parsed."""
+    size = int.from_bytes(head[:8], "little")
+    if size > _MAX_HEADER or size > path.stat().st_size:
+        raise CheckpointError(f"{path} claims a header of {size} bytes: it is damaged or was made to harm.")
+    with safe_open(path, framework="pt", device="cpu") as file:
+        names = list(file.keys())
+        if len(names) > _MAX_TENSORS:
+            raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
+        return {name: file.get_tensor(name).clone() for name in names}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file, or where it is one of our own folders' configs."""
+    try:
+        if path.stat().st_size > _MAX_CONFIG:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no config is so large.")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, wanted a JSON object.")
+    return {} if content.get("library") == "crate_interp" else content
 
 
 def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
@@ -76,21 +123,7 @@ def _strip_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype) -> None:
     """CheckpointError where a tensor is no dense floating one, holds NaN or Inf, or does not fit `dtype`."""
     for name, value in tensors.items():
-        if value.layout != torch.strided or value.is_meta or value.dtype not in _DTYPES:
-            kind = (
-                "on the meta device"
-                if value.is_meta
-                else value.dtype
-                if value.layout == torch.strided
-                else value.layout
-            )
-            raise CheckpointError(
-                f"{where}: {name} is {kind}, weights are dense floating point tensors of 16 bits or more."
-            )
-        if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-            raise CheckpointError(
-                f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view)."
-            )
+        check_dense(name, value, where)
         if not all_finite(value):
             count = int((~value.isfinite()).sum())
             raise CheckpointError(
@@ -98,3 +131,43 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
             )
         if value.dtype != dtype and not all_finite(value.to(dtype)):
             raise CheckpointError(f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype.")
+
+
+def check_dense(name: str, value: Tensor, where: str) -> None:
+    """CheckpointError where a tensor is no dense floating one, or claims more numbers than it stores."""
+    if value.layout != torch.strided or value.is_meta or value.dtype not in _DTYPES:
+        strided = value.dtype if value.layout == torch.strided else value.layout
+        kind = "on the meta device" if value.is_meta else strided
+        raise CheckpointError(
+            f"{where}: {name} is {kind}, weights are dense floating point tensors of 16 bits or more."
+        )
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise CheckpointError(f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view).")
+
+
+def _copied(mapped: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Copies of memory-mapped tensors, made a share at a time from a fresh mapping.
+
+    The pages of a mapping count as this process's memory until it is closed: one mapping for all would double the peak.
+    Tensors that are the same memory stay the same tensor.
+    """
+    for name, value in mapped.items():
+        check_dense(name, value, str(path))
+    place = {name: (value.data_ptr(), tuple(value.shape), value.stride()) for name, value in mapped.items()}
+    share = max(_SHARE, sum(value.nbytes for value in mapped.values()) // 16)
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, value in mapped.items():
+        if size + value.nbytes > share and groups[-1]:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += value.nbytes
+    mapped.clear()
+    copies: dict[Any, Tensor] = {}
+    for group in groups:
+        fresh = state_dict_of(read_torch(path)[0], str(path))
+        for name in group:
+            if place[name] not in copies:
+                copies[place[name]] = fresh[name].detach().clone(memory_format=torch.contiguous_format)
+    return {name: copies[where] for name, where in place.items()}

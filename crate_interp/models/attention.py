@@ -1,5 +1,7 @@
 """Multi-head subspace self-attention (MSSA), the compression step."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from einops import einsum
@@ -8,7 +10,8 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.norm import HookedLayerNorm, is_hooked
+from crate_interp.models.context import Context, rotate
+from crate_interp.models.norm import HookedNorm, is_hooked
 
 
 class MSSA(nn.Module):
@@ -18,17 +21,22 @@ class MSSA(nn.Module):
     `Attention`. As in the code and unlike the paper there is a scale 1/sqrt(p) and no prefactor p/(N eps^2).
 
     The output map W_O `[head, d_head, d_model]` depends on `cfg.variant` (arXiv 2411.17182):
-    crate: learned, with bias in family crate, without in crate-alpha; fix: the same, frozen at its random start;
+    crate: learned, with a bias where `cfg.output_bias`; fix: the same, frozen at its random start;
     c: U_k^T (tied); n: -U_k^T; t: the transpose of the stacked U^T; identity: the heads side by side.
-    One head spanning the whole stream has no output matrix in variants crate and fix, as in the official code.
+    One head spanning the whole vision stream has no output matrix in variants crate and fix, as in the official code.
+
+    In language models a query sees the keys its `Context` shows. nanochat-crate rotates and normalises the codes first:
+    hook_u is before that, hook_q, hook_k and hook_v after it, so its values are rotated too.
     """
+
+    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens adds the heads up
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         self.cfg = cfg
         inner = cfg.n_heads * cfg.d_head
         self.u_proj = nn.Linear(cfg.d_model, inner, bias=False)
-        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.family == "crate") if cfg.has_output_matrix else None
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.has_output_matrix else None
         if cfg.variant == "fix" and self.out_proj is not None:
             self.out_proj.requires_grad_(False)
         self.hook_u = HookPoint()
@@ -77,46 +85,79 @@ class MSSA(nn.Module):
         return torch.eye(self.cfg.d_model, dtype=weight.dtype, device=weight.device)
 
     def forward(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedLayerNorm
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
-        """MSSA(norm(z)); the LayerNorm comes along because split inputs are normalised once per role."""
-        q, k, v = self._split_codes(z, norm) if self.cfg.use_split_qkv_input else self._tied_codes(norm(z))
-        heads = torch.matmul(self._pattern(q, k), v.transpose(1, 2)).transpose(1, 2)  # [batch, pos, head, d_head]
-        return self._combine(self.hook_z(heads))
+        """MSSA(norm(z)); the norm comes along because split inputs are normalised once per role."""
+        roles = (
+            self._split_codes(z, norm, context) if self.cfg.use_split_qkv_input else self._tied_codes(norm(z), context)
+        )
+        return self._combine(self.hook_z(attend(self, *roles, context)))
 
-    def _pattern(
-        self, q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch pos head d_head"]
-    ) -> Float[Tensor, "batch head pos pos"]:
-        """The attention pattern; in a function of its own so that the scores are let go before the pattern is used."""
-        scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
-        scores *= self.cfg.d_head**-0.5  # the largest tensor of a layer: in place, before anyone sees it
-        return self.hook_pattern(self.hook_attn_scores(scores).softmax(dim=-1))
-
-    def _tied_codes(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Tensor, Tensor, Tensor]:
+    def _tied_codes(
+        self, x: Float[Tensor, "batch pos d_model"], context: Context | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The code in its three roles, each `[batch, pos, head, d_head]`.
 
         A hooked role gets a copy of its own: an in-place edit of q must not reach k and v, which are the same tensor.
         """
-        u = self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
+        u = self._placed(self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head))), context)
         roles = (self.hook_q, self.hook_k, self.hook_v)
         q, k, v = (role(u.clone() if is_hooked(role) else u) for role in roles)
         return q, k, v
 
+    def _placed(
+        self, u: Float[Tensor, "batch pos head d_head"], context: Context | None
+    ) -> Float[Tensor, "batch pos head d_head"]:
+        """The codes as the roles get them: rotated where positions are rotations."""
+        return rotate(u, context.rotation, self.cfg.ln_eps) if context and context.rotation else u
+
     def _split_codes(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedLayerNorm
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The codes from an input per role and head (TransformerLens' use_split_qkv_input); hook_u does not fire."""
         points = ((self.hook_q_input, self.hook_q), (self.hook_k_input, self.hook_k), (self.hook_v_input, self.hook_v))
         wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
         pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        q, k, v = (out(einsum(norm(inp(wide.clone())), self.U, pattern)) for inp, out in points)
+        q, k, v = (out(self._placed(einsum(norm(inp(wide.clone())), self.U, pattern), context)) for inp, out in points)
         return q, k, v
 
     def _combine(self, heads: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos d_model"]:
         if self.cfg.use_attn_result:
-            pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-            return self.hook_result(einsum(heads, self.W_O, pattern)).sum(dim=2) + self.b_O
+            return sum_of_results(self, heads)
         joined = heads.flatten(2)  # [batch, pos, head * d_head]
         if self.out_proj is not None:
             return self.out_proj(joined)
         return joined if self.cfg.variant in ("identity", "crate", "fix") else F.linear(joined, self._output_weight())
+
+
+def attend(
+    attn: Any,
+    q: Float[Tensor, "batch pos head d_head"],
+    k: Float[Tensor, "batch pos head d_head"],
+    v: Float[Tensor, "batch pos head d_head"],
+    context: Context | None,
+) -> Float[Tensor, "batch pos head d_head"]:
+    """The values that each query gathers; `attn` has the hook points."""
+    if context and context.past is not None:
+        k, v = context.past.extend(context.layer, k, v)
+    return torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2)).transpose(1, 2)  # [batch, pos, head, d_head]
+
+
+def _pattern(
+    attn: Any,
+    q: Float[Tensor, "batch query head d_head"],
+    k: Float[Tensor, "batch key head d_head"],
+    context: Context | None,
+) -> Float[Tensor, "batch head query key"]:
+    """The attention pattern; in a function of its own so that the scores are let go before the pattern is used."""
+    scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
+    scores *= q.shape[-1] ** -0.5  # the largest tensor of a layer: in place, before anyone sees it
+    if context:
+        scores = scores.masked_fill(~context.mask, -torch.inf)
+    return attn.hook_pattern(attn.hook_attn_scores(scores).softmax(dim=-1))
+
+
+def sum_of_results(attn: Any, heads: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos d_model"]:
+    """The output by way of each head's own contribution, `hook_result`."""
+    pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+    return attn.hook_result(einsum(heads, attn.W_O, pattern)).sum(dim=2) + attn.b_O

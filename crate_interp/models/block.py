@@ -1,4 +1,6 @@
-"""One CRATE layer: compress (MSSA), then sparsify (ISTA or the overcomplete ODL)."""
+"""One layer: compress (MSSA), then sparsify. A plain transformer layer has the same shape and names."""
+
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -6,27 +8,38 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.attention import MSSA
-from crate_interp.models.norm import HookedLayerNorm, is_hooked
-from crate_interp.models.sparsify import ISTA, OvercompleteODL
+from crate_interp.models.baseline import MLP, SelfAttention
+from crate_interp.models.context import Context
+from crate_interp.models.norm import is_hooked, make_norm
+from crate_interp.models.sparsify import ISTA, OvercompleteODL, ThresholdODL
+
+_STEPS: dict[str, type] = {
+    "ista": ISTA,
+    "odl": OvercompleteODL,
+    "tied-odl": OvercompleteODL,
+    "threshold": ThresholdODL,
+    "mlp-relu": MLP,
+    "mlp-gelu": MLP,
+}
 
 
 class CrateBlock(nn.Module):
-    """`Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then `Z^{l+1} = ISTA(LN(Z^{l+1/2}))` (family crate: the code replaces the
-    stream) or `Z^{l+1} = Z^{l+1/2} + ODL(LN(Z^{l+1/2}))` (family crate-alpha).
+    """`Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then `Z^{l+1} = step(LN(Z^{l+1/2}))` (crate, crate-mae, crate-lm: the code, or
+    what is decoded from it, replaces the stream) or `Z^{l+1} = Z^{l+1/2} + step(LN(Z^{l+1/2}))` (the other families).
 
-    Where the code replaces the stream, `hook_mlp_out` is the virtual difference code - Z^{l+1/2}: it makes
-    TransformerLens' additive bookkeeping add up, and an edit of it reaches the stream.
+    Where the stream is replaced, `hook_mlp_out` is the virtual difference to Z^{l+1/2}: it makes TransformerLens'
+    additive bookkeeping add up, and an edit of it reaches the stream.
     """
 
     hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.residual = cfg.family == "crate-alpha"
-        self.ln1 = HookedLayerNorm(cfg.d_model, cfg.ln_eps)
-        self.attn = MSSA(cfg)
-        self.ln2 = HookedLayerNorm(cfg.d_model, cfg.ln_eps)
-        self.mlp = OvercompleteODL(cfg) if self.residual else ISTA(cfg)
+        self.residual = cfg.residual
+        self.ln1 = make_norm(cfg, cfg.ln_eps)
+        self.attn = MSSA(cfg) if cfg.tied else SelfAttention(cfg)
+        self.ln2 = make_norm(cfg, cfg.ln_eps)
+        self.mlp = _STEPS[cfg.sparse_step](cfg)
         self.hook_resid_pre = HookPoint()
         self.hook_attn_out = HookPoint()
         self.hook_resid_mid = HookPoint()
@@ -34,18 +47,20 @@ class CrateBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     @property
-    def mssa(self) -> MSSA:
+    def mssa(self) -> Any:
         """The paper's name of `attn`."""
         return self.attn
 
     @property
-    def ista(self) -> ISTA | OvercompleteODL:
+    def ista(self) -> Any:
         """The paper's name of `mlp`."""
         return self.mlp
 
-    def forward(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def forward(
+        self, z: Float[Tensor, "batch pos d_model"], context: Context | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
         z = self.hook_resid_pre(z)
-        mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn(z, self.ln1)))
+        mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn(z, self.ln1, context)))
         out = self.mlp(self.ln2(mid))
         if self.residual:
             return self.hook_resid_post(mid + self.hook_mlp_out(out))

@@ -17,3 +17,10 @@ class CrateCache(ActivationCache):
         is the model's logits. A model that pools the mean reads no single token, and each one is read.
         """
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
+
+    @property
+    def decoder(self) -> "CrateCache":
+        """Of a masked autoencoder: the decoder's part, under the names of a model of its own (`cache.decoder["pattern", 0]`)."""
+        if not hasattr(self.model, "decoder_view"):
+            raise AttributeError(f"{type(self.model).__name__} has no decoder; a HookedCrateMAE has.")
+        return self.model.decoder_view(self)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.config import CrateConfig
+from crate_interp.families import FAMILIES
 
 
 class CratePatchEmbed(nn.Module):
@@ -36,7 +37,8 @@ class ConvPatchEmbed(nn.Module):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(cfg.channels, cfg.d_model, kernel_size=cfg.patch_size, stride=cfg.patch_size)
+        bias = FAMILIES[cfg.family]["conv_bias"]
+        self.conv = nn.Conv2d(cfg.channels, cfg.d_model, kernel_size=cfg.patch_size, stride=cfg.patch_size, bias=bias)
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch patch d_model"]:
         return self.conv(images).flatten(2).transpose(1, 2)  # [batch, patch, d_model]

@@ -25,7 +25,7 @@ GATED = {
     "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
 }
 _QUERY_AXIS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]: pos_slice cuts queries
-_NO_POS_AXIS = ("hook_pooled", "hook_features")  # [batch, width]
+_NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask")  # [batch, width]
 
 
 def set_runtime(cfg: CrateConfig, **values: Any) -> None:
@@ -39,7 +39,7 @@ class HookedModel(HookedRootModule):
 
     cfg: CrateConfig
     blocks: nn.ModuleList
-    unembed: nn.Linear
+    unembed: Any
 
     def run_with_cache(  # pyright: ignore[reportIncompatibleMethodOverride]  # as TransformerLens' own models do
         self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any
@@ -67,19 +67,20 @@ class HookedModel(HookedRootModule):
         cut = Slice.unwrap(pos_slice)
         pooled = self.cfg.pool == "mean"  # then ln_final sees one pooled token
 
-        def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
+        def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
             # autograd goes on to add into a gradient it has handed out
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
-            if not str(hook.name).endswith(_NO_POS_AXIS) and not (pooled and str(hook.name).startswith("ln_final.")):
-                kept = cut.apply(kept, dim=-2 if str(hook.name).endswith(_QUERY_AXIS) else 1)
+            if not name.endswith(_NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
+                kept = cut.apply(kept, dim=-2 if name.endswith(_QUERY_AXIS) else 1)
             if remove_batch_dim and kept.shape[0] == 1:
                 kept = kept[0]
-            cache[str(hook.name) + suffix] = kept
+            cache[name + suffix] = kept
 
         names = self.matching_points(names_filter)
         self.is_caching = True
-        forward = [(name, partial(save, suffix="")) for name in names]
-        backward = [(name, partial(save, suffix="_grad")) for name in names] if incl_bwd else []
+        # by the name in this model: a tower of a larger model has hooks that carry the larger model's names
+        forward = [(name, partial(save, name=name, suffix="")) for name in names]
+        backward = [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
         return cache, forward, backward
 
     def matching_points(self, names_filter: str | Sequence[str] | Callable[[str], bool] | None) -> list[str]:
@@ -144,16 +145,23 @@ class HookedModel(HookedRootModule):
 
     def set_use_attn_result(self, on: bool) -> None:
         """Whether `attn.hook_result` fires: the output of each head on its own, `[batch, pos, head, d_model]`."""
-        set_runtime(self.cfg, use_attn_result=on)
+        for cfg in self.runtime_configs():
+            set_runtime(cfg, use_attn_result=on)
 
     def set_use_split_qkv_input(self, on: bool) -> None:
         """Whether `attn.hook_q_input`, `k`, `v` fire: the stream per role and head, `[batch, pos, head, d_model]`."""
-        set_runtime(self.cfg, use_split_qkv_input=on)
+        for cfg in self.runtime_configs():
+            set_runtime(cfg, use_split_qkv_input=on)
+
+    def runtime_configs(self) -> list[CrateConfig]:
+        """The configs that follow this model's switches and device: its own, and those of its parts."""
+        return [self.cfg]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "HookedModel":
         super()._apply(fn, recurse)
         first = next(self.parameters())
-        set_runtime(self.cfg, device=first.device, dtype=first.dtype)
+        for cfg in self.runtime_configs():
+            set_runtime(cfg, device=first.device, dtype=first.dtype)
         return self
 
     def save_pretrained(self, folder: str | Path) -> Path:

@@ -1,9 +1,12 @@
-"""LayerNorm with the two hook points of TransformerLens, and the test that tells whether a point is hooked."""
+"""The norms with TransformerLens' two hook points, and the test that tells whether a point is hooked."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
 
 
 def is_hooked(point: HookPoint) -> bool:
@@ -19,8 +22,8 @@ class HookedLayerNorm(nn.LayerNorm):
     A backward hook on `hook_scale` sees a gradient only if the forward hook returned another value.
     """
 
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__(width, eps=eps)
+    def __init__(self, width: int, eps: float, bias: bool = True) -> None:
+        super().__init__(width, eps=eps, bias=bias)
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
@@ -34,4 +37,49 @@ class HookedLayerNorm(nn.LayerNorm):
         edited = self.hook_scale(scale.clone())
         if torch.equal(edited, scale):
             return super().forward(x)
-        return (x - mean) / edited * self.weight + self.bias
+        out = (x - mean) / edited * self.weight
+        return out if self.bias is None else out + self.bias
+
+
+class HookedRMSNorm(nn.Module):
+    """`x / scale` with scale = sqrt(mean(x^2) + eps); nothing learned. The same two hook points, the same rules."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        if not is_hooked(self.hook_scale):
+            return self.hook_normalized(F.rms_norm(x, (self.width,), eps=self.eps))
+        scale = (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
+        edited = self.hook_scale(scale.clone())
+        out = F.rms_norm(x, (self.width,), eps=self.eps) if torch.equal(edited, scale) else x / edited
+        return self.hook_normalized(out)
+
+
+class NoNorm(nn.Module):
+    """The identity with the hook points of a norm: its scale is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        if is_hooked(self.hook_scale):
+            ones = torch.ones_like(x[..., :1])
+            edited = self.hook_scale(ones.clone())
+            x = x if torch.equal(edited, ones) else x / edited
+        return self.hook_normalized(x)
+
+
+HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
+
+
+def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
+    """The norm of a family, at the width of its stream."""
+    if cfg.normalization_type == "RMS":
+        return HookedRMSNorm(cfg.d_model, eps)
+    return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.bias)

@@ -1,4 +1,4 @@
-"""The sparse step: ISTA on a square dictionary (CRATE) and two ISTA steps on an overcomplete one (CRATE-alpha)."""
+"""The sparse steps: ISTA on a square dictionary, two ISTA steps on an overcomplete one, one step with learned thresholds."""
 
 from typing import Any
 
@@ -56,14 +56,17 @@ class OvercompleteODL(nn.Module):
 
     `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output `D1 z2`, for
     y = LN(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Paper: CRATE-alpha, arXiv 2405.20299; code:
-    CRATE-alpha `torch_inference/model/crate_alpha.py`.
+    CRATE-alpha `torch_inference/model/crate_alpha.py`. With `sparse_step="tied-odl"` D1 is D: CRATE-LM
+    `crate_overcomplete.py`, whose `ista.weight` is D^T.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         self.eta, self.lambd = cfg.eta, cfg.lambd
         self.D = _kaiming(cfg.d_model, cfg.d_mlp)
-        self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.tied = cfg.sparse_step == "tied-odl"
+        if not self.tied:
+            self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
         self.hook_corr = HookPoint()
         self.hook_pre_init = HookPoint()
         self.hook_post_init = HookPoint()
@@ -80,7 +83,38 @@ class OvercompleteODL(nn.Module):
         error = self.hook_error(self.hook_recon(code @ self.D.T) - y)
         grad = self.hook_grad(error @ self.D)
         code = self.hook_post(F.relu(self.hook_pre(code + (grad * -self.eta - threshold))))
-        return code @ self.D1.T
+        return code @ self.W_out
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        return self.D
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        return (self.D if self.tied else self.D1).T
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        return self.D.new_zeros(self.D.shape[0])
+
+
+class ThresholdODL(nn.Module):
+    """One step from zero with a learned threshold per atom: `z = ReLU(D^T y - threshold)`, output `D1 z`.
+
+    For y = rms(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which
+    calls it ODL: unlike CRATE-alpha's there is no second step, no eta and no lambd.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.D = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.D1 = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_mlp))
+        self.threshold = nn.Parameter(torch.zeros(cfg.d_mlp))
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:

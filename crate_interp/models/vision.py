@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.families import FAMILIES
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import ConvPatchEmbed, CratePatchEmbed, cat_tokens, interpolate_positions
 from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.images import ImageMixin
+from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm, is_hooked
-from crate_interp.models.preprocess import preprocess
 
 
-class HookedCrate(HookedModel):
+class HookedCrate(ImageMixin, HookedModel):
     """A CRATE or CRATE-alpha image classifier: `logits = LN(Z^L)_pooled W_U + b_U`.
 
     Random weights are drawn with the official initialisation from torch's global generator. `pool="cls"`: LN on all
@@ -42,7 +44,7 @@ class HookedCrate(HookedModel):
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
         if self.features is not None:
             self.hook_features = HookPoint()
-        self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes)
+        self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes, bias=FAMILIES[cfg.family]["head_bias"])
         set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
         self.setup()
 
@@ -59,11 +61,11 @@ class HookedCrate(HookedModel):
         that stream in place of images. Negative layers count from the end. Raises ValueError for integer images
         (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), no images.
         """
-        start = self._layer(start_at_layer, "start_at_layer", 0)
-        stop = self._layer(stop_at_layer, "stop_at_layer", None)
-        if stop is not None and start is not None and stop < start:
-            raise ValueError(f"stop_at_layer={stop_at_layer} lies before start_at_layer={start_at_layer}.")
-        z = self._check_stream(images) if start_at_layer is not None else self._tokens(self._check_images(images))
+        start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        if start_at_layer is None:
+            z = self._tokens(self._check_images(images))
+        else:
+            z = self._check_dtype(check_stream(self, images))
         for block in self.blocks[start:stop]:
             z = block(z)
         return z if stop_at_layer is not None else self._classify(self._pool(z))
@@ -88,59 +90,6 @@ class HookedCrate(HookedModel):
         if self.features is not None:
             pooled = self.hook_features(self.features(pooled))
         return self.unembed(pooled)
-
-    def _layer(self, layer: int | None, name: str, default: int | None) -> int | None:
-        if layer is None:
-            return default
-        count = self.cfg.n_layers
-        if not -count <= layer <= count:
-            raise ValueError(f"{name}={layer}: the model has layers 0 to {count - 1}; give {-count} to {count}.")
-        return layer + count if layer < 0 else layer
-
-    def _check_images(self, images: Any) -> Float[Tensor, "batch channels height width"]:
-        if not isinstance(images, Tensor):
-            raise ValueError(
-                f"the model takes a tensor, got {type(images).__name__}: use model(model.preprocess(images))."
-            )
-        cfg, shape = self.cfg, tuple(images.shape)
-        if not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}, the model takes floats: use model(model.preprocess(images)).")
-        if images.ndim != 4 or shape[1] != cfg.channels:
-            raise ValueError(
-                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, width]"
-                f" ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
-            )
-        if shape[0] == 0:
-            raise ValueError(f"images have shape {shape}: there is no image in the batch.")
-        size = shape[2:]
-        if size == cfg.image_size:
-            return self._check_dtype(images)
-        if not cfg.interpolate_pos:
-            raise ValueError(
-                f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x {cfg.image_size[1]}: "
-                "resize them (model.preprocess), or load the model with interpolate_pos=True."
-            )
-        if any(side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)):
-            raise ValueError(
-                f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {cfg.patch_size}."
-            )
-        return self._check_dtype(images)
-
-    def _check_stream(self, z: Shaped[Tensor, "..."]) -> Float[Tensor, "batch pos d_model"]:
-        if z.ndim != 3 or z.shape[2] != self.cfg.d_model:
-            raise ValueError(
-                f"start_at_layer takes the stream [batch, pos, {self.cfg.d_model}], got shape {tuple(z.shape)}."
-            )
-        return self._check_dtype(z)
-
-    def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        if x.dtype != self.cls_token.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"the input is {x.dtype}, the model {self.cls_token.dtype}: use x.to(model.cfg.dtype).")
-        return x
-
-    def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
-        """What the model was trained on, from PIL images, paths or integer arrays (crate_interp/models/preprocess.py)."""
-        return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
 
     @property
     def lens_positions(self) -> int | None:

@@ -1,0 +1,154 @@
+"""From tensors and what is said of them to a hooked model: the config, then the parameters."""
+
+import re
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crate_interp.checkpoints import own
+from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.layouts import find_layout
+from crate_interp.checkpoints.layouts.layout import (
+    Fields,
+    Layout,
+    as_parameters,
+    check_depth,
+    infer_config,
+    key_map,
+    source_of,
+)
+from crate_interp.checkpoints.tensors import Contents, check_weights
+from crate_interp.config import CrateConfig, check_sizes
+from crate_interp.models.autoencoder import HookedCrateMAE
+from crate_interp.models.clip import HookedCrateCLIP
+from crate_interp.models.hooked import set_runtime
+from crate_interp.models.language import HookedCrateLM
+from crate_interp.models.vision import HookedCrate
+
+_MODELS = {"vision": HookedCrate, "mae": HookedCrateMAE, "text": HookedCrateLM, "clip": HookedCrateCLIP}
+_SHOWN = 12  # keys listed on each side of a mismatch
+_SMALL = 2**16  # numbers in a key that a tolerant layout leaves out
+
+
+def from_layout(
+    contents: Contents, family: str | None, row: Fields, given: Fields, where: str, dtype: torch.dtype
+) -> Any:
+    """The model of a file in a published layout. `row`: what the table of models says; `given`: what the caller said."""
+    shapes = {key: tuple(value.shape) for key, value in contents.tensors.items()}
+    layout = find_layout(shapes, family, where)
+    if contents.namespace and layout.family != "crate-mae":
+        raise CheckpointError(f"{where} holds an argparse.Namespace, which only files of family 'crate-mae' may.")
+    cfg = make_config(layout, shapes, contents.config, row, given, where)
+    tensors = dict(contents.tensors)
+    contents.tensors.clear()  # so that a tensor can be let go as soon as it has been copied
+    tensors = as_parameters(layout, tensors)
+    counts = {"n_layers": cfg.n_layers, "decoder_n_layers": cfg.decoder_n_layers, "text_n_layers": cfg.text_n_layers}
+    target_of = key_map(layout, counts)
+    if layout.tolerant:
+        _leave_out(tensors, target_of, where)
+    for key, value in layout.optional.items():
+        tensors.setdefault(key, torch.full((cfg.n_layers,), value))
+    return build(cfg, tensors, target_of, where, dtype, contents.owned)
+
+
+def make_config(
+    layout: Layout, shapes: dict, file_config: Fields, row: Fields, given: Fields, where: str
+) -> CrateConfig:
+    """A field is the first of: what is given, the table's row, the file's own config, the tensors, the default."""
+    given, told = check_sizes(given), check_sizes(layout.translate(file_config))
+    for name, value in told.items():
+        if name in own.STRUCTURE and name in given and given[name] != value:
+            raise CheckpointError(f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}.")
+    said = {**told, **check_sizes(row), **given}
+    inferred = infer_config(layout, shapes, said, where)
+    values = {**layout.defaults, **inferred, **said}
+    _check_variant(layout, shapes, values, where)
+    return CrateConfig(family=layout.family, **values)
+
+
+def _check_variant(layout: Layout, shapes: dict, values: dict, where: str) -> None:
+    outputs = [source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])]
+    has_output = any(key in shapes for key in outputs)
+    whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
+    if layout.family in ("crate", "crate-alpha") and not has_output and not whole_stream and "variant" not in values:
+        raise CheckpointError(
+            f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), so it is one of c, n, t, "
+            "identity. Give it: ci.load(..., variant='c')."
+        )
+
+
+def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
+    small = [key for key, value in tensors.items() if key not in target_of and value.numel() <= _SMALL]
+    if small:
+        warnings.warn(
+            f"{where}: {len(small)} small tensors nobody has described are left out: {', '.join(small[:8])}.",
+            stacklevel=2,
+        )
+    for key in small:
+        del tensors[key]
+
+
+def build(
+    cfg: CrateConfig,
+    tensors: dict[str, Tensor],
+    target_of: dict[str, str] | None,
+    where: str,
+    dtype: torch.dtype,
+    owned: bool,
+) -> Any:
+    """The model with its parameters taken from `tensors`, which is emptied; no random number is drawn."""
+    target_of = {key: key for key in tensors} if target_of is None else target_of
+    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
+    for prefix, count in (
+        ("", cfg.n_layers),
+        ("decoder_", cfg.decoder_n_layers),
+        ("visual.", cfg.n_layers),
+        ("text.", cfg.text_n_layers),
+    ):
+        if any(name.startswith(prefix + "blocks.") for name in named):
+            check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", count)
+    with torch.device("meta"):
+        model = _MODELS[cfg.kind](cfg)
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    key_of = {target: key for key, target in target_of.items()}
+    unused = [key for key in tensors if target_of.get(key) not in wanted]
+    missing = [f"{key_of.get(name, name)} {list(shape)}" for name, shape in wanted.items() if name not in named]
+    wrong = [
+        f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
+        for name, key in named.items()
+        if name in wanted and tuple(tensors[key].shape) != wanted[name]
+    ]
+    _raise_leftovers(f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers", unused, missing, wrong)
+    check_weights(tensors, where, dtype)
+    model.load_state_dict(_take(tensors, named, dtype, owned), assign=True)
+    for part in model.runtime_configs():
+        set_runtime(part, device=torch.device("cpu"), dtype=dtype)
+    return model.eval()
+
+
+def _take(tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool) -> dict[str, Tensor]:
+    """The parameters, each in memory of its own; every source tensor is let go before the next is copied."""
+    weights, places = {}, set()
+    for name, key in named.items():
+        value = tensors.pop(key).detach()
+        place = value.untyped_storage().data_ptr()
+        taken = value.to("cpu", dtype, copy=not owned or place in places).contiguous()
+        if taken.untyped_storage().nbytes() > taken.nbytes:  # a part of a larger tensor would keep all of it alive
+            taken = taken.clone()
+        places.add(taken.untyped_storage().data_ptr())
+        weights[name] = taken
+    return weights
+
+
+def _raise_leftovers(what: str, unused: list[str], missing: list[str], wrong: list[str]) -> None:
+    """One error that lists what is left over on both sides, or nothing."""
+    sides = (("keys not used", unused), ("keys missing", missing), ("wrong shapes", wrong))
+    parts = [
+        f"{title} ({len(keys)}): {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
+        for title, keys in sides
+        if keys
+    ]
+    if parts:
+        raise CheckpointError(f"{what}. {'; '.join(parts)}.")

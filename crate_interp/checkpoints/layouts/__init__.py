@@ -1,0 +1,41 @@
+"""The published layouts, one file each: key map, the keys that tell it, and what its tensors say about the config."""
+
+from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.layouts import clipa, crate, crate_alpha, crate_lm, crate_mae, nanochat
+from crate_interp.checkpoints.layouts.layout import Layout, Shapes
+
+LAYOUTS: tuple[Layout, ...] = (
+    crate.CRATE,
+    crate.DEMO_21K,
+    crate_alpha.TORCH,
+    crate_alpha.VANILLA,
+    crate_alpha.JAX,
+    crate_mae.MAE,
+    crate_lm.OVERCOMPLETE,
+    crate_lm.VANILLA,
+    crate_lm.GPT,
+    crate_lm.GPT_BIASED,
+    nanochat.NANOCHAT,
+    clipa.CLIPA,
+)
+
+
+def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
+    """The layout of a file, from `family` or from its keys; CheckpointError where none fits."""
+    if any(key.endswith(("attn.u_proj.weight", "attn.qkv_proj.weight")) for key in shapes):
+        raise CheckpointError(
+            f"{where} has the names of a hooked model, which do not say its config: write model.save_pretrained(folder) "
+            "and load the folder."
+        )
+    of_family = [layout for layout in LAYOUTS if family in (None, layout.family)]
+    if not of_family:
+        known = ", ".join(repr(name) for name in dict.fromkeys(layout.family for layout in LAYOUTS))
+        raise CheckpointError(f"family={family!r} has no known layout: give one of {known}.")
+    fitting = [layout for layout in of_family if all(key in shapes for key in layout.markers)]
+    if fitting:
+        return max(fitting, key=lambda layout: len(layout.markers))  # some have another's keys and more
+    if family is not None:
+        return of_family[0]  # what its keys lack is listed against the family's own code
+    known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
+    some = ", ".join(list(shapes)[:4])
+    raise CheckpointError(f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}.")

@@ -1,0 +1,102 @@
+"""Ma-Lab-Berkeley/CRATE model/crate.py: the classifier, and the same with the head of its ImageNet-21k demo."""
+
+import math
+
+from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, image_size, shape_of
+
+# shared with CRATE-alpha
+BLOCK = {
+    "transformer.layers.{l}.0.norm.weight": "blocks.{l}.ln1.weight",
+    "transformer.layers.{l}.0.norm.bias": "blocks.{l}.ln1.bias",
+    "transformer.layers.{l}.0.fn.qkv.weight": "blocks.{l}.attn.u_proj.weight",
+    "transformer.layers.{l}.0.fn.to_out.0.weight": "blocks.{l}.attn.out_proj.weight",
+    "transformer.layers.{l}.1.norm.weight": "blocks.{l}.ln2.weight",
+    "transformer.layers.{l}.1.norm.bias": "blocks.{l}.ln2.bias",
+}
+TOP = {
+    "pos_embedding": "pos_embed",
+    "cls_token": "cls_token",
+    "mlp_head.0.weight": "ln_final.weight",
+    "mlp_head.0.bias": "ln_final.bias",
+    "mlp_head.1.weight": "unembed.weight",
+    "mlp_head.1.bias": "unembed.bias",
+}
+
+
+def torch_sizes(shapes: Shapes, dictionary: str) -> Fields:
+    """What both torch classifiers tell."""
+    inner, d_model = shape_of(shapes, "transformer.layers.0.0.fn.qkv.weight")
+    n_classes, d_mlp = shape_of(shapes, "mlp_head.1.weight")[0], shape_of(shapes, dictionary)[1]
+    return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
+
+
+def _patches(shapes: Shapes, given: Fields) -> Fields:
+    """CRATE flattens patches: only height * width * channels is in the file."""
+    values = shape_of(shapes, "to_patch_embedding.2.weight")[1]
+    channels = given.get("channels", 3)
+    if "patch_size" in given:
+        height, width = given["patch_size"]
+        if height * width * channels != values:
+            raise CheckpointError(
+                f"patch_size={given['patch_size']!r} with channels={channels} contradicts to_patch_embedding.2.weight: "
+                f"its patches have {values} values, not {height * width * channels}."
+            )
+        return {"channels": channels, "patch_size": (height, width)}
+    side = math.isqrt(values // channels)
+    if side * side * channels != values:
+        raise CheckpointError(
+            f"patch_size cannot be inferred: patches have {values} values, which is no square times channels={channels}. "
+            "Give it: ci.load(..., patch_size=(8, 4)), or channels=1 for grey images."
+        )
+    return {"channels": channels, "patch_size": (side, side)}
+
+
+def _infer(shapes: Shapes, given: Fields) -> Fields:
+    patches = _patches(shapes, given)
+    size = image_size(shapes, patches["patch_size"], given, "pos_embedding")
+    return torch_sizes(shapes, "transformer.layers.0.1.fn.weight") | patches | size
+
+
+def _infer_demo(shapes: Shapes, given: Fields) -> Fields:
+    plain = _infer(shapes, given)
+    return plain | {"d_features": plain["n_classes"], "n_classes": shape_of(shapes, "head.weight")[0]}
+
+
+CRATE = Layout(
+    family="crate",
+    markers=("to_patch_embedding.2.weight", "transformer.layers.0.1.fn.weight"),
+    top=TOP
+    | {
+        "to_patch_embedding.1.weight": "embed.norm_patch.weight",
+        "to_patch_embedding.1.bias": "embed.norm_patch.bias",
+        "to_patch_embedding.2.weight": "embed.proj.weight",
+        "to_patch_embedding.2.bias": "embed.proj.bias",
+        "to_patch_embedding.3.weight": "embed.norm_token.weight",
+        "to_patch_embedding.3.bias": "embed.norm_token.bias",
+    },
+    stacks=(
+        Stack(
+            BLOCK
+            | {
+                "transformer.layers.{l}.0.fn.to_out.0.bias": "blocks.{l}.attn.out_proj.bias",
+                "transformer.layers.{l}.1.fn.weight": "blocks.{l}.mlp.D",
+            }
+        ),
+    ),
+    infer=_infer,
+)
+
+DEMO_21K = Layout(  # mlp_head makes features, head the classes
+    family="crate",
+    markers=(*CRATE.markers, "head.weight"),
+    top=CRATE.top
+    | {
+        "mlp_head.1.weight": "features.weight",
+        "mlp_head.1.bias": "features.bias",
+        "head.weight": "unembed.weight",
+        "head.bias": "unembed.bias",
+    },
+    stacks=CRATE.stacks,
+    infer=_infer_demo,
+)

@@ -1,0 +1,173 @@
+"""What a published layout is, and the config and parameters it makes of a file's tensors."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from crate_interp.checkpoints.errors import CheckpointError
+
+Shapes = dict[str, tuple[int, ...]]
+Fields = dict[str, Any]
+View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The layers of one tower: source key -> parameter with {l} for the layer, and the config field that counts them."""
+
+    keys: dict[str, str]
+    count: str = "n_layers"
+
+    @property
+    def layer(self) -> str:
+        """A pattern that finds the layer's number at the beginning of a key."""
+        before, after = next(iter(self.keys)).split("{l}")
+        return re.escape(before) + r"(\d{1,9})" + re.escape(after[0])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way weights are published. `top` and `stacks` map a source key to the parameter of our model it fills."""
+
+    family: str
+    markers: tuple[str, ...]  # a file with all of these keys has this layout
+    top: dict[str, str]
+    stacks: tuple[Stack, ...]
+    # the fields that tensors (and what is given) tell, and `inner`, the width of all heads together
+    infer: Callable[[Shapes, Fields], Fields]
+    # what the config that lies in or beside the file says, in our names
+    translate: Callable[[Fields], Fields] = lambda config: {}
+    defaults: Fields = field(default_factory=dict)  # fields of the code that wrote it, unlike the family's
+    needed: tuple[str, ...] = ("n_heads",)  # fields that no tensor tells
+    # pattern of a key's end -> the numbers of axes it may have, and how its tensor becomes the parameter (a view, no copy)
+    views: dict[str, View] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()  # patterns of keys that the published code keeps and never reads
+    copies: dict[str, str] = field(default_factory=dict)  # key -> the key whose tensor it must repeat
+    optional: dict[str, float] = field(default_factory=dict)  # keys that may be missing, and what then fills them
+    tolerant: bool = False  # small keys nobody has described are left out with a warning
+
+    @property
+    def codes(self) -> str:
+        """The key whose rows are the heads' codes, in the first layer."""
+        return source_of(self, "attn.u_proj.weight", 0)
+
+
+def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
+    """Every source key of the layout and the parameter it fills; `counts` has the numbers of layers."""
+    layers = {
+        source.format(l=layer): target.format(l=layer)
+        for stack in layout.stacks
+        for layer in range(counts[stack.count])
+        for source, target in stack.keys.items()
+    }
+    return layout.top | layers
+
+
+def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
+    """A file of a kilobyte can claim a million layers, which would be built one by one before any key is compared."""
+    held = len({match[1] for key in keys if (match := re.match(pattern, key))})
+    if n_layers > held + 100:
+        raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
+
+
+def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors turned as the parameters want them; one with other axes stays, and its shape is refused later.
+
+    Keys that are never read, and copies that repeat their original, are left out.
+    """
+    kept = {}
+    for key, value in tensors.items():
+        if any(re.fullmatch(pattern, key) for pattern in layout.unused):
+            continue
+        original = layout.copies.get(key)
+        if original in tensors:
+            check_copy(key, value, original, tensors[original])
+            continue
+        kept[key] = _turned(layout, key, value)
+    return kept
+
+
+def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
+    """CheckpointError where a tensor that must repeat another one does not."""
+    same = value.shape == other.shape and (value.data_ptr() == other.data_ptr() or bool((value == other).all()))
+    if not same:
+        raise CheckpointError(f"{key} differs from {original}: in this layout they are one tensor.")
+
+
+def _turned(layout: Layout, key: str, value: Tensor) -> Tensor:
+    for end, (axes, view) in layout.views.items():
+        if value.ndim in axes and re.search(end + "$", key):
+            try:
+                return view(value)
+            except CheckpointError as error:
+                raise CheckpointError(f"{key} {error}") from None
+    return value
+
+
+def source_of(layout: Layout, parameter: str, layer: int) -> str:
+    """The key that fills a parameter of a block; "" where the layout has none."""
+    target = "blocks.{l}." + parameter
+    keys = (
+        key for stack in layout.stacks for key, name in stack.keys.items() if name.removeprefix("visual.") == target
+    )
+    return next(keys, "").format(l=layer)
+
+
+def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> Fields:
+    """The config fields that the tensors (with `given`, whose sizes are checked) determine; CheckpointError where both disagree."""
+    found: Fields = {}
+    for stack in layout.stacks:
+        depth = 1 + max((int(match[1]) for key in shapes if (match := re.match(stack.layer, key))), default=0)
+        check_depth(shapes, stack.layer, depth)
+        found[stack.count] = depth
+    codes = layout.codes
+    for name in layout.needed:
+        told_by_tensor = name == "n_heads" and len(shapes.get(codes, ())) == 3  # three axes have one for the heads
+        if given.get(name) is None and not told_by_tensor:
+            raise CheckpointError(
+                f"{name} cannot be inferred from {where}: no tensor's shape tells it. Give it: ci.load(..., {name}=6)."
+            )
+    found |= layout.infer(shapes, given)
+    inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
+    if inner % n_heads:
+        raise CheckpointError(f"n_heads={n_heads} does not divide the {inner} rows of {codes or 'the projections'}.")
+    found["d_head"] = inner // n_heads
+    for name, value in found.items():
+        if name in given and given[name] not in (None, value):
+            raise CheckpointError(f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}.")
+    return found
+
+
+def image_size(shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3) -> Fields:
+    """The image size from the number of position embeddings, where patches make a square."""
+    patches = shape_of(shapes, table, axes)[-2] - 1
+    if "image_size" in given:
+        height, width = given["image_size"]
+        if height % patch[0] or width % patch[1] or (height // patch[0]) * (width // patch[1]) != patches:
+            raise CheckpointError(
+                f"image_size={given['image_size']!r} with patches of {patch} contradicts {table}, "
+                f"which has {patches} patches."
+            )
+        return {"image_size": (height, width)}
+    side = math.isqrt(patches)
+    if side * side != patches or not patches:
+        raise CheckpointError(
+            f"image_size cannot be inferred: {patches} patches make no square grid. "
+            f"Give it: ci.load(..., image_size=({patch[0]}, {patch[1] * patches})) or another (h, w) with {patches} patches."
+        )
+    return {"image_size": (side * patch[0], side * patch[1])}
+
+
+def shape_of(shapes: Shapes, key: str, *axes: int) -> tuple[int, ...]:
+    """The shape of a tensor that has one of these numbers of axes; two where none is named."""
+    if key not in shapes:
+        raise CheckpointError(f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}.")
+    if len(shapes[key]) not in (axes or (2,)):
+        raise CheckpointError(f"{key} has shape {shapes[key]}, wanted {' or '.join(map(str, axes or (2,)))} axes.")
+    if 0 in shapes[key]:
+        raise CheckpointError(f"{key} has shape {shapes[key]}: it is empty.")
+    return shapes[key]

@@ -1,0 +1,45 @@
+"""Which tokenizer a language model has, and where it comes from."""
+
+from pathlib import Path
+from typing import Any
+
+from crate_interp.checkpoints import hub
+from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.tiktoken_pickle import read_tokenizer
+from crate_interp.models.tokenizer import Tokenizer, parse
+
+_ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
+_JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
+_MAX_BYTES = 2**26
+
+
+def attach(model: Any, folder: Path | None, net: dict[str, Any]) -> Any:
+    """The model, told where its tokenizer is; it is read when text first comes."""
+    part = getattr(model, "text", model)
+    if getattr(getattr(part, "cfg", None), "tokenizer", None):
+        kind = part.cfg.tokenizer
+        part.fetch_tokenizer = lambda: _fetch(kind, folder, net)
+    return model
+
+
+def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
+    beside = [folder / name for name in (_JSON, _PICKLE)] if folder else []
+    found = next((path for path in beside if path.exists()), None)
+    if found is None and kind == "file":
+        where = f"in {folder}" if folder else "where a state dict comes from"
+        raise CheckpointError(f"there is no {_JSON} and no {_PICKLE} {where}: give token ids, or put the file there.")
+    return _read(found or hub.fetch(_ON_THE_HUB[kind], _JSON, **net))
+
+
+def _read(path: Path) -> Tokenizer:
+    if path.stat().st_size > _MAX_BYTES:
+        raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no tokenizer is so large.")
+    if path.name == _PICKLE:
+        try:
+            return read_tokenizer(path.read_bytes())
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from None
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except Exception:  # the tokenizers library raises bare exceptions
+        raise CheckpointError(f"{path} is no tokenizer.json that the tokenizers library reads.") from None

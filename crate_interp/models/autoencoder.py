@@ -1,0 +1,242 @@
+"""HookedCrateMAE: masked images to reconstructed patches, encoder and decoder hooked."""
+
+import dataclasses
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.attention import MSSA
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.embed import ConvPatchEmbed, cat_tokens, interpolate_positions
+from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.images import ImageMixin
+from crate_interp.models.layers import layer_range
+from crate_interp.models.norm import HookedLayerNorm, is_hooked
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What a masked autoencoder returns. `mask`: 1 where a patch was removed, 0 where it was kept.
+
+    pred: the pixels of every patch in the order (row, column, channel), normalised ones with `cfg.norm_pix_loss`.
+    loss: mean squared error over removed patches; over all patches where none was removed. latent: LN(Z^L), CLS first.
+    """
+
+    pred: Float[Tensor, "batch patch patch_values"]
+    mask: Float[Tensor, "batch patch"]
+    loss: Float[Tensor, ""]
+    latent: Float[Tensor, "batch pos d_model"]
+
+
+class CrateDecoderBlock(nn.Module):
+    """`G = LN(X) D^T`, then `G - MSSA(LN(G))`: the layer of the decoder; no residual around the dictionary.
+
+    In rows; G is the layer's `hook_resid_mid`, and `hook_attn_out` is the signed contribution -MSSA. Code: CRATE
+    `model/crate_ae/crate_decoder.py`; its feed-forward keeps a lambda of 5.0 that is never used.
+    """
+
+    hook_out_is_single_residual_stream = True
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.ln1 = HookedLayerNorm(cfg.d_model, cfg.ln_eps)
+        self.D = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(cfg.d_model, cfg.d_model)))
+        self.ln2 = HookedLayerNorm(cfg.d_model, cfg.ln_eps)
+        self.attn = MSSA(cfg)
+        self.attn._result_contribution_scale = -1.0
+        self.hook_resid_pre = HookPoint()
+        self.hook_resid_mid = HookPoint()
+        self.hook_attn_out = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
+        return self.hook_resid_post(mid + self.hook_attn_out(-self.attn(mid, self.ln2)))
+
+
+class HookedCrateMAE(ImageMixin, HookedModel):
+    """CRATE-MAE: the encoder is `blocks`, the decoder `decoder_blocks`.
+
+    `Z^0 = [CLS; kept patches, mask tokens elsewhere] + E_pos`, then CRATE's layers, `latent = LN(Z^L)`; the decoder maps
+    the latent of all positions to pixels. Code: Ma-Lab-Berkeley/CRATE `model/crate_ae/crate_ae.py`. As there and unlike the
+    paper mask tokens enter the encoder, and its positions are the table that the code calls `decoder_pos_embed`. Images of
+    another size interpolate it bicubically. Hook points: hooks/README.md; `cache.decoder` is the decoder's cache.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = dataclasses.replace(cfg)  # an own copy: it follows this model's device and dtype
+        cfg = self.cfg
+        self.decoder_cfg = dataclasses.replace(
+            cfg, n_heads=cfg.decoder_n_heads, d_head=cfg.d_model // cfg.decoder_n_heads, n_layers=cfg.decoder_n_layers
+        )
+        self.embed = ConvPatchEmbed(cfg)
+        self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, cfg.d_model))
+        self.mask_token = nn.Parameter(0.02 * torch.randn(1, 1, cfg.d_model))
+        self.pos_embed = nn.Parameter(sine_positions(cfg))
+        self.hook_mask = HookPoint()
+        self.hook_embed = HookPoint()
+        self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
+        self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
+        self.decoder_blocks = nn.ModuleList(CrateDecoderBlock(self.decoder_cfg) for _ in range(cfg.decoder_n_layers))
+        self.decoder_norm = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
+        self.decoder_pred = nn.Linear(cfg.d_model, cfg.patch_values)
+        self.hook_pred = HookPoint()
+        self._initialise()
+        set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
+        self.setup()
+
+    def _initialise(self) -> None:
+        self.pos_embed.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        nn.init.xavier_uniform_(self.embed.conv.weight.data.flatten(1))
+
+    def forward(
+        self,
+        images: Any,
+        noise: Float[Tensor, "batch patch"] | None = None,
+        mask_ratio: float | int = 0.75,
+        *,
+        stop_at_layer: int | None = None,
+        start_at_layer: int | None = None,
+    ) -> Any:
+        """A `Reconstruction` of preprocessed float images `[batch, channels, height, width]`.
+
+        The int(patches * (1 - mask_ratio)) patches with the lowest `noise` are kept; noise None draws it from torch's
+        global generator, and mask_ratio=0 keeps all (the code's `prepare_tokens`). `stop_at_layer=l` returns Z^l of the
+        encoder `[batch, pos, d_model]`. Raises ValueError for bad images, noise of another shape or not finite, and a ratio outside [0, 1).
+        """
+        if start_at_layer is not None:
+            raise ValueError(
+                "start_at_layer: a masked autoencoder needs its images for the loss; edit hook_resid_pre instead."
+            )
+        images = self._check_images(images)
+        _, stop = layer_range(self.cfg.n_layers, None, stop_at_layer)
+        z, mask = self._tokens(images, noise, mask_ratio)
+        for block in self.blocks[:stop]:
+            z = block(z)
+        if stop is not None:
+            return z
+        latent = self.ln_final(z)
+        x = latent
+        for block in self.decoder_blocks:
+            x = block(x)
+        pred = self.hook_pred(self.decoder_pred(self.decoder_norm(x))[:, 1:])
+        return Reconstruction(pred=pred, mask=mask, loss=self.loss(images, pred, mask), latent=latent)
+
+    def _tokens(self, images: Tensor, noise: Tensor | None, mask_ratio: float | int) -> tuple[Tensor, Tensor]:
+        patches = self.embed(images)
+        batch, count, _ = patches.shape
+        mask = self.hook_mask(random_mask(images, count, noise, mask_ratio))
+        patches = torch.where(mask.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
+        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
+        height, width = self.cfg.patch_size
+        table = interpolate_positions(
+            self.pos_embed, self.cfg.grid, (images.shape[2] // height, images.shape[3] // width)
+        )
+        if is_hooked(self.hook_pos_embed):
+            table = self.hook_pos_embed(table.expand(batch, -1, -1).clone())  # [batch, pos, d_model]
+        return tokens + table, mask
+
+    def loss(
+        self,
+        images: Float[Tensor, "batch channels height width"],
+        pred: Float[Tensor, "batch patch patch_values"],
+        mask: Float[Tensor, "batch patch"],
+    ) -> Float[Tensor, ""]:
+        """Mean squared error over removed patches; with `cfg.norm_pix_loss` against patches of mean 0 and unbiased variance 1.
+
+        Different from the code, which divides zero by zero there: where no patch is removed it is the mean over all.
+        """
+        target = self.patchify(images)
+        if self.cfg.norm_pix_loss:
+            variance, mean = torch.var_mean(target, dim=-1, keepdim=True)
+            target = (target - mean) / (variance + 1e-6).sqrt()
+        errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
+        removed = mask.sum()
+        return (errors * mask).sum() / removed if removed > 0 else errors.mean()
+
+    def patchify(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patch patch_values"]:
+        """Images cut into patches, each flattened as (row, column, channel)."""
+        height, width = self.cfg.patch_size
+        return rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=height, q=width)
+
+    def unpatchify(
+        self, pred: Float[Tensor, "batch patch patch_values"], size: tuple[int, int] | None = None
+    ) -> Float[Tensor, "batch channels height width"]:
+        """The inverse of `patchify`, for images of `size` (default cfg.image_size): a `pred` as pictures."""
+        (height, width), (p, q) = size or self.cfg.image_size, self.cfg.patch_size
+        pattern = "b (h w) (p q c) -> b c (h p) (w q)"
+        return rearrange(pred, pattern, h=height // p, w=width // q, p=p, q=q)
+
+    def _allows_other_sizes(self) -> bool:
+        return True
+
+    def runtime_configs(self) -> list[CrateConfig]:
+        """The configs that follow this model's switches and device."""
+        return [self.cfg, self.decoder_cfg]
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model patch_values"]:
+        """The map from decoded, normalised tokens to pixels."""
+        return self.decoder_pred.weight.T
+
+    @property
+    def b_U(self) -> Float[Tensor, "patch_values"]:
+        """Its bias."""
+        return self.decoder_pred.bias
+
+    def decoder_view(self, cache: CrateCache) -> CrateCache:
+        """The decoder's part of a cache under the names of a model of its own; `cache.decoder` calls this."""
+        prefix = "decoder_blocks."
+        kept = {name.removeprefix("decoder_"): value for name, value in cache.items() if name.startswith(prefix)}
+        view: Any = SimpleNamespace(cfg=self.decoder_cfg, blocks=self.decoder_blocks, ln_final=self.decoder_norm)
+        return CrateCache(kept, view, has_batch_dim=cache.has_batch_dim)
+
+
+def random_mask(
+    images: Tensor, n_patches: int, noise: Tensor | None, mask_ratio: float | int
+) -> Float[Tensor, "batch patch"]:
+    """1 for patches to remove, 0 for the int(n (1 - ratio)) of lowest noise."""
+    if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
+        raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
+    shape = (len(images), n_patches)
+    if noise is None:
+        noise = torch.rand(shape, device=images.device)
+    if tuple(noise.shape) != shape or not bool(noise.isfinite().all()):
+        raise ValueError(
+            f"noise has shape {list(noise.shape)}: give finite numbers [batch, patch], here {list(shape)}."
+        )
+    ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
+    return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
+
+
+def sine_positions(cfg: CrateConfig) -> Float[Tensor, "1 pos d_model"]:
+    """MAE's fixed table: sines and cosines of column and row, zeros for CLS; d_model must be a multiple of 4.
+
+    The first half of the width encodes the column, as `pos_embed.py` of the code does.
+    """
+    quarter = cfg.d_model // 4
+    table = torch.zeros(1, cfg.n_tokens, cfg.d_model)
+    if cfg.d_model % 4:
+        return table
+    omega = 1.0 / 10000 ** (torch.arange(quarter, dtype=torch.float64) / quarter)
+    rows, columns = torch.meshgrid(torch.arange(cfg.grid[0]), torch.arange(cfg.grid[1]), indexing="ij")
+    halves = [position.flatten()[:, None].double() * omega for position in (columns, rows)]
+    table[0, 1:] = torch.cat([part for half in halves for part in (half.sin(), half.cos())], dim=1).float()
+    return table

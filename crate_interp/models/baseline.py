@@ -1,0 +1,118 @@
+"""The plain transformer layer that CRATE is compared with: untied attention and a two-layer MLP."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.attention import attend, sum_of_results
+from crate_interp.models.context import Context
+from crate_interp.models.norm import HookedNorm
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention with query, key and value of their own; there is no hook_u and no U.
+
+    Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text tower. Hook points as in
+    TransformerLens.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        inner = cfg.n_heads * cfg.d_head
+        self.qkv_proj = nn.Linear(cfg.d_model, 3 * inner, bias=cfg.bias)
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.bias)
+        self.hook_q = HookPoint()
+        self.hook_k = HookPoint()
+        self.hook_v = HookPoint()
+        self.hook_q_input = HookPoint()
+        self.hook_k_input = HookPoint()
+        self.hook_v_input = HookPoint()
+        self.hook_attn_scores = HookPoint()
+        self.hook_pattern = HookPoint()
+        self.hook_z = HookPoint()
+        self.hook_result = HookPoint()
+
+    def _role(self, index: int) -> Float[Tensor, "head d_model d_head"]:
+        rows = self.qkv_proj.weight.unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))[index]
+        return rows.transpose(1, 2)  # [head, d_model, d_head]
+
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        return self._role(0)
+
+    @property
+    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        return self._role(1)
+
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        return self._role(2)
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        return self.out_proj.weight.T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+
+    @property
+    def b_O(self) -> Float[Tensor, "d_model"]:
+        return self.out_proj.weight.new_zeros(self.cfg.d_model) if self.out_proj.bias is None else self.out_proj.bias
+
+    def forward(
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Attention of norm(z); the norm comes along because split inputs are normalised once per role."""
+        split = self._split_roles(z, norm) if self.cfg.use_split_qkv_input else self._roles(norm(z))
+        points: Any = (self.hook_q, self.hook_k, self.hook_v)
+        q, k, v = (point(role) for point, role in zip(points, split, strict=True))
+        heads = self.hook_z(attend(self, q, k, v, context))
+        return sum_of_results(self, heads) if self.cfg.use_attn_result else self.out_proj(heads.flatten(2))
+
+    def _roles(self, x: Float[Tensor, "batch pos d_model"]) -> list[Tensor]:
+        """Queries, keys and values, each `[batch, pos, head, d_head]`."""
+        shape = (3, self.cfg.n_heads, self.cfg.d_head)
+        return list(self.qkv_proj(x).unflatten(-1, shape).unbind(dim=2))
+
+    def _split_roles(self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm) -> list[Tensor]:
+        wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
+        points: Any = (self.hook_q_input, self.hook_k_input, self.hook_v_input)
+        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
+        roles = [einsum(norm(point(wide.clone())), self._role(index), pattern) for index, point in enumerate(points)]
+        if self.qkv_proj.bias is None:
+            return roles
+        biases = self.qkv_proj.bias.unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))
+        return [role + bias for role, bias in zip(roles, biases, strict=True)]
+
+
+class MLP(nn.Module):
+    """`W_out act(W_in y + b) + b`, act ReLU (gpt-baseline) or GELU in its tanh form (the CLIP text tower)."""
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.fc_in = nn.Linear(cfg.d_model, cfg.d_mlp, bias=cfg.bias)
+        self.fc_out = nn.Linear(cfg.d_mlp, cfg.d_model, bias=cfg.bias)
+        self.gelu = cfg.sparse_step == "mlp-gelu"
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        pre = self.hook_pre(self.fc_in(y))
+        return self.fc_out(self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre)))
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        return self.fc_in.weight.T
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        return self.fc_out.weight.T
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        weight = self.fc_out.weight
+        return torch.zeros_like(weight[:, 0]) if self.fc_out.bias is None else self.fc_out.bias

@@ -1,0 +1,162 @@
+"""HookedCrateCLIP: images and texts in one space; the image tower is a CRATE-alpha, the text tower a plain transformer."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.language import check_tokens
+from crate_interp.models.layers import check_stream, layer_range
+from crate_interp.models.norm import HookedLayerNorm, is_hooked
+from crate_interp.models.text import TextMixin
+from crate_interp.models.vision import HookedCrate
+
+
+class HookedTextTower(TextMixin, HookedModel):
+    """Tokens `[batch, n_ctx]` to features `[batch, d_embed]`: `LN(Z^L)` of the last position, times the projection.
+
+    No mask at all: every token sees every other, padding too, as in the code. A text is always n_ctx tokens long.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = dataclasses.replace(cfg)
+        cfg = self.cfg
+        self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
+        self.pos_embed = nn.Parameter(0.01 * torch.randn(cfg.n_ctx, cfg.d_model))
+        self.hook_embed = HookPoint()
+        self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
+        self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
+        self.hook_pooled = HookPoint()
+        self.unembed = nn.Linear(cfg.d_model, int(cfg.d_embed), bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        set_runtime(cfg, device=self.pos_embed.device, dtype=self.pos_embed.dtype)
+        self.setup()
+
+    def forward(
+        self, tokens: Any, *, stop_at_layer: int | None = None, start_at_layer: int | None = None
+    ) -> Float[Tensor, "..."]:
+        """Features of token ids `[batch, n_ctx]` or of text; `stop_at_layer`, `start_at_layer` as in HookedCrate."""
+        start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        z = self._tokens(self._as_tokens(tokens, None)) if start_at_layer is None else check_stream(self, tokens)
+        for block in self.blocks[start:stop]:
+            z = block(z)
+        return z if stop is not None else self.unembed(self.hook_pooled(self.ln_final(z)[:, -1]))
+
+    def _tokens(self, tokens: Tensor) -> Float[Tensor, "batch pos d_model"]:
+        check_tokens(tokens, self.cfg, tokens.shape[-1])
+        if tokens.shape[1] != self.cfg.n_ctx:
+            raise ValueError(
+                f"a text has {tokens.shape[1]} tokens, this tower takes exactly n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
+            )
+        table = self.pos_embed
+        if is_hooked(self.hook_pos_embed):
+            table = self.hook_pos_embed(table.expand(len(tokens), -1, -1).clone())  # [batch, pos, d_model]
+        return self.hook_embed(self.embed(tokens)) + table
+
+    def to_tokens(self, text: str | Sequence[str], prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
+        """[CLS] and wordpieces, cut to n_ctx and padded with zeros; no [SEP], as in the JAX training code."""
+        texts = [text] if isinstance(text, str) else list(text)
+        rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
+        padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
+        return torch.tensor(padded, dtype=torch.long, device=self.cfg.device)
+
+    @property
+    def lens_positions(self) -> int:
+        """`cache.logit_lens()` reads the last position."""
+        return -1
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The embedding of each token."""
+        return self.embed.weight
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The position embeddings."""
+        return self.pos_embed
+
+
+class HookedCrateCLIP(HookedModel):
+    """CRATE-alpha CLIPA: `100 cos(image features, text features)`.
+
+    `visual` is a HookedCrate and `text` a HookedTextTower; each can be used alone, with hook names of its own, and in the
+    whole its points are `visual.blocks.{l}...` and `text.blocks.{l}...`. Code: UCSC-VLAA/CRATE-alpha
+    `torch_inference/model/clipa_model.py`. As there, the stored `logit_scale` is not used.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = dataclasses.replace(cfg)
+        self.visual = HookedCrate(_visual(self.cfg))
+        self.text = HookedTextTower(_text(self.cfg))
+        self.logit_scale = nn.Parameter(torch.tensor(0.0))
+        set_runtime(self.cfg, device=self.logit_scale.device, dtype=self.logit_scale.dtype)
+        self.setup()
+
+    def forward(self, images: Any, tokens: Any) -> Float[Tensor, "n_images n_texts"]:
+        """100 times the cosine of every image with every text, for preprocessed images and token ids (or text)."""
+        image, text = self.encode_image(images), self.encode_text(tokens)
+        return 100 * (image / (image.norm(dim=-1, keepdim=True) + 1e-8)) @ (text / text.norm(dim=-1, keepdim=True)).T
+
+    def encode_image(self, images: Any) -> Float[Tensor, "batch d_embed"]:
+        """Image features, not normalised: LN(Z^L) of CLS, times `visual.proj`."""
+        return self.visual(images)
+
+    def encode_text(self, tokens: Any) -> Float[Tensor, "batch d_embed"]:
+        """Text features, not normalised."""
+        return self.text(tokens)
+
+    def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
+        """What the image tower was trained on (crate_interp/models/preprocess.py)."""
+        return self.visual.preprocess(images)
+
+    def to_tokens(self, text: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
+        """Token ids of texts, `[batch, n_ctx]`."""
+        return self.text.to_tokens(text)
+
+    def runtime_configs(self) -> list[CrateConfig]:
+        """The configs that follow this model's switches and device."""
+        return [self.cfg, self.visual.cfg, self.text.cfg]
+
+
+def _visual(cfg: CrateConfig) -> CrateConfig:
+    same = ("d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps")
+    images = (
+        "image_size",
+        "patch_size",
+        "channels",
+        "interpolate_pos",
+        "resize",
+        "crop",
+        "interpolation",
+        "mean",
+        "std",
+    )
+    values = {name: getattr(cfg, name) for name in (*same, *images)}
+    return CrateConfig(family="clipa-visual", n_classes=cfg.d_embed, **values)
+
+
+def _text(cfg: CrateConfig) -> CrateConfig:
+    return CrateConfig(
+        family="clipa-text",
+        d_model=cfg.text_d_model,
+        n_layers=cfg.text_n_layers,
+        n_heads=cfg.text_n_heads,
+        n_ctx=cfg.n_ctx,
+        d_vocab=cfg.d_vocab,
+        d_embed=cfg.d_embed,
+        bias=True,
+        ln_eps=cfg.ln_eps,
+        ln_final_eps=cfg.ln_final_eps,
+        tokenizer=cfg.tokenizer,
+        prepend_bos=cfg.prepend_bos,
+    )

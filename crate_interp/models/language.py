@@ -1,0 +1,210 @@
+"""HookedCrateLM: tokens to next-token logits, with a hook point at every equation."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.context import Past, contexts
+from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.layers import check_stream, layer_range
+from crate_interp.models.norm import HookedLayerNorm, NoNorm, is_hooked, make_norm
+from crate_interp.models.text import TextMixin
+
+_ROWS = 64  # nanochat pads its tables to a multiple of this
+
+
+class Unembed(nn.Module):
+    """`softcap tanh(x W_U / softcap)`, or `x W_U`; rows that only pad the table to a multiple of 64 give no logit."""
+
+    def __init__(self, cfg: CrateConfig, embed: nn.Embedding) -> None:
+        super().__init__()
+        self.d_vocab, self.softcap = cfg.d_vocab, cfg.softcap
+        self._tied = (embed,) if cfg.family != "nanochat-crate" else ()  # in a tuple: not a second owner of the table
+        if not self._tied:
+            self.weight = nn.Parameter(0.001 * torch.randn(embed.num_embeddings, cfg.d_model))
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The map from the normalised stream to logits (before the softcap)."""
+        table = self._tied[0].weight if self._tied else self.weight
+        return table[: self.d_vocab].T
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        logits = x @ self.W_U
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class HookedCrateLM(TextMixin, HookedModel):
+    """A language model: CRATE-LM (overcomplete and vanilla), its GPT-2-like baseline, or nanochat's CRATE-alpha.
+
+    `logits = norm(Z^L) W_U`; CRATE-LM vanilla has no final norm. crate-lm and gpt-baseline: `Z^0 = W_E[t] + W_pos`, and
+    W_U is W_E^T. nanochat-crate: `x0 = rms(W_E[t])`, and before layer l `Z^l = resid_lambda_l Z + x0_lambda_l x0`; positions
+    are rotations, logits are capped. Code: crate-lm/crate-lm `crate_overcomplete.py`, `crate.py`, `gpt.py`;
+    modularflow/nanochat-crate-a `nanochat/crate.py`. Different from it: forward returns the logits of all positions.
+    Random weights follow nanoGPT (normal, 0.02) with the dictionaries of CRATE. Hook points: hooks/README.md.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = dataclasses.replace(cfg)  # an own copy: it follows this model's device and dtype
+        cfg = self.cfg
+        rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
+        self.embed = nn.Embedding(rows, cfg.d_model)
+        self.hook_embed = HookPoint()
+        if cfg.rotary:
+            self.resid_lambdas = nn.Parameter(torch.ones(cfg.n_layers))
+            self.x0_lambdas = nn.Parameter(torch.zeros(cfg.n_layers))
+        else:
+            self.pos_embed = nn.Parameter(torch.zeros(cfg.n_ctx, cfg.d_model))
+            self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
+        no_norm = cfg.family == "crate-lm" and cfg.sparse_step == "ista"
+        self.ln_final: Any = NoNorm() if no_norm else make_norm(cfg, cfg.ln_final_eps)
+        self.unembed: Any = Unembed(cfg, self.embed)
+        self._initialise()
+        set_runtime(cfg, device=self.embed.weight.device, dtype=self.embed.weight.dtype)
+        self.setup()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if not self.cfg.rotary:
+            nn.init.normal_(self.pos_embed, std=0.02)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"] | str | Sequence[str],
+        return_type: str | None = "logits",
+        *,
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = None,
+        stop_at_layer: int | None = None,
+        start_at_layer: int | None = None,
+        past: Past | None = None,
+    ) -> Any:
+        """Logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text (by `to_tokens`).
+
+        return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; each one with
+        `loss_per_token`), "both" or None. `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`;
+        `start_at_layer=l` takes that stream in place of tokens. `past`: the tokens follow those it holds, and it grows.
+        Raises ValueError for ids the vocabulary lacks, no tokens, more than n_ctx of them.
+        """
+        if return_type not in ("logits", "loss", "both", None):
+            raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
+        start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        if start_at_layer is None:
+            tokens = self._as_tokens(tokens, prepend_bos)
+            check_tokens(tokens, self.cfg, tokens.shape[-1] + (past.length if past else 0))
+            z = x0 = self._embed(tokens, past)
+        else:
+            z, x0 = self._check_start(tokens, start, return_type), None
+        told = contexts(self.cfg, z.shape[1], past, z.device)
+        for layer in range(start, self.cfg.n_layers if stop is None else stop):
+            z = self.blocks[layer](self._mixed(z, x0, layer), told[layer])
+        if stop is not None:
+            return z
+        return self._answer(z, tokens, return_type, loss_per_token)
+
+    def _answer(self, z: Tensor, tokens: Any, return_type: str | None, loss_per_token: bool) -> Any:
+        if return_type is None:
+            return None
+        logits = self.unembed(self.ln_final(z))
+        if return_type == "logits":
+            return logits
+        loss = next_token_loss(logits, tokens, per_token=loss_per_token)
+        return loss if return_type == "loss" else (logits, loss)
+
+    def _embed(self, tokens: Int[Tensor, "batch pos"], past: Past | None) -> Float[Tensor, "batch pos d_model"]:
+        x = self.embed(tokens)
+        if self.cfg.rotary:
+            return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
+        first = past.length if past else 0
+        table = self.pos_embed[first : first + tokens.shape[1]]
+        if is_hooked(self.hook_pos_embed):
+            table = self.hook_pos_embed(table.expand(len(tokens), -1, -1).clone())  # [batch, pos, d_model]
+        return self.hook_embed(x) + table
+
+    def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
+        """The stream as layer `layer` takes it."""
+        if not self.cfg.rotary:
+            return z
+        z = self.resid_lambdas[layer] * z
+        return z if x0 is None else z + self.x0_lambdas[layer] * x0
+
+    def _check_start(self, z: Any, start: int, return_type: str | None) -> Tensor:
+        if not isinstance(z, Tensor) or not z.is_floating_point():
+            raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model] in place of tokens.")
+        if return_type in ("loss", "both"):
+            raise ValueError(f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a stream.")
+        if self.cfg.rotary and bool(self.x0_lambdas[start:].any()):
+            raise ValueError(
+                f"start_at_layer={start}: layers from there on add the embedding x0 (x0_lambdas), which a stream does not hold."
+            )
+        return check_stream(self, z)
+
+    @property
+    def lens_positions(self) -> None:
+        """`cache.logit_lens()` reads every token."""
+        return None
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The embedding of each token."""
+        return self.embed.weight[: self.cfg.d_vocab]
+
+    @property
+    def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
+        """The position embeddings; AttributeError where positions are rotations."""
+        return self.pos_embed
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding: `ln_final.hook_normalized @ W_U` are the logits, before the softcap where there is one."""
+        return self.unembed.W_U
+
+    @property
+    def b_U(self) -> Float[Tensor, "d_vocab"]:
+        """Zeros: no published model has this bias."""
+        return self.W_U.new_zeros(self.cfg.d_vocab)
+
+    def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "... d_model"]:
+        """The direction of each token in the stream before ln_final: its column of W_U times ln_final's weight."""
+        index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
+        directions = self.W_U.T[index]
+        return directions * self.ln_final.weight if isinstance(self.ln_final, HookedLayerNorm) else directions
+
+
+def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
+    """ValueError for what is no batch of token ids, for ids the vocabulary lacks, and where `count` exceeds n_ctx."""
+    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole numbers [batch, pos]."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
+    if count > cfg.n_ctx:
+        raise ValueError(f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them shorter.")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= cfg.d_vocab:
+        raise ValueError(f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}.")
+
+
+def next_token_loss(
+    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
+) -> Float[Tensor, "..."]:
+    """Cross-entropy in nats of each token given those before it: the mean `[]`, or `[batch, pos - 1]` with `per_token`."""
+    if tokens.shape[1] < 2:
+        raise ValueError("the loss needs at least two tokens: the second is predicted from the first.")
+    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return losses.unflatten(0, (tokens.shape[0], -1)) if per_token else losses.mean()

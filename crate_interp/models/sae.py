@@ -1,0 +1,66 @@
+"""The sparse autoencoders published beside CRATE-LM: they read one hook point of it."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAEConfig:
+    """hook_name: the point of the language model it reads; d_in: that point's width; d_sae: number of features."""
+
+    hook_name: str
+    d_in: int
+    d_sae: int
+    l1_coeff: float | None = None
+    model_name: str | None = None
+    family: str = "sae"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, JSON-native."""
+        return dataclasses.asdict(self)
+
+
+class SparseAutoencoder(nn.Module):
+    """`acts = ReLU((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
+
+    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. Code: neelnanda-io/1L-Sparse-Autoencoder
+    `utils.py`, in whose format the CRATE-LM autoencoders are published.
+    """
+
+    def __init__(self, cfg: SAEConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        directions = torch.randn(cfg.d_sae, cfg.d_in)
+        self.W_enc = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(cfg.d_in, cfg.d_sae)))
+        self.W_dec = nn.Parameter(directions / directions.norm(dim=-1, keepdim=True))
+        self.b_enc = nn.Parameter(torch.zeros(cfg.d_sae))
+        self.b_dec = nn.Parameter(torch.zeros(cfg.d_in))
+
+    def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
+        """The features of activations; ValueError where their width is not d_in."""
+        if x.shape[-1] != self.cfg.d_in:
+            raise ValueError(
+                f"x has width {x.shape[-1]}, this autoencoder reads {self.cfg.hook_name} of width {self.cfg.d_in}."
+            )
+        return torch.relu((x - self.b_dec) @ self.W_enc + self.b_enc)
+
+    def decode(self, acts: Float[Tensor, "*batch d_sae"]) -> Float[Tensor, "*batch d_in"]:
+        """The activations that features stand for."""
+        return acts @ self.W_dec + self.b_dec
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
+        """The reconstruction of x."""
+        return self.decode(self.encode(x))
+
+    def save_pretrained(self, folder: Any) -> Any:
+        """Writes model.safetensors, config.json and a model card into `folder`; `ci.load(folder)` reads them back."""
+        from pathlib import Path
+
+        from crate_interp.checkpoints import own  # the format lives with the other formats
+
+        return own.save(self, Path(folder))

@@ -1,0 +1,138 @@
+"""Text in and out of a language model: TransformerLens' names for tokens, and generation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.context import Past
+from crate_interp.models.tokenizer import Tokenizer
+
+
+class TextMixin:
+    """`to_tokens`, `to_string`, `to_str_tokens`, `to_single_token` and `generate`, on a model with `cfg` and `tokenizer`."""
+
+    cfg: CrateConfig
+    tokenizer: Tokenizer | None = None
+    fetch_tokenizer: Callable[[], Tokenizer] | None = None  # set by ci.load; called when text first comes
+
+    def to_tokens(self, text: str | Sequence[str], prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
+        """Token ids `[batch, pos]` of one text or several of equal length.
+
+        prepend_bos: whether the separator token comes first; None: as the model was trained (nanochat-crate and
+        crate-tiny-lm yes, CRATE-LM and its baseline no). Different from TransformerLens: texts of different lengths
+        raise ValueError, since no published CRATE was trained with padding.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            raise ValueError("there is no text: the list is empty.")
+        rows = [self._encode(one, prepend_bos) for one in texts]
+        if len({len(row) for row in rows}) > 1:
+            raise ValueError(
+                f"the texts have {', '.join(str(len(row)) for row in rows[:8])} tokens: no CRATE was trained with padding. "
+                "Give texts of equal length, or one at a time."
+            )
+        return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
+
+    def _encode(self, text: str, prepend_bos: bool | None) -> list[int]:
+        if not isinstance(text, str):
+            raise ValueError(f"cannot make tokens of {type(text).__name__}: give a string or a list of strings.")
+        tokenizer = self._tokenizer()
+        wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
+        if wanted and tokenizer.bos is None:
+            raise ValueError("prepend_bos=True: this model's tokenizer has no separator token.")
+        ids = ([tokenizer.bos] if wanted and tokenizer.bos is not None else []) + tokenizer.encode(text)
+        if not ids:
+            raise ValueError("the text is empty: there is no token in it.")
+        return ids
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None and self.fetch_tokenizer is not None:
+            self.tokenizer = self.fetch_tokenizer()
+        if self.tokenizer is None:
+            raise ValueError(
+                "the model has no tokenizer: give token ids, or load it with one: ci.load(..., tokenizer='gpt2') "
+                "(CRATE-LM and its baseline were trained with that of GPT-2)."
+            )
+        return self.tokenizer
+
+    def _as_tokens(self, tokens: Any, prepend_bos: bool | None) -> Tensor:
+        if isinstance(tokens, Tensor):
+            return tokens
+        if isinstance(tokens, str) or (isinstance(tokens, (list, tuple)) and all(isinstance(t, str) for t in tokens)):
+            return self.to_tokens(tokens, prepend_bos)
+        raise ValueError(f"the model takes a tensor of token ids or text, got {type(tokens).__name__}.")
+
+    def to_string(self, tokens: int | Sequence[int] | Int[Tensor, "..."]) -> str | list[str]:
+        """The text of token ids: a string for one row, a list for several."""
+        if isinstance(tokens, Tensor) and tokens.ndim == 2:
+            return [self._tokenizer().decode(row.tolist()) for row in tokens]
+        ids = (
+            tokens.flatten().tolist() if isinstance(tokens, Tensor) else [tokens] if isinstance(tokens, int) else tokens
+        )
+        return self._tokenizer().decode([int(token) for token in ids])
+
+    def to_str_tokens(self, text: str | Int[Tensor, "..."], prepend_bos: bool | None = None) -> list[str]:
+        """Each token as text; the pieces of a character that several tokens share are shown as replacement marks."""
+        ids = self.to_tokens(text, prepend_bos)[0] if isinstance(text, str) else text.flatten()
+        return [self._tokenizer().decode([token]) for token in ids.tolist()]
+
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is one token; ValueError where it is several."""
+        ids = self._encode(text, prepend_bos=False)
+        if len(ids) != 1:
+            raise ValueError(f"{text!r} is {len(ids)} tokens, {self.to_str_tokens(text, False)}: give one.")
+        return ids[0]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input: str | Int[Tensor, "batch pos"],
+        max_new_tokens: int = 20,
+        *,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+        prepend_bos: bool | None = None,
+        progress: bool = False,
+    ) -> Any:
+        """The input and `max_new_tokens` more: a string for a string, ids `[batch, pos + new]` for ids.
+
+        Greedy, or with `do_sample` drawn from softmax(logits / temperature) among the `top_k` likeliest. Keys and values of
+        earlier tokens are kept; past n_ctx the last n_ctx tokens are read anew at each step, as nanoGPT does. Hooks on
+        the model act. Different from TransformerLens: greedy is the default, and there is no stop token.
+        """
+        _check_generation(max_new_tokens, temperature, top_k)
+        tokens = self._as_tokens(input, prepend_bos)
+        past, n_ctx = Past(), self.cfg.n_ctx
+        for _ in tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not progress):
+            fits = tokens.shape[1] <= n_ctx
+            logits = self(tokens[:, past.length :], past=past) if fits else self(tokens[:, -n_ctx:])  # pyright: ignore[reportCallIssue]
+            tokens = torch.cat([tokens, _choose(logits[:, -1], do_sample, temperature, top_k, generator)], dim=1)
+        return self.to_string(tokens[0]) if isinstance(input, str) else tokens
+
+
+def _check_generation(max_new_tokens: Any, temperature: Any, top_k: Any) -> None:
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens!r}: give a whole number of at least 0.")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature!r}: give a number above 0; greedy is do_sample=False.")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"top_k={top_k!r}: give a whole number of at least 1, or None.")
+
+
+def _choose(
+    logits: Tensor, do_sample: bool, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Int[Tensor, "batch one"]:
+    if not do_sample:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

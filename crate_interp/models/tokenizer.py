@@ -1,0 +1,62 @@
+"""Text to token ids and back, for tokenizers that the `tokenizers` library runs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SEPARATORS = ("<|bos|>", "<|endoftext|>", "[CLS]")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """`core`: a tokenizers.Tokenizer without special tokens; `specials`: their ids. Text never makes a special token."""
+
+    core: Any
+    specials: dict[str, int]
+
+    @property
+    def bos(self) -> int | None:
+        """The id of the separator that may begin a text: <|bos|>, GPT-2's <|endoftext|>, or BERT's [CLS]."""
+        return next((self.specials[name] for name in _SEPARATORS if name in self.specials), None)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with nothing added; the name of a special token is text like any other."""
+        return self.core.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens by their names; ValueError for an id that no token has."""
+        names = {index: name for name, index in self.specials.items()}
+        parts, run = [], []
+        for index in ids:
+            if index in names:
+                parts += [self._plain(run), names[index]]
+                run = []
+            else:
+                run.append(index)
+        return "".join([*parts, self._plain(run)])
+
+    def _plain(self, ids: list[int]) -> str:
+        unknown = [index for index in ids if self.core.id_to_token(index) is None]
+        if unknown:
+            raise ValueError(
+                f"no token has the id {unknown[0]}: the tokenizer has {self.core.get_vocab_size()} tokens."
+            )
+        return self.core.decode(ids, skip_special_tokens=False) if ids else ""
+
+    def to_json(self) -> str:
+        """The content of a tokenizer.json, which `parse` and Hugging Face's libraries read."""
+        content = json.loads(self.core.to_str())
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        content["added_tokens"] = [{"id": index, "content": name} | flags for name, index in self.specials.items()]
+        return json.dumps(content, ensure_ascii=False)
+
+
+def parse(text: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; any exception means that it is none."""
+    from tokenizers import Tokenizer as Core
+
+    content = json.loads(text)
+    added = content.pop("added_tokens", None) or []
+    specials = {str(token["content"]): int(token["id"]) for token in added}
+    return Tokenizer(core=Core.from_str(json.dumps(content | {"added_tokens": []})), specials=specials)
