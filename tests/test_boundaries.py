@@ -26,7 +26,7 @@ LEVELS = [
     {"cli"},
 ]
 # the hooked models offer save_pretrained; the format lives with the other formats and is imported when it is called
-EXCEPTIONS = {("models/hooked.py", "checkpoints"), ("models/sae.py", "checkpoints")}
+EXCEPTIONS = {("models/sharing.py", "checkpoints")}
 FREE_OF_TRANSFORMERLENS = {"hints", "families", "config", "measures", "crate_hooks"}
 
 

@@ -8,6 +8,12 @@ from typing import Any
 from crate_interp.checkpoints import registry
 from crate_interp.checkpoints.errors import CheckpointError
 
+_REASONS = {
+    401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
+    403: "the token has no access to it: ask for access, or give another token",
+    429: "the Hub asks to slow down (429): try again in some minutes",
+}
+
 
 def fetch(
     repo: str,
@@ -65,6 +71,10 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
         return f"the Hub has no repo {repo!r}, or it is private: check the name, or give a token with access: token='hf_...'."
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repo} has no revision {revision!r}: give a branch, a tag or a full commit hash, or leave it out."
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status in _REASONS:
+        return f"cannot download {what}: {_REASONS[status]}. Nothing was kept."
     if isinstance(error, errors.LocalEntryNotFoundError):
         if local_only or isinstance(error.__cause__, errors.OfflineModeIsEnabled) or _offline():
             off = "the network is switched off (local_files_only, or HF_HUB_OFFLINE=1)"
@@ -76,14 +86,7 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
         return f"{repo!r} is no name of a repo: write owner/name."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full: {what} does not fit. Free some room, or give another place: cache_dir='...'."
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    reasons = {
-        401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
-        403: "the token has no access to it: ask for access, or give another token",
-        429: "the Hub asks to slow down (429): try again in some minutes",
-    }
-    reason = reasons.get(status) if status else None
-    return f"cannot download {what}: {reason or _first(error)}. Nothing was kept."
+    return f"cannot download {what}: {_first(error)}. Nothing was kept."
 
 
 def _offline() -> bool:

@@ -12,6 +12,7 @@ from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.tensors import read_config as read_config_file
 from crate_interp.config import CrateConfig
 from crate_interp.models.sae import SAEConfig
+from crate_interp.models.tokenizer import Tokenizer
 
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 # Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
@@ -48,10 +49,9 @@ def save(model: Any, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     _write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
-    text = getattr(model, "text", model)
-    if getattr(text.cfg, "tokenizer", None) == "file" and (text.tokenizer or text.fetch_tokenizer):
-        content = (text.tokenizer or text.fetch_tokenizer()).to_json()
-        _write(folder / TOKENIZER, lambda path: path.write_text(content, encoding="utf-8"))
+    tokenizer = _tokenizer(model)
+    if tokenizer is not None:
+        _write(folder / TOKENIZER, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
     said = model.cfg.to_dict()
     config = {"library": "crate_interp", "format": 1, "config": said}
     _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
@@ -63,6 +63,17 @@ def save(model: Any, folder: Path) -> Path:
         card = _CARD.format(name=name, params=params, family=said["family"], fields=fields)
         _write(folder / CARD, lambda path: path.write_text(card))
     return folder
+
+
+def _tokenizer(model: Any) -> Tokenizer | None:
+    """The tokenizer that belongs in the folder: one that lay beside the weights, not one of the Hub's."""
+    text = getattr(model, "text", model)
+    if getattr(text.cfg, "tokenizer", None) != "file":
+        return None
+    try:
+        return text.tokenizer or (text.fetch_tokenizer and text.fetch_tokenizer())
+    except CheckpointError:  # there was none beside the weights either
+        return None
 
 
 def save_new(model: Any, folder: Path) -> Path:

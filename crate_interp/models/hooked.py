@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from transformer_lens.utilities.slice import Slice
 from crate_interp.config import CrateConfig
 from crate_interp.hints import did_you_mean
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.sharing import SharedModel
 
 # Points that fire only while a switch of model.cfg is on, and how to switch it on.
 GATED = {
@@ -34,7 +34,7 @@ def set_runtime(cfg: CrateConfig, **values: Any) -> None:
         object.__setattr__(cfg, name, value)
 
 
-class HookedModel(HookedRootModule):
+class HookedModel(HookedRootModule, SharedModel):
     """The one base class of the hooked models; a subclass has cfg, blocks, ln_final, unembed and a forward."""
 
     cfg: CrateConfig
@@ -163,12 +163,6 @@ class HookedModel(HookedRootModule):
         for cfg in self.runtime_configs():
             set_runtime(cfg, device=first.device, dtype=first.dtype)
         return self
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Writes model.safetensors, config.json and a model card into `folder`; `ci.load(folder)` reads them back."""
-        from crate_interp.checkpoints import own  # the format lives with the other formats
-
-        return own.save(self, Path(folder))
 
     def _stacked(self, name: str) -> Tensor:
         return torch.stack([getattr(block.attn, name) for block in self.blocks])

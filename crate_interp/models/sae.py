@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from crate_interp.models.sharing import SharedModel
+
 
 @dataclass(frozen=True, kw_only=True)
 class SAEConfig:
@@ -25,7 +27,7 @@ class SAEConfig:
         return dataclasses.asdict(self)
 
 
-class SparseAutoencoder(nn.Module):
+class SparseAutoencoder(nn.Module, SharedModel):
     """`acts = ReLU((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
 
     x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. Code: neelnanda-io/1L-Sparse-Autoencoder
@@ -56,11 +58,3 @@ class SparseAutoencoder(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
         """The reconstruction of x."""
         return self.decode(self.encode(x))
-
-    def save_pretrained(self, folder: Any) -> Any:
-        """Writes model.safetensors, config.json and a model card into `folder`; `ci.load(folder)` reads them back."""
-        from pathlib import Path
-
-        from crate_interp.checkpoints import own  # the format lives with the other formats
-
-        return own.save(self, Path(folder))

@@ -1,0 +1,48 @@
+"""Keeping a model: save_pretrained, from_pretrained and push_to_hub, by huggingface_hub's mixin."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelHubMixin
+
+
+class SharedModel(ModelHubMixin):
+    """Folders with model.safetensors, config.json and a model card (crate_interp/checkpoints/own.py)."""
+
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # it returns the folder
+        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **kwargs: Any
+    ) -> Path:
+        """Writes the model into a folder, which `ci.load(folder)` reads back bit for bit; the folder's path.
+
+        Different from the mixin: config.json is crate_interp's own, and an existing model card is left alone.
+        """
+        from crate_interp.checkpoints import own  # the format lives with the other formats
+
+        folder = own.save(self, Path(save_directory))
+        if push_to_hub:
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("config", "model_card_kwargs")}
+            self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
+        return folder
+
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # options that load has no use for are left out
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """`ci.load` with the same arguments; ValueError where what it finds is a model of another class."""
+        from crate_interp.checkpoints.load import load
+
+        net: dict[str, Any] = dict(cache_dir=cache_dir, local_files_only=local_files_only, token=token)
+        model = load(pretrained_model_name_or_path, revision=revision, **net, **model_kwargs)
+        if not isinstance(model, cls):
+            raise ValueError(
+                f"{pretrained_model_name_or_path} holds a {type(model).__name__}, not a {cls.__name__}: use "
+                f"{type(model).__name__}.from_pretrained, or ci.load, which takes any."
+            )
+        return model
