@@ -1,13 +1,13 @@
 # make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
 # make test     the tests; WHEEL=1: against the built wheel, in a fresh environment outside the checkout
-# make check    ruff and pyright;  make bench: the benchmarks;  make clean: remove what make made
+# make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout;  make clean: remove what make made
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test check bench clean
+.PHONY: report test check fuzz bench clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT)
@@ -24,6 +24,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz.py 10000
 
 bench: $(READY)
 	for file in tests/benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done

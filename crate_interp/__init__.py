@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from crate_interp.checkpoints.errors import CheckpointError
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import models
+    from crate_interp.checkpoints.verify import verify
     from crate_interp.config import CrateConfig
     from crate_interp.models.autoencoder import HookedCrateMAE
     from crate_interp.models.clip import HookedCrateCLIP
@@ -45,6 +46,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "probes": ("crate_interp.probes", None),
     "report": ("crate_interp.viz.report", "report"),
     "sweep": ("crate_interp.sweep", "sweep"),
+    "verify": ("crate_interp.checkpoints.verify", "verify"),
     "viz": ("crate_interp.viz", None),
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "probes",
     "report",
     "sweep",
+    "verify",
     "viz",
 ]
 

@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | convert | models | --version."""
+"""The command line: crate-interp report | convert | verify | models | --version."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def report(
     source: Annotated[str, typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder.")],
     data: Annotated[str, typer.Option(help='"embedded:fashion" or "imagefolder:DIR".')],
     out: Annotated[Path, typer.Option(help="The folder to write into.")],
-    family: Annotated[str | None, typer.Option(help="crate or crate-alpha; told from the keys otherwise.")] = None,
+    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
     revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
     probes: Annotated[str | None, typer.Option(help="Probe names with commas; the default four otherwise.")] = None,
@@ -53,10 +53,13 @@ def report(
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="A weight file, or a name of `crate-interp models`.")],
+    source: Annotated[
+        str, typer.Argument(help="A weight file, a repo on the Hub, or a name of `crate-interp models`.")
+    ],
     folder: Annotated[Path, typer.Argument(help="A new folder: model.safetensors, config.json and a model card.")],
-    family: Annotated[str | None, typer.Option(help="crate or crate-alpha; told from the keys otherwise.")] = None,
-    revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
+    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
+    file: Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A commit on the Hub, or step-N of an embedded model.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
 ) -> None:
     """Read a published checkpoint and write it as a folder that `ci.load` takes without further words."""
@@ -64,19 +67,45 @@ def convert(
     from crate_interp.checkpoints import own
 
     own.check_new(folder)
-    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    model = ci.load(source, family=family, file=file, revision=revision, **_fields(config or []))
     typer.echo(f"{sum(value.numel() for value in model.parameters()):,} parameters in {own.save_new(model, folder)}")
 
 
 @app.command()
+def verify(
+    source: Annotated[str, typer.Argument(help="A weight file, a saved folder, or a name of `crate-interp models`.")],
+    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
+    file: Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A commit on the Hub, or step-N of an embedded model.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
+) -> None:
+    """Check a checkpoint and print a JSON report; exit code 1 where a check fails."""
+    from crate_interp.checkpoints.verify import to_json
+    from crate_interp.checkpoints.verify import verify as check
+
+    report = check(source, family=family, file=file, revision=revision, **_fields(config or []))
+    typer.echo(to_json(report))
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command()
 def models() -> None:
-    """List the models that load by name."""
+    """List the known models: name, family, size, licence, how far their layout is verified, and where they are."""
     from crate_interp.checkpoints.registry import MODELS
 
     for row in MODELS:
-        steps = ", ".join(f"step-{step}" for step in row["steps"])
+        where = (
+            "embedded"
+            if row["embedded"]
+            else f"{row['repo']}/{row['file']}"
+            if row["file"]
+            else row["link"] or row["repo"]
+        )
+        params = f"{row['params']:,} parameters" if row["params"] else "size unknown"
+        steps = f"  revisions: {', '.join(f'step-{step}' for step in row['steps'])}" if row["steps"] else ""
         typer.echo(
-            f"{row['name']}  {row['family']}  {row['params']:,} parameters  {row['licence']}  revisions: {steps}"
+            f"{row['name']}  {row['family'] or '?'}  {params}  {row['licence']}  {row['status']}  {where}{steps}"
         )
 
 

@@ -81,7 +81,7 @@ def test_config_imports_neither_torch_nor_transformerlens():
 def test_public_names():
     assert ci.__all__ == [
         "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "Past",
-        "Probe", "SweepResult", "data", "hooks", "load", "measures", "models", "probe", "probes", "report", "sweep", "viz",
+        "Probe", "SweepResult", "data", "hooks", "load", "measures", "models", "probe", "probes", "report", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

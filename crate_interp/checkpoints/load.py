@@ -10,6 +10,7 @@ import torch
 from crate_interp.checkpoints import hub, own, registry, sae
 from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.fixed import check_output
 from crate_interp.checkpoints.tensors import Contents, read_file, state_dict_of
 from crate_interp.checkpoints.tokenizer import attach
 from crate_interp.config import check_names
@@ -56,12 +57,16 @@ def load(
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
         check_names({name: value for name, value in config.items() if name != "hook_name"})
-        model = _resolve(source, family, file, revision, net, config, dtype)
+        model = check_output(_resolve(source, family, file, revision, net, config, dtype), _short(source))
     except CheckpointError:
         raise
     except ValueError as error:  # a config the tensors allow and CrateConfig does not
         raise CheckpointError(str(error)) from None
     return model.to(device)
+
+
+def _short(source: Any) -> str:
+    return str(source) if isinstance(source, (str, Path)) else "the state dict"
 
 
 def _resolve(

@@ -38,6 +38,8 @@ def read_file(path: Path) -> Contents:
 
     Torch files are read with `weights_only=True`, memory-mapped; optimiser state beside the weights is not touched.
     """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no regular file: give a file or a folder.")
     try:
         with open(path, "rb") as file:
             head = file.read(9)

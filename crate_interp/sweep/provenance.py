@@ -1,27 +1,15 @@
 """Where numbers come from: digests of model and data, settings, units, versions, time."""
 
-import hashlib
-import json
 import platform
 from importlib.metadata import version
 from typing import Any
 
-import torch
-
 from crate_interp import __version__
 from crate_interp.data import Samples
+from crate_interp.models.digest import model_digest
 from crate_interp.probes import Probe
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
-
-
-def model_digest(model: Any) -> str:
-    """sha256 over the config and every parameter's name, dtype, shape and bytes."""
-    digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()}"
 
 
 def cache_meta(model: Any, probes: list[Probe], n: int) -> dict[str, Any]:

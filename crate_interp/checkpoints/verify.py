@@ -1,0 +1,136 @@
+"""What can be said of a checkpoint before anyone trusts it: digests, config, checks made, and checks nobody can make."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from crate_interp.checkpoints import fixed, registry
+from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.load import load
+from crate_interp.models.digest import model_digest
+from crate_interp.models.hooked import HookedModel
+
+_UNKNOWABLE = {
+    "vision": ("eta and lambd: no tensor holds them", "eps of each LayerNorm", "the order of the classes",
+               "how the training images were prepared"),
+    "mae": ("eta and lambd: no tensor holds them, and two releases of the code differ in lambd", "eps of each LayerNorm"),
+    "text": ("eta and lambd, where the step has them", "eps of each norm", "whether the tokenizer is the one it was trained with"),
+    "clip": ("eta and lambd: no tensor holds them", "eps of each LayerNorm", "whether the tokenizer is the one it was trained with"),
+}  # fmt: skip
+
+
+def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, Any]:
+    """Loads a checkpoint and reports what was checked, JSON-native; options as in `ci.load`.
+
+    Keys: source, ok, config, params, digests (sha256 of the file or files, and of config and weights together), known (its
+    row in the table of models, or None), fingerprint (the first numbers of the output on a fixed input), checks (name, ok,
+    detail each), cannot_check. A checkpoint that does not load has ok False and the error's words as its only check.
+    """
+    try:
+        model = load(source, **options)
+    except CheckpointError as error:
+        failed = {"name": "loads strictly", "ok": False, "detail": str(error)}
+        return {"source": str(source), "ok": False, "checks": [failed], "cannot_check": []}
+    checks = [
+        {
+            "name": "loads strictly",
+            "ok": True,
+            "detail": "every key used once, every parameter filled, shapes equal, no NaN or Inf",
+        }
+    ]
+    out = fixed.output(model)
+    again = fixed.output(model)
+    checks.append(_check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input"))
+    hooked = isinstance(model, HookedModel)
+    if hooked:
+        checks += [_patterns(model), _edits(model, progress)]
+    row = _row(source)
+    limits = list(_UNKNOWABLE[model.cfg.kind]) if hooked else ["which language model it was trained on"]
+    if row is None or not row["sha256"]:
+        limits.append("whether these are the bytes its authors published: no digest of them is known")
+    return {
+        "source": str(source),
+        "ok": all(check["ok"] for check in checks),
+        "config": model.cfg.to_dict(),
+        "params": sum(value.numel() for value in model.parameters()),
+        "digests": _digests(source) | {"config and weights": model_digest(model)},
+        "known": None
+        if row is None
+        else {name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")},
+        "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
+        "checks": checks,
+        "cannot_check": limits,
+    }
+
+
+def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
+    return {"name": name, "ok": bool(ok), "detail": detail}
+
+
+def _row(source: Any) -> dict[str, Any] | None:
+    if not isinstance(source, (str, Path)):
+        return None
+    path = Path(source).expanduser()
+    return registry.of_digest(path) if path.is_file() else registry.find(str(source))
+
+
+def _digests(source: Any) -> dict[str, str]:
+    row = registry.find(str(source))
+    path = registry.ASSETS / row["file"] if row and row["embedded"] else Path(str(source)).expanduser()
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else []
+    return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
+
+
+def _patterns(model: Any) -> dict[str, Any]:
+    """Whether every row of every attention pattern is a distribution."""
+    worst, count = 0.0, 0
+
+    def look(pattern: Tensor, hook: Any) -> None:
+        nonlocal worst, count
+        worst = max(worst, float((pattern.double().sum(dim=-1) - 1).abs().max()), -float(pattern.min()))
+        count += 1
+
+    with model.hooks(fwd_hooks=[(name, look) for name in model.hook_dict if name.endswith("hook_pattern")]):
+        fixed.output(model)
+    bound = 100 * torch.finfo(model.cfg.dtype).eps
+    return _check(
+        "pattern rows sum to 1", worst < bound, f"{count} patterns, largest deviation {worst:.2g}, bound {bound:.2g}"
+    )
+
+
+def _edits(model: Any, progress: bool) -> dict[str, Any]:
+    """Whether an edit at every hook point reaches the output, on the small input or, where it does not fire there, on a whole one."""
+    left, without, total = model.matching_points(None), [], 0
+    with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
+        for run in (fixed.output, fixed.whole):
+            seen: dict[str, None] = {}
+            watchers = [(name, lambda value, hook, name=name: seen.setdefault(name)) for name in left]
+            with model.hooks(fwd_hooks=watchers):
+                plain = run(model)
+            for name in seen:
+                with model.hooks(fwd_hooks=[(name, _bend)]):
+                    if torch.equal(run(model), plain):
+                        without.append(name)
+                bar.update()
+            left, total = [name for name in left if name not in seen], total + len(seen)
+            if not left:
+                break
+    without += left
+    detail = f"{total + len(left) - len(without)} of {total + len(left)} points"
+    detail += f"; without effect: {', '.join(without[:8])}" if without else ""
+    return _check("each hook edit changes the output", not without, detail)
+
+
+def _bend(value: Tensor, hook: Any) -> Tensor:
+    """Another value that no LayerNorm undoes: each number scaled and shifted by its own amount."""
+    wave = torch.arange(1, value.shape[-1] + 1, device=value.device).sin().to(value.dtype)
+    return value * (1 + 0.5 * wave) + wave
+
+
+def to_json(report: dict[str, Any]) -> str:
+    """The report as JSON text."""
+    return json.dumps(report, indent=2, ensure_ascii=False, default=str)
