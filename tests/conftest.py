@@ -42,6 +42,25 @@ def make(family: str = "crate", seed: int = 0, **over) -> "ci.HookedCrate":
     return model.eval()
 
 
+def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM":
+    """A random language model, every parameter drawn anew; "crate-lm vanilla" is the one with CRATE's square dictionary."""
+    family, _, vanilla = name.partition(" ")
+    more = {
+        "nanochat-crate": dict(softcap=15.0, window=True, window_pattern="SL"),
+        "gpt-baseline": dict(bias=True),
+    }.get(family, {})
+    more |= {"sparse_step": "ista"} if vanilla else {}
+    size = dict(n_layers=LAYERS, n_heads=HEADS, d_head=6, d_model=D_MODEL, n_ctx=13, d_vocab=47)
+    cfg = ci.CrateConfig(family=family, **{**size, **more, **over})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm = ci.HookedCrateLM(cfg)
+        for parameter, value in lm.named_parameters():
+            norm = value.ndim == 1 and ("weight" in parameter or "lambdas" in parameter)
+            value.data = 0.3 * torch.randn_like(value) + (1.0 if norm else 0.0)
+    return lm.eval()
+
+
 @pytest.fixture(params=["crate", "crate-alpha"])
 def model(request):
     return make(request.param)

@@ -107,10 +107,7 @@ def _edits(model: Any, progress: bool) -> dict[str, Any]:
     left, without, total = model.matching_points(None), [], 0
     with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
         for run in (fixed.output, fixed.whole):
-            seen: dict[str, None] = {}
-            watchers = [(name, lambda value, hook, name=name: seen.setdefault(name)) for name in left]
-            with model.hooks(fwd_hooks=watchers):
-                plain = run(model)
+            plain, seen = _fired(model, run, left)
             for name in seen:
                 with model.hooks(fwd_hooks=[(name, _bend)]):
                     if torch.equal(run(model), plain):
@@ -123,6 +120,14 @@ def _edits(model: Any, progress: bool) -> dict[str, Any]:
     detail = f"{total + len(left) - len(without)} of {total + len(left)} points"
     detail += f"; without effect: {', '.join(without[:8])}" if without else ""
     return _check("each hook edit changes the output", not without, detail)
+
+
+def _fired(model: Any, run: Any, names: list[str]) -> tuple[Tensor, list[str]]:
+    """The output, and the points among `names` that fired on the way."""
+    seen: dict[str, None] = {}
+    watchers = [(name, lambda value, hook, name=name: seen.setdefault(name)) for name in names]
+    with model.hooks(fwd_hooks=watchers):
+        return run(model), list(seen)
 
 
 def _bend(value: Tensor, hook: Any) -> Tensor:

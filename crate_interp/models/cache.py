@@ -2,7 +2,11 @@
 
 from typing import Any
 
+from torch import Tensor
 from transformer_lens import ActivationCache
+from transformer_lens.utilities.slice import Slice
+
+from crate_interp.models.norm import NoNorm
 
 
 class CrateCache(ActivationCache):
@@ -17,6 +21,19 @@ class CrateCache(ActivationCache):
         is the model's logits. A model that pools the mean reads no single token, and each one is read.
         """
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
+
+    def apply_ln_to_stack(self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        """TransformerLens' function; arguments as there.
+
+        Different from it: where the model has no final norm (CRATE-LM vanilla) the stack before the unembedding is not
+        centred, only sliced.
+        """
+        last = layer in (None, -1, self.model.cfg.n_layers)
+        if last and isinstance(self.model.ln_final, NoNorm):
+            batch = kwargs.get("batch_slice")
+            cut = batch if isinstance(batch, Slice) else Slice(batch)
+            return cut.apply(residual_stack, dim=1) if kwargs.get("has_batch_dim", True) else residual_stack
+        return super().apply_ln_to_stack(residual_stack, layer, *args, **kwargs)
 
     @property
     def decoder(self) -> "CrateCache":

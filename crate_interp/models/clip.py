@@ -62,7 +62,7 @@ class HookedTextTower(TextMixin, HookedModel):
             table = self.hook_pos_embed(table.expand(len(tokens), -1, -1).clone())  # [batch, pos, d_model]
         return self.hook_embed(self.embed(tokens)) + table
 
-    def to_tokens(self, text: str | Sequence[str], prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
+    def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
         """[CLS] and wordpieces, cut to n_ctx and padded with zeros; no [SEP], as in the JAX training code."""
         texts = [text] if isinstance(text, str) else list(text)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]

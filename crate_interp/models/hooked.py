@@ -195,6 +195,8 @@ class HookedModel(HookedRootModule, SharedModel):
         return self.unembed.bias
 
     def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
-        """The sum of attention output biases before `layer` `[d_model]`; the sparse steps have none."""
-        count = layer + 1 if mlp_input else layer
-        return self.b_O[:count].sum(dim=0)
+        """The sum of output biases before `layer` `[d_model]`; the sparse steps of CRATE have none."""
+        total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
+        if include_mlp_biases and not self.cfg.tied:
+            total = total + sum(block.mlp.b_out for block in list(self.blocks)[:layer])  # pyright: ignore[reportAttributeAccessIssue]
+        return total

@@ -1,7 +1,7 @@
 """HookedCrateLM: tokens to next-token logits, with a hook point at every equation."""
 
 import dataclasses
-from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,7 +38,10 @@ class Unembed(nn.Module):
         return table[: self.d_vocab].T
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
-        logits = x @ self.W_U
+        return self.cap(x @ self.W_U)
+
+    def cap(self, logits: Float[Tensor, "*batch any"]) -> Float[Tensor, "*batch any"]:
+        """The softcap, of any part of the logits."""
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -84,7 +87,7 @@ class HookedCrateLM(TextMixin, HookedModel):
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch pos"] | Float[Tensor, "batch pos d_model"] | str | Sequence[str],
+        tokens: Any,
         return_type: str | None = "logits",
         *,
         loss_per_token: bool = False,
@@ -157,6 +160,11 @@ class HookedCrateLM(TextMixin, HookedModel):
     def lens_positions(self) -> None:
         """`cache.logit_lens()` reads every token."""
         return None
+
+    @property
+    def adapter(self) -> SimpleNamespace:
+        """Where TransformerLens' logit lens looks for what comes after W_U: the softcap."""
+        return SimpleNamespace(apply_output_logits_transform=self.unembed.cap)
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:

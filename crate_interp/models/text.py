@@ -17,10 +17,10 @@ class TextMixin:
     """`to_tokens`, `to_string`, `to_str_tokens`, `to_single_token` and `generate`, on a model with `cfg` and `tokenizer`."""
 
     cfg: CrateConfig
-    tokenizer: Tokenizer | None = None
+    tokenizer: Any = None  # a Tokenizer, or anything with its encode, decode and bos
     fetch_tokenizer: Callable[[], Tokenizer] | None = None  # set by ci.load; called when text first comes
 
-    def to_tokens(self, text: str | Sequence[str], prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
+    def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
         """Token ids `[batch, pos]` of one text or several of equal length.
 
         prepend_bos: whether the separator token comes first; None: as the model was trained (nanochat-crate and
@@ -38,7 +38,7 @@ class TextMixin:
             )
         return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
 
-    def _encode(self, text: str, prepend_bos: bool | None) -> list[int]:
+    def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
             raise ValueError(f"cannot make tokens of {type(text).__name__}: give a string or a list of strings.")
         tokenizer = self._tokenizer()
@@ -50,7 +50,7 @@ class TextMixin:
             raise ValueError("the text is empty: there is no token in it.")
         return ids
 
-    def _tokenizer(self) -> Tokenizer:
+    def _tokenizer(self) -> Any:
         if self.tokenizer is None and self.fetch_tokenizer is not None:
             self.tokenizer = self.fetch_tokenizer()
         if self.tokenizer is None:
@@ -91,12 +91,12 @@ class TextMixin:
     @torch.no_grad()
     def generate(
         self,
-        input: str | Int[Tensor, "batch pos"],
-        max_new_tokens: int = 20,
+        input: Any,
+        max_new_tokens: Any = 20,
         *,
         do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int | None = None,
+        temperature: Any = 1.0,
+        top_k: Any = None,
         generator: torch.Generator | None = None,
         prepend_bos: bool | None = None,
         progress: bool = False,
@@ -120,14 +120,14 @@ class TextMixin:
 def _check_generation(max_new_tokens: Any, temperature: Any, top_k: Any) -> None:
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: give a whole number of at least 0.")
-    if not temperature > 0:
+    if not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
         raise ValueError(f"temperature={temperature!r}: give a number above 0; greedy is do_sample=False.")
     if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
         raise ValueError(f"top_k={top_k!r}: give a whole number of at least 1, or None.")
 
 
 def _choose(
-    logits: Tensor, do_sample: bool, temperature: float, top_k: int | None, generator: torch.Generator | None
+    logits: Tensor, do_sample: bool, temperature: int | float, top_k: int | None, generator: torch.Generator | None
 ) -> Int[Tensor, "batch one"]:
     if not do_sample:
         return logits.argmax(dim=-1, keepdim=True)

@@ -1,0 +1,289 @@
+"""Language models: text in and out, loss, generation with a cache, and what they say of bad input."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, make_lm
+from crate_interp.models.context import causal_mask, rotary_table, rotate, window_sizes
+
+FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+VOCAB, N_CTX = 47, 13
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request):
+    return make_lm(request.param)
+
+
+def ids(batch=2, pos=11, seed=3):
+    return torch.randint(VOCAB, (batch, pos), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ci.load(FIXTURES / "nanochat_crate_alpha")
+
+
+def refuses(match, call, error=ValueError):
+    with pytest.raises(error, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_sees_only_those_before(lm):
+    tokens, other = ids(), ids()
+    other[:, 6:] = (other[:, 6:] + 7) % VOCAB
+    with torch.no_grad():
+        a, b = lm(tokens), lm(other)
+    torch.testing.assert_close(a[:, :6], b[:, :6], atol=1e-6, rtol=1e-5)
+    assert (a[:, 6:] - b[:, 6:]).abs().max() > 1e-2
+
+
+def test_rows_of_a_batch_do_not_mix(lm):
+    tokens = ids()
+    with torch.no_grad():
+        torch.testing.assert_close(lm(tokens)[1:], lm(tokens[1:]), atol=1e-6, rtol=1e-5)
+
+
+def test_loss(lm):
+    tokens = ids()
+    with torch.no_grad():
+        logits, loss = lm(tokens, "both")
+        each = lm(tokens, "loss", loss_per_token=True)
+    slow = [
+        -float(logits[row, pos].double().log_softmax(-1)[tokens[row, pos + 1]]) for row in range(2) for pos in range(10)
+    ]
+    assert loss.item() == pytest.approx(np.mean(slow), rel=1e-5) and lm(tokens, "loss").item() == pytest.approx(
+        loss.item()
+    )
+    np.testing.assert_allclose(each.flatten(), slow, rtol=1e-4)
+    assert lm(tokens, None) is None and torch.equal(lm(tokens), logits)
+
+
+def test_loss_of_a_model_that_knows_nothing():
+    lm = make_lm("crate-lm")
+    lm.embed.weight.data.zero_()  # every logit is zero
+    with torch.no_grad():
+        assert lm(ids(), "loss").item() == pytest.approx(math.log(VOCAB), rel=1e-6)
+
+
+def test_stop_and_start(lm):
+    tokens = ids()
+    with torch.no_grad():
+        logits, cache = lm.run_with_cache(tokens)
+        z = lm(tokens, stop_at_layer=2)
+        assert torch.equal(z, cache["resid_post", 1]) and torch.equal(lm(tokens, stop_at_layer=-1), z)
+        if lm.cfg.rotary:
+            refuses("start_at_layer=2: layers from there on add the embedding x0", lambda: lm(z, start_at_layer=2))
+            lm.x0_lambdas.data.zero_()
+            z, logits = lm(tokens, stop_at_layer=2), lm(tokens)
+        torch.testing.assert_close(lm(z, start_at_layer=2), logits, atol=0, rtol=0)
+    refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))
+    refuses("takes the stream of floats", lambda: lm(tokens, start_at_layer=2))
+    refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(FAMILIES), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 99))
+def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
+    lm, tokens = make_lm(name), ids(pos=N_CTX, seed=seed)
+    cuts = np.cumsum([0, *pieces])[: N_CTX + 1]
+    with torch.no_grad():
+        past = ci.Past()
+        parts = [
+            lm(tokens[:, a:b], past=past) for a, b in zip(cuts[:-1], cuts[1:], strict=True) if b <= N_CTX and b > a
+        ]
+        whole = lm(tokens[:, : past.length])
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_greedy_generation(lm):
+    """The likeliest token again and again, computed without a cache; past n_ctx from the last n_ctx tokens."""
+    tokens = ids(pos=5)
+    made = lm.generate(tokens, 12)
+    assert made.shape == (2, 17) and torch.equal(made[:, :5], tokens)
+    slow = tokens
+    with torch.no_grad():
+        for _ in range(12):
+            slow = torch.cat([slow, lm(slow[:, -N_CTX:])[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(made, slow)
+    assert torch.equal(lm.generate(tokens, 0), tokens)
+
+
+def test_sampled_generation(lm):
+    tokens = ids(pos=5)
+
+    def draw(seed, **more):
+        return lm.generate(tokens, 6, do_sample=True, generator=torch.Generator().manual_seed(seed), **more)
+
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
+    assert torch.equal(draw(1, top_k=1), lm.generate(tokens, 6))
+    assert torch.equal(draw(1, temperature=1e-4), lm.generate(tokens, 6))
+    one = tokens[:1].expand(4000, -1)
+    with torch.no_grad():
+        chances = (lm(tokens[:1])[0, -1] / 2).softmax(-1)
+    drawn = lm.generate(one, 1, do_sample=True, temperature=2.0, generator=torch.Generator().manual_seed(0))[:, -1]
+    seen = torch.bincount(drawn, minlength=VOCAB) / 4000
+    spread = (chances * (1 - chances) / 4000).sqrt()
+    assert ((seen - chances).abs() < 5 * spread + 1e-3).all()
+    best = chances.topk(3).indices
+    drawn = lm.generate(one, 1, do_sample=True, top_k=3, generator=torch.Generator().manual_seed(0))[:, -1]
+    assert set(drawn.tolist()) <= set(best.tolist())
+
+
+def test_hooks_act_while_generating(lm):
+    tokens = ids(pos=5)
+    bent = [(f"blocks.{LAYERS - 1}.hook_resid_post", lambda value, hook: -value)]
+    with lm.hooks(fwd_hooks=bent):
+        made = lm.generate(tokens, 4)
+        slow = tokens
+        with torch.no_grad():
+            for _ in range(4):
+                slow = torch.cat([slow, lm(slow)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(made, slow) and not torch.equal(made, lm.generate(tokens, 4))
+
+
+def test_bad_generation(lm):
+    tokens = ids(pos=5)
+    refuses("max_new_tokens=-1", lambda: lm.generate(tokens, -1))
+    refuses("temperature=0: give a number above 0", lambda: lm.generate(tokens, 1, do_sample=True, temperature=0))
+    refuses("top_k=0: give a whole number", lambda: lm.generate(tokens, 1, top_k=0))
+    refuses("there is no token", lambda: lm.generate(tokens[:, :0], 1))
+
+
+def test_bad_tokens(lm):
+    refuses("tokens go from 0 to 47, the vocabulary from 0 to 46", lambda: lm(torch.tensor([[0, 47]])))
+    refuses("tokens go from -1 to 3", lambda: lm(torch.tensor([[3, -1]])))
+    refuses("takes whole numbers", lambda: lm(torch.rand(2, 3)))
+    refuses("takes whole numbers", lambda: lm(torch.tensor([1, 2])))
+    refuses("there is no token", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
+    refuses("there are 14 tokens, the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
+    refuses("takes a tensor of token ids or text, got int", lambda: lm(3))
+    refuses("return_type='x'", lambda: lm(ids(), "x"))
+    refuses("the loss needs at least two tokens", lambda: lm(ids(pos=1), "loss"))
+    refuses("the model has no tokenizer: .* tokenizer='gpt2'", lambda: lm("text"))
+    past = ci.Past()
+    with torch.no_grad():
+        lm(ids(pos=12), past=past)
+    refuses("there are 14 tokens", lambda: lm(ids(pos=2), past=past))
+
+
+def test_text(chat):
+    assert chat.to_tokens("the").tolist() == [[276, 260]] and chat.to_tokens("the", prepend_bos=False).tolist() == [
+        [260]
+    ]
+    assert chat.to_string(chat.to_tokens("the thing", prepend_bos=False)) == ["the thing"]
+    assert (
+        chat.to_string(torch.tensor([260, 261])) == "theory"[:3] + chat.to_string(261)
+        and chat.to_string([260]) == "the"
+    )
+    assert chat.to_str_tokens("the", prepend_bos=False) == ["the"] and chat.to_single_token("the") == 260
+    assert chat.to_tokens(["the", "the"]).shape == (2, 2)
+    with torch.no_grad():
+        assert torch.equal(chat("the thing"), chat(chat.to_tokens("the thing")))
+    assert chat.generate("the", 3).startswith("<|bos|>the")
+    refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"))
+    refuses("have 2, 4 tokens: no CRATE was trained with padding", lambda: chat.to_tokens(["the", "xyz"]))
+    refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
+    refuses("the list is empty", lambda: chat.to_tokens([]))
+    refuses("cannot make tokens of int", lambda: chat.to_tokens([3]))
+    refuses("no token has the id 999", lambda: chat.to_string([999]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_every_text_comes_back(chat, text):
+    if text:
+        assert chat.to_string(chat.to_tokens(text, prepend_bos=False)) == [text]
+    assert 276 not in chat.to_tokens(text + "<|bos|>", prepend_bos=False)  # text never makes a special token
+
+
+def slow_bpe(piece, ranks):
+    """tiktoken's rule: of all neighbours, the pair whose union has the lowest rank merges, the leftmost first."""
+    parts = [bytes([byte]) for byte in piece]
+    while True:
+        pairs = [
+            (ranks[a + b], place) for place, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ranks
+        ]
+        if not pairs:
+            return [ranks[part] for part in parts]
+        _, place = min(pairs)
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="theory ing123,aeiou", min_size=1, max_size=40))
+def test_bpe_agrees_with_a_slow_one(chat, text):
+    import re
+
+    ranks = {bytes([b]): i for b, i in ((byte, chat._tokenizer().encode(chr(byte))[0]) for byte in range(128))}
+    core = chat._tokenizer().core
+    ranks |= {core.decode([i]).encode(): i for i in range(256, 276)}
+    pieces = re.findall(r" ?[a-z]+|[0-9]{1,2}| ?[^\sa-z0-9]+|\s+", text)
+    slow = [token for piece in pieces for token in slow_bpe(piece.encode(), ranks)]
+    assert "".join(pieces) == text and chat._tokenizer().encode(text) == slow
+
+
+def test_masks_and_windows():
+    mask = causal_mask(0, 5, 2, torch.device("cpu"))
+    assert mask.tolist() == [[0 <= i - j <= 2 for j in range(5)] for i in range(5)]
+    later = causal_mask(3, 2, None, torch.device("cpu"))
+    assert later.tolist() == [[j <= i for j in range(5)] for i in (3, 4)]
+    lm = make_lm("nanochat-crate", n_layers=5, window_pattern="SSL")
+    assert window_sizes(lm.cfg) == [6, 6, None, 6, None]  # n_ctx // 2; the last layer sees all
+    assert window_sizes(make_lm("nanochat-crate", n_layers=2, window=False, window_pattern="SS").cfg) == [None, None]
+
+
+def test_rotations():
+    """A rotated pair depends on the distance of its positions only, and each code has root mean square one."""
+    cfg = make_lm("nanochat-crate").cfg
+    codes = torch.randn(1, 9, HEADS, 6, dtype=torch.float64)
+    codes[:] = codes[:, :1]  # the same code everywhere
+    cos, sin = rotary_table(cfg, 0, 9, torch.device("cpu"))
+    assert cos.dtype == torch.bfloat16 and cos.shape == (9, 1, 3)
+    exact = torch.arange(9)[:, None] / 1e4 ** (torch.arange(3) * 2 / 6)
+    turned = rotate(codes, (exact.cos()[:, None].double(), exact.sin()[:, None].double()), 0.0)
+    torch.testing.assert_close(turned.square().mean(-1), torch.ones(1, 9, HEADS, dtype=torch.float64))
+    gram = torch.einsum("bihp,bjhp->bhij", turned, turned)
+    for distance in range(1, 5):
+        diagonal = gram.diagonal(distance, dim1=-2, dim2=-1)
+        torch.testing.assert_close(diagonal, diagonal[..., :1].expand_as(diagonal), atol=1e-6, rtol=1e-6)
+
+
+def test_initialisation_and_configs():
+    for name in FAMILIES:
+        lm = make_lm(name)
+        assert ci.CrateConfig.from_dict(lm.cfg.to_dict()) == lm.cfg
+        assert lm.W_E.shape == (VOCAB, D_MODEL) and lm.W_U.shape == (D_MODEL, VOCAB) and lm.b_U.shape == (VOCAB,)
+        half = make_lm(name).to(torch.bfloat16)
+        assert half.cfg.dtype is torch.bfloat16 and half(ids()).dtype is torch.bfloat16
+        lm(ids(), "loss").backward()
+        assert all(value.grad is not None for value in lm.parameters())
+    refuses(
+        "a model of family 'crate-lm' needs n_ctx",
+        lambda: ci.CrateConfig(family="crate-lm", d_model=8, n_layers=1, n_heads=2),
+    )
+    size = dict(d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
+    refuses("models of family 'crate-lm' have no pool", lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size))
+    refuses("rotary codes need an even d_head", lambda: ci.CrateConfig(family="nanochat-crate", d_head=3, **size))
+    refuses("window_pattern='X'", lambda: ci.CrateConfig(family="nanochat-crate", window_pattern="X", **size))
+    refuses("softcap=0", lambda: ci.CrateConfig(family="nanochat-crate", softcap=0, **size))
+    refuses("window='yes': give True or False", lambda: ci.CrateConfig(family="nanochat-crate", window="yes", **size))
+    refuses(
+        "sparse_step='odl' is none of tied-odl, ista",
+        lambda: ci.CrateConfig(family="crate-lm", sparse_step="odl", **size),
+    )
+    refuses(
+        "variant='c': only families crate and crate-alpha",
+        lambda: ci.CrateConfig(family="crate-lm", variant="c", **size),
+    )
+    refuses(
+        "n_ctx=9 contradicts the other fields",
+        lambda: ci.CrateConfig(family="crate", d_model=8, n_layers=1, n_heads=2, n_ctx=9),
+    )

@@ -1,0 +1,233 @@
+"""TransformerLens' utilities on language models, each against a direct computation."""
+
+import pytest
+import torch
+from transformer_lens import patching
+from transformer_lens.head_detector import detect_head
+from transformer_lens.tools.analysis.attribution_patching import attribution_patch
+from transformer_lens.tools.analysis.direct_logit_attribution import direct_logit_attribution
+from transformer_lens.tools.analysis.logit_lens import logit_lens
+
+from conftest import HEADS, LAYERS, make_lm
+
+POS, RIGHT, WRONG = 11, 3, 9
+FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request):
+    return make_lm(request.param)
+
+
+@pytest.fixture
+def clean():
+    return torch.randint(47, (2, POS), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture
+def corrupt(clean):
+    other = clean.clone()
+    other[:, 4] = (other[:, 4] + 5) % 47
+    return other
+
+
+def metric(logits):
+    return logits[:, -1, RIGHT].mean() - logits[:, -1, WRONG].mean()
+
+
+def patched(lm, tokens, cache, name, place):
+    """The metric with one stretch of an activation taken from another run."""
+
+    def put(value, hook):
+        value = value.clone()
+        value[place] = cache[name][place]
+        return value
+
+    return metric(lm.run_with_hooks(tokens, fwd_hooks=[(name, put)]))
+
+
+EVERY = slice(None)
+SWEEPS = {
+    "get_act_patch_resid_pre": ("hook_resid_pre", lambda pos: (EVERY, pos)),
+    "get_act_patch_resid_mid": ("hook_resid_mid", lambda pos: (EVERY, pos)),
+    "get_act_patch_attn_out": ("hook_attn_out", lambda pos: (EVERY, pos)),
+    "get_act_patch_mlp_out": ("hook_mlp_out", lambda pos: (EVERY, pos)),
+    "get_act_patch_attn_head_out_by_pos": ("attn.hook_z", lambda pos, head: (EVERY, pos, head)),
+    "get_act_patch_attn_head_q_by_pos": ("attn.hook_q", lambda pos, head: (EVERY, pos, head)),
+    "get_act_patch_attn_head_k_by_pos": ("attn.hook_k", lambda pos, head: (EVERY, pos, head)),
+    "get_act_patch_attn_head_v_by_pos": ("attn.hook_v", lambda pos, head: (EVERY, pos, head)),
+    "get_act_patch_attn_head_out_all_pos": ("attn.hook_z", lambda head: (EVERY, EVERY, head)),
+    "get_act_patch_attn_head_q_all_pos": ("attn.hook_q", lambda head: (EVERY, EVERY, head)),
+    "get_act_patch_attn_head_k_all_pos": ("attn.hook_k", lambda head: (EVERY, EVERY, head)),
+    "get_act_patch_attn_head_v_all_pos": ("attn.hook_v", lambda head: (EVERY, EVERY, head)),
+    "get_act_patch_attn_head_pattern_all_pos": ("attn.hook_pattern", lambda head: (EVERY, head)),
+    "get_act_patch_attn_head_pattern_by_pos": ("attn.hook_pattern", lambda head, pos: (EVERY, head, pos)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_patching_sweeps(sweep, lm, clean, corrupt):
+    name, place = SWEEPS[sweep]
+    with torch.no_grad():
+        _, cache = lm.run_with_cache(clean)
+        table = getattr(patching, sweep)(lm, corrupt, cache, metric)
+        sizes = table.shape[1:]
+        assert table.shape[0] == LAYERS and set(sizes) <= {POS, HEADS}
+        for layer, *index in (
+            (0, *[0] * len(sizes)),
+            (1, *[4 if size == POS else 2 for size in sizes]),
+            (2, *[size - 1 for size in sizes]),
+        ):
+            direct = patched(lm, corrupt, cache, f"blocks.{layer}.{name}", place(*index))
+            torch.testing.assert_close(table[(layer, *index)], direct, atol=1e-6, rtol=1e-5)
+        assert (table - metric(lm(corrupt))).abs().max() > 1e-4  # patching does something
+
+
+def test_direct_paths(lm, clean, corrupt):
+    """The change of one head's output, added to the query input of later heads only."""
+    with torch.no_grad():
+        cache, other = lm.run_with_cache(clean)[1], lm.run_with_cache(corrupt)[1]
+        table = patching.get_act_patch_direct_path(
+            lm, corrupt, cache, other, metric, src_layer=0, src_head=1, component="v", verbose=False
+        )
+        assert not lm.cfg.use_split_qkv_input  # the switch is put back
+        delta = (cache["z", 0] - other["z", 0])[:, :, 1] @ lm.W_O[0, 1]
+        head = 2
+
+        def add(value, hook):
+            value = value.clone()
+            value[:, :, head] += delta
+            return value
+
+        lm.set_use_split_qkv_input(True)
+        direct = metric(lm.run_with_hooks(corrupt, fwd_hooks=[("blocks.2.attn.hook_v_input", add)]))
+        lm.set_use_split_qkv_input(False)
+    torch.testing.assert_close(table[2, head], direct, atol=1e-5, rtol=1e-4)
+
+
+class Letters:
+    """Single letters as tokens."""
+
+    bos = 0
+
+    def encode(self, text):
+        return [ord(letter) - 96 for letter in text]
+
+    def decode(self, ids):
+        return "".join(chr(96 + index) for index in ids)
+
+
+def test_head_detector(lm):
+    lm.tokenizer = Letters()
+    text = "abcabcabca"
+    scores = detect_head(lm, text, "previous_token_head")
+    tokens = lm.to_tokens(text)
+    with torch.no_grad():
+        _, cache = lm.run_with_cache(tokens)
+    for layer in range(LAYERS):
+        pattern = cache["pattern", layer][0]
+        for head in range(HEADS):
+            # the share of all attention that lies on the token before, as the tool counts it
+            share = pattern[head].diagonal(-1).sum() / pattern[head].sum()
+            torch.testing.assert_close(scores[layer, head], share, atol=1e-3, rtol=0)
+
+
+def readout(lm, z):
+    """Logits of a stream, by the definition of the family."""
+    eps, final = lm.cfg.ln_final_eps, lm.ln_final
+    if lm.cfg.family == "nanochat-crate":
+        x = z / (z.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+        return lm.cfg.softcap * torch.tanh(x @ lm.W_U / lm.cfg.softcap)
+    if not hasattr(final, "weight"):
+        return z @ lm.W_U
+    x = (z - z.mean(dim=-1, keepdim=True)) / (z.var(dim=-1, correction=0, keepdim=True) + eps).sqrt()
+    return (x * final.weight + (0 if final.bias is None else final.bias)) @ lm.W_U
+
+
+def test_logit_lens(lm, clean):
+    with torch.no_grad():
+        logits, cache = lm.run_with_cache(clean)
+        for result in (cache.logit_lens(), logit_lens(lm, clean, positions=None)):
+            values = result.values
+            assert values.shape[0] == LAYERS + 1
+            for layer in range(LAYERS):
+                torch.testing.assert_close(values[layer], readout(lm, cache["resid_pre", layer]), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(values[-1], logits, atol=1e-4, rtol=1e-4)
+
+
+def test_direct_logit_attribution(lm, clean):
+    """Components times the unembedding direction; where the stream adds up they sum to the logit less its constant."""
+    with torch.no_grad():
+        logits, cache = lm.run_with_cache(clean)
+        answers = torch.tensor([RIGHT, WRONG])
+        found = direct_logit_attribution(lm, clean, answer_tokens=answers, unit="component", cache=cache)
+        parts, labels = cache.decompose_resid(return_labels=True, pos_slice=-1)
+        directions = lm.tokens_to_residual_directions(answers)
+        final = lm.ln_final
+        if lm.cfg.family == "crate-lm" and not hasattr(final, "weight"):
+            scaled = parts
+        else:
+            scale = cache["ln_final.hook_scale"][:, -1]
+            centred = parts if lm.cfg.final_rms else parts - parts.mean(dim=-1, keepdim=True)
+            scaled = centred / scale
+        direct = (scaled * directions).sum(dim=-1)
+        torch.testing.assert_close(found.attribution, direct, atol=1e-4, rtol=1e-4)
+        if lm.cfg.family != "nanochat-crate":  # there the stream is mixed anew before each layer, and capped at the end
+            constant = 0 if getattr(final, "bias", None) is None else (final.bias @ lm.W_U)[answers]
+            picked = logits[[0, 1], -1, answers] - constant
+            torch.testing.assert_close(direct.sum(dim=0), picked, atol=1e-4, rtol=1e-4)
+    assert len(labels) == len(direct)
+
+
+def test_attribution_patching(lm, clean, corrupt):
+    """(clean - corrupt) times the gradient of the metric on the corrupt run, summed."""
+    measure = lambda logits: logits[0, -1, RIGHT] - logits[0, -1, WRONG]  # noqa: E731
+    found = attribution_patch(lm, clean[:1], corrupt[:1], measure)
+    with torch.no_grad():
+        _, cache = lm.run_with_cache(clean[:1])
+    kept = {}
+
+    def keep(value, hook):
+        value = value.detach().clone().requires_grad_() if not value.requires_grad else value
+        value.retain_grad()
+        kept[hook.name] = value
+        return value
+
+    names = [f"blocks.{layer}.hook_mlp_out" for layer in range(LAYERS)]
+    measure(lm.run_with_hooks(corrupt[:1], fwd_hooks=[(name, keep) for name in names])).backward()
+    for layer, name in enumerate(names):
+        direct = ((cache[name] - kept[name].detach()) * kept[name].grad).sum(dim=-1)[0]
+        scores = {
+            node.position: value
+            for node, value in found.node_scores.items()
+            if (node.kind, node.layer) == ("mlp_out", layer)
+        }
+        ours = torch.tensor([float(scores[pos]) for pos in range(POS)])
+        torch.testing.assert_close(ours, direct, atol=1e-4, rtol=1e-3)
+
+
+def test_additive_bookkeeping(lm, clean):
+    with torch.no_grad():
+        _, cache = lm.run_with_cache(clean)
+    parts = cache.get_full_resid_decomposition(expand_neurons=False)
+    if lm.cfg.family == "nanochat-crate":  # additive inside a block only
+        for layer in range(LAYERS):
+            total = cache["resid_pre", layer] + cache["attn_out", layer] + cache["mlp_out", layer]
+            torch.testing.assert_close(total, cache["resid_post", layer], atol=1e-5, rtol=1e-5)
+        return
+    torch.testing.assert_close(parts.sum(dim=0), cache["resid_post", -1], atol=1e-4, rtol=1e-4)
+
+
+def test_no_op_hooks_change_no_bit(lm, clean):
+    with torch.no_grad():
+        plain = lm(clean)
+        hooked = lm.run_with_hooks(
+            clean, fwd_hooks=[(name, lambda value, hook: None) for name in lm.matching_points(None)]
+        )
+        cached, cache = lm.run_with_cache(clean)
+        same = lm.run_with_hooks(
+            clean, fwd_hooks=[(name, lambda value, hook: value.clone()) for name in lm.matching_points(None)]
+        )
+    assert torch.equal(plain, hooked) and torch.equal(plain, cached)
+    torch.testing.assert_close(same, plain, atol=1e-6, rtol=1e-5)
+    assert set(cache) == set(lm.matching_points(None))
