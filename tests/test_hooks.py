@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+import crate_interp as ci
+from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_interp import hooks
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
@@ -130,28 +131,48 @@ def rows():
             yield section, cells[0].strip("`"), cells[1], cells[3].strip("`")
 
 
-@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
-def test_the_catalogue_is_the_model(family, images):
-    model = make(family, d_features=17, d_mlp=None if family == "crate" else 37)
+def catalogued(name):
+    """A model of a kind that the catalogue has, what it runs on, and the sizes behind the letters."""
+    if name.startswith(("crate-lm", "gpt", "nanochat")):
+        model = make_lm(name, d_mlp=None if "vanilla" in name else 37)
+        return model, torch.randint(47, (BATCH, 11)), {"N": 11, "p": 6}
+    images = torch.randn(BATCH, 3, 6, 20)
+    if name == "crate-mae":
+        size = dict(d_model=30, n_layers=3, n_heads=5, decoder_n_heads=5, image_size=(6, 20), patch_size=(2, 5))
+        return (
+            ci.HookedCrateMAE(ci.CrateConfig(family=name, **size)).eval(),
+            images,
+            {"d": 30, "p": 6, "P": 12, "v": 30},
+        )
+    return make(name, d_features=17, d_mlp=None if name == "crate" else 37), images, {"f": 17}
+
+
+KINDS = ["crate", "crate-alpha", "crate-mae", "crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_catalogue_is_the_model(name):
+    model, data, said = catalogued(name)
     model.set_use_attn_result(True)
-    _, cache = model.run_with_cache(images)
+    _, cache = model.run_with_cache(data)
     model.set_use_attn_result(False)
     model.set_use_split_qkv_input(True)
-    _, split = model.run_with_cache(images)
-    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp, "f": 17, "1": 1}
+    _, split = model.run_with_cache(data)
+    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp, "1": 1} | said
     listed = set()
-    for section, name, shape, short in rows():
-        if "`crate" in section and f"`{family}`" not in section:
+    for section, point, shape, short in rows():
+        named = re.findall(r"`([^`]*)`", section)
+        if named and name not in named:
             continue
-        full = name if "In the whole model" in section else f"blocks.1.{name}"
+        decoder = "decoder block" in section
+        full = point if "In the whole model" in section else f"{'decoder_' * decoder}blocks.1.{point}"
         listed.add(full)
         value = cache[full] if full in cache.cache_dict else split[full]
         assert list(value.shape) == [sizes[letter] for letter in shape.split()], full
-        if "`crate" not in section or not short.startswith("("):
-            key = eval(short, {"l": 1})  # the catalogue's own words
-            if full in cache.cache_dict and name != "ln_final.hook_normalized" and name != "ln_final.hook_scale":
-                assert cache[key] is cache[full], short
-    live = {name for name in model.hook_dict if not name.startswith(("blocks.0", "blocks.2"))}
+        if full in cache.cache_dict and not point.startswith("ln_final."):
+            holder, there = (cache.decoder, full.removeprefix("decoder_")) if decoder else (cache, full)
+            assert holder[eval(short, {"l": 1})] is holder[there], short  # the catalogue's own words
+    live = {point for point in model.hook_dict if not re.match(r"(decoder_)?blocks\.[02]\.", point)}
     assert listed == live
 
 

@@ -5,7 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+import crate_interp as ci
 from conftest import PLAIN, make
+from crate_interp.checkpoints.registry import MODELS
+from crate_interp.models.preprocess import preprocess
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
 
@@ -101,3 +104,30 @@ def test_bad_input(model, tmp_path):
     fails(r"images are torch.int64: give uint8 arrays", np.zeros((2, 3, 6, 20), np.int64))
     fails(r"images have shape \(3, 6, 20\), wanted \[batch, 3, height, width\]", np.zeros((3, 6, 20), np.uint8))
     fails("the array is empty", np.zeros((0, 3, 6, 20), np.uint8))
+
+
+def published_preprocessing():
+    return [row for row in MODELS if row["config"].get("mean") and row["family"] != "clipa"]
+
+
+@pytest.mark.parametrize("row", published_preprocessing(), ids=lambda row: row["name"])
+def test_what_the_papers_say(row):
+    """Shorter side to 256 (bilinear), the middle 224 x 224, ImageNet's mean and std; by Pillow alone, pixel by pixel."""
+    assert len(published_preprocessing()) >= 15
+    kept = {name: value for name, value in row["config"].items() if name != "d_features"}
+    cfg = ci.CrateConfig(family=row["family"], d_model=kept.pop("n_heads"), n_layers=1, n_heads=1, **kept)
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 410, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    small = image.resize((int(256 * 410 / 300), 256), Image.Resampling.BILINEAR)
+    left = round((small.width - 224) / 2)
+    by_hand = np.asarray(small)[16:240, left : left + 224].astype(np.float64) / 255
+    by_hand = (by_hand - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    ours = preprocess(cfg, image)
+    assert ours.shape == (1, 3, 224, 224)
+    np.testing.assert_allclose(ours[0].permute(1, 2, 0), by_hand, atol=1e-6)
+
+
+def test_what_clipa_says():
+    (first, second) = [row["config"] for row in MODELS if row["family"] == "clipa"]
+    assert first == second and (first["resize"], first["crop"]) == (224, 224)
+    assert first["mean"] == [0.485, 0.456, 0.406]  # ImageNet's, not CLIP's

@@ -73,6 +73,7 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
             "logits, cache = model.run_with_cache(images); ci.probe(cache)."
         )
     chosen, model = resolve(probes), cache.model
+    _check_kind(model)
     if not cache.has_batch_dim:
         raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
     layers = range(len(model.blocks))
@@ -96,11 +97,22 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
 def _check_model(model: Any, probes: list[Probe]) -> None:
     if not isinstance(model, HookedModel):
         raise ValueError(f"cannot measure {type(model).__name__}: give a hooked model, such as ci.load(...) returns.")
+    _check_kind(model)
     for point in (point for item in probes for point in item.points):
         model.check_point(full_name(point, 0))
     for name, value in model.named_parameters():
         if not all_finite(value):
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
+
+
+def _check_kind(model: Any) -> None:
+    """The probes read a CLS token and a U in every layer, which image classifiers have."""
+    if model.cfg.kind != "vision":
+        tower = " Its image tower can be measured: model.visual." if model.cfg.kind == "clip" else ""
+        raise ValueError(
+            f"the probes measure image classifiers, got a {type(model).__name__}.{tower} Use model.run_with_cache and ci.measures on its "
+            "activations."
+        )
 
 
 def _measure_weights(model: Any, probes: list[Probe], tally: Tally) -> None:
