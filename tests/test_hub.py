@@ -330,3 +330,19 @@ def test_the_tokenizers_of_the_hub(hub, tmp_path):
     fails_later = ci.load(file, cache_dir=tmp_path / "other")
     with pytest.raises(ci.CheckpointError, match="has no repo 'openai-community/gpt2'"):
         fails_later.to_tokens("12")
+
+
+def test_large_files_show_progress(table, tmp_path, monkeypatch, capsys):
+    from crate_interp.checkpoints import progress
+
+    ci.load("crate-alpha-b16", cache_dir=tmp_path)
+    assert "reading" not in capsys.readouterr().err  # a small one does not
+    monkeypatch.setattr(progress, "SHOWN_FROM", 0)
+    for name, file in (
+        ("crate-alpha-b16", FILE),
+        ("crate-alpha-b16-jax", "crate_alpha_B16_in1k.npz"),
+        ("crate-d12-base", "model.safetensors"),
+    ):
+        ci.load(name, cache_dir=tmp_path)
+        shown = capsys.readouterr().err
+        assert f"checking {file.split('/')[-1]}: 100%" in shown and f"reading {file.split('/')[-1]}: 100%" in shown

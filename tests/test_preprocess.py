@@ -107,7 +107,7 @@ def test_bad_input(model, tmp_path):
 
 
 def published_preprocessing():
-    return [row for row in MODELS if row["config"].get("mean") and row["family"] != "clipa"]
+    return [row for row in MODELS if row["config"].get("mean") and row["family"] in ("crate", "crate-alpha")]
 
 
 @pytest.mark.parametrize("row", published_preprocessing(), ids=lambda row: row["name"])

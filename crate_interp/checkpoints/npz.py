@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.checkpoints.progress import byte_bar
 
 _WEIGHTS = "params/"  # beside opt/ and chrono/, which are more than half of a training file
 _OLD_NAME, _NAME = "/Attention_0/", "/MultiHeadDotProductSubspaceAttention_0/"
@@ -41,11 +42,13 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path} claims entries larger than the file: it is damaged or was made to harm.")
         inside = [info for info in members if info.filename.startswith(_WEIGHTS)]
         tensors: dict[str, Tensor] = {}
-        for info in inside or members:
-            name = info.filename.removesuffix(".npy").removeprefix(_WEIGHTS).replace(_OLD_NAME, _NAME)
-            if name in tensors:
-                raise CheckpointError(f"{path} holds {name} twice.")
-            tensors[name] = _read_member(archive, info, f"{path}: {name}")
+        with byte_bar(sum(info.file_size for info in inside or members), f"reading {path.name}") as bar:
+            for info in inside or members:
+                name = info.filename.removesuffix(".npy").removeprefix(_WEIGHTS).replace(_OLD_NAME, _NAME)
+                if name in tensors:
+                    raise CheckpointError(f"{path} holds {name} twice.")
+                tensors[name] = _read_member(archive, info, f"{path}: {name}")
+                bar.update(info.file_size)
     return tensors
 
 

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from crate_interp.checkpoints.progress import byte_bar
+
 ASSETS = Path(__file__).parent.parent / "assets"
 
 # One row per public file; `config` has the fields its tensors cannot tell and its preprocessing. `steps`: the training
@@ -52,5 +54,9 @@ def of_digest(path: Path) -> dict[str, Any] | None:
 
 def sha256(path: Path) -> str:
     """The digest of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with open(path, "rb") as file, byte_bar(path.stat().st_size, f"checking {path.name}") as bar:
+        while block := file.read(2**22):
+            digest.update(block)
+            bar.update(len(block))
+    return digest.hexdigest()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.npz import is_npz, read_npz
+from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.checkpoints.torchfile import read_torch
 from crate_interp.measures.checks import all_finite
 
@@ -75,7 +76,12 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
         names = list(file.keys())
         if len(names) > _MAX_TENSORS:
             raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
-        return {name: file.get_tensor(name).clone() for name in names}
+        tensors = {}
+        with byte_bar(path.stat().st_size - size, f"reading {path.name}") as bar:
+            for name in names:
+                tensors[name] = file.get_tensor(name).clone()
+                bar.update(tensors[name].nbytes)
+        return tensors
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -156,20 +162,23 @@ def _copied(mapped: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name, value in mapped.items():
         check_dense(name, value, str(path))
     place = {name: (value.data_ptr(), tuple(value.shape), value.stride()) for name, value in mapped.items()}
-    share = max(_SHARE, sum(value.nbytes for value in mapped.values()) // 16)
+    sizes = {name: value.nbytes for name, value in mapped.items()}
+    share = max(_SHARE, sum(sizes.values()) // 16)
     groups: list[list[str]] = [[]]
     size = 0
-    for name, value in mapped.items():
-        if size + value.nbytes > share and groups[-1]:
+    for name, nbytes in sizes.items():
+        if size + nbytes > share and groups[-1]:
             groups.append([])
             size = 0
         groups[-1].append(name)
-        size += value.nbytes
+        size += nbytes
     mapped.clear()
     copies: dict[Any, Tensor] = {}
-    for group in groups:
-        fresh = state_dict_of(read_torch(path)[0], str(path))
-        for name in group:
-            if place[name] not in copies:
-                copies[place[name]] = fresh[name].detach().clone(memory_format=torch.contiguous_format)
+    with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
+        for group in groups:
+            fresh = state_dict_of(read_torch(path)[0], str(path))
+            for name in group:
+                if place[name] not in copies:
+                    copies[place[name]] = fresh[name].detach().clone(memory_format=torch.contiguous_format)
+                bar.update(sizes[name])
     return {name: copies[where] for name, where in place.items()}

@@ -198,5 +198,6 @@ class HookedModel(HookedRootModule, SharedModel):
         """The sum of output biases before `layer` `[d_model]`; the sparse steps of CRATE have none."""
         total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
         if include_mlp_biases and not self.cfg.tied:
-            total = total + sum(block.mlp.b_out for block in list(self.blocks)[:layer])  # pyright: ignore[reportAttributeAccessIssue]
+            mlps: list[Any] = [block.mlp for block in self.blocks]
+            total = total + torch.stack([mlp.b_out for mlp in mlps])[:layer].sum(dim=0)
         return total
