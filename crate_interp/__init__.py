@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from crate_interp.models.clip import HookedCrateCLIP
     from crate_interp.models.context import Past
     from crate_interp.models.language import HookedCrateLM
+    from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
     from crate_interp.sweep import SweepResult, probe, sweep
@@ -36,6 +37,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "HookedCrateMAE": ("crate_interp.models.autoencoder", "HookedCrateMAE"),
     "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
+    "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
@@ -60,6 +62,7 @@ __all__ = [
     "HookedCrateMAE",
     "Past",
     "Probe",
+    "SparseAutoencoder",
     "SweepResult",
     "data",
     "hooks",

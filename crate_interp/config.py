@@ -11,11 +11,11 @@ the sparse step; lambd: its threshold. eps is always the epsilon of the papers, 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 from crate_interp.families import FAMILIES, FIELDS_OF, OTHER_STEPS
 from crate_interp.hints import did_you_mean
+from crate_interp.values import height_width, is_number, whole
 
 VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
@@ -35,7 +35,8 @@ class CrateConfig:
 
     A field left at None takes the published default of its family: `sparse_step`, `lambd`, `ln_eps`, `ln_final_eps`,
     and the ints `d_head`, `d_mlp`, `decoder_n_layers`, `decoder_n_heads`. `variant` chooses the output map of MSSA
-    (crate_interp/models/attention.py), `sparse_step` what follows it (models/sparsify.py).
+    (crate_interp/models/attention.py), `sparse_step` what follows it (models/sparsify.py). `output_matrix`: whether MSSA
+    owns an output matrix; None: as the torch code has it, which leaves it out where one head spans the whole stream.
 
     Images: `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`, `crop`,
     `interpolation`, `mean`, `std` say what `model.preprocess` does; `resize` is the length of the shorter side, or (h, w).
@@ -54,6 +55,7 @@ class CrateConfig:
     n_layers: int
     n_heads: int
     variant: str = "crate"
+    output_matrix: Any = None
     sparse_step: Any = None
     image_size: Any = 224
     patch_size: Any = 16
@@ -122,7 +124,13 @@ class CrateConfig:
         for name in foreign_fields(self.family):
             if getattr(self, name) != _DEFAULTS[name]:
                 raise ValueError(f"{name}={getattr(self, name)!r}: models of family {self.family!r} have no {name}.")
-        for name in ("interpolate_pos", "bias", "window", "norm_pix_loss"):
+        for name in (
+            "interpolate_pos",
+            "bias",
+            "window",
+            "norm_pix_loss",
+            *(["output_matrix"] if self.output_matrix is not None else []),
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: give True or False.")
 
@@ -131,7 +139,7 @@ class CrateConfig:
         facts = FAMILIES[self.family]
         if self.d_head is None:
             _set(self, "d_head", _share(self, "n_heads", "d_model"))
-        for name in ("sparse_step", "lambd", "ln_eps", "ln_final_eps", "prepend_bos"):
+        for name in ("sparse_step", "lambd", "ln_eps", "ln_final_eps", "prepend_bos", "softcap"):
             if getattr(self, name) is None:
                 _set(self, name, facts.get(name))
         if self.d_mlp is None:
@@ -139,9 +147,9 @@ class CrateConfig:
         for name in ("resize", "crop"):
             value = getattr(self, name)
             if isinstance(value, (list, tuple)):
-                _set(self, name, _height_width(name, value))
+                _set(self, name, height_width(name, value))
             elif value is not None:
-                _set(self, name, _whole(name, value))
+                _set(self, name, whole(name, value))
         for name in ("mean", "std", "labels"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -150,7 +158,8 @@ class CrateConfig:
         if self.kind == "mae":
             _set(self, "decoder_n_layers", self.decoder_n_layers or self.n_layers)
             _set(self, "decoder_n_heads", self.decoder_n_heads or self.n_heads)
-            _share(self, "decoder_n_heads", "d_model")
+        if self.output_matrix is None:
+            _set(self, "output_matrix", _owns_output_matrix(self))
 
     def _check_steps(self) -> None:
         steps = (FAMILIES[self.family]["sparse_step"], *OTHER_STEPS.get(self.family, ()))
@@ -163,6 +172,8 @@ class CrateConfig:
             raise ValueError(
                 f"variant={self.variant!r} needs n_heads * d_head = d_model, got {self.n_heads} * {self.d_head} != {self.d_model}."
             )
+        if self.output_matrix and self.variant not in ("crate", "fix"):
+            raise ValueError(f"variant={self.variant!r} has no output matrix of its own: leave output_matrix out.")
         if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
             raise ValueError(f"variant={self.variant!r}: only families crate and crate-alpha have it.")
 
@@ -186,15 +197,17 @@ class CrateConfig:
                 raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
         if self.kind == "clip":
             _share(self, "text_n_heads", "text_d_model")
+        if self.prepend_bos not in (None, True, False):
+            raise ValueError(f"prepend_bos={self.prepend_bos!r}: give True, False or None.")
         if self.tokenizer is not None:
             _one_of(self, "tokenizer", TOKENIZERS)
         if not isinstance(self.window_pattern, str) or not self.window_pattern or set(self.window_pattern) - set("SL"):
             raise ValueError(f"window_pattern={self.window_pattern!r}: give letters S (short) and L (long).")
-        if self.rotary and (self.d_head % 2 or not _is_number(self.rotary_base) or self.rotary_base <= 0):
+        if self.rotary and (self.d_head % 2 or not is_number(self.rotary_base) or self.rotary_base <= 0):
             raise ValueError(
                 f"d_head={self.d_head}, rotary_base={self.rotary_base!r}: rotary codes need an even d_head and a base above 0."
             )
-        if self.softcap is not None and (not _is_number(self.softcap) or self.softcap <= 0):
+        if self.softcap is not None and (not is_number(self.softcap) or self.softcap <= 0):
             raise ValueError(f"softcap={self.softcap!r}: give a number above 0, or None.")
 
     def _check_preprocessing(self) -> None:
@@ -204,7 +217,7 @@ class CrateConfig:
             value = getattr(self, name)
             if value is not None and len(value) != self.channels:
                 raise ValueError(f"{name} has {len(value)} values for channels={self.channels}: give one per channel.")
-            if value is not None and not all(_is_number(x) and (x > 0 or name == "mean") for x in value):
+            if value is not None and not all(is_number(x) and (x > 0 or name == "mean") for x in value):
                 raise ValueError(f"{name}={value!r}: give finite numbers{', above 0' * (name == 'std')}.")
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class.")
@@ -225,14 +238,6 @@ class CrateConfig:
     def grid(self) -> tuple[int, int]:
         """Patches down and across, (h, w)."""
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
-
-    @property
-    def has_output_matrix(self) -> bool:
-        """Whether MSSA owns an output matrix: variants crate and fix, unless one head spans the whole vision stream."""
-        whole_stream = (
-            self.n_heads == 1 and self.d_head == self.d_model and self.family in ("crate", "crate-alpha", "crate-mae")
-        )
-        return self.variant in ("crate", "fix") and not whole_stream
 
     @property
     def kind(self) -> str:
@@ -344,23 +349,23 @@ def _one_of(cfg: CrateConfig, name: str, choices: tuple[str, ...]) -> None:
         )
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers too
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38  # NaN is not
-
-
 def check_sizes(values: dict[str, Any]) -> dict[str, Any]:
     """The same fields with counts as ints and sizes as (h, w); ValueError naming the field that is neither."""
     checked = dict(values)
     for name in set(_COUNTS + _OPTIONAL_COUNTS) & set(values):
         if values[name] is not None or name in _COUNTS:
-            checked[name] = _whole(name, values[name])
+            checked[name] = whole(name, values[name])
     for name in {"image_size", "patch_size"} & set(values):
-        checked[name] = _height_width(name, values[name])
+        checked[name] = height_width(name, values[name])
     return checked
+
+
+def _owns_output_matrix(cfg: CrateConfig) -> bool:
+    """Variants crate and fix have one; CRATE's vision code leaves it out where one head spans the whole stream."""
+    whole_stream = (
+        cfg.n_heads == 1 and cfg.d_head == cfg.d_model and cfg.family in ("crate", "crate-alpha", "crate-mae")
+    )
+    return cfg.variant in ("crate", "fix") and not whole_stream
 
 
 def _share(cfg: CrateConfig, heads: str, width: str) -> int:
@@ -373,20 +378,7 @@ def _share(cfg: CrateConfig, heads: str, width: str) -> int:
     return getattr(cfg, width) // getattr(cfg, heads)
 
 
-def _whole(name: str, value: Any) -> int:
-    if not _is_int(value) or not 1 <= value < 2**31:
-        raise ValueError(f"{name}={value!r}: give a whole number of at least 1.")
-    return int(value)
-
-
 def _non_negative(cfg: CrateConfig, name: str) -> None:
     value = getattr(cfg, name)
-    if not _is_number(value) or value < 0:
+    if not is_number(value) or value < 0:
         raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
-
-
-def _height_width(name: str, value: Any) -> tuple[int, int]:
-    pair = (value, value) if _is_int(value) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    if len(pair) != 2 or not all(_is_int(side) and 1 <= side < 2**31 for side in pair):
-        raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
-    return int(pair[0]), int(pair[1])

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nanochat-crate": {  # modularflow/nanochat-crate-a nanochat/crate.py
         "kind": "text", "sparse_step": "threshold", "d_mlp_ratio": 4, "residual": True, "tied": True, "output_bias": False,
         "norm": "RMS", "ln_eps": 2.0**-23, "ln_final_eps": 2.0**-23, "lambd": 0.1, "causal": True, "prepend_bos": True,
+        "softcap": 15.0,
     },
     "clipa": {  # UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py, as a whole
         "kind": "clip", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True, "tied": True, "output_bias": False,

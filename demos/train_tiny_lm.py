@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm.auto import tqdm
 
+import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
 
 SAVED_STEPS = (0, 10, 40, 160, 640, 2560)  # log-spaced; the last step is the model itself
@@ -169,6 +170,14 @@ def baselines(train: np.ndarray, held: torch.Tensor) -> tuple[dict[str, float], 
     return {"unigram": cost(held_table, (0.0, 0.0)), "trigram": cost(held_table, best)}, said
 
 
+def losses(model: HookedCrateLM, train: np.ndarray, held: torch.Tensor, size: int) -> tuple[str, str]:
+    """The rows of the card's table, and the weights of the trigram's mixture; `size`: bytes of the held-out windows."""
+    sums, weights = baselines(train, held)
+    sums = {"crate-tiny-lm": nats(model, held), "the same, untrained": nats(make_model().eval(), held)} | sums
+    count = held[:, 1:].numel()
+    return "\n".join(f"| {name} | {total / count:.3f} | {total / size:.3f} |" for name, total in sums.items()), weights
+
+
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up, then a cosine to zero."""
     warm = max(1, round(WARMUP * steps))
@@ -251,14 +260,15 @@ def main() -> None:
     ids = to_ids(tokenizer, texts)
     train_bytes = sum(len(text.encode()) for text in texts)
     print(f"{train_bytes:,} bytes of text are {len(ids):,} tokens")
+    held = windows(to_ids(tokenizer, held_texts))
+    size = sum(len(tokenizer.decode(row.tolist()).encode()) for row in held[:, 1:])
+    if args.evaluate:
+        print(losses(crate_interp.load("crate-tiny-lm"), ids, held, size)[0])
+        return
     model, facts = train(args, ids)
     if args.pilot:
         return
-    held = windows(to_ids(tokenizer, held_texts))
-    count, size = held[:, 1:].numel(), sum(len(tokenizer.decode(row.tolist()).encode()) for row in held[:, 1:])
-    sums, weights = baselines(ids, held)
-    sums = {"crate-tiny-lm": nats(model, held), "the same, untrained": nats(make_model().eval(), held)} | sums
-    table = "\n".join(f"| {name} | {total / count:.3f} | {total / size:.3f} |" for name, total in sums.items())
+    table, weights = losses(model, ids, held, size)
     model.save_pretrained(args.out)
     tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
     cfg = model.cfg

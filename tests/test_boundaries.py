@@ -16,7 +16,7 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"hints", "families", "measures", "crate_hooks"},
+    {"hints", "families", "values", "measures", "crate_hooks"},
     {"config"},
     {"models"},
     {"checkpoints", "data"},
@@ -27,7 +27,7 @@ LEVELS = [
 ]
 # the hooked models offer save_pretrained; the format lives with the other formats and is imported when it is called
 EXCEPTIONS = {("models/sharing.py", "checkpoints")}
-FREE_OF_TRANSFORMERLENS = {"hints", "families", "config", "measures", "crate_hooks"}
+FREE_OF_TRANSFORMERLENS = {"hints", "families", "values", "config", "measures", "crate_hooks"}
 
 
 def sources():
@@ -81,7 +81,8 @@ def test_config_imports_neither_torch_nor_transformerlens():
 def test_public_names():
     assert ci.__all__ == [
         "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "Past",
-        "Probe", "SweepResult", "data", "hooks", "load", "measures", "models", "probe", "probes", "report", "sweep", "verify", "viz",
+        "Probe", "SparseAutoencoder", "SweepResult", "data", "hooks", "load", "measures",
+        "models", "probe", "probes", "report", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

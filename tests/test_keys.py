@@ -1,6 +1,7 @@
 """The key lists of the published models at their real sizes, and small models of every layout in other shapes."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -77,7 +78,9 @@ def test_other_shapes(case, tmp_path):
     assert torch.equal(run(ci.load(tmp_path / "a.pth", **GIVEN[case])), out)
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "model.safetensors")
     assert torch.equal(run(ci.load(tmp_path / "model.safetensors", **GIVEN[case])), out)
-    folder = model.save_pretrained(tmp_path / "own")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nanochat's has no tokenizer beside it here
+        folder = model.save_pretrained(tmp_path / "own")
     back = ci.load(folder)
     assert back.cfg == model.cfg and torch.equal(run(back), out)
     for (name, ours), (other, theirs) in zip(model.state_dict().items(), back.state_dict().items(), strict=True):

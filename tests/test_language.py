@@ -78,12 +78,18 @@ def test_stop_and_start(lm):
     with torch.no_grad():
         logits, cache = lm.run_with_cache(tokens)
         z = lm(tokens, stop_at_layer=2)
-        assert torch.equal(z, cache["resid_post", 1]) and torch.equal(lm(tokens, stop_at_layer=-1), z)
-        if lm.cfg.rotary:
-            refuses("start_at_layer=2: layers from there on add the embedding x0", lambda: lm(z, start_at_layer=2))
-            lm.x0_lambdas.data.zero_()
-            z, logits = lm(tokens, stop_at_layer=2), lm(tokens)
+        assert torch.equal(z, cache["resid_pre", 2]) and torch.equal(lm(tokens, stop_at_layer=-1), z)
+        assert torch.equal(lm(tokens, stop_at_layer=LAYERS), cache["resid_post", LAYERS - 1])
         torch.testing.assert_close(lm(z, start_at_layer=2), logits, atol=0, rtol=0)
+        if lm.cfg.rotary:
+            refuses("start_at_layer=1: layers after that add the embedding x0", lambda: lm(z, start_at_layer=1))
+            lm.x0_lambdas.data[2:] = 0
+        first = lm(tokens, stop_at_layer=1)
+        torch.testing.assert_close(lm(first, start_at_layer=1), lm(tokens), atol=0, rtol=0)
+        torch.testing.assert_close(
+            lm(first, start_at_layer=1, stop_at_layer=2), lm(tokens, stop_at_layer=2), atol=0, rtol=0
+        )
+    refuses("the stream is torch.float64, the model torch.float32", lambda: lm(z.double(), start_at_layer=2))
     refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))
     refuses("takes the stream of floats", lambda: lm(tokens, start_at_layer=2))
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
@@ -161,7 +167,11 @@ def test_bad_tokens(lm):
     refuses("tokens go from 0 to 47, the vocabulary from 0 to 46", lambda: lm(torch.tensor([[0, 47]])))
     refuses("tokens go from -1 to 3", lambda: lm(torch.tensor([[3, -1]])))
     refuses("takes whole numbers", lambda: lm(torch.rand(2, 3)))
-    refuses("takes whole numbers", lambda: lm(torch.tensor([1, 2])))
+    refuses("takes whole numbers", lambda: lm(ids()[None]))
+    with torch.no_grad():
+        for dtype in (torch.uint8, torch.int32):
+            assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
+        assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
     refuses("there is no token", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
     refuses("there are 14 tokens, the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
     refuses("takes a tensor of token ids or text, got int", lambda: lm(3))
@@ -187,7 +197,16 @@ def test_text(chat):
     assert chat.to_tokens(["the", "the"]).shape == (2, 2)
     with torch.no_grad():
         assert torch.equal(chat("the thing"), chat(chat.to_tokens("the thing")))
-    assert chat.generate("the", 3).startswith("<|bos|>the")
+    assert chat.generate("the", 3) == chat.to_string(chat.generate(chat.to_tokens("the"), 3)[0, 1:])
+    assert chat.generate("the", 0) == "the" and chat.generate("the", 0, prepend_bos=False) == "the"
+    assert (
+        chat.to_str_tokens(["the", "x"]) == [["<|bos|>", "the"], ["<|bos|>", "x"]]
+        and chat.to_single_str_token(260) == "the"
+    )
+    assert chat.to_str_tokens(torch.tensor([[260], [120]])) == [["the"], ["x"]] and chat.to_string([[260], [120]]) == [
+        "the",
+        "x",
+    ]
     refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"))
     refuses("have 2, 4 tokens: no CRATE was trained with padding", lambda: chat.to_tokens(["the", "xyz"]))
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))

@@ -199,7 +199,7 @@ def test_what_does_not_fit(alpha, tmp_path):
     refused(f"keys missing .*{block}OvercompleteISTABlock_0/D", save(tmp_path / "a.npz", less))
     refused("keys not used .*: extra", save(tmp_path / "b.npz", weights | {"extra": np.ones(3, "f4")}))
     bad = weights | {proj: np.ones((D_MODEL, HEADS, D_HEAD, 1), "f4")}
-    refused(f"wrong shapes .*: {proj} is", save(tmp_path / "c.npz", bad))
+    refused(f"{proj} has shape .*, the first layer makes it", save(tmp_path / "c.npz", bad))
     refused(r"n_heads=3 contradicts the tensors, which make it 5", save(tmp_path / "d.npz", weights), n_heads=3)
     old = save(tmp_path / "e.npz", published(alpha, old_names=True))
     refused("n_heads cannot be inferred", old)

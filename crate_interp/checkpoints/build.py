@@ -19,15 +19,21 @@ from crate_interp.checkpoints.layouts.layout import (
     key_map,
     source_of,
 )
-from crate_interp.checkpoints.tensors import Contents, check_weights
+from crate_interp.checkpoints.tensors import Contents, check_dense, check_weights
 from crate_interp.config import CrateConfig, check_sizes
 from crate_interp.models.autoencoder import HookedCrateMAE
-from crate_interp.models.clip import HookedCrateCLIP
+from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
 from crate_interp.models.hooked import set_runtime
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
 _MODELS = {"vision": HookedCrate, "mae": HookedCrateMAE, "text": HookedCrateLM, "clip": HookedCrateCLIP}
+_TOWERS = {  # beginning of the names of a tower's parameters -> the field that counts its layers
+    "vision": {"": "n_layers"},
+    "mae": {"": "n_layers", "decoder_": "decoder_n_layers"},
+    "text": {"": "n_layers"},
+    "clip": {"visual.": "n_layers", "text.": "text_n_layers"},
+}
 _SHOWN = 12  # keys listed on each side of a mismatch
 _SMALL = 2**16  # numbers in a key that a tolerant layout leaves out
 
@@ -36,6 +42,8 @@ def from_layout(
     contents: Contents, family: str | None, row: Fields, given: Fields, where: str, dtype: torch.dtype
 ) -> Any:
     """The model of a file in a published layout. `row`: what the table of models says; `given`: what the caller said."""
+    for key, value in contents.tensors.items():
+        check_dense(key, value, where)
     shapes = {key: tuple(value.shape) for key, value in contents.tensors.items()}
     layout = find_layout(shapes, family, where)
     if contents.namespace and layout.family != "crate-mae":
@@ -61,14 +69,16 @@ def make_config(
     for name, value in told.items():
         if name in own.STRUCTURE and name in given and given[name] != value:
             raise CheckpointError(f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}.")
+        if name in own.STRUCTURE and name not in given and row.get(name, value) != value:
+            raise CheckpointError(f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}.")
     said = {**told, **check_sizes(row), **given}
     inferred = infer_config(layout, shapes, said, where)
     values = {**layout.defaults, **inferred, **said}
-    _check_variant(layout, shapes, values, where)
-    return CrateConfig(family=layout.family, **values)
+    return CrateConfig(family=layout.family, **values | _output_matrix(layout, shapes, values, where))
 
 
-def _check_variant(layout: Layout, shapes: dict, values: dict, where: str) -> None:
+def _output_matrix(layout: Layout, shapes: dict, values: dict, where: str) -> Fields:
+    """That there is an output matrix where the torch code would have none: one head in the JAX code has it all the same."""
     outputs = [source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])]
     has_output = any(key in shapes for key in outputs)
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
@@ -77,10 +87,17 @@ def _check_variant(layout: Layout, shapes: dict, values: dict, where: str) -> No
             f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), so it is one of c, n, t, "
             "identity. Give it: ci.load(..., variant='c')."
         )
+    own = values.get("variant", "crate") in ("crate", "fix")
+    return {"output_matrix": True} if whole_stream and has_output and own and "output_matrix" not in values else {}
 
 
 def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    small = [key for key, value in tensors.items() if key not in target_of and value.numel() <= _SMALL]
+    ours = {key.split(".")[0] for key in target_of}  # a key under a known module would change what it computes
+    small = [
+        key
+        for key, value in tensors.items()
+        if key not in target_of and value.numel() <= _SMALL and key.split(".")[0] not in ours
+    ]
     if small:
         warnings.warn(
             f"{where}: {len(small)} small tensors nobody has described are left out: {', '.join(small[:8])}.",
@@ -101,16 +118,13 @@ def build(
     """The model with its parameters taken from `tensors`, which is emptied; no random number is drawn."""
     target_of = {key: key for key in tensors} if target_of is None else target_of
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
-    for prefix, count in (
-        ("", cfg.n_layers),
-        ("decoder_", cfg.decoder_n_layers),
-        ("visual.", cfg.n_layers),
-        ("text.", cfg.text_n_layers),
-    ):
-        if any(name.startswith(prefix + "blocks.") for name in named):
-            check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", count)
-    with torch.device("meta"):
-        model = _MODELS[cfg.kind](cfg)
+    for prefix, count in _TOWERS[cfg.kind].items():
+        check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", getattr(cfg, count))
+    try:
+        with torch.device("meta"):
+            model = HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
+    except (RuntimeError, TypeError, OverflowError):  # sizes whose product no tensor can have
+        raise CheckpointError(f"the config of {where} describes no model that fits in memory.") from None
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key_of = {target: key for key, target in target_of.items()}
     unused = [key for key in tensors if target_of.get(key) not in wanted]

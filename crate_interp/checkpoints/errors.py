@@ -1,5 +1,14 @@
 """The error of everything that can be wrong with a checkpoint."""
 
+_LONGEST = 1500
+
 
 class CheckpointError(ValueError):
-    """A file, folder, name or config that cannot become a model; the text says what came, what was wanted, what to type."""
+    """A file, folder, name or config that cannot become a model; the text says what came, what was wanted, what to type.
+
+    One line of at most 1,500 characters, whatever names a file brought with it.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        super().__init__(line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ...")

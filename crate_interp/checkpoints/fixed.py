@@ -31,7 +31,8 @@ def output(model: Any) -> Tensor:
         return model(wave(2, model.cfg.d_in, model=model))
     cfg, kind = model.cfg, model.cfg.kind
     if kind == "text":
-        return model(token_ids(cfg, min(_TOKENS, cfg.n_ctx), cfg.device))
+        count = cfg.n_ctx if cfg.family == "clipa-text" else min(_TOKENS, cfg.n_ctx)
+        return model(token_ids(cfg, count, cfg.device))
     if kind == "mae":
         height, width = cfg.patch_size
         images = wave(1, cfg.channels, 2 * height, 2 * width, model=model)

@@ -45,8 +45,15 @@ def fetch(
 
 def check_file(file: str) -> None:
     """CheckpointError for a name that is no path inside a repo."""
-    path = PurePosixPath(file)
-    if not file or path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file:
+    path = PurePosixPath(str(file))
+    if (
+        not isinstance(file, str)
+        or not file
+        or path.is_absolute()
+        or ".." in path.parts
+        or "\\" in file
+        or "\0" in file
+    ):
         raise CheckpointError(f"file={file!r} is no path inside a repo: give one such as 'torch/crate_alpha_B16.pth'.")
 
 

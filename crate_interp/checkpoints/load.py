@@ -11,11 +11,13 @@ from crate_interp.checkpoints import hub, own, registry, sae
 from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.fixed import check_output
-from crate_interp.checkpoints.tensors import Contents, read_file, state_dict_of
+from crate_interp.checkpoints.tensors import Contents, model_args, read_file, state_dict_of
 from crate_interp.checkpoints.tokenizer import attach
 from crate_interp.config import check_names
 from crate_interp.hints import did_you_mean
 from crate_interp.models.sae import SAEConfig
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def load(
@@ -46,14 +48,11 @@ def load(
     digest. Nothing in a file is executed. Raises CheckpointError.
     """
     dtype = torch.float32 if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    if dtype not in _DTYPES:
         raise CheckpointError(f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32.")
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
         raise CheckpointError(f"cannot load {source!r}: give a file, a folder, a name of ci.models(), or a state dict.")
-    try:
-        device = torch.device(device)
-    except RuntimeError:
-        raise CheckpointError(f"device={device!r} is none torch knows: give 'cpu', 'cuda' or 'cuda:1'.") from None
+    device = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
         check_names({name: value for name, value in config.items() if name != "hook_name"})
@@ -62,7 +61,27 @@ def load(
         raise
     except ValueError as error:  # a config the tensors allow and CrateConfig does not
         raise CheckpointError(str(error)) from None
-    return model.to(device)
+    except (
+        RuntimeError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # an argument or a tensor of a kind nobody expects
+        raise CheckpointError(f"{_short(source)} cannot be loaded: {error}") from error
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise CheckpointError(f"device={str(device)!r} cannot take the model: {error}") from None
+
+
+def _device(device: Any) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type == "meta":
+        raise CheckpointError(f"device={device!r} is none torch can compute on: give 'cpu', 'cuda' or 'cuda:1'.")
+    return found
 
 
 def _short(source: Any) -> str:
@@ -74,7 +93,7 @@ def _resolve(
 ) -> Any:
     if isinstance(source, (Mapping, torch.nn.Module)):
         _has_no(revision, file, "a state dict")
-        contents = Contents(state_dict_of(source, "the state dict"))
+        contents = Contents(state_dict_of(source, "the state dict"), model_args(source))
         return attach(_from_contents(contents, family, {}, given, "the state dict", dtype), None, net)
     path = Path(source).expanduser()
     if os.path.isdir(path):  # os.path says no where pathlib raises: a name too long for a file is no file
@@ -208,8 +227,11 @@ def _from_folder(folder: Path, weights: Path, family: str | None, given: dict, d
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     contents = read_file(weights)
+    if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
+        raise CheckpointError(f"family={family!r} contradicts {folder / own.CONFIG}, which says 'sae'.")
     if isinstance(cfg, SAEConfig):
-        config = {"act_name": cfg.hook_name, "l1_coeff": cfg.l1_coeff, "model_name": cfg.model_name}
+        config = {"act_name": cfg.hook_name, "act_size": cfg.d_in, "dict_size": cfg.d_sae, "l1_coeff": cfg.l1_coeff}
+        config["model_name"] = cfg.model_name
         return sae.from_contents(Contents(contents.tensors, config), given, str(weights), dtype)
     return attach(build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, {})
 

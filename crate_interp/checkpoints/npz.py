@@ -16,7 +16,7 @@ _OLD_NAME, _NAME = "/Attention_0/", "/MultiHeadDotProductSubspaceAttention_0/"
 _FLOATS = ("<f2", "<f4", "<f8")
 _BFLOAT16 = "|V2"  # numpy has no bfloat16 and stores it as two bytes
 _MAX_MEMBERS = 100_000
-_MAX_RATIO, _SMALL = 50, 2**20  # float weights hardly compress; a small array of zeros does
+_MAX_RATIO, _SMALL, _TOTAL = 50, 2**20, 2**26  # float weights hardly compress; a small array of zeros does
 
 
 def is_npz(path: Path) -> bool:
@@ -40,6 +40,11 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path} has {len(members)} entries: no checkpoint has so many.")
         if sum(info.compress_size for info in members) > path.stat().st_size:
             raise CheckpointError(f"{path} claims entries larger than the file: it is damaged or was made to harm.")
+        stored = sum(info.compress_size for info in members)
+        if sum(info.file_size for info in members) > max(_TOTAL, _MAX_RATIO * stored):
+            raise CheckpointError(
+                f"{path} claims {sum(info.file_size for info in members)} bytes in {stored}: weights do not compress so."
+            )
         inside = [info for info in members if info.filename.startswith(_WEIGHTS)]
         tensors: dict[str, Tensor] = {}
         with byte_bar(sum(info.file_size for info in inside or members), f"reading {path.name}") as bar:

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.m
 STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step", "n_classes", "d_features",
     "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers", "decoder_n_heads", "d_embed", "text_d_model",
-    "text_n_layers", "text_n_heads", "window_pattern",
+    "text_n_layers", "text_n_heads", "window_pattern", "output_matrix",
 )  # fmt: skip
 
 _CARD = """---
@@ -47,14 +48,18 @@ model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
 def save(model: Any, folder: Path) -> Path:
     """Writes the folder, each file whole or not at all; an existing model card is left alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    said = model.cfg.to_dict()
+    config = (
+        json.dumps({"library": "crate_interp", "format": 1, "config": said}, indent=2) + "\n"
+    )  # before anything is replaced
+    weights = _own_memory(model.state_dict())
     _write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
     tokenizer = _tokenizer(model)
     if tokenizer is not None:
         _write(folder / TOKENIZER, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
-    said = model.cfg.to_dict()
-    config = {"library": "crate_interp", "format": 1, "config": said}
-    _write(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+    else:
+        (folder / TOKENIZER).unlink(missing_ok=True)  # of the model that was here before
+    _write(folder / CONFIG, lambda path: path.write_text(config))
     if not (folder / CARD).exists():
         params = sum(value.numel() for value in weights.values())
         shown = {name: value for name, value in said.items() if value is not None and name not in ("labels", "family")}
@@ -72,8 +77,21 @@ def _tokenizer(model: Any) -> Tokenizer | None:
         return None
     try:
         return text.tokenizer or (text.fetch_tokenizer and text.fetch_tokenizer())
-    except CheckpointError:  # there was none beside the weights either
+    except CheckpointError as error:
+        warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
         return None
+
+
+def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
+    """The parameters on the CPU, no two in the same memory, which safetensors does not write."""
+    seen: set[int] = set()
+    kept = {}
+    for name, value in state.items():
+        value = value.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        kept[name] = value.clone() if place in seen else value
+        seen.add(place)
+    return kept
 
 
 def save_new(model: Any, folder: Path) -> Path:
@@ -108,7 +126,11 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     """The folder's config with `given` over it; CheckpointError where it is none of ours, or `given` contradicts it."""
     path = folder / CONFIG
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is no regular file.")
         content = json.loads(path.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {CONFIG}: give the weight file in it, or a folder made by save_pretrained."

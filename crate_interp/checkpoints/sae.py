@@ -38,6 +38,8 @@ def from_contents(contents: Contents, given: dict[str, Any], where: str, dtype: 
     for name, value in (("act_size", d_in), ("dict_size", d_sae)):
         if said.get(name, value) != value:
             raise CheckpointError(f"{where}: its config says {name}={said[name]!r}, the tensors make it {value}.")
+    if not isinstance(said.get("l1_coeff"), (int, float, type(None))):
+        raise CheckpointError(f"{where}: its config says l1_coeff={said['l1_coeff']!r}, wanted a number.")
     check_weights(tensors, where, dtype)
     cfg = SAEConfig(
         hook_name=hook_name, d_in=d_in, d_sae=d_sae, l1_coeff=said.get("l1_coeff"), model_name=said.get("model_name")

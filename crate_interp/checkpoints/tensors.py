@@ -14,7 +14,7 @@ from torch import Tensor
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.npz import is_npz, read_npz
 from crate_interp.checkpoints.progress import byte_bar
-from crate_interp.checkpoints.torchfile import read_torch
+from crate_interp.checkpoints.torchfile import check_total, read_torch
 from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
@@ -30,7 +30,7 @@ class Contents:
 
     tensors: dict[str, Tensor]
     config: dict[str, Any] = field(default_factory=dict)
-    namespace: bool = False  # the file needed argparse.Namespace, as those of the masked autoencoder do
+    namespace: bool = False  # it had an argparse.Namespace, as those of the masked autoencoder do
     owned: bool = False  # the tensors are ours alone and need no copy
 
 
@@ -49,6 +49,9 @@ def read_file(path: Path) -> Contents:
         if is_npz(path):
             return Contents(read_npz(path), owned=True)
         loaded, namespace = read_torch(path)
+        tensors = state_dict_of(loaded, str(path))
+        if zipfile.is_zipfile(path):
+            tensors = _copied(tensors, path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}. Is it truncated?") from None
     except CheckpointError:
@@ -60,11 +63,19 @@ def read_file(path: Path) -> Contents:
             "Is it truncated, or something else renamed? If it holds Python objects beside tensors, save the state dict "
             "alone: torch.save(model.state_dict(), path)."
         ) from None
-    config = loaded.get("model_args") if isinstance(loaded, Mapping) else None
     beside = read_config(path.with_name(f"{path.stem}_cfg.json"))  # how the sparse autoencoders are published
-    tensors = state_dict_of(loaded, str(path))
-    own = zipfile.is_zipfile(path)
-    return Contents(_copied(tensors, path) if own else tensors, dict(config or beside), namespace, owned=own)
+    config = dict(namespace or {}) or model_args(loaded) or beside
+    return Contents(tensors, config, namespace is not None, owned=True)
+
+
+def model_args(loaded: Any) -> dict[str, Any]:
+    """The plain values that a training dict keeps about its model, as nanoGPT's does; empty where there are none."""
+    said = loaded.get("model_args") if isinstance(loaded, Mapping) else None
+    if not isinstance(said, Mapping):
+        return {}
+    return {
+        key: value for key, value in said.items() if isinstance(key, str) and isinstance(value, (bool, int, float, str))
+    }
 
 
 def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
@@ -87,6 +98,8 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
 def read_config(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file, or where it is one of our own folders' configs."""
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is no regular file.")
         if path.stat().st_size > _MAX_CONFIG:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no config is so large.")
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -107,10 +120,12 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{where} holds a {type(loaded).__name__}, wanted a state dict: names and tensors.")
-    for key in _CONTAINERS:
-        if isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-            break
+    held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
+    if len(held) > 1:
+        raise CheckpointError(
+            f"{where} holds weights under {' and '.join(map(repr, held))}: pass the one that is meant, as a state dict."
+        )
+    loaded = loaded[held[0]] if held else loaded
     if not loaded:
         raise CheckpointError(f"{where} holds no tensors.")
     odd = [key for key, value in loaded.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
@@ -161,6 +176,7 @@ def _copied(mapped: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """
     for name, value in mapped.items():
         check_dense(name, value, str(path))
+    check_total(mapped, path)
     place = {name: (value.data_ptr(), tuple(value.shape), value.stride()) for name, value in mapped.items()}
     sizes = {name: value.nbytes for name, value in mapped.items()}
     share = max(_SHARE, sum(sizes.values()) // 16)

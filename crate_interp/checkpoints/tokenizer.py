@@ -1,5 +1,6 @@
 """Which tokenizer a language model has, and where it comes from."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ def attach(model: Any, folder: Path | None, net: dict[str, Any]) -> Any:
     part = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
         kind = part.cfg.tokenizer
-        part.fetch_tokenizer = lambda: _fetch(kind, folder, net)
+        part.fetch_tokenizer = partial(_fetch, kind, folder, net)  # a lambda could not be pickled
     return model
 
 
 def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
-    beside = [folder / name for name in (_JSON, _PICKLE)] if folder else []
+    beside = [folder / name for name in (_JSON, _PICKLE)] if folder and kind == "file" else []
     found = next((path for path in beside if path.exists()), None)
     if found is None and kind == "file":
         where = f"in {folder}" if folder else "where a state dict comes from"
@@ -32,6 +33,8 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
 
 
 def _read(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is no regular file.")
     if path.stat().st_size > _MAX_BYTES:
         raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no tokenizer is so large.")
     if path.name == _PICKLE:

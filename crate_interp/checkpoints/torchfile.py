@@ -1,38 +1,84 @@
 """Torch files, without running what they hold: tensors, plain Python values, and nothing else."""
 
 import argparse
+import re
+import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from pickletools import genops
+from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from crate_interp.checkpoints.errors import CheckpointError
 
-_MAX_MEMBERS = 200_000
+_MAX_MEMBERS, _MAX_PICKLE = 200_000, 2**26
 _NAMESPACE = "argparse.Namespace"  # what the trainer of the masked autoencoder keeps its command line in
+# What a pickle of tensors asks for. torch has a list of its own for weights_only=True, but that one is global to the process:
+# other libraries add to it, and torch itself puts classes on it that open network connections.
+_ALLOWED = re.compile(
+    r"collections\.(OrderedDict|Counter|defaultdict)"
+    r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter|parameter_with_state)"
+    r"|torch\.(\w+Storage|storage\.\w+Storage|Size|device|Tensor|nn\.parameter\.Parameter)"
+    r"|torch\.(float|double|half|bfloat16|int|long|short|bool|u?int\d+|float\d+)"
+    r"|torch\.serialization\._get_layout|builtins\.(dict|list|int|float)|__builtin__\.(dict|list|int|float)"
+)
+_lock = threading.Lock()  # torch's list of admitted classes is one for all threads
 
 
-def read_torch(path: Path) -> tuple[Any, bool]:
-    """What a torch file holds, memory-mapped where it is a zip, and whether it needed argparse.Namespace.
+def read_torch(path: Path) -> tuple[Any, Mapping[str, Any] | None]:
+    """What a torch file holds, memory-mapped where it is a zip, and what its argparse.Namespace said, if there was one.
 
-    That one class, a bag of values without code, is admitted where it is the only one the file asks for, and what it
-    holds is left out of the answer.
+    Every class the pickle names is compared with a list of our own before torch reads it. argparse.Namespace, a bag of
+    values without code, is admitted too, and left out of the answer.
     """
     mapped = zipfile.is_zipfile(path)
-    if mapped:
-        _check_archive(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped), False
-    except Exception:
-        if not mapped or torch.serialization.get_unsafe_globals_in_checkpoint(path) != [_NAMESPACE]:
-            raise
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    asked = _asked_for(_pickles(path, mapped))
+    odd = sorted(name for name in asked if not _ALLOWED.fullmatch(name) and name != _NAMESPACE)
+    if odd:
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint: its pickle asks for {', '.join(odd[:4])}, and only tensors and plain values are "
+            "admitted; nothing was run. Save the state dict alone: torch.save(model.state_dict(), path)."
+        )
+    if _NAMESPACE not in asked:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped), None
+    with _lock, torch.serialization.safe_globals([argparse.Namespace]):
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} holds a {type(loaded).__name__}, wanted a state dict: names and tensors.")
-    return {key: value for key, value in loaded.items() if not isinstance(value, argparse.Namespace)}, True
+    said = {key: vars(value) for key, value in loaded.items() if isinstance(value, argparse.Namespace)}
+    return {key: value for key, value in loaded.items() if key not in said}, dict(next(iter(said.values()), {}))
+
+
+def _pickles(path: Path, mapped: bool) -> Iterable[bytes | BinaryIO]:
+    """The pickles of a file: the one in a zip, or the several at the beginning of a file of the older kind."""
+    if not mapped:
+        with open(path, "rb") as file:
+            for _ in range(5):  # magic number, version, system, the object, the keys of its storages
+                yield file
+        return
+    _check_archive(path)
+    with zipfile.ZipFile(path) as archive:
+        found = [
+            info for info in archive.infolist() if info.filename.endswith("/data.pkl") or info.filename == "data.pkl"
+        ]
+        if len(found) != 1 or found[0].file_size > _MAX_PICKLE:
+            raise CheckpointError(f"{path} is a zip without one data.pkl: it is not a readable checkpoint.")
+        yield archive.read(found[0])
+
+
+def _asked_for(pickles: Iterable[bytes | BinaryIO]) -> set[str]:
+    """The names of everything that pickles import; an operation no tensor needs counts as one."""
+    names = set()
+    for content in pickles:
+        for opcode, argument, _ in genops(content):
+            if opcode.name == "GLOBAL":
+                names.add(".".join(str(argument).split(" ")))
+            elif opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER"):
+                names.add(f"the operation {opcode.name}")
+    return names
 
 
 def _check_archive(path: Path) -> None:
@@ -44,3 +90,10 @@ def _check_archive(path: Path) -> None:
     size = path.stat().st_size
     if sum(info.file_size for info in members) > size or any(info.compress_type for info in members):
         raise CheckpointError(f"{path} claims entries larger than the file: it is damaged or was made to harm.")
+
+
+def check_total(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """CheckpointError where views of one another claim more than the file holds; the same view twice counts once."""
+    places = {(value.data_ptr(), tuple(value.shape), value.stride()): value.nbytes for value in tensors.values()}
+    if sum(places.values()) > 2 * path.stat().st_size + 2**20:
+        raise CheckpointError(f"{path} claims more numbers than it holds: its tensors are views of one another.")

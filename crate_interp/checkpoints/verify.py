@@ -1,6 +1,7 @@
 """What can be said of a checkpoint before anyone trusts it: digests, config, checks made, and checks nobody can make."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from crate_interp.checkpoints.load import load
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
 
+_LOADED = "every key that the published code reads is used once, every parameter filled, shapes equal, no NaN or Inf"
 _UNKNOWABLE = {
     "vision": ("eta and lambd: no tensor holds them", "eps of each LayerNorm", "the order of the classes",
                "how the training images were prepared"),
@@ -30,16 +32,19 @@ def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, A
     row in the table of models, or None), fingerprint (the first numbers of the output on a fixed input), checks (name, ok,
     detail each), cannot_check. A checkpoint that does not load has ok False and the error's words as its only check.
     """
+    name = str(source) if isinstance(source, (str, Path)) else "a state dict"
     try:
-        model = load(source, **options)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = load(source, **options)
     except CheckpointError as error:
         failed = {"name": "loads strictly", "ok": False, "detail": str(error)}
-        return {"source": str(source), "ok": False, "checks": [failed], "cannot_check": []}
+        return {"source": name, "ok": False, "checks": [failed], "cannot_check": []}
     checks = [
         {
             "name": "loads strictly",
             "ok": True,
-            "detail": "every key used once, every parameter filled, shapes equal, no NaN or Inf",
+            "detail": _LOADED,
         }
     ]
     out = fixed.output(model)
@@ -48,16 +53,21 @@ def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, A
     hooked = isinstance(model, HookedModel)
     if hooked:
         checks += [_patterns(model), _edits(model, progress)]
-    row = _row(source)
-    limits = list(_UNKNOWABLE[model.cfg.kind]) if hooked else ["which language model it was trained on"]
+    row = _row(source, options)
+    notes = [" ".join(str(warning.message).split()) for warning in said if issubclass(warning.category, UserWarning)]
+    limits = notes + list(_UNKNOWABLE[model.cfg.kind]) if hooked else ["which language model it was trained on"]
+    if model.cfg.family == "gpt-baseline":
+        limits.append(
+            "whether it is CRATE-LM's baseline (ReLU): nanoGPT's own checkpoints have the same keys, and a GELU"
+        )
     if row is None or not row["sha256"]:
         limits.append("whether these are the bytes its authors published: no digest of them is known")
     return {
-        "source": str(source),
+        "source": name,
         "ok": all(check["ok"] for check in checks),
         "config": model.cfg.to_dict(),
         "params": sum(value.numel() for value in model.parameters()),
-        "digests": _digests(source) | {"config and weights": model_digest(model)},
+        "digests": _digests(source, options.get("revision")) | {"config and weights": model_digest(model)},
         "known": None
         if row is None
         else {name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")},
@@ -71,16 +81,26 @@ def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
     return {"name": name, "ok": bool(ok), "detail": detail}
 
 
-def _row(source: Any) -> dict[str, Any] | None:
+def _row(source: Any, options: dict[str, Any]) -> dict[str, Any] | None:
+    """The row of the table that these bytes are known to be: by digest, or because the loader compared it."""
     if not isinstance(source, (str, Path)):
         return None
     path = Path(source).expanduser()
-    return registry.of_digest(path) if path.is_file() else registry.find(str(source))
-
-
-def _digests(source: Any) -> dict[str, str]:
+    if path.exists():  # a file or folder comes before a name
+        return registry.of_digest(path) if path.is_file() else None
     row = registry.find(str(source))
-    path = registry.ASSETS / row["file"] if row and row["embedded"] else Path(str(source)).expanduser()
+    rows = registry.of_repo(str(source), options.get("file")) if row is None else [row]
+    pinned = len(rows) == 1 and (rows[0]["embedded"] or options.get("revision") in (None, rows[0]["revision"]))
+    return rows[0] if pinned else None
+
+
+def _digests(source: Any, revision: str | None) -> dict[str, str]:
+    if not isinstance(source, (str, Path)):
+        return {}
+    path, row = Path(source).expanduser(), registry.find(str(source))
+    if not path.exists() and row and row["embedded"]:
+        path = registry.ASSETS / row["file"]
+        path = path if revision is None else path.parent / "steps" / f"{revision}.safetensors"
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else []
     return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
 

@@ -36,7 +36,7 @@ class MSSA(nn.Module):
         self.cfg = cfg
         inner = cfg.n_heads * cfg.d_head
         self.u_proj = nn.Linear(cfg.d_model, inner, bias=False)
-        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.has_output_matrix else None
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.output_matrix else None
         if cfg.variant == "fix" and self.out_proj is not None:
             self.out_proj.requires_grad_(False)
         self.hook_u = HookPoint()
@@ -160,4 +160,5 @@ def _pattern(
 def sum_of_results(attn: Any, heads: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos d_model"]:
     """The output by way of each head's own contribution, `hook_result`."""
     pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-    return attn.hook_result(einsum(heads, attn.W_O, pattern)).sum(dim=2) + attn.b_O
+    sign = getattr(attn, "_result_contribution_scale", 1.0)  # hook_result is what the head contributes
+    return sign * attn.hook_result(sign * einsum(heads, attn.W_O, pattern)).sum(dim=2) + attn.b_O

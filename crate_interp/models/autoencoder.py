@@ -16,7 +16,7 @@ from crate_interp.models.attention import MSSA
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.embed import ConvPatchEmbed, cat_tokens, interpolate_positions
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import layer_range
 from crate_interp.models.norm import HookedLayerNorm, is_hooked
@@ -73,10 +73,14 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = dataclasses.replace(cfg)  # an own copy: it follows this model's device and dtype
+        self.cfg = own_config(cfg, "HookedCrateMAE", ("mae",))
         cfg = self.cfg
         self.decoder_cfg = dataclasses.replace(
-            cfg, n_heads=cfg.decoder_n_heads, d_head=cfg.d_model // cfg.decoder_n_heads, n_layers=cfg.decoder_n_layers
+            cfg,
+            n_heads=cfg.decoder_n_heads,
+            d_head=cfg.d_model // cfg.decoder_n_heads,
+            n_layers=cfg.decoder_n_layers,
+            output_matrix=None,
         )
         self.embed = ConvPatchEmbed(cfg)
         self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, cfg.d_model))
@@ -107,8 +111,8 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     def forward(
         self,
         images: Any,
-        noise: Float[Tensor, "batch patch"] | None = None,
-        mask_ratio: float | int = 0.75,
+        noise: Any = None,
+        mask_ratio: Any = 0.75,
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
@@ -137,7 +141,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         pred = self.hook_pred(self.decoder_pred(self.decoder_norm(x))[:, 1:])
         return Reconstruction(pred=pred, mask=mask, loss=self.loss(images, pred, mask), latent=latent)
 
-    def _tokens(self, images: Tensor, noise: Tensor | None, mask_ratio: float | int) -> tuple[Tensor, Tensor]:
+    def _tokens(self, images: Tensor, noise: Any, mask_ratio: Any) -> tuple[Tensor, Tensor]:
         patches = self.embed(images)
         batch, count, _ = patches.shape
         mask = self.hook_mask(random_mask(images, count, noise, mask_ratio))
@@ -209,27 +213,28 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         return CrateCache(kept, view, has_batch_dim=cache.has_batch_dim)
 
 
-def random_mask(
-    images: Tensor, n_patches: int, noise: Tensor | None, mask_ratio: float | int
-) -> Float[Tensor, "batch patch"]:
+def random_mask(images: Tensor, n_patches: int, noise: Any, mask_ratio: Any) -> Float[Tensor, "batch patch"]:
     """1 for patches to remove, 0 for the int(n (1 - ratio)) of lowest noise."""
     if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
     shape = (len(images), n_patches)
     if noise is None:
         noise = torch.rand(shape, device=images.device)
-    if tuple(noise.shape) != shape or not bool(noise.isfinite().all()):
+    right = isinstance(noise, Tensor) and tuple(noise.shape) == shape and bool(noise.isfinite().all())
+    if not right:
+        got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
-            f"noise has shape {list(noise.shape)}: give finite numbers [batch, patch], here {list(shape)}."
+            f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}; a ratio is mask_ratio=0.75."
         )
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
 
 
 def sine_positions(cfg: CrateConfig) -> Float[Tensor, "1 pos d_model"]:
-    """MAE's fixed table: sines and cosines of column and row, zeros for CLS; d_model must be a multiple of 4.
+    """MAE's fixed table: sines and cosines of column and row, zeros for CLS.
 
-    The first half of the width encodes the column, as `pos_embed.py` of the code does.
+    Zeros all through where d_model is no multiple of 4, for which the official code makes no table. The first half of the
+    width encodes the column, as `pos_embed.py` of the code does.
     """
     quarter = cfg.d_model // 4
     table = torch.zeros(1, cfg.n_tokens, cfg.d_model)

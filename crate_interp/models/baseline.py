@@ -12,7 +12,7 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.attention import attend, sum_of_results
 from crate_interp.models.context import Context
-from crate_interp.models.norm import HookedNorm
+from crate_interp.models.norm import HookedNorm, is_hooked
 
 
 class SelfAttention(nn.Module):
@@ -69,7 +69,8 @@ class SelfAttention(nn.Module):
         """Attention of norm(z); the norm comes along because split inputs are normalised once per role."""
         split = self._split_roles(z, norm) if self.cfg.use_split_qkv_input else self._roles(norm(z))
         points: Any = (self.hook_q, self.hook_k, self.hook_v)
-        q, k, v = (point(role) for point, role in zip(points, split, strict=True))
+        # a hooked role gets memory of its own: the three are views of one tensor, which may not be edited in place
+        q, k, v = (point(role.clone() if is_hooked(point) else role) for point, role in zip(points, split, strict=True))
         heads = self.hook_z(attend(self, q, k, v, context))
         return sum_of_results(self, heads) if self.cfg.use_attn_result else self.out_proj(heads.flatten(2))
 

@@ -1,6 +1,5 @@
 """HookedCrateCLIP: images and texts in one space; the image tower is a CRATE-alpha, the text tower a plain transformer."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.language import check_tokens
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm, is_hooked
@@ -27,7 +26,7 @@ class HookedTextTower(TextMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = dataclasses.replace(cfg)
+        self.cfg = own_config(cfg, "HookedTextTower", ("text",), ("clipa-text",))
         cfg = self.cfg
         self.embed = nn.Embedding(cfg.d_vocab, cfg.d_model)
         self.pos_embed = nn.Parameter(0.01 * torch.randn(cfg.n_ctx, cfg.d_model))
@@ -95,10 +94,12 @@ class HookedCrateCLIP(HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = dataclasses.replace(cfg)
+        self.cfg = own_config(cfg, "HookedCrateCLIP", ("clip",))
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
+        for tower in (self.visual, self.text):  # one count of open contexts: the hook points are the same
+            tower.__dict__["_levels"] = self.__dict__["_levels"]
         set_runtime(self.cfg, device=self.logit_scale.device, dtype=self.logit_scale.dtype)
         self.setup()
 
@@ -122,6 +123,10 @@ class HookedCrateCLIP(HookedModel):
     def to_tokens(self, text: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
         """Token ids of texts, `[batch, n_ctx]`."""
         return self.text.to_tokens(text)
+
+    def _why_silent(self, name: str) -> str | None:
+        tower, _, point = name.partition(".")
+        return getattr(self, tower)._why_silent(point)
 
     def runtime_configs(self) -> list[CrateConfig]:
         """The configs that follow this model's switches and device."""

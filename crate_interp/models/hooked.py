@@ -1,18 +1,20 @@
 """What every hooked model shares: caching, runtime switches, and the names TransformerLens' tools look for."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
+from transformer_lens import FactoredMatrix, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
+from crate_interp.families import FAMILIES
 from crate_interp.hints import did_you_mean
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.sharing import SharedModel
@@ -25,7 +27,24 @@ GATED = {
     "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
 }
 _QUERY_AXIS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]: pos_slice cuts queries
-_NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask")  # [batch, width]
+_NO_POS_AXIS = (
+    "hook_pooled",
+    "hook_features",
+    "hook_mask",
+    "hook_pred",
+)  # [batch, width]; those of patches have no CLS
+
+
+def own_config(
+    cfg: CrateConfig, model: str, kinds: tuple[str, ...], families: tuple[str, ...] | None = None
+) -> CrateConfig:
+    """A copy for one model, since it follows that model's device and dtype; ValueError for a config of another kind."""
+    right = isinstance(cfg, CrateConfig) and cfg.kind in kinds and (families is None or cfg.family in families)
+    if not right:
+        got = f"family {cfg.family!r}" if isinstance(cfg, CrateConfig) else type(cfg).__name__
+        wanted = families or tuple(name for name, facts in FAMILIES.items() if facts["kind"] in kinds)
+        raise ValueError(f"{model} takes a CrateConfig of family {' or '.join(map(repr, wanted))}, got {got}.")
+    return dataclasses.replace(cfg)
 
 
 def set_runtime(cfg: CrateConfig, **values: Any) -> None:
@@ -128,20 +147,36 @@ class HookedModel(HookedRootModule, SharedModel):
 
     def add_hook(self, name: str | Callable[[str], bool], hook: Any, *args: Any, **kwargs: Any) -> None:
         """As in TransformerLens; KeyError for a name that is no hook point, a warning for one that would never fire."""
-        if isinstance(name, str):
-            self._warn_of_silence(name)
+        self._prepare(name)
         super().add_hook(name, hook, *args, **kwargs)
 
-    def _enable_hook_with_name(self, name: str, hook: Callable, dir: Any) -> None:
-        self._warn_of_silence(name)  # run_with_hooks and hooks() come by here
-        super()._enable_hook_with_name(name, hook, dir)
+    def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Any) -> None:
+        self._prepare(name)  # run_with_hooks and hooks() come by here
+        super()._enable_hook(name, hook, dir)
 
-    def _warn_of_silence(self, name: str) -> None:
-        """A patch that is never called would look like one without effect; no error, since hooking all points is usual."""
-        self._check_name(name)
-        silent = self._why_silent(name)
-        if silent:
-            warnings.warn(f"a hook on {name!r} is never called: it {silent}.", stacklevel=3)
+    def _prepare(self, name: str | Callable[[str], bool]) -> None:
+        """Checks what a hook is about to hang on.
+
+        A patch that is never called would look like one without effect: a warning, and no error, since hooking all points
+        is usual. A tower shares its points with the larger model: each carries the name by which it was hooked last.
+        """
+        names = [name] if isinstance(name, str) else [point for point in self.hook_dict if name(point)]
+        for point in names:
+            self._check_name(point)
+            self.hook_dict[point].name = point
+        reasons = [self._why_silent(point) for point in names]
+        if reasons and all(reasons):
+            shown = repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            warnings.warn(f"a hook on {shown} is never called: it {reasons[0]}.", stacklevel=4)
+
+    @property
+    def context_level(self) -> int:
+        """How many contexts of hooks are open; a tower counts together with the larger model, whose points it shares."""
+        return self.__dict__.setdefault("_levels", [0])[0]
+
+    @context_level.setter
+    def context_level(self, level: int) -> None:
+        self.__dict__.setdefault("_levels", [0])[0] = level
 
     def set_use_attn_result(self, on: bool) -> None:
         """Whether `attn.hook_result` fires: the output of each head on its own, `[batch, pos, head, d_model]`."""
@@ -169,10 +204,42 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The subspace bases U of every layer; W_K and W_V are the same."""
+        """The query maps of every layer: the subspace bases U, but in a plain transformer."""
         return self._stacked("W_Q")
 
-    W_K = W_V = W_Q
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """The key maps of every layer: U again, but in a plain transformer."""
+        return self._stacked("W_K")
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """The value maps of every layer: U again, but in a plain transformer."""
+        return self._stacked("W_V")
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """W_Q W_K^T of every layer and head, factored."""
+        return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """W_V W_O of every layer and head, factored."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """The dictionaries of every layer; AttributeError where the step is CRATE's ISTA."""
+        return torch.stack([cast(Any, block).mlp.W_in for block in self.blocks])
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
+        """The decoders of every layer; AttributeError where the step is CRATE's ISTA, which has none."""
+        return torch.stack([cast(Any, block).mlp.W_out for block in self.blocks])
+
+    def all_head_labels(self) -> list[str]:
+        """ "L0H0", "L0H1", ... in the order of TransformerLens' stacks of heads."""
+        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
 
     @property
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
@@ -191,8 +258,9 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
-        """The bias of the unembedding."""
-        return self.unembed.bias
+        """The bias of the unembedding; zeros where it has none."""
+        bias = self.unembed.bias
+        return self.unembed.weight.new_zeros(self.unembed.weight.shape[0]) if bias is None else bias
 
     def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
         """The sum of output biases before `layer` `[d_model]`; the sparse steps of CRATE have none."""

@@ -1,6 +1,5 @@
 """HookedCrateLM: tokens to next-token logits, with a hook point at every equation."""
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +12,10 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.context import Past, contexts
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm, NoNorm, is_hooked, make_norm
-from crate_interp.models.text import TextMixin
+from crate_interp.models.text import GenerateMixin
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
 
@@ -45,7 +44,7 @@ class Unembed(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
-class HookedCrateLM(TextMixin, HookedModel):
+class HookedCrateLM(GenerateMixin, HookedModel):
     """A language model: CRATE-LM (overcomplete and vanilla), its GPT-2-like baseline, or nanochat's CRATE-alpha.
 
     `logits = norm(Z^L) W_U`; CRATE-LM vanilla has no final norm. crate-lm and gpt-baseline: `Z^0 = W_E[t] + W_pos`, and
@@ -57,7 +56,7 @@ class HookedCrateLM(TextMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = dataclasses.replace(cfg)  # an own copy: it follows this model's device and dtype
+        self.cfg = own_config(cfg, "HookedCrateLM", ("text",), ("crate-lm", "gpt-baseline", "nanochat-crate"))
         cfg = self.cfg
         rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
         self.embed = nn.Embedding(rows, cfg.d_model)
@@ -99,8 +98,9 @@ class HookedCrateLM(TextMixin, HookedModel):
         """Logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text (by `to_tokens`).
 
         return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; each one with
-        `loss_per_token`), "both" or None. `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`;
-        `start_at_layer=l` takes that stream in place of tokens. `past`: the tokens follow those it holds, and it grows.
+        `loss_per_token`), "both" or None. `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
+        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the tokens follow those it
+        holds, and it grows.
         Raises ValueError for ids the vocabulary lacks, no tokens, more than n_ctx of them.
         """
         if return_type not in ("logits", "loss", "both", None):
@@ -114,9 +114,11 @@ class HookedCrateLM(TextMixin, HookedModel):
             z, x0 = self._check_start(tokens, start, return_type), None
         told = contexts(self.cfg, z.shape[1], past, z.device)
         for layer in range(start, self.cfg.n_layers if stop is None else stop):
-            z = self.blocks[layer](self._mixed(z, x0, layer), told[layer])
+            z = z if x0 is None and layer == start else self._mixed(z, x0, layer)
+            z = self.blocks[layer](z, told[layer])
         if stop is not None:
-            return z
+            given = stop == self.cfg.n_layers or (x0 is None and stop == start)
+            return z if given else self._mixed(z, x0, stop)
         return self._answer(z, tokens, return_type, loss_per_token)
 
     def _answer(self, z: Tensor, tokens: Any, return_type: str | None, loss_per_token: bool) -> Any:
@@ -150,10 +152,12 @@ class HookedCrateLM(TextMixin, HookedModel):
             raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model] in place of tokens.")
         if return_type in ("loss", "both"):
             raise ValueError(f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a stream.")
-        if self.cfg.rotary and bool(self.x0_lambdas[start:].any()):
+        if self.cfg.rotary and bool(self.x0_lambdas[start + 1 :].any()):
             raise ValueError(
-                f"start_at_layer={start}: layers from there on add the embedding x0 (x0_lambdas), which a stream does not hold."
+                f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), which a stream does not hold."
             )
+        if z.dtype != self.cfg.dtype:
+            raise ValueError(f"the stream is {z.dtype}, the model {self.cfg.dtype}: use z.to(model.cfg.dtype).")
         return check_stream(self, z)
 
     @property

@@ -14,12 +14,23 @@ def is_hooked(point: HookPoint) -> bool:
     return bool(point._forward_hooks or point._backward_hooks)
 
 
+def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
+    """What the point's hooks make of a scale, and whether the fused kernel may stand for it.
+
+    It may where they gave back the same values and no gradient is at stake: a scale cut from the graph is meant as a
+    constant, and a backward hook wants the gradient of the scale itself.
+    """
+    edited = point(scale.clone())
+    same = torch.equal(edited, scale) and edited.requires_grad == scale.requires_grad
+    return edited, same and not (point._backward_hooks and scale.requires_grad)
+
+
 class HookedLayerNorm(nn.LayerNorm):
     """`(x - mean) / scale * weight + bias` with scale = sqrt(var + eps), observed and editable.
 
     `hook_scale` `[..., 1]` is computed only where it is hooked, and torch's fused kernel makes the output unless
-    the hook changed the scale: observing changes no bit. `hook_normalized` `[..., d_model]` is after the affine map.
-    A backward hook on `hook_scale` sees a gradient only if the forward hook returned another value.
+    the hook changed the scale: looking at it changes no bit. A scale that comes back detached, or from another run, is a
+    constant to gradients. `hook_normalized` `[..., d_model]` is after the affine map.
     """
 
     def __init__(self, width: int, eps: float, bias: bool = True) -> None:
@@ -34,8 +45,8 @@ class HookedLayerNorm(nn.LayerNorm):
     def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
         scale = (variance + self.eps).sqrt()
-        edited = self.hook_scale(scale.clone())
-        if torch.equal(edited, scale):
+        edited, seen = shown(self.hook_scale, scale)
+        if seen:
             return super().forward(x)
         out = (x - mean) / edited * self.weight
         return out if self.bias is None else out + self.bias
@@ -54,8 +65,8 @@ class HookedRMSNorm(nn.Module):
         if not is_hooked(self.hook_scale):
             return self.hook_normalized(F.rms_norm(x, (self.width,), eps=self.eps))
         scale = (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
-        edited = self.hook_scale(scale.clone())
-        out = F.rms_norm(x, (self.width,), eps=self.eps) if torch.equal(edited, scale) else x / edited
+        edited, seen = shown(self.hook_scale, scale)
+        out = F.rms_norm(x, (self.width,), eps=self.eps) if seen else x / edited
         return self.hook_normalized(out)
 
 
@@ -69,9 +80,8 @@ class NoNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if is_hooked(self.hook_scale):
-            ones = torch.ones_like(x[..., :1])
-            edited = self.hook_scale(ones.clone())
-            x = x if torch.equal(edited, ones) else x / edited
+            edited, seen = shown(self.hook_scale, torch.ones_like(x[..., :1]))
+            x = x if seen else x / edited
         return self.hook_normalized(x)
 
 

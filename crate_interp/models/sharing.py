@@ -12,7 +12,7 @@ class SharedModel(ModelHubMixin):
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # it returns the folder
         self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **kwargs: Any
     ) -> Path:
-        """Writes the model into a folder, which `ci.load(folder)` reads back bit for bit; the folder's path.
+        """Writes the model into a folder, which `ci.load(folder, dtype=model.cfg.dtype)` reads back bit for bit; its path.
 
         Different from the mixin: config.json is crate_interp's own, and an existing model card is left alone.
         """

@@ -1,6 +1,6 @@
 """Text in and out of a language model: TransformerLens' names for tokens, and generation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,13 +62,18 @@ class TextMixin:
 
     def _as_tokens(self, tokens: Any, prepend_bos: bool | None) -> Tensor:
         if isinstance(tokens, Tensor):
-            return tokens
+            whole = tokens.dtype in (torch.uint8, torch.int16, torch.int32)
+            return (
+                (tokens.long() if whole else tokens)[None] if tokens.ndim == 1 else tokens.long() if whole else tokens
+            )
         if isinstance(tokens, str) or (isinstance(tokens, (list, tuple)) and all(isinstance(t, str) for t in tokens)):
             return self.to_tokens(tokens, prepend_bos)
         raise ValueError(f"the model takes a tensor of token ids or text, got {type(tokens).__name__}.")
 
-    def to_string(self, tokens: int | Sequence[int] | Int[Tensor, "..."]) -> str | list[str]:
+    def to_string(self, tokens: Any) -> str | list[str]:
         """The text of token ids: a string for one row, a list for several."""
+        if isinstance(tokens, (list, tuple)) and tokens and isinstance(tokens[0], (list, tuple)):
+            return [self._tokenizer().decode(list(row)) for row in tokens]
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
             return [self._tokenizer().decode(row.tolist()) for row in tokens]
         ids = (
@@ -76,10 +81,18 @@ class TextMixin:
         )
         return self._tokenizer().decode([int(token) for token in ids])
 
-    def to_str_tokens(self, text: str | Int[Tensor, "..."], prepend_bos: bool | None = None) -> list[str]:
-        """Each token as text; the pieces of a character that several tokens share are shown as replacement marks."""
-        ids = self.to_tokens(text, prepend_bos)[0] if isinstance(text, str) else text.flatten()
-        return [self._tokenizer().decode([token]) for token in ids.tolist()]
+    def to_str_tokens(self, text: Any, prepend_bos: bool | None = None) -> Any:
+        """Each token as text, a list per row for several; pieces of a character that tokens share are replacement marks."""
+        if not isinstance(text, (str, Tensor)):
+            return [self.to_str_tokens(one, prepend_bos) for one in text]
+        ids = self.to_tokens(text, prepend_bos)[0] if isinstance(text, str) else text
+        if ids.ndim == 2:
+            return [self.to_str_tokens(row) for row in ids]
+        return [self._tokenizer().decode([token]) for token in ids.flatten().tolist()]
+
+    def to_single_str_token(self, token: int) -> str:
+        """The text of one token."""
+        return self._tokenizer().decode([int(token)])
 
     def to_single_token(self, text: str) -> int:
         """The id of a text that is one token; ValueError where it is several."""
@@ -87,6 +100,10 @@ class TextMixin:
         if len(ids) != 1:
             raise ValueError(f"{text!r} is {len(ids)} tokens, {self.to_str_tokens(text, False)}: give one.")
         return ids[0]
+
+
+class GenerateMixin(TextMixin):
+    """`generate`, on a causal model."""
 
     @torch.no_grad()
     def generate(
@@ -101,7 +118,8 @@ class TextMixin:
         prepend_bos: bool | None = None,
         progress: bool = False,
     ) -> Any:
-        """The input and `max_new_tokens` more: a string for a string, ids `[batch, pos + new]` for ids.
+        """The input and `max_new_tokens` more: a string for a string (without the separator that was put before it), ids
+        `[batch, pos + new]` for ids.
 
         Greedy, or with `do_sample` drawn from softmax(logits / temperature) among the `top_k` likeliest. Keys and values of
         earlier tokens are kept; past n_ctx the last n_ctx tokens are read anew at each step, as nanoGPT does. Hooks on
@@ -114,7 +132,10 @@ class TextMixin:
             fits = tokens.shape[1] <= n_ctx
             logits = self(tokens[:, past.length :], past=past) if fits else self(tokens[:, -n_ctx:])  # pyright: ignore[reportCallIssue]
             tokens = torch.cat([tokens, _choose(logits[:, -1], do_sample, temperature, top_k, generator)], dim=1)
-        return self.to_string(tokens[0]) if isinstance(input, str) else tokens
+        if not isinstance(input, str):
+            return tokens
+        put = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
+        return self.to_string(tokens[0, int(bool(put)) :])
 
 
 def _check_generation(max_new_tokens: Any, temperature: Any, top_k: Any) -> None:

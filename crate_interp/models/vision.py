@@ -1,6 +1,5 @@
 """HookedCrate: images to class logits, with a hook point at every equation."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.families import FAMILIES
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import ConvPatchEmbed, CratePatchEmbed, cat_tokens, interpolate_positions
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm, is_hooked
@@ -31,7 +30,7 @@ class HookedCrate(ImageMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = dataclasses.replace(cfg)  # an own copy: it follows this model's device and dtype
+        self.cfg = own_config(cfg, "HookedCrate", ("vision",))
         cfg = self.cfg
         self.embed = CratePatchEmbed(cfg) if cfg.family == "crate" else ConvPatchEmbed(cfg)
         self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))

@@ -22,7 +22,10 @@ def every_layer(model: nn.Module, points: str | Sequence[str], layers: Iterable[
     `model.run_with_cache(x, names_filter=every_layer(model, RESID))`. Raises KeyError for a point the model lacks.
     """
     wanted = [points] if isinstance(points, str) else list(points)
-    indices = range(len(list(model.get_submodule("blocks").children()))) if layers is None else list(layers)
+    try:
+        indices = range(len(list(model.get_submodule("blocks").children()))) if layers is None else list(layers)
+    except AttributeError:
+        raise KeyError("the model has no blocks of its own: give one of its towers, such as model.visual.") from None
     names = [full_name(point, layer) for layer in indices for point in wanted]
     for name in names:
         try:

@@ -10,8 +10,10 @@ _IMAGE, _TEXT = "visual.transformer.resblocks.{l}.", "transformer.resblocks.{l}.
 
 def _the_one_projection(weight: Tensor) -> Tensor:
     """Query, key and value in a row; the JAX code this was made from has one projection for all three."""
+    if weight.shape[0] % 3:
+        raise CheckpointError(f"has {weight.shape[0]} rows, wanted query, key and value in a row.")
     query, key, value = weight.chunk(3)
-    if weight.shape[0] % 3 or not (bool((query == key).all()) and bool((query == value).all())):
+    if not (bool((query == key).all()) and bool((query == value).all())):
         raise CheckpointError("holds three different projections: in CRATE-alpha query, key and value are one.")
     return query
 

@@ -2,6 +2,7 @@
 
 import math
 
+from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.layouts.crate import BLOCK, TOP, torch_sizes
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, image_size, shape_of
 
@@ -23,6 +24,11 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
     d_model, *heads = shape_of(shapes, _ATTENTION.format(l=0) + "proj/kernel", 2, 3)
     height, width, channels, _ = shape_of(shapes, "embedding/kernel", 4)
     told = {"n_heads": heads[0]} if len(heads) == 2 else {}
+    wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
+    for key, shape in shapes.items():  # the axis of the heads is folded away before shapes are compared
+        end = "/".join(key.split("/")[-2:])
+        if len(heads) == 2 and end in wanted and shape != wanted[end]:
+            raise CheckpointError(f"{key} has shape {shape}, the first layer makes it {wanted[end]}.")
     return (
         told
         | {

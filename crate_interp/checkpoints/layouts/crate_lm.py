@@ -38,6 +38,11 @@ def _translate(config: Fields) -> Fields:
     return {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
 
 
+def _translate_gpt(config: Fields) -> Fields:
+    bias = config.get("bias")
+    return _translate(config) | ({"bias": bias} if isinstance(bias, bool) else {})  # the CRATE classes ignore it
+
+
 def _tables(shapes: Shapes) -> Fields:
     (d_vocab, d_model), n_ctx = (
         shape_of(shapes, "transformer.wte.weight"),
@@ -88,7 +93,7 @@ GPT = Layout(  # gpt.py with bias=False
     top=_TOP | {"transformer.ln_f.weight": "ln_final.weight"},
     stacks=(Stack(_GPT_BLOCK),),
     infer=_infer_gpt,
-    translate=_translate,
+    translate=_translate_gpt,
     defaults={"tokenizer": "gpt2"},
     unused=_MASKS,
     copies=_TIED,
@@ -105,7 +110,7 @@ GPT_BIASED = Layout(  # gpt.py with bias=True
         ),
     ),
     infer=_infer_gpt,
-    translate=_translate,
+    translate=_translate_gpt,
     defaults={"tokenizer": "gpt2"},
     unused=_MASKS,
     copies=_TIED,

@@ -11,6 +11,12 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
     return patches | {"d_mlp": d_mlp} | image_size(shapes, (height, width), given, "decoder_pos_embed")
 
 
+def _translate(config: Fields) -> Fields:
+    """What the trainer's command line says of the loss."""
+    normalised = config.get("norm_pix_loss")
+    return {"norm_pix_loss": normalised} if isinstance(normalised, bool) else {}
+
+
 _ENCODER, _DECODER = "blocks.{l}.layers.0.", "decoder_blocks.{l}.layers.0."
 
 MAE = Layout(
@@ -57,5 +63,6 @@ MAE = Layout(
         ),
     ),
     infer=_infer,
+    translate=_translate,
     unused=("pos_embed", r"decoder_embed\.(weight|bias)"),
 )

@@ -55,7 +55,7 @@ NANOCHAT = Layout(
     ),
     infer=_infer,
     translate=_translate,
-    defaults={"softcap": 15.0, "tokenizer": "file"},
+    defaults={"tokenizer": "file"},
     needed=("n_heads", "n_ctx"),
     optional={"resid_lambdas": 1.0, "x0_lambdas": 0.0},  # older code has neither
     views={r"D_enc\.weight": ((2,), lambda weight: weight.mT)},  # ours is [d_model, d_mlp]
