@@ -91,7 +91,7 @@ class CrateConfig:
     interpolation: str = "bilinear"
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
-    labels: Sequence[str] | None = None
+    labels: Sequence[Any] | None = None
     model_name: str | None = None
 
     # What TransformerLens reads and its tools switch while a model lives. A model owns a copy of its config and
@@ -219,6 +219,8 @@ class CrateConfig:
                 raise ValueError(f"{name} has {len(value)} values for channels={self.channels}: give one per channel.")
             if value is not None and not all(is_number(x) and (x > 0 or name == "mean") for x in value):
                 raise ValueError(f"{name}={value!r}: give finite numbers{', above 0' * (name == 'std')}.")
+        if self.labels is not None and not all(isinstance(name, str) for name in self.labels):
+            raise ValueError("labels are names: give strings, one per class.")
         if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class.")
 

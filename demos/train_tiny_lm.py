@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.1)
+    parser.add_argument("--evaluate", action="store_true", help="only print the losses of the embedded model")
     parser.add_argument(
         "--pilot", type=int, help="choose a recipe: stop after so many steps, before the held-out books"
     )

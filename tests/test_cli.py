@@ -30,6 +30,8 @@ def test_version_models_help():
     assert run("--version").stdout.strip() == f"crate-interp {ci.__version__}"
     out = run("models").stdout
     assert "crate-tiny-fashion" in out and "step-2560" in out
+    assert "UCSC-VLAA/CRATE-alpha/torch/crate_alpha_B16.pth" in out and "drive.google.com" in out
+    assert len(out.splitlines()) == len(ci.models())
     assert "--config" in run("report", "--help").stdout
 
 
@@ -55,6 +57,34 @@ def test_convert(tmp_path):
     fails("is there already", "convert", tmp_path / "w.pth", tmp_path / "w.pth", *config)
     fails("n_heads cannot be inferred", "convert", tmp_path / "w.pth", tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
+
+
+def test_convert_a_language_model(tmp_path):
+    """With its tokenizer, from a step along its training."""
+    done = run("convert", "crate-tiny-lm", tmp_path / "lm", "--revision", "step-640")
+    assert done.returncode == 0, done.stderr
+    lm, step = ci.load(tmp_path / "lm"), ci.load("crate-tiny-lm", revision="step-640")
+    assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
+
+
+def test_verify(tmp_path):
+    done = run("verify", "crate-tiny-lm")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["ok"] and report["known"]["name"] == "crate-tiny-lm", done.stderr
+    assert [check["name"] for check in report["checks"]] == [
+        "loads strictly", "same output twice", "pattern rows sum to 1", "each hook edit changes the output",
+    ]  # fmt: skip
+    assert report["params"] == 741376 and report["config"]["n_heads"] == 4 and len(report["fingerprint"]) == 8
+    assert (
+        report["digests"]["model.safetensors"]
+        == f"sha256:{ci.models().set_index('name').loc['crate-tiny-lm', 'sha256']}"
+    )
+    path = tmp_path / "w.pth"
+    torch.save(published_layout(make("crate-alpha")), path)
+    path.write_bytes(path.read_bytes()[:-1000])
+    done = run("verify", path, "--config", f"n_heads={HEADS}")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1 and not report["ok"] and "is not a readable checkpoint" in report["checks"][0]["detail"]
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
@@ -99,7 +129,7 @@ def test_errors_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
     fails(
-        "Did you mean crate-tiny-fashion?",
+        "Did you mean crate-tiny-fashion",
         "report",
         "crate-tiny-fashio",
         "--data",

@@ -57,6 +57,7 @@ def test_frozen():
         (dict(mean=(0.1,)), "mean and std go together"),
         (dict(mean=(0.1,), std=(0.1,)), "mean has 1 values for channels=3"),
         (dict(labels=("a",)), "labels has 1 names for n_classes=1000"),
+        (dict(labels=[1] * 1000), "labels are names: give strings"),
     ],
 )
 def test_values_that_cannot_be_used(change, message):

@@ -43,7 +43,7 @@ def fetch(
     return Path(path)
 
 
-def check_file(file: str) -> None:
+def check_file(file: Any) -> None:
     """CheckpointError for a name that is no path inside a repo."""
     path = PurePosixPath(str(file))
     if (

@@ -24,10 +24,10 @@ def load(
     source: str | Path | Mapping[str, Any] | torch.nn.Module,
     *,
     family: str | None = None,
-    file: str | None = None,
+    file: Any = None,
     revision: str | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
+    device: Any = "cpu",
+    dtype: Any = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
@@ -89,7 +89,7 @@ def _short(source: Any) -> str:
 
 
 def _resolve(
-    source: Any, family: str | None, file: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+    source: Any, family: str | None, file: Any, revision: str | None, net: dict, given: dict, dtype: torch.dtype
 ) -> Any:
     if isinstance(source, (Mapping, torch.nn.Module)):
         _has_no(revision, file, "a state dict")
@@ -123,7 +123,7 @@ def _resolve(
     raise CheckpointError(_unknown(str(source)))
 
 
-def _has_no(revision: str | None, file: str | None, where: str) -> None:
+def _has_no(revision: str | None, file: Any, where: str) -> None:
     if revision is not None:
         raise CheckpointError(
             f"revision={revision!r} has no meaning for {where}: it chooses a step of an embedded model, or a commit on the Hub."
@@ -173,7 +173,7 @@ def _from_row(
 
 
 def _from_repo(
-    repo: str, family: str | None, file: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+    repo: str, family: str | None, file: Any, revision: str | None, net: dict, given: dict, dtype: torch.dtype
 ) -> Any:
     if file is not None:
         hub.check_file(file)

@@ -18,8 +18,8 @@ class SAEConfig:
     hook_name: str
     d_in: int
     d_sae: int
-    l1_coeff: float | None = None
-    model_name: str | None = None
+    l1_coeff: Any = None
+    model_name: Any = None
     family: str = "sae"
 
     def to_dict(self) -> dict[str, Any]:
