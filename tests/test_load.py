@@ -229,7 +229,7 @@ def test_bad_files(tmp_path, model):
 
 def test_unknown_names():
     fails(
-        r"'crate-tiny-fashon' is no file, no folder, no known model .* Did you mean crate-tiny-fashion\?",
+        r"'crate-tiny-fashon' is no file, no folder, no known model .* Did you mean crate-tiny-fashion",
         "crate-tiny-fashon",
     )
     fails("ci.models.. lists the known ones", "x" * 5000)
