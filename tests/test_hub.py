@@ -346,3 +346,26 @@ def test_large_files_show_progress(table, tmp_path, monkeypatch, capsys):
         ci.load(name, cache_dir=tmp_path)
         shown = capsys.readouterr().err
         assert f"checking {file.split('/')[-1]}: 100%" in shown and f"reading {file.split('/')[-1]}: 100%" in shown
+
+
+def test_the_wordpieces_of_clip(hub, tmp_path):
+    """[CLS] and pieces, cut at n_ctx, zeros after them, no [SEP]: as the JAX training code made them."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    vocab = {
+        name: index
+        for index, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "##s", "dog"])
+    }
+    core = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    core.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    hub.repo("google-bert/bert-base-uncased").commit({"tokenizer.json": core.to_str().encode()})
+    file = FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth"
+    clip = ci.load(file, n_heads=4, text_n_heads=3, cache_dir=tmp_path)
+    assert clip.to_tokens(["A photo of Cats", "dog"]).tolist() == [[2, 4, 5, 6, 7, 8, 0, 0], [2, 9, 0, 0, 0, 0, 0, 0]]
+    assert clip.to_tokens("dog " * 20).tolist() == [[2, *[9] * 7]]
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(clip(images, ["a photo", "dog"]), clip(images, clip.to_tokens(["a photo", "dog"])))
+    assert (clip(images, ["a photo", "dog"]).abs() <= 100.001).all()
