@@ -20,7 +20,7 @@ from crate_interp.measures.checks import all_finite
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
-_SHARE = 2**25  # bytes copied from one mapping
+_SHARE = 2**22  # at least so many bytes are copied from one mapping
 _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
 
@@ -85,14 +85,36 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} claims a header of {size} bytes: it is damaged or was made to harm.")
     with safe_open(path, framework="pt", device="cpu") as file:
         names = list(file.keys())
-        if len(names) > _MAX_TENSORS:
-            raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
-        tensors = {}
-        with byte_bar(path.stat().st_size - size, f"reading {path.name}") as bar:
-            for name in names:
-                tensors[name] = file.get_tensor(name).clone()
-                bar.update(tensors[name].nbytes)
-        return tensors
+    if len(names) > _MAX_TENSORS:
+        raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
+    with open(path, "rb") as raw:
+        header = json.loads(raw.read(8 + size)[8:])  # safe_open has checked it
+    sizes = {name: header[name]["data_offsets"][1] - header[name]["data_offsets"][0] for name in names}
+    tensors = {}
+    with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
+        for group in _shares(sizes):
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in group:
+                    tensors[name] = file.get_tensor(name).clone()
+                    bar.update(sizes[name])
+    return tensors
+
+
+def _shares(sizes: dict[str, int]) -> list[list[str]]:
+    """The names in groups of about a sixteenth of the bytes.
+
+    The pages of a mapping count as this process's memory until it is closed: one mapping for all would double the peak.
+    """
+    share = max(_SHARE, sum(sizes.values()) // 16)
+    groups: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if held + size > share and groups[-1]:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += size
+    return groups
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -169,25 +191,13 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
 
 
 def _copied(mapped: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Copies of memory-mapped tensors, made a share at a time from a fresh mapping.
-
-    The pages of a mapping count as this process's memory until it is closed: one mapping for all would double the peak.
-    Tensors that are the same memory stay the same tensor.
-    """
+    """Copies of memory-mapped tensors, made a share at a time from a fresh mapping; what is one tensor stays one."""
     for name, value in mapped.items():
         check_dense(name, value, str(path))
     check_total(mapped, path)
     place = {name: (value.data_ptr(), tuple(value.shape), value.stride()) for name, value in mapped.items()}
     sizes = {name: value.nbytes for name, value in mapped.items()}
-    share = max(_SHARE, sum(sizes.values()) // 16)
-    groups: list[list[str]] = [[]]
-    size = 0
-    for name, nbytes in sizes.items():
-        if size + nbytes > share and groups[-1]:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += nbytes
+    groups = _shares(sizes)
     mapped.clear()
     copies: dict[Any, Tensor] = {}
     with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
