@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, HEADS, IMAGE, make
-from reference import forward, published_layout
+from reference import _ista, _mssa, forward, published_layout
 
 GIVEN = dict(n_heads=HEADS, image_size=IMAGE["image_size"])
 
@@ -281,3 +281,27 @@ def test_bad_folders(tmp_path, model):
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "model.safetensors").unlink()
     fails("is missing: the folder has a config but no weights", tmp_path)
+
+
+def test_the_ablation_with_crates_own_step(images):
+    """CRATE-alpha's code with a square dictionary: convolution, no output bias, CRATE's ISTA step, no residual, eps 1e-5."""
+    model = make("crate-alpha", sparse_step="ista", ln_eps=1e-5)
+    weights = published_layout(model)
+    assert (
+        weights["transformer.layers.0.1.fn.D"].shape == (D_MODEL, D_MODEL)
+        and "transformer.layers.0.1.fn.D1" not in weights
+    )
+    loaded = ci.load(weights, **given(model))
+    equal(loaded, model)
+    assert not loaded.cfg.residual
+    named = {key.replace(".1.fn.D", ".1.fn.weight").replace("conv1", "x"): value for key, value in weights.items()}
+    z = loaded.embed(images)
+    z = torch.cat([loaded.cls_token.expand(len(z), -1, -1), z], dim=1) + loaded.pos_embed
+    for layer in range(loaded.cfg.n_layers):
+        stem = f"transformer.layers.{layer}."
+        first, second = (tuple(named[f"{stem}{part}.norm.{leaf}"] for leaf in ("weight", "bias")) for part in (0, 1))
+        mid = z + _mssa(named, f"{stem}0.fn.", F.layer_norm(z, (D_MODEL,), *first), HEADS, "crate")
+        z = _ista(named[f"{stem}1.fn.weight"], F.layer_norm(mid, (D_MODEL,), *second), 0.1, 0.1)
+    head = F.layer_norm(z[:, 0], (D_MODEL,), named["mlp_head.0.weight"], named["mlp_head.0.bias"])
+    direct = F.linear(head, named["mlp_head.1.weight"], named["mlp_head.1.bias"])
+    torch.testing.assert_close(loaded(images), direct, atol=1e-5, rtol=1e-4)
