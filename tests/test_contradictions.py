@@ -167,6 +167,8 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     grows = b"\x80\x02}X\x01\x00\x00\x00ac__builtin__\nbytearray\nJ\x00\x94\x35\x77\x85Rs."
     fails("asks for __builtin__.bytearray", zipped_pickle(grows, tmp_path / "b.pth"), n_heads=1)
     assert not torch.distributed.is_initialized()
+    nested = b"\x80\x02}K\x01\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(26)) + b"K\x01s."
+    fails("asks for a tuple of shared tuples", zipped_pickle(nested, tmp_path / "c.pth"), n_heads=1)
 
 
 def test_small_files_that_claim_much(tmp_path):

@@ -70,14 +70,25 @@ def _pickles(path: Path, mapped: bool) -> Iterable[bytes | BinaryIO]:
 
 
 def _asked_for(pickles: Iterable[bytes | BinaryIO]) -> set[str]:
-    """The names of everything that pickles import; an operation no tensor needs counts as one."""
+    """The names of everything that pickles import; an operation no tensor needs counts as one.
+
+    So does a tuple made of a tuple seen before: thirty of them, each twice in the next, take hours to hash.
+    """
     names = set()
     for content in pickles:
+        tuples, before, shared = set(), "", False
         for opcode, argument, _ in genops(content):
-            if opcode.name == "GLOBAL":
+            name = opcode.name
+            if name == "GLOBAL":
                 names.add(".".join(str(argument).split(" ")))
-            elif opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER"):
-                names.add(f"the operation {opcode.name}")
+            elif name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER"):
+                names.add(f"the operation {name}")
+            elif name.startswith("TUPLE") and shared:
+                names.add("a tuple of shared tuples")
+            if name in ("BINPUT", "LONG_BINPUT") and before.startswith("TUPLE"):
+                tuples.add(argument)
+            shared = name in ("BINGET", "LONG_BINGET") and argument in tuples
+            before = name
     return names
 
 
