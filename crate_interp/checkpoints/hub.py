@@ -15,6 +15,14 @@ _REASONS = {
 }
 
 
+class MissingFile(CheckpointError):
+    """The repo has no such file."""
+
+
+class NotCached(CheckpointError):
+    """The cache lacks the file, and the network is switched off."""
+
+
 def fetch(
     repo: str,
     file: str,
@@ -36,10 +44,8 @@ def fetch(
             repo, file, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
             endpoint=os.environ.get("HF_ENDPOINT") or None,
         )  # fmt: skip
-    except KeyboardInterrupt:
-        raise
     except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
-        raise CheckpointError(_explain(error, repo, file, revision, local_files_only)) from None
+        raise _kind(error, local_files_only)(_explain(error, repo, file, revision, local_files_only)) from None
     return Path(path)
 
 
@@ -83,7 +89,7 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
     if status in _REASONS:
         return f"cannot download {what}: {_REASONS[status]}. Nothing was kept."
     if isinstance(error, errors.LocalEntryNotFoundError):
-        if local_only or isinstance(error.__cause__, errors.OfflineModeIsEnabled) or _offline():
+        if _kind(error, local_only) is NotCached:
             off = "the network is switched off (local_files_only, or HF_HUB_OFFLINE=1)"
             return f"{what} is not in the cache, and {off}: load it once with it on."
         return f"cannot reach the Hub for {what}, and the cache does not have it: {_first(error.__cause__ or error)}. Try again later."
@@ -96,10 +102,14 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
     return f"cannot download {what}: {_first(error)}. Nothing was kept."
 
 
-def _offline() -> bool:
-    from huggingface_hub import constants
+def _kind(error: Exception, local_only: bool) -> type[CheckpointError]:
+    """What a failure is to a caller that can do without the file."""
+    from huggingface_hub import constants, errors
 
-    return bool(constants.HF_HUB_OFFLINE)
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        off = local_only or isinstance(error.__cause__, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE
+        return NotCached if off else CheckpointError
+    return MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError
 
 
 def _first(error: BaseException) -> str:

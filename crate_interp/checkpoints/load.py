@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,11 @@ from crate_interp.checkpoints import hub, own, registry, sae
 from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.fixed import check_output
-from crate_interp.checkpoints.tensors import Contents, model_args, read_file, state_dict_of
-from crate_interp.checkpoints.tokenizer import attach
+from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_file, state_dict_of
+from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
 from crate_interp.config import check_names
 from crate_interp.hints import did_you_mean
 from crate_interp.models.sae import SAEConfig
-
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def load(
@@ -48,7 +47,7 @@ def load(
     digest. Nothing in a file is executed. Raises CheckpointError.
     """
     dtype = torch.float32 if dtype is None else dtype
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise CheckpointError(f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32.")
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
         raise CheckpointError(f"cannot load {source!r}: give a file, a folder, a name of ci.models(), or a state dict.")
@@ -101,7 +100,7 @@ def _resolve(
         weights = path / own.WEIGHTS
         if own.is_foreign(path / own.CONFIG) and weights.exists():  # a snapshot of nanochat's repo, say
             return _from_file(weights, family, {}, given, dtype, net)
-        return _from_folder(path, weights, family, given, dtype)
+        return _from_folder(path, weights, family, given, dtype, net)
     if os.path.exists(path):
         _has_no(revision, file, str(path))
         row = registry.of_digest(path) or {}
@@ -110,7 +109,7 @@ def _resolve(
     if row is not None and row["embedded"]:
         _has_no(None, file, row["name"])
         weights = registry.ASSETS / row["file"]
-        return _from_folder(weights.parent, _step_file(row, weights, revision), family, given, dtype)
+        return _from_folder(weights.parent, _step_file(row, weights, revision), family, given, dtype, net)
     if row is not None:
         _has_no(None, file, row["name"])
         return _from_row(row, family, revision, net, given, dtype)
@@ -197,31 +196,26 @@ def _own_repo(repo: str, family: str | None, revision: str | None, net: dict, gi
     """A repo made by push_to_hub."""
     try:
         config = hub.fetch(repo, own.CONFIG, revision=revision, **net)
-    except CheckpointError as error:
-        if "has no file" not in str(error):
-            raise
+    except hub.MissingFile:
         raise CheckpointError(
             f"{repo} has no {own.CONFIG}, so it was not made by push_to_hub: name a weight file of it, ci.load({repo!r}, file='...')."
         ) from None
     weights = hub.fetch(repo, own.WEIGHTS, revision=revision, **net)
     if not own.is_foreign(config):
         _try_fetch(repo, own.TOKENIZER, revision, net)
-        return _from_folder(config.parent, weights, family, given, dtype)
-    for name in ("tokenizer.json", "tokenizer.pkl"):
+        return _from_folder(config.parent, weights, family, given, dtype, net)
+    for name in TOKENIZER_FILES:
         _try_fetch(repo, name, revision, net)
     return _from_file(weights, family, {}, given, dtype, net)
 
 
 def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
     """A file that may lie beside the weights, or not."""
-    try:
+    with suppress(hub.MissingFile, hub.NotCached):
         hub.fetch(repo, file, revision=revision, **net)
-    except CheckpointError as error:
-        if "has no file" not in str(error) and "not in the cache" not in str(error):
-            raise
 
 
-def _from_folder(folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype) -> Any:
+def _from_folder(folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict) -> Any:
     said = given | ({"family": family} if family else {})
     cfg = own.read_config(folder, said)
     if not weights.exists():
@@ -233,7 +227,7 @@ def _from_folder(folder: Path, weights: Path, family: str | None, given: dict, d
         config = {"act_name": cfg.hook_name, "act_size": cfg.d_in, "dict_size": cfg.d_sae, "l1_coeff": cfg.l1_coeff}
         config["model_name"] = cfg.model_name
         return sae.from_contents(Contents(contents.tensors, config), given, str(weights), dtype)
-    return attach(build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, {})
+    return attach(build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, net)
 
 
 def _from_file(path: Path, family: str | None, row: dict, given: dict, dtype: torch.dtype, net: dict) -> Any:

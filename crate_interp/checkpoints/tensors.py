@@ -18,7 +18,7 @@ from crate_interp.checkpoints.torchfile import check_total, read_torch
 from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
 _SHARE = 2**22  # at least so many bytes are copied from one mapping
 _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
@@ -180,7 +180,7 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
     """CheckpointError where a tensor is no dense floating one, or claims more numbers than it stores."""
-    if value.layout != torch.strided or value.is_meta or value.dtype not in _DTYPES:
+    if value.layout != torch.strided or value.is_meta or value.dtype not in DTYPES:
         strided = value.dtype if value.layout == torch.strided else value.layout
         kind = "on the meta device" if value.is_meta else strided
         raise CheckpointError(

@@ -10,7 +10,7 @@ from crate_interp.checkpoints.tiktoken_pickle import read_tokenizer
 from crate_interp.models.tokenizer import Tokenizer, parse
 
 _ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
-_JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
+TOKENIZER_FILES = _JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
 _MAX_BYTES = 2**26
 
 
@@ -24,7 +24,7 @@ def attach(model: Any, folder: Path | None, net: dict[str, Any]) -> Any:
 
 
 def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
-    beside = [folder / name for name in (_JSON, _PICKLE)] if folder and kind == "file" else []
+    beside = [folder / name for name in TOKENIZER_FILES] if folder and kind == "file" else []
     found = next((path for path in beside if path.exists()), None)
     if found is None and kind == "file":
         where = f"in {folder}" if folder else "where a state dict comes from"

@@ -38,15 +38,9 @@ def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, A
             warnings.simplefilter("always")
             model = load(source, **options)
     except CheckpointError as error:
-        failed = {"name": "loads strictly", "ok": False, "detail": str(error)}
+        failed = _check("loads strictly", False, str(error))
         return {"source": name, "ok": False, "checks": [failed], "cannot_check": []}
-    checks = [
-        {
-            "name": "loads strictly",
-            "ok": True,
-            "detail": _LOADED,
-        }
-    ]
+    checks = [_check("loads strictly", True, _LOADED)]
     out = fixed.output(model)
     again = fixed.output(model)
     checks.append(_check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input"))

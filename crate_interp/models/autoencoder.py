@@ -15,11 +15,11 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.attention import MSSA
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.embed import ConvPatchEmbed, cat_tokens, interpolate_positions
+from crate_interp.models.embed import ConvPatchEmbed, cat_tokens, hooked_positions, interpolate_positions
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import layer_range
-from crate_interp.models.norm import HookedLayerNorm, is_hooked
+from crate_interp.models.norm import HookedLayerNorm
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         table = interpolate_positions(
             self.pos_embed, self.cfg.grid, (images.shape[2] // height, images.shape[3] // width)
         )
-        if is_hooked(self.hook_pos_embed):
-            table = self.hook_pos_embed(table.expand(batch, -1, -1).clone())  # [batch, pos, d_model]
-        return tokens + table, mask
+        return tokens + hooked_positions(self.hook_pos_embed, table, batch), mask
 
     def loss(
         self,

@@ -10,10 +10,11 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
+from crate_interp.models.embed import hooked_positions
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.language import check_tokens
 from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.norm import HookedLayerNorm, is_hooked
+from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.models.text import TextMixin
 from crate_interp.models.vision import HookedCrate
 
@@ -56,10 +57,7 @@ class HookedTextTower(TextMixin, HookedModel):
             raise ValueError(
                 f"a text has {tokens.shape[1]} tokens, this tower takes exactly n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
             )
-        table = self.pos_embed
-        if is_hooked(self.hook_pos_embed):
-            table = self.hook_pos_embed(table.expand(len(tokens), -1, -1).clone())  # [batch, pos, d_model]
-        return self.hook_embed(self.embed(tokens)) + table
+        return self.hook_embed(self.embed(tokens)) + hooked_positions(self.hook_pos_embed, self.pos_embed, len(tokens))
 
     def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
         """[CLS] and wordpieces, cut to n_ctx and padded with zeros; no [SEP], as in the JAX training code."""

@@ -5,9 +5,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.families import FAMILIES
+from crate_interp.models.norm import is_hooked
 
 
 class CratePatchEmbed(nn.Module):
@@ -65,6 +67,14 @@ def interpolate_positions(
     scale = ((wanted[0] + 0.1) / grid[0], (wanted[1] + 0.1) / grid[1])
     image = F.interpolate(image, scale_factor=scale, mode="bicubic")
     return cat_tokens(cls, rearrange(image, "one d_model h w -> one (h w) d_model"))
+
+
+def hooked_positions(point: HookPoint, table: Float[Tensor, "*one pos d_model"], batch: int) -> Float[Tensor, "..."]:
+    """The position embeddings as the point's hooks leave them.
+
+    Where it is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must neither reach the weights nor another sample.
+    """
+    return point(table.expand(batch, -1, -1).clone()) if is_hooked(point) else table
 
 
 def cat_tokens(

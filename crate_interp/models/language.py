@@ -12,9 +12,10 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.context import Past, contexts
+from crate_interp.models.embed import hooked_positions
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.norm import HookedLayerNorm, NoNorm, is_hooked, make_norm
+from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.text import GenerateMixin
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
@@ -136,9 +137,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
         first = past.length if past else 0
         table = self.pos_embed[first : first + tokens.shape[1]]
-        if is_hooked(self.hook_pos_embed):
-            table = self.hook_pos_embed(table.expand(len(tokens), -1, -1).clone())  # [batch, pos, d_model]
-        return self.hook_embed(x) + table
+        return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, len(tokens))
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
         """The stream as layer `layer` takes it."""

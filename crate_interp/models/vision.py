@@ -11,11 +11,17 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.families import FAMILIES
 from crate_interp.models.block import CrateBlock
-from crate_interp.models.embed import ConvPatchEmbed, CratePatchEmbed, cat_tokens, interpolate_positions
+from crate_interp.models.embed import (
+    ConvPatchEmbed,
+    CratePatchEmbed,
+    cat_tokens,
+    hooked_positions,
+    interpolate_positions,
+)
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.norm import HookedLayerNorm, is_hooked
+from crate_interp.models.norm import HookedLayerNorm
 
 
 class HookedCrate(ImageMixin, HookedModel):
@@ -75,10 +81,7 @@ class HookedCrate(ImageMixin, HookedModel):
         height, width = self.cfg.patch_size
         grid = (images.shape[2] // height, images.shape[3] // width)
         table = interpolate_positions(self.pos_embed, self.cfg.grid, grid)
-        if is_hooked(self.hook_pos_embed):
-            # a copy per image, in the shape of hook_embed: an edit must neither reach the weights nor another image
-            table = self.hook_pos_embed(table.expand(len(patches), -1, -1).clone())
-        return tokens + table
+        return tokens + hooked_positions(self.hook_pos_embed, table, len(patches))
 
     def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
         if self.cfg.pool == "mean":
