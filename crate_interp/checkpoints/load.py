@@ -108,8 +108,9 @@ def _resolve(
     row = registry.find(str(source))
     if row is not None and row["embedded"]:
         _has_no(None, file, row["name"])
-        weights = registry.ASSETS / row["file"]
-        return _from_folder(weights.parent, _step_file(row, weights, revision), family, given, dtype, net)
+        _check_step(row, revision)
+        folder = registry.weights_of(row, None).parent
+        return _from_folder(folder, registry.weights_of(row, revision), family, given, dtype, net)
     if row is not None:
         _has_no(None, file, row["name"])
         return _from_row(row, family, revision, net, given, dtype)
@@ -138,13 +139,10 @@ def _unknown(source: str) -> str:
     return text.replace("  ", " ")
 
 
-def _step_file(row: dict[str, Any], weights: Path, revision: str | None) -> Path:
-    if revision is None:
-        return weights
+def _check_step(row: dict[str, Any], revision: str | None) -> None:
     known = [f"step-{step}" for step in row["steps"]]
-    if revision not in known:
+    if revision not in (None, *known):
         raise CheckpointError(f"{row['name']} has no revision {revision!r}: give one of {', '.join(known)}, or None.")
-    return weights.parent / "steps" / f"{revision}.safetensors"
 
 
 def _from_row(

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.tensors import read_config as read_config_file
+from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config import CrateConfig
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.tokenizer import Tokenizer
@@ -125,18 +126,11 @@ def is_foreign(path: Path) -> bool:
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     """The folder's config with `given` over it; CheckpointError where it is none of ours, or `given` contradicts it."""
     path = folder / CONFIG
-    try:
-        if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path} is no regular file.")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except CheckpointError:
-        raise
-    except FileNotFoundError:
+    if not path.exists():
         raise CheckpointError(
             f"{folder} has no {CONFIG}: give the weight file in it, or a folder made by save_pretrained."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {error}") from None
+        )
+    content = read_json(path)
     if not isinstance(content, dict) or content.get("library") != "crate_interp":
         raise CheckpointError(f"{path} was not written by crate_interp: give the weight file in that folder instead.")
     if content.get("format") != 1 or not isinstance(content.get("config"), dict):

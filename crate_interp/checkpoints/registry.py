@@ -39,6 +39,12 @@ def find(name: str) -> dict[str, Any] | None:
     return next((row for row in MODELS if row["name"] == name), None)
 
 
+def weights_of(row: dict[str, Any], revision: str | None) -> Path:
+    """Where the weights of an embedded model lie: the model itself, or a step along its training."""
+    path = ASSETS / row["file"]
+    return path if revision is None else path.parent / "steps" / f"{revision}.safetensors"
+
+
 def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
     """The rows of a repo on the Hub, or of one file in it."""
     return [row for row in MODELS if row["repo"] == repo and row["file"] and file in (None, row["file"])]

@@ -14,7 +14,7 @@ from torch import Tensor
 from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.npz import is_npz, read_npz
 from crate_interp.checkpoints.progress import byte_bar
-from crate_interp.checkpoints.torchfile import check_total, read_torch
+from crate_interp.checkpoints.torchfile import check_total, open_torch, read_torch
 from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
@@ -51,7 +51,7 @@ def read_file(path: Path) -> Contents:
         loaded, namespace = read_torch(path)
         tensors = state_dict_of(loaded, str(path))
         if zipfile.is_zipfile(path):
-            tensors = _copied(tensors, path)
+            tensors = _copied(tensors, path, namespace is not None)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable checkpoint: {error}. Is it truncated?") from None
     except CheckpointError:
@@ -117,20 +117,27 @@ def _shares(sizes: dict[str, int]) -> list[list[str]]:
     return groups
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file, or where it is one of our own folders' configs."""
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, None where there is no such file; CheckpointError where it is no regular file, or no JSON."""
     try:
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path} is no regular file.")
         if path.stat().st_size > _MAX_CONFIG:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no config is so large.")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return None
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{path} is not readable JSON: {error}") from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file, or where it is one of our own folders' configs."""
+    if not path.exists():
+        return {}
+    content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, wanted a JSON object.")
     return {} if content.get("library") == "crate_interp" else content
@@ -190,7 +197,7 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
         raise CheckpointError(f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view).")
 
 
-def _copied(mapped: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+def _copied(mapped: dict[str, Tensor], path: Path, namespace: bool) -> dict[str, Tensor]:
     """Copies of memory-mapped tensors, made a share at a time from a fresh mapping; what is one tensor stays one."""
     for name, value in mapped.items():
         check_dense(name, value, str(path))
@@ -202,7 +209,7 @@ def _copied(mapped: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     copies: dict[Any, Tensor] = {}
     with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
         for group in groups:
-            fresh = state_dict_of(read_torch(path)[0], str(path))
+            fresh = state_dict_of(open_torch(path, namespace)[0], str(path))
             for name in group:
                 if place[name] not in copies:
                     copies[place[name]] = fresh[name].detach().clone(memory_format=torch.contiguous_format)

@@ -42,7 +42,13 @@ def read_torch(path: Path) -> tuple[Any, Mapping[str, Any] | None]:
             f"{path} is not a readable checkpoint: its pickle asks for {', '.join(odd[:4])}, and only tensors and plain values are "
             "admitted; nothing was run. Save the state dict alone: torch.save(model.state_dict(), path)."
         )
-    if _NAMESPACE not in asked:
+    return open_torch(path, _NAMESPACE in asked)
+
+
+def open_torch(path: Path, namespace: bool) -> tuple[Any, Mapping[str, Any] | None]:
+    """What `read_torch` answers, of a file that it has looked through; `namespace`: whether it found one."""
+    mapped = zipfile.is_zipfile(path)
+    if not namespace:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped), None
     with _lock, torch.serialization.safe_globals([argparse.Namespace]):
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

@@ -93,8 +93,7 @@ def _digests(source: Any, revision: str | None) -> dict[str, str]:
         return {}
     path, row = Path(source).expanduser(), registry.find(str(source))
     if not path.exists() and row and row["embedded"]:
-        path = registry.ASSETS / row["file"]
-        path = path if revision is None else path.parent / "steps" / f"{revision}.safetensors"
+        path = registry.weights_of(row, revision)
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else []
     return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
 
