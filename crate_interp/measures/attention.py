@@ -1,5 +1,7 @@
 """How sharply each query attends: measures of the rows of an attention pattern."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -48,6 +50,40 @@ def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     """
     _check(pattern)
     return _valid(pattern.square().sum(dim=-1).reciprocal(), pattern)
+
+
+def mass_cover(pattern: Float[Tensor, "*batch query key"], mass: float) -> Float[Tensor, "*batch query"]:
+    """The smallest number of keys that together hold at least a share of a query's attention.
+
+    pattern `[..., query, key]` -> `[..., query]` in keys, 1 to the number of keys; the share is of the row's own sum, so that a
+    row which sums to 0.9999 can be covered. Not differentiable. Raises ValueError for mass outside (0, 1] and for no keys.
+    """
+    _check(pattern)
+    if not 0 < mass <= 1:
+        raise ValueError(f"mass={mass}: give a share above 0 and at most 1.")
+    held = pattern.detach().double().sort(dim=-1, descending=True).values.cumsum(dim=-1)
+    wanted = mass * held[..., -1:] * (1 - 1e-12)  # a sum in another order may end an ulp lower
+    return _valid(((held < wanted).sum(dim=-1) + 1).to(pattern.dtype), pattern)
+
+
+def official_attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
+    """The entropy as JoMA's code computes it, `-sum_j p_j ln(p_j + 1e-8)`.
+
+    pattern `[..., query, key]` -> `[..., query]` in nats; below `attention_entropy` by at most 1e-8 times the number of keys, so
+    that one key alone has -1e-8. facebookresearch/luckmatters, JoMA. Raises ValueError for no keys.
+    """
+    _check(pattern)
+    return _valid(-(pattern * (pattern + 1e-8).log()).sum(dim=-1), pattern)
+
+
+def causal_uniform_entropy(n: int) -> float:
+    """What uniform attention over the tokens seen so far has as mean entropy: `1/n sum_{i=1..n} ln i`, in nats.
+
+    The chance level of a causal model over n queries, below the ln n of one that sees all tokens. Raises ValueError for n < 1.
+    """
+    if n < 1:
+        raise ValueError(f"n={n}: there is at least one token.")
+    return math.lgamma(n + 1) / n
 
 
 def _valid(value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]) -> Tensor:

@@ -4,10 +4,11 @@ All are sums of 1/2 logdet(I + c G) for a Gram matrix G, computed by Cholesky on
 (Sylvester: both have the same determinant). Batched LU is never used: it is slower and can hang on some CPUs.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision, largest_entry, require_floats, squares_fit
@@ -33,7 +34,7 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     Results have the dtype of z; ill-conditioned float32 samples are computed in float64. NaN or Inf in z gives NaN.
     Raises ValueError for eps <= 0 and for no tokens.
     """
-    _check(z, eps)
+    check_rate(z, eps)
     pos, width = z.shape[-2:]
     flat = z.reshape(-1, pos, width)
     rate = _half_logdet(flat[:, None], width / (pos * eps**2), lambda rows: flat[rows, None].double())
@@ -49,7 +50,7 @@ def subspace_coding_rate(
     R^c(Z | U; eps) of arXiv 2306.01129 eq. 2-3. U is used as stored: orthonormalise it first to measure the theory's
     object. R^c depends on Z Z^T only: it cannot tell which token lies in which subspace. Errors as in `coding_rate`.
     """
-    _check(z, eps)
+    check_rate(z, eps)
     require_floats(u, "head d_model d_head")
     return rate_of_codes(head_codes(z, u), z, u, eps)
 
@@ -62,7 +63,7 @@ def rate_of_codes(
     eps: float,
 ) -> Float[Tensor, "*batch head"]:
     """`subspace_coding_rate` for a caller who has the codes `head_codes(z, u)` already."""
-    _check(z, eps)
+    check_rate(z, eps)
     pos, width = codes.shape[-2:]
     flat = z.reshape(-1, *z.shape[-2:])
     # a doubtful sample is projected again too: rounding the codes loses as much as rounding their Gram
@@ -83,6 +84,78 @@ def rate_reduction(
 
 
 @in_full_precision
+def mcr2_coding_rate(
+    z: Float[Tensor, "*batch pos d_model"], membership: Shaped[Tensor, "..."], eps: float
+) -> Float[Tensor, "*batch"]:
+    """The rate of the tokens class by class: `R^c(Z | Pi; eps) = sum_k N_k / 2N logdet(I + d / (N_k eps^2) Z_k Z_k^T)`.
+
+    z `[..., pos, d_model]`; membership: the class of each token, integers `[..., pos]`, or weights `[..., pos, class]`
+    (>= 0), which scale a token by their root and add up to N_k. -> `[...]` in nats; >= 0, at most R(Z) where weights
+    sum to one. MCR2, arXiv 2006.08558. Not `subspace_coding_rate`: d and N_k in place of p and N, a weight N_k / N, and
+    it knows which token belongs where. A class without tokens adds nothing. Raises ValueError for membership of another
+    shape, negative or not finite; others as in `coding_rate`.
+    """
+    check_rate(z, eps)
+    weights = _weights(membership, z)  # [..., pos, class]
+    pos, width = z.shape[-2:]
+    count = weights.sum(dim=-2)  # [..., class]
+    per_class = width / (count.masked_fill(count == 0, 1) * eps**2)
+    # [..., class, pos, d_model]: each class' tokens at the scale that makes its rate that of I + Z_k^T Z_k
+    root = (weights * per_class.unsqueeze(-2)).sqrt().mT.unsqueeze(-1)
+    scaled = (z.unsqueeze(-3) * root).reshape(-1, weights.shape[-1], pos, width)
+    again = lambda rows: _weighted(z, weights, per_class, rows)  # noqa: E731
+    rate = _half_logdet(scaled, 1.0, again).reshape(count.shape)
+    return (rate * count).sum(dim=-1) / pos
+
+
+def _weighted(z: Tensor, weights: Tensor, per_class: Tensor, rows: Tensor) -> Float[Tensor, "samples class pos width"]:
+    """Some samples of `mcr2_coding_rate`, class by class, in float64."""
+    tokens = z.reshape(-1, 1, *z.shape[-2:])[rows].double()
+    root = (weights.double() * per_class.double().unsqueeze(-2)).sqrt().mT
+    return tokens * root.reshape(-1, *root.shape[-2:])[rows].unsqueeze(-1)
+
+
+def _weights(membership: Tensor, z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch pos class"]:
+    """Membership as weights in the dtype of z."""
+    if not isinstance(membership, Tensor) or membership.dtype == torch.bool or membership.is_complex():
+        kind = getattr(membership, "dtype", type(membership).__name__)
+        raise ValueError(f"membership is {kind}: give integers [..., pos] or float weights [..., pos, class].")
+    soft = membership.is_floating_point()
+    shape = membership.shape[:-1] if soft else membership.shape
+    if shape != z.shape[:-1] or 0 in membership.shape:
+        wanted = "float weights [..., pos, class]" if soft else "integers [..., pos]"
+        raise ValueError(
+            f"membership {list(membership.shape)} does not fit tokens {list(z.shape)}: {wanted} are needed."
+        )
+    if not bool((membership >= 0).all()) or not bool(membership.isfinite().all()):
+        raise ValueError("membership holds negative numbers, NaN or Inf: a class or weight is at least 0.")
+    return membership.to(z.dtype) if soft else torch.nn.functional.one_hot(membership.long()).to(z.dtype)
+
+
+def coding_length(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch"]:
+    """The bits that code all tokens and their basis: `(N + d) / ln 2 * R(Z; eps)`.
+
+    z `[..., pos, d_model]` -> `[...]` in bits; >= 0. Ma et al., TPAMI 2007: N + d and not N, as the basis is sent too.
+    Errors as in `coding_rate`.
+    """
+    return coding_rate(z, eps) * ((z.shape[-2] + z.shape[-1]) / math.log(2))
+
+
+@in_full_precision
+def dictionary_rate_change(
+    z: Float[Tensor, "*batch pos d_mlp"], d: Float[Tensor, "d_model d_mlp"], eps: float
+) -> Float[Tensor, "*batch"]:
+    """How the rate of codes changes when they are decoded: `R(D Z) - R(Z)`, in rows `Z D^T`.
+
+    z `[..., pos, d_mlp]`, d `[d_model, d_mlp]` -> `[...]` in nats, either sign; 0 for orthonormal D. Within
+    R(s_min Z) - R(Z) and R(s_max Z) - R(Z) for a square D with singular values s. arXiv 2306.01129 takes R(Z^{l+1}) and
+    R(Z^{l+1/2}) to be about equal. Errors as in `coding_rate`.
+    """
+    require_floats(d, "d_model d_mlp")
+    return coding_rate(z @ d.mT, eps) - coding_rate(z, eps)
+
+
+@in_full_precision
 def official_coding_rate(
     codes: Float[Tensor, "*batch head pos d_head"], eps_squared: float = 0.01
 ) -> Float[Tensor, "*batch head"]:
@@ -96,7 +169,7 @@ def official_coding_rate(
     """
     if not eps_squared > 0:
         raise ValueError(f"eps_squared={eps_squared}: give a number above 0, the script's own is 0.01.")
-    _check(codes, eps_squared)
+    check_rate(codes, eps_squared)
     pos, width = codes.shape[-2:]
     flat = codes.reshape(-1, *codes.shape[-3:])
     again = lambda rows: _unit_rows(flat[rows].double())  # noqa: E731
@@ -126,7 +199,8 @@ def head_codes(
     return (z @ wide).unflatten(-1, (u.shape[0], u.shape[2])).transpose(-3, -2)
 
 
-def _check(z: Tensor, eps: float) -> None:
+def check_rate(z: Tensor, eps: float) -> None:
+    """ValueError where there is nothing to rate, or no precision to rate it at."""
     require_floats(z, "pos width")
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision, largest_entry, qr, require_floats, squares_fit
 from crate_interp.measures.rates import head_codes
+from crate_interp.measures.spectra import singular_values
 
 
 @in_full_precision
@@ -106,6 +107,120 @@ def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor,
     scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
     eye = torch.eye(width, dtype=d.dtype, device=d.device)
     return torch.linalg.matrix_norm(gram - scale * eye) / width**0.5
+
+
+@in_full_precision
+def principal_angles(
+    u: Float[Tensor, "*batch d_model d_head"], v: Float[Tensor, "*batch d_model width"]
+) -> Float[Tensor, "*batch rank"]:
+    """The angles between two subspaces, `arccos` of the singular values of `Q_u^T Q_v`, smallest first.
+
+    u `[..., d_model, p]`, v `[..., d_model, q]` -> `[..., min(p, q)]` in radians, 0 to pi/2. Only the spans matter. Angles
+    below pi/4 are taken from their sines, as arccos loses them (Bjorck and Golub 1973). Raises ValueError for empty matrices.
+    """
+    _check(u, "d_model d_head")
+    _check(v, "d_model width")
+    if u.shape[-1] < v.shape[-1]:
+        u, v = v, u
+    first, second = qr(u.double())[0], qr(v.double())[0]
+    inner = first.mT @ second
+    cosines = singular_values(inner)[..., : v.shape[-1]]  # descending: smallest angle first
+    sines = singular_values(second - first @ inner).flip(-1)
+    small = cosines.square() > 0.5
+    return torch.where(small, sines.clamp(max=1).asin(), cosines.clamp(max=1).acos()).to(u.dtype)
+
+
+@in_full_precision
+def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch"]:
+    """The largest cosine between directions of two heads' subspaces, `max_{i != j} |Q_i^T Q_j|_2`.
+
+    u `[..., head, d_model, d_head]` -> `[...]` in [0, 1]: 0 where all are orthogonal, 1 where two share a direction. The theory (arXiv
+    2306.01129) assumes it to be small. Raises ValueError for a single head.
+    """
+    _check(u, "head d_model d_head")
+    heads = u.shape[-3]
+    if heads < 2:
+        raise ValueError("incoherence compares heads: the layer has only one.")
+    q = qr(u)[0]
+    pairs = torch.triu_indices(heads, heads, offset=1, device=u.device)
+    inner = q[..., pairs[0], :, :].mT @ q[..., pairs[1], :, :]  # [..., pair, d_head, d_head]
+    return singular_values(inner)[..., 0].amax(dim=-1)
+
+
+@in_full_precision
+def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch n n"]:
+    """The absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
+
+    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. Of the heads' bases side by side it is figure 7 of arXiv 2306.01129.
+    A column of zeros has 0 with all.
+    """
+    _check(d, "d_model n")
+    scaled = d.mT / largest_entry(d.mT)
+    norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    unit = scaled / norms.masked_fill(norms == 0, 1)
+    return (unit @ unit.mT).abs()
+
+
+def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch"]:
+    """The largest absolute cosine between two different columns.
+
+    d `[..., d_model, n]` -> `[...]` in [0, 1]: 0 for orthogonal columns; at least sqrt((n - d) / (d (n - 1))) for n > d (Welch).
+    What sparse coding asks of a dictionary. Raises ValueError for a single column.
+    """
+    _check(d, "d_model n")
+    if d.shape[-1] < 2:
+        raise ValueError("mutual_coherence compares columns: there is only one.")
+    cosines = column_cosines(d)
+    same = torch.eye(d.shape[-1], dtype=torch.bool, device=d.device)
+    return cosines.masked_fill(same, 0).flatten(-2).amax(dim=-1)
+
+
+@in_full_precision
+def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
+    """The largest singular value over the smallest of the min(rows, columns).
+
+    d `[..., rows, columns]` -> `[...]`, >= 1, without unit; Inf for a singular matrix. Raises ValueError for an empty one.
+    """
+    _check(d, "rows columns")
+    values = singular_values(d.double())
+    return (values[..., 0] / values[..., -1]).masked_fill(values[..., -1] == 0, torch.inf).to(d.dtype)
+
+
+def membership_entropy(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
+) -> Float[Tensor, "*batch pos"]:
+    """How spread a token is over the subspaces: the entropy of its `projection_energy` normalised over heads.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos]` in nats, 0 (in one subspace) to ln K (evenly in all). A token
+    with no energy in any has ln K: it belongs nowhere.
+    """
+    energy = projection_energy(z, u)  # [..., pos, head]
+    total = energy.sum(dim=-1, keepdim=True)
+    share = (energy / total.masked_fill(total == 0, 1)).where(total > 0, 1 / energy.shape[-1])
+    entropy = torch.special.entr(share).sum(dim=-1)
+    return entropy.masked_fill(~total[..., 0].isfinite(), torch.nan)
+
+
+@in_full_precision
+def subspace_snr(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
+) -> Float[Tensor, "*batch head"]:
+    """How much of the tokens lies in each subspace against what does not: `|Q_k Q_k^T Z|_F / |(I - Q_k Q_k^T) Z|_F`.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]`, >= 0, without unit; Inf where all tokens lie in it, 0
+    for tokens of zeros; about sqrt(p / (d - p)) for a random subspace. The attention-only transformer (arXiv 2506.03790) takes
+    the tokens of head k alone: give those. Q = qr(U), there U itself.
+    """
+    _check(u, "head d_model d_head")
+    require_floats(z, "pos d_model")
+    wide, basis = z.double(), qr(u.double())[0]
+    inside = head_codes(wide, basis)  # [..., head, pos, d_head]
+    rest = wide.unsqueeze(-3) - inside @ basis.mT
+    signal, noise = torch.linalg.matrix_norm(inside), torch.linalg.matrix_norm(rest)
+    # what rounding leaves of tokens inside a subspace is no noise
+    floor = 4 * z.shape[-1] * torch.finfo(torch.float64).eps * signal
+    ratio = torch.where(noise <= floor, torch.inf, signal / noise).masked_fill(signal == 0, 0)
+    return ratio.masked_fill(~(signal + noise).isfinite(), torch.nan).to(z.dtype)
 
 
 def _check(u: Tensor, axes: str) -> None:

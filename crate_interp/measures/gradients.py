@@ -1,0 +1,87 @@
+"""Gradients of the coding rates in closed form, and the approximation that attention is derived from."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures.checks import in_full_precision
+from crate_interp.measures.rates import check_rate, head_codes
+from crate_interp.measures.spectra import singular_values
+
+
+@in_full_precision
+def coding_rate_gradient(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch pos d_model"]:
+    """The gradient of `coding_rate`: `a (I + a Z Z^T)^{-1} Z`, a = d / (N eps^2), in rows `a Z (I + a Z^T Z)^{-1}`.
+
+    z `[..., pos, d_model]` -> the same, in nats per unit of z. arXiv 2306.01129, appendix. It points to higher rates: a step
+    against it compresses; `<Z, grad> = sum a s^2 / (1 + a s^2)`, at most the rank. The solve is in float64, since I + a Z^T Z
+    may be near singular in float32. NaN or Inf in a sample gives NaN. Errors as in `coding_rate`.
+    """
+    check_rate(z, eps)
+    pos, width = z.shape[-2:]
+    return _solved(z.double(), width / (pos * eps**2)).to(z.dtype)
+
+
+@in_full_precision
+def subspace_coding_rate_gradient(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """The gradient of R^c summed over heads: `sum_k a C_k (I + a C_k^T C_k)^{-1} U_k^T`, C_k = Z U_k, a = p / (N eps^2).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv 2306.01129, before eq. 9;
+    MSSA is derived from a step against it. In float64 inside. Errors as in `coding_rate`.
+    """
+    check_rate(z, eps)
+    scale = u.shape[-1] / (z.shape[-2] * eps**2)
+    wide = u.double()
+    return written(_solved(head_codes(z.double(), wide), scale), wide).to(z.dtype)
+
+
+@in_full_precision
+def neumann_gradient(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """The first two terms of the gradient's Neumann series: `sum_k (a C_k - a^2 C_k C_k^T C_k) U_k^T`.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv 2306.01129 eq. 9. It stands for
+    the gradient only where a |C_k|_2^2 < 1; beyond, its sign turns: see `neumann_invalid`. Errors as in `coding_rate`.
+    """
+    check_rate(z, eps)
+    scale = u.shape[-1] / (z.shape[-2] * eps**2)
+    wide = u.double()
+    codes = head_codes(z.double(), wide) * scale**0.5
+    return (written(codes - codes @ (codes.mT @ codes), wide) * scale**0.5).to(z.dtype)
+
+
+@in_full_precision
+def neumann_invalid(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
+) -> Float[Tensor, "*batch head"]:
+    """The share of eigenvalues x of a C_k^T C_k above 1, for which the Neumann step has the wrong size or sign.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1]; of the min(N, p) eigenvalues of each head.
+    A direction of x < 1 shrinks under the Neumann step, one of x > 1 grows, where the exact step shrinks every one. Not
+    differentiable. NaN or Inf in a sample gives NaN. Errors as in `coding_rate`.
+    """
+    check_rate(z, eps)
+    scale = u.shape[-1] / (z.shape[-2] * eps**2)
+    values = singular_values(head_codes(z.double(), u.double())).square() * scale
+    share = (values > 1).double().mean(dim=-1)
+    return share.masked_fill(~values.isfinite().all(dim=-1), torch.nan).to(z.dtype)
+
+
+def _solved(x: Float[Tensor, "*batch rows columns"], scale: float) -> Float[Tensor, "*batch rows columns"]:
+    """`scale X (I + scale X^T X)^{-1}` by Cholesky of the smaller Gram; NaN where the input is not finite."""
+    wide = x.shape[-2] < x.shape[-1]
+    scaled = x * scale**0.5
+    gram = scaled @ scaled.mT if wide else scaled.mT @ scaled
+    factor, failed = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device))
+    answer = torch.cholesky_solve(scaled if wide else scaled.mT, factor)
+    answer = (answer if wide else answer.mT) * scale**0.5
+    return answer.masked_fill((failed != 0)[..., None, None], torch.nan)
+
+
+def written(codes: Float[Tensor, "*batch head pos d_head"], u: Float[Tensor, "head d_model d_head"]) -> Tensor:
+    """`sum_k C_k U_k^T` `[..., pos, d_model]`."""
+    wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
+    return codes.transpose(-3, -2).flatten(-2) @ wide.T

@@ -1,0 +1,60 @@
+"""The objective a CRATE layer is meant to improve: sparse rate reduction."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures.rates import coding_rate, subspace_coding_rate
+from crate_interp.measures.sparsity import l0_norm
+
+Penalty = Callable[[Tensor], Tensor]  # [..., pos, d_model] -> [..., pos]
+
+
+def sparse_rate_reduction(
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    lambd: float,
+    penalty: Penalty = l0_norm,
+    normalise: bool = False,
+) -> Float[Tensor, "*batch"]:
+    """The negated objective of a layer, `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`: lower is better.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats, either sign; 0 for Z = 0. arXiv 2411.17182
+    eq. 11 (its summand), arXiv 2306.01129 eq. 1 (negated). penalty: `l0_norm`, a count, whose gradient is zero everywhere, or
+    another function to `[..., pos]` such as `l1_norm`; its sum over tokens is divided by the number of entries where
+    `normalise`. The papers do not say whether their count is a fraction, which eps they took, nor whether they trained with
+    the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures without LayerNorm. Errors as in `coding_rate`.
+    """
+    rate, per_head = coding_rate(z, eps), subspace_coding_rate(z, u, eps)
+    size = penalty(z).sum(dim=-1)
+    if normalise:
+        size = size / (z.shape[-1] * z.shape[-2])
+    return lambd * size + per_head.sum(dim=-1) - rate
+
+
+def layer_objectives(
+    layers: Sequence[Callable[[Tensor], Tensor]],
+    bases: Sequence[Tensor],
+    z: Float[Tensor, "*batch pos d_model"],
+    eps: float,
+    lambd: float,
+    penalty: Penalty = l0_norm,
+    normalise: bool = False,
+) -> Float[Tensor, "layer *batch"]:
+    """`sparse_rate_reduction` of each layer's output, each made from the detached output of the layer before.
+
+    `mu_l = mu(f_l(sg(Z^{l-1})) | U_l)`, sg = detach. layers: callables z -> z, such as `model.blocks`; bases: their U
+    `[head, d_model, d_head]`; z: the first layer's input. -> `[layer, ...]` in nats. arXiv 2411.17182 eq. 14 adds
+    gamma = 0.001 times the sum, or the last layer alone, to the cross-entropy: the gradient of mu_l reaches layer l only, and with the
+    default penalty none of it comes from the count. Raises ValueError for no layers and for another number of bases.
+    """
+    if not len(layers) or len(layers) != len(bases):
+        raise ValueError(f"there are {len(layers)} layers and {len(bases)} bases: give as many, at least one.")
+    terms: list[Tensor] = []
+    for layer, u in zip(layers, bases, strict=True):
+        z = layer(z.detach())
+        terms.append(sparse_rate_reduction(z, u, eps, lambd, penalty, normalise))
+    return torch.stack(terms)

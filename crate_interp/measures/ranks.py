@@ -1,0 +1,42 @@
+"""Ranks that need no threshold."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures.checks import in_full_precision, require_floats
+from crate_interp.measures.spectra import singular_values
+
+
+@in_full_precision
+def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
+    """`|W|_F^2 / |W|_2^2`: how many directions carry as much as the strongest.
+
+    w `[..., rows, columns]` -> `[...]`, 1 to the rank, without unit; scale-free; about m n / (sqrt m + sqrt n)^2 for a Gaussian
+    matrix; 0 for a matrix of zeros. JoMA, arXiv 2310.00535, figure 7. NaN or Inf gives NaN. Raises ValueError for an empty matrix.
+    """
+    values = _values(w)
+    largest = values[..., :1]
+    share = values / largest.masked_fill(largest == 0, 1)
+    return share.square().sum(dim=-1).to(w.dtype)
+
+
+@in_full_precision
+def effective_rank(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch"]:
+    """`exp(H)` of the singular values normalised to sum one, H their entropy: how many directions the tokens fill.
+
+    z `[..., pos, d_model]` -> `[...]`, 1 to the rank, without unit; scale-free; 0 for zeros. Roy and Vetterli, EUSIPCO 2007. Errors
+    as in `stable_rank`.
+    """
+    values = _values(z)
+    total = values.sum(dim=-1, keepdim=True)
+    share = values / total.masked_fill(total == 0, 1)
+    rank = torch.special.entr(share).sum(dim=-1).exp()
+    return rank.masked_fill(total[..., 0] == 0, 0).to(z.dtype)
+
+
+def _values(x: Tensor) -> Float[Tensor, "*batch rank"]:
+    require_floats(x, "rows columns")
+    if 0 in x.shape[-2:]:
+        raise ValueError(f"the matrix is empty: the last two axes are {list(x.shape[-2:])}.")
+    return singular_values(x.double())

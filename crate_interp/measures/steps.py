@@ -1,0 +1,112 @@
+"""The steps that layers are derived from, as functions: gradient steps on R^c, attention, and ISTA.
+
+The rules (a) to (e) are those compared in arXiv 2411.17182, appendix A. With one head, or a complete orthonormal set of
+them, each acts on the singular values s of the codes C_k = Z U_k alone, x = a s^2, a = p / (N eps^2), kappa the step size.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures.checks import in_full_precision
+from crate_interp.measures.gradients import neumann_gradient, subspace_coding_rate_gradient, written
+from crate_interp.measures.rates import check_rate, head_codes
+
+
+def gradient_step(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Rule (a), `Z - kappa grad R^c(Z)`: s becomes s (1 - kappa a / (1 + x)).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. R^c falls for kappa < 8 / (9 a) where U is orthonormal.
+    Errors as in `coding_rate`.
+    """
+    return z - kappa * subspace_coding_rate_gradient(z, u, eps)
+
+
+def neumann_step(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Rule (b), `Z - kappa neumann_gradient(Z)`: s becomes s (1 - kappa a (1 - x)), which grows where x > 1.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    """
+    return z - kappa * neumann_gradient(z, u, eps)
+
+
+@in_full_precision
+def first_order_step(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Rule (c), `Z - kappa a sum_k C_k U_k^T`: s becomes s (1 - kappa a).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    """
+    return z - kappa * _scale(z, u, eps) * written(head_codes(z, u), u)
+
+
+@in_full_precision
+def third_order_step(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Rule (d), `Z + kappa a^2 sum_k C_k C_k^T C_k U_k^T`: s becomes s (1 + kappa a x), and R^c rises.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    """
+    codes = head_codes(z, u)
+    return z + kappa * _scale(z, u, eps) ** 2 * written(codes @ (codes.mT @ codes), u)
+
+
+def attention_step(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Rule (e), `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`: CRATE-C, and CRATE-N for a negative kappa.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    """
+    return z + kappa * _scale(z, u, eps) * paper_mssa(z, u, eps)
+
+
+@in_full_precision
+def paper_mssa(
+    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """The paper's MSSA, `a sum_k softmax(C_k C_k^T) C_k U_k^T`, a = p / (N eps^2).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. arXiv 2306.01129 eq. 11. The official code, which the
+    hooked models run, has LayerNorm before, the scale 1 / sqrt(p) in the softmax, and a learned matrix with bias in place
+    of a [U_1 .. U_K]. Errors as in `coding_rate`.
+    """
+    return _scale(z, u, eps) * written(subspace_attention(head_codes(z, u)), u)
+
+
+@in_full_precision
+def subspace_attention(
+    codes: Float[Tensor, "*batch pos d_head"], scale: float = 1.0
+) -> Float[Tensor, "*batch pos d_head"]:
+    """One head of attention whose query, key and value are one code: `softmax(scale C C^T) C`.
+
+    codes `[..., pos, d_head]` -> the same. arXiv 2306.01129 eq. 11, in rows; the official code has scale = 1 / sqrt(p).
+    """
+    return (scale * codes @ codes.mT).softmax(dim=-1) @ codes
+
+
+@in_full_precision
+def ista_step(
+    z: Float[Tensor, "*batch pos d_mlp"],
+    y: Float[Tensor, "*batch pos d_model"],
+    d: Float[Tensor, "d_model d_mlp"],
+    eta: float,
+    lambd: float,
+) -> Float[Tensor, "*batch pos d_mlp"]:
+    """One proximal gradient step of the non-negative lasso: `ReLU(z - eta D^T (D z - y) - eta lambd)`, tokens as rows.
+
+    z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> like z, >= 0. arXiv 2306.01129 eq. 17, which starts
+    at z = y. `lasso_objective` does not rise for eta <= 1 / |D|_2^2 from a feasible z.
+    """
+    return torch.relu(z - eta * ((z @ d.mT - y) @ d) - eta * lambd)
+
+
+def _scale(z: Tensor, u: Tensor, eps: float) -> float:
+    check_rate(z, eps)
+    return u.shape[-1] / (z.shape[-2] * eps**2)
