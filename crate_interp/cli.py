@@ -31,16 +31,19 @@ def root(
 @app.command()
 def report(
     source: Annotated[str, typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder.")],
-    data: Annotated[str, typer.Option(help='"embedded:fashion" or "imagefolder:DIR".')],
+    data: Annotated[
+        str,
+        typer.Option(help='"embedded:fashion", "embedded:held-out-text", "imagefolder:DIR" or "hf:owner/name:split".'),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write into.")],
     family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
     revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
     probes: Annotated[str | None, typer.Option(help="Probe names with commas; the default four otherwise.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first images.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
     untrained: Annotated[int, typer.Option(help="How many random twins to measure beside it.")] = 3,
 ) -> None:
-    """Measure a model layer by layer on images, beside the same network untrained, and write a page about it."""
+    """Measure a model layer by layer on data, beside the same network untrained, and write a page about it."""
     import crate_interp as ci
 
     model = ci.load(source, family=family, revision=revision, **_fields(config or []))
@@ -48,7 +51,7 @@ def report(
     path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained)
     typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
     twins = f" (in brackets: untrained, mean of {untrained} seed{'s' * (untrained > 1)})" if untrained else ""
-    typer.echo(f"Means over images{twins}. The page: {path}")
+    typer.echo(f"Means over samples{twins}. The page: {path}")
 
 
 @app.command()

@@ -8,26 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from PIL import Image
 from torch import Tensor
 
 from crate_interp.hints import did_you_mean
 from crate_interp.measures.checks import all_finite
 
-_EMBEDDED = {"fashion": "fashion.parquet"}  # files in assets/
+_EMBEDDED = {"fashion": "fashion.parquet", "held-out-text": "held-out-text.parquet"}  # files in assets/
 _ASSETS = Path(__file__).parent / "assets"
-_KINDS = 'a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, "embedded:NAME" or "imagefolder:DIR"'
+_HUB = '"hf:owner/name:split"'
+_KINDS = (
+    f'a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, "embedded:NAME", "imagefolder:DIR" or {_HUB}'
+)
+_TEXT_KINDS = (
+    f'whole numbers [n, pos], a list of strings, a datasets.Dataset with a text column, "embedded:NAME" or {_HUB}'
+)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """n images in a fixed order. `read(start, stop)` gives those as preprocessed floats `[batch, channels, h, w]`."""
+    """n samples in a fixed order. `read(start, stop)` gives preprocessed floats `[batch, channels, h, w]` or token ids `[batch, pos]`."""
 
     n: int
     labels: list[Any] | None
     fingerprint: str  # of the order and content (tensors, embedded), of names and sizes (folders), or datasets' own
-    read: Callable[[int, int], Float[Tensor, "batch channels height width"]]
+    read: Callable[[int, int], Shaped[Tensor, "batch ..."]]
 
 
 def open_data(data: Any, preprocess: Callable[[Any], Tensor], limit: int | None = None) -> Samples:
@@ -36,9 +42,9 @@ def open_data(data: Any, preprocess: Callable[[Any], Tensor], limit: int | None 
     data: a float tensor (taken as preprocessed), a uint8 tensor or array `[n, channels, h, w]`, a datasets.Dataset (its
     first image column; its label column), "embedded:fashion", or "imagefolder:DIR" (labels are subfolders). Raises
     ValueError for anything else, for no images, and for NaN or Inf in a float tensor, before any work starts.
+    "hf:owner/name:split" is fetched from the Hub by datasets.
     """
-    if limit is not None and (not isinstance(limit, Integral) or limit < 1):
-        raise ValueError(f"limit={limit!r}: give a whole number of at least 1, or None for all samples.")
+    _check_limit(limit)
     if isinstance(data, str):
         samples = _named(data, preprocess)
     elif isinstance(data, Tensor) or type(data).__module__ == "numpy":
@@ -50,20 +56,100 @@ def open_data(data: Any, preprocess: Callable[[Any], Tensor], limit: int | None 
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
     samples.read(0, 1)  # what is wrong with the first image is said now, not under a progress bar
+    return _first(samples, limit)
+
+
+def open_text(data: Any, windows: Callable[[list[str]], Tensor], limit: int | None = None) -> Samples:
+    """The samples of a language model: windows of tokens, the first `limit` of them; `windows` makes them of texts.
+
+    data: whole numbers `[n, pos]` (taken as token ids), a list of strings, a datasets.Dataset (its first text column),
+    "embedded:held-out-text" or "hf:owner/name:split". A window is a sample; there are no labels. Raises ValueError for
+    anything else, for no tokens, and for texts shorter than one window.
+    """
+    _check_limit(limit)
+    if isinstance(data, Tensor) or type(data).__module__ == "numpy":
+        return _first(_token_samples(torch.as_tensor(data)), limit)
+    if isinstance(data, str):
+        texts = _texts_of(_named_dataset(data, _TEXT_KINDS))
+    elif hasattr(data, "features") and hasattr(data, "column_names"):
+        texts = _texts_of(data)
+    elif isinstance(data, (list, tuple)):
+        texts = list(data)
+    else:
+        raise ValueError(f"cannot take text from {type(data).__name__}: give {_TEXT_KINDS}.")
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("the data is empty: there is no text in it." if not texts else "data holds more than strings.")
+    return _first(_token_samples(windows(texts)), limit)
+
+
+def _check_limit(limit: Any) -> None:
+    if limit is not None and (not isinstance(limit, Integral) or limit < 1):
+        raise ValueError(f"limit={limit!r}: give a whole number of at least 1, or None for all samples.")
+
+
+def _first(samples: Samples, limit: int | None) -> Samples:
     n = samples.n if limit is None else min(limit, samples.n)
     labels = None if samples.labels is None else samples.labels[:n]
     return Samples(n=n, labels=labels, fingerprint=samples.fingerprint, read=samples.read)
 
 
+def _token_samples(tokens: Tensor) -> Samples:
+    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise ValueError(f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos].")
+    if 0 in tokens.shape:
+        raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
+    tokens = tokens.long()
+    digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
+    digest.update(tokens.cpu().contiguous().numpy().data)
+    return Samples(len(tokens), None, f"tokens:sha256:{digest.hexdigest()}", lambda start, stop: tokens[start:stop])
+
+
+def _texts_of(dataset: Any) -> list[str]:
+    import datasets
+
+    features = dataset.features or {}
+    columns = [
+        n for n, f in features.items() if isinstance(f, datasets.Value) and f.dtype in ("string", "large_string")
+    ]
+    if not columns:
+        raise ValueError(
+            f"the dataset has no text column; its columns are {', '.join(dataset.column_names) or 'none'}."
+        )
+    return list(dataset[columns[0]])
+
+
 def _named(data: str, preprocess: Callable[[Any], Tensor]) -> Samples:
     scheme, _, name = data.partition(":")
-    if scheme == "embedded":
-        digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
-        return _dataset(embedded(name), preprocess, f"embedded:{name}:sha256:{digest}")
     if scheme == "imagefolder" and name:  # without one it would be the folder one happens to stand in
         return _folder(Path(name).expanduser(), preprocess)
-    hint = " Did you mean 'embedded:fashion'?" if data in _EMBEDDED else ""
-    raise ValueError(f"cannot take data from {data!r}: give {_KINDS}.{hint}")
+    found = _named_dataset(data, _KINDS)
+    if scheme != "embedded":
+        return _dataset(found, preprocess)
+    digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
+    return _dataset(found, preprocess, f"embedded:{name}:sha256:{digest}")
+
+
+def _named_dataset(data: str, kinds: str) -> Any:
+    """The datasets.Dataset that "embedded:NAME" or "hf:owner/name:split" names."""
+    scheme, _, name = data.partition(":")
+    if scheme == "embedded":
+        return embedded(name)
+    if scheme == "hf":
+        return _from_hub(name)
+    hint = f" Did you mean 'embedded:{data}'?" if data in _EMBEDDED else ""
+    raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
+
+
+def _from_hub(name: str) -> Any:
+    repo, _, split = name.partition(":")
+    if repo.count("/") != 1 or not split:
+        raise ValueError(f"'hf:{name}': write hf:owner/name:split, such as hf:ylecun/mnist:test.")
+    import datasets
+
+    try:
+        return datasets.load_dataset(repo, split=split)
+    except Exception as error:  # of many libraries: network, missing repository, wrong split
+        raise ValueError(f"cannot load 'hf:{name}': {' '.join(str(error).split())[:300]}") from error
 
 
 def _tensor(images: Tensor, preprocess: Callable[[Any], Tensor], limit: int | None) -> Samples:
@@ -107,7 +193,7 @@ def _dataset(dataset: Any, preprocess: Callable[[Any], Tensor], fingerprint: str
 
 
 def embedded(name: str) -> Any:
-    """The embedded data set `name` as a datasets.Dataset with an image and a label column; ValueError if unknown."""
+    """The embedded data set `name` as a datasets.Dataset: images with labels, or texts; ValueError if unknown."""
     import datasets
     import pyarrow.parquet
 

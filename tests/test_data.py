@@ -92,7 +92,10 @@ def test_bad_data(preprocess, tmp_path):
     fails(r"the folder .* has no images", f"imagefolder:{tmp_path}")
     fails("is no folder", f"imagefolder:{tmp_path}/missing")
     fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
-    fails(r"no embedded data is called 'fashin': there is fashion. Did you mean embedded:fashion", "embedded:fashin")
+    fails(
+        r"no embedded data is called 'fashin': there is fashion, held-out-text. Did you mean embedded:fashion",
+        "embedded:fashin",
+    )
     fails("cannot take data from list", [1, 2])
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
-from conftest import FIXTURES, HEADS, IMAGE, PLAIN, leftover_hooks, make, make_lm
+from conftest import FIXTURES, HEADS, IMAGE, PLAIN, leftover_hooks, make
 from reference import published_layout
 
 
@@ -219,14 +219,10 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
     assert ci.load(weights, **given | {"n_heads": np.int64(HEADS)}).cfg.n_heads == HEADS
 
 
-def test_models_that_the_probes_do_not_know():
-    lm = make_lm()
-    tokens = torch.zeros(1, 5, dtype=torch.long)
-    refuses("the probes measure image classifiers, got a HookedCrateLM", lambda: ci.sweep(lm, tokens))
-    refuses("the probes measure image classifiers, got a HookedCrateLM", lambda: ci.probe(lm.run_with_cache(tokens)[1]))
+def test_a_clip_is_measured_by_its_towers():
     clip = ci.load(FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3)
     images = torch.randn(3, 3, 32, 32)
-    refuses("Its image tower can be measured: model.visual", lambda: ci.sweep(clip, images))
+    refuses("measure its towers, model.visual on images and model.text on texts", lambda: ci.sweep(clip, images))
     tower = ci.sweep(clip.visual, images, progress=False)
     _, cache = clip.visual.run_with_cache(images)
     assert len(tower.layers()) and (ci.probe(cache).samples() - tower.samples()).abs().max().max() < 1e-4

@@ -165,7 +165,8 @@ def test_provenance(model, data, result):
     meta = result.meta
     assert meta["data_fingerprint"].startswith("tensor:sha256:") and meta["n_samples"] == N and meta["seconds"] > 0
     assert meta["dtype"] == "float32" and meta["versions"]["torch"] == torch.__version__
-    assert meta["probes"]["compression"]["settings"] == {"eps": 0.1}
+    stated = {"eps": 0.1, "at": ["pre", "mid"], "norm": False, "tokens": "all", "basis": "stored"}
+    assert meta["probes"]["compression"]["settings"] == stated and meta["blocks"] == "blocks"
     digest = meta["model_digest"]
     assert ci.sweep(model, data[:2], progress=False).meta["model_digest"] == digest
     model.blocks[1].mlp.D.data[0, 0] += 1e-3
@@ -174,7 +175,7 @@ def test_provenance(model, data, result):
 
 def test_settings_are_written_into_the_result(model, data):
     result = ci.sweep(model, data, probes=[ci.probes.compression(eps=0.5)], progress=False)
-    assert result.meta["probes"]["compression"]["settings"] == {"eps": 0.5}
+    assert result.meta["probes"]["compression"]["settings"]["eps"] == 0.5
     (cache,) = caches(model, data, N)
     expected = [reference.coding_rate(z, 0.5) for z in cache["resid_mid", 1].numpy()]
     np.testing.assert_allclose(column(result, "compression.rate_mid", 1), expected, rtol=2e-5)

@@ -167,27 +167,38 @@ def official_coding_rate(
     counts, and mean and unbiased std over the batch are reported. Different from it: an all-zero code adds nothing
     (the script returns NaN). Errors as in `coding_rate`.
     """
+    return official_rate_and_zeros(codes, eps_squared)[0]
+
+
+@in_full_precision
+def official_rate_and_zeros(
+    codes: Float[Tensor, "*batch head pos d_head"], eps_squared: float = 0.01
+) -> tuple[Float[Tensor, "*batch head"], Float[Tensor, "*batch head"]]:
+    """`official_coding_rate`, and how many codes of each head are all zero."""
     if not eps_squared > 0:
         raise ValueError(f"eps_squared={eps_squared}: give a number above 0, the script's own is 0.01.")
     check_rate(codes, eps_squared)
     pos, width = codes.shape[-2:]
     flat = codes.reshape(-1, *codes.shape[-3:])
-    again = lambda rows: _unit_rows(flat[rows].double())  # noqa: E731
-    rate = _half_logdet(_unit_rows(flat), width / (pos * eps_squared), again)
-    return rate.reshape(codes.shape[:-2])
+    again = lambda rows: _unit_rows(flat[rows].double())[0]  # noqa: E731
+    unit, zeros = _unit_rows(flat)
+    rate = _half_logdet(unit, width / (pos * eps_squared), again)
+    return rate.reshape(codes.shape[:-2]), zeros.reshape(codes.shape[:-2])
 
 
-def _unit_rows(codes: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
-    """Each row at length one; a row of zeros stays."""
+def _unit_rows(codes: Float[Tensor, "*batch pos d_head"]) -> tuple[Tensor, Float[Tensor, "*batch"]]:
+    """Each row at length one, and how many are rows of zeros, which stay."""
     norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
+    zeros = norms.new_zeros(norms.shape[:-2])
     if not squares_fit(norms):
         codes = codes / largest_entry(codes)
         norms = torch.linalg.vector_norm(codes, dim=-1, keepdim=True)
+        zeros = (norms == 0).sum(dim=(-2, -1)).to(norms.dtype)
         norms = norms.masked_fill(norms == 0, 1)
     if codes.requires_grad:
-        return codes / norms
+        return codes / norms, zeros
     # written in order of the axes, as the Gram wants it: dividing first and copying after is a pass more
-    return torch.div(codes, norms, out=codes.new_empty(codes.shape))
+    return torch.div(codes, norms, out=codes.new_empty(codes.shape)), zeros
 
 
 @in_full_precision

@@ -66,6 +66,10 @@ class HookedTextTower(TextMixin, HookedModel):
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.long, device=self.cfg.device)
 
+    def windows(self, texts: list[str]) -> Int[Tensor, "text n_ctx"]:
+        """Each text as `to_tokens` gives it: this tower pads, and a text is a sample."""
+        return self.to_tokens(texts)
+
     @property
     def lens_positions(self) -> int:
         """`cache.logit_lens()` reads the last position."""

@@ -38,6 +38,28 @@ class TextMixin:
             )
         return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
 
+    def windows(self, texts: list[str]) -> Int[Tensor, "window n_ctx"]:
+        """Texts joined by the separator token and cut into windows of n_ctx tokens; the last short one is dropped.
+
+        Where the model was trained with the separator before each window (`cfg.prepend_bos`) a window is the separator and
+        n_ctx - 1 tokens. No padding. Raises ValueError where the texts do not fill one window, and where there are several and the
+        tokenizer has no separator.
+        """
+        n_ctx, bos = self.cfg.n_ctx, self._tokenizer().bos
+        if len(texts) > 1 and bos is None:
+            raise ValueError("the tokenizer has no separator to join texts with: give one string, or token ids.")
+        joined: list[int] = []
+        for place, text in enumerate(texts):
+            ids = self._encode(text, prepend_bos=False) if text else []
+            joined += ([bos] if place and bos is not None else []) + ids
+        first = [bos] if self.cfg.prepend_bos and bos is not None else []
+        length = n_ctx - len(first)
+        starts = range(0, len(joined) - length + 1, length)
+        if not len(starts):
+            raise ValueError(f"the texts have {len(joined)} tokens, a window has {n_ctx}: give longer texts.")
+        rows = [first + joined[start : start + length] for start in starts]
+        return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
+
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
             raise ValueError(f"cannot make tokens of {type(text).__name__}: give a string or a list of strings.")

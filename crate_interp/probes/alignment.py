@@ -1,5 +1,6 @@
 """Alignment: whether the subspaces and the dictionary are what the theory assumes, and where the tokens lie."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from crate_interp.measures import (
 )
 from crate_interp.measures.subspaces import energy_of_codes
 from crate_interp.probes.probe import Acts, Probe
-from crate_interp.probes.shared import mid_codes
+from crate_interp.probes.shared import Tokens, check_tokens, dictionary, orthonormal_codes, picked, subspaces
 
 _STATISTICS = {
     "orthonormality": ("", 0.0, None, "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes."),
@@ -23,22 +24,32 @@ _STATISTICS = {
 }  # fmt: skip
 
 
-def alignment() -> Probe:
-    """Defects and overlap of the weights (once per layer), and the energy of Z^{l+1/2} in each head's span."""
+def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
+    """Defects and overlap of the weights (once per layer), and the energy of Z^{l+1/2} in each head's span.
+
+    tokens: "all", "patches" (without CLS) or positions. Needs a layer whose queries, keys and values are one code.
+    """
+    tokens = check_tokens(tokens)
     return Probe(
-        name="alignment", points=("hook_resid_mid",), measure=_measure, statistics=_STATISTICS, weights=_of_weights
+        name=name,
+        points=("hook_resid_mid", "attn.hook_u"),  # the second is not read: a layer without it has no U
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        weights=_of_weights,
+        settings={"tokens": tokens},
     )
 
 
-def _measure(block: Any, acts: Acts) -> dict[str, Tensor]:
-    return {"energy_head": energy_of_codes(mid_codes(block, acts), acts["hook_resid_mid"]).mean(dim=-2)}
+def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    codes = picked(orthonormal_codes(block, acts, "hook_resid_mid"), tokens, block, axis=2)
+    z = picked(acts["hook_resid_mid"], tokens, block)
+    return {"energy_head": energy_of_codes(codes, z).mean(dim=-2)}
 
 
 def _of_weights(block: Any) -> dict[str, Tensor]:
-    u = block.attn.U
-    answer = {
-        "orthonormality": orthonormality_defect(u),
-        "completeness": completeness_defect(u),
-        "dictionary_defect": dictionary_defect(block.mlp.D),
-    }
+    u, d = subspaces(block), dictionary(block)
+    answer: dict[str, Tensor] = {} if d is None else {"dictionary_defect": dictionary_defect(d)}
+    if u is None:
+        return answer
+    answer |= {"orthonormality": orthonormality_defect(u), "completeness": completeness_defect(u)}
     return answer | ({"head_overlap": head_overlap(u)} if len(u) > 1 else {})

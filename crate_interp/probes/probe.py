@@ -18,11 +18,15 @@ class Probe:
     """What a measure means on a model: what it reads in each layer, what it returns, and how to read that.
 
     name: the first half of "probe.statistic". points: hook points inside a block; those of one layer are handed over
-    together when the last of them has fired, to be read and not edited, then let go. `measure(block, acts)` -> {statistic: `[batch]` or
-    `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
+    together when the last of them has fired, to be read and not edited, then let go. `measure(block, acts)` -> {statistic:
+    `[batch]` or `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
     statistics: {statistic: (unit, lowest, highest, how to read it)}, None where there is no bound; captions and axes
-    are made from it. Optional: `final(z)` -> {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, reported as layer
-    n_layers; `weights(block)` -> {statistic: `[]` or `[head]`}, run once; settings: written into the result.
+    are made from it.
+
+    Optional: optional, points read where the model has them; `final(z)` -> {statistic: `[batch]`} of Z^L `[batch, pos,
+    d_model]`, reported as layer n_layers; `weights(block)` -> {statistic: `[]` or `[head]`}, run once; counts: statistics
+    `[batch]` that are summed over samples and layers into the result's meta and have no table; settings: written into
+    the result.
     """
 
     name: str
@@ -32,19 +36,24 @@ class Probe:
     final: Callable[[Tensor], Mapping[str, Tensor]] | None = None
     weights: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    optional: Sequence[str] = ()
+    counts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         _check_name(self.name, "probe")
         if isinstance(self.points, str):
             raise ValueError(f"points={self.points!r} is a string: give a tuple, ({self.points!r},).")
         object.__setattr__(self, "points", tuple(self.points))
-        full = next((point for point in self.points if point.startswith("blocks.")), None)
+        full = next((point for point in (*self.points, *self.optional) if point.startswith("blocks.")), None)
         if full:
             raise ValueError(f"points has {full!r}: give names inside a block, such as 'hook_resid_mid'.")
         if not isinstance(self.statistics, Mapping) or not self.statistics:
             raise ValueError(
                 f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
             )
+        strange = [name for name in self.counts if name not in self.statistics]
+        if strange:
+            raise ValueError(f"counts has {strange[0]!r}, which the statistics lack: {', '.join(self.statistics)}.")
         for name, facts in self.statistics.items():
             _check_name(name, "statistic")
             _check_facts(f"{self.name}.{name}", facts)
@@ -76,9 +85,9 @@ def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
     return _checked(probe, answer, (0, 1), None)
 
 
-def on_activations(probe: Probe, block: nn.Module, acts: LayerActs) -> dict[str, Tensor]:
+def on_activations(probe: Probe, block: Any, acts: LayerActs) -> dict[str, Tensor]:
     """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each; it sees its own points only."""
-    batch, seen = len(acts[probe.points[0]]), acts.only(probe.points)
+    batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional))
     before = [_edits(tensor) for tensor in seen.values()]
     answer = probe.measure(block, seen)
     if [_edits(tensor) for tensor in seen.values()] != before:

@@ -1,9 +1,13 @@
 """Sparsity of the code the sparse step leaves."""
 
-from torch import Tensor, nn
+from functools import partial
+from typing import Any
+
+from torch import Tensor
 
 from crate_interp.measures import hoyer, l1_norm, zero_fraction
 from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.shared import Tokens, check_tokens, picked
 
 _STATISTICS = {
     "zero_fraction": ("share of entries", 0.0, 1.0, "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves."),
@@ -12,12 +16,22 @@ _STATISTICS = {
 }  # fmt: skip
 
 
-def sparsity() -> Probe:
-    """Zero fraction, l1 and Hoyer sparsity of `mlp.hook_post`, each the mean over all tokens."""
-    return Probe(name="sparsity", points=("mlp.hook_post",), measure=_measure, statistics=_STATISTICS)
+def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
+    """Zero fraction, l1 and Hoyer sparsity of `mlp.hook_post`, each the mean over the tokens measured.
+
+    tokens: "all", "patches" (without CLS) or positions. The authors' script counts zeros of all tokens.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("mlp.hook_post",),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"tokens": tokens},
+    )
 
 
-def _measure(block: nn.Module, acts: Acts) -> dict[str, Tensor]:
-    code = acts["mlp.hook_post"]
+def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    code = picked(acts["mlp.hook_post"], tokens, block)
     per_token = {"zero_fraction": zero_fraction(code), "l1": l1_norm(code), "hoyer": hoyer(code)}
     return {name: value.mean(dim=-1) for name, value in per_token.items()}

@@ -16,15 +16,19 @@ def cache_meta(model: Any, probes: list[Probe], n: int) -> dict[str, Any]:
     """What is known of numbers measured on a cache."""
     return {
         "model": model.cfg.model_name,
-        "model_digest": model_digest(model),
+        "model_digest": model_digest(model) if hasattr(model, "state_dict") else None,  # not of a decoder's cache
         "config": model.cfg.to_dict(),
         "n_layers": len(model.blocks),
         "n_samples": n,
+        "unit": "windows" if model.cfg.kind == "text" else "images",
         "dtype": str(model.cfg.dtype).removeprefix("torch."),
         "device": str(model.cfg.device),
         "probes": {item.name: {"points": list(item.points), "settings": dict(item.settings)} for item in probes},
         "statistics": {
-            f"{item.name}.{name}": list(facts) for item in probes for name, facts in item.statistics.items()
+            f"{item.name}.{name}": list(facts)
+            for item in probes
+            for name, facts in item.statistics.items()
+            if name not in item.counts
         },
         "versions": {"crate_interp": __version__, "python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},

@@ -2,16 +2,18 @@
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from crate_interp.sweep.controls import empty
 from crate_interp.sweep.tally import Tally
 
 _SAMPLES, _LAYERS, _HEADS, _META = "samples.parquet", "layers.parquet", "heads.parquet", "meta.json"
+_CONTROLS = "controls.parquet"
 _COLUMNS = ["probe", "statistic", "layer", "mean", "std", "n"]
 
 
@@ -23,6 +25,7 @@ class SweepResult:
     layer_table: pd.DataFrame
     head_table: pd.DataFrame
     meta: dict[str, Any]
+    control_table: pd.DataFrame = field(default_factory=empty)
 
     def __repr__(self) -> str:
         model, n = self.meta.get("model") or "a model", self.meta.get("n_samples")
@@ -47,11 +50,21 @@ class SweepResult:
         """One row per statistic, layer and head: probe, statistic, layer, head, mean, std, n over samples."""
         return self.head_table.copy()
 
+    def controls(self) -> pd.DataFrame:
+        """One row per negative control, statistic and layer: control, probe, statistic, layer, control_mean, model_mean, n.
+
+        Both means are over the same first n samples. Controls: "random weights" (the untrained network), "random subspaces" (with the
+        singular values of the model's U), "permuted heads" (each head's result written by the next head's W_O), "tight frame" (a stream
+        of the same energy without structure). A statistic that a control does not change has no row. Empty for `ci.probe`.
+        """
+        return self.control_table.copy()
+
     def save(self, folder: str | Path) -> Path:
-        """Writes samples.parquet, layers.parquet, heads.parquet and meta.json into `folder`, meta last."""
+        """Writes samples.parquet, layers.parquet, heads.parquet, controls.parquet and meta.json into `folder`, meta last."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in ((_SAMPLES, self.sample_table), (_LAYERS, self.layer_table), (_HEADS, self.head_table)):
+        tables = (self.sample_table, self.layer_table, self.head_table, self.control_table)
+        for name, table in zip((_SAMPLES, _LAYERS, _HEADS, _CONTROLS), tables, strict=True):
             part = folder / (name + ".part")
             table.to_parquet(part, index=False)
             os.replace(part, folder / name)
@@ -67,19 +80,23 @@ class SweepResult:
         try:
             meta = json.loads((folder / _META).read_text(encoding="utf-8"))
             samples, layers, heads = (pd.read_parquet(folder / name) for name in (_SAMPLES, _LAYERS, _HEADS))
+            controls = pd.read_parquet(folder / _CONTROLS) if (folder / _CONTROLS).exists() else empty()
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no saved SweepResult ({_META} and three tables): {error}") from None
         if not isinstance(meta, dict) or not {"n_layers", "statistics"} <= set(meta):
             raise ValueError(
                 f"{folder / _META} is not what SweepResult.save writes: n_layers and statistics are missing."
             )
-        return cls(samples, layers, heads, meta)
+        return cls(samples, layers, heads, meta, controls)
 
 
-def result_of(tally: Tally, labels: list[Any] | None, meta: dict[str, Any]) -> SweepResult:
+def result_of(
+    tally: Tally, labels: list[Any] | None, meta: dict[str, Any], controls: pd.DataFrame | None = None
+) -> SweepResult:
     """The tables of a finished tally."""
     samples = _sample_table(tally, labels, meta["n_layers"])
-    return SweepResult(samples, _layer_table(tally), _head_table(tally), meta)
+    table = empty() if controls is None else controls
+    return SweepResult(samples, _layer_table(tally), _head_table(tally), meta, table)
 
 
 def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.DataFrame:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crate_interp.probes import Probe
+
 Key = tuple[str, str, int]  # probe, statistic, layer
 
 
@@ -48,8 +50,9 @@ class Tally:
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
     heads: dict[Key, Moments] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)  # "probe.statistic": summed over samples and layers
 
-    def add(self, probe: str, layer: int, answer: dict[str, Tensor], start: int) -> None:
+    def add(self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int) -> None:
         """Takes one probe's answer on the batch that begins at sample `start`.
 
         Raises ValueError naming layer and samples where a number is not finite.
@@ -59,12 +62,15 @@ class Tally:
         table = _table(answer)
         finite, place = bool(np.isfinite(table).all()), 0
         for statistic, tensor in answer.items():
-            key, width = (probe, statistic, layer), tensor[0].numel()
+            key, width = (probe.name, statistic, layer), tensor[0].numel()
             values = table[:, place : place + width].reshape(tensor.shape)  # [batch] or [batch, head]
             place += width
             if not finite:
                 _refuse_nan(key, values, start)
-            if values.ndim == 1:
+            if statistic in probe.counts:
+                name = f"{probe.name}.{statistic}"
+                self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
+            elif values.ndim == 1:
                 if key not in self.samples:
                     self.samples[key] = np.full(self.n, np.nan)
                 self.samples[key][start : start + len(values)] = values
@@ -72,9 +78,13 @@ class Tally:
                 moments = Moments.of(values)
                 if key in self.heads and len(self.heads[key].mean) != len(moments.mean):
                     raise ValueError(
-                        f"{probe}.{statistic} has {len(moments.mean)} heads in one batch, fewer or more before."
+                        f"{probe.name}.{statistic} has {len(moments.mean)} heads in one batch, fewer or more before."
                     )
                 self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments
+
+    def totals(self) -> dict[str, int | float]:
+        """The counts, whole numbers as such."""
+        return {name: int(value) if value.is_integer() else value for name, value in self.counts.items()}
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
         """Takes what a probe says of a layer's weights, `[]` or `[head]` each."""

@@ -1,4 +1,4 @@
-"""A statistic by layer: the model, its heads, its spread over images, and the same network untrained."""
+"""A statistic by layer: the model, its heads, its spread over samples, and the same network untrained."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _MODEL, _UNTRAINED = "#2a7ab9", "#c4682b"  # apart for colour-blind eyes, and re
 def layers(result: SweepResult, statistic: str, untrained: Sequence[SweepResult] | None = None) -> Any:
     """A matplotlib Figure of "probe.statistic" by layer.
 
-    Line and band: mean and one standard deviation over images; thin lines: heads, where the statistic has them;
+    Line and band: mean and one standard deviation over samples; thin lines: heads, where the statistic has them;
     dashed line and band: mean, lowest and highest of `untrained`, results of the same network with random weights.
     Raises ValueError for a statistic the result lacks, and for `untrained` of another depth.
     """
@@ -31,7 +31,9 @@ def layers(result: SweepResult, statistic: str, untrained: Sequence[SweepResult]
     )
     if not np.isnan(drawn.std).all():
         low, high = drawn.mean - drawn.std, drawn.mean + drawn.std
-        axes.fill_between(drawn.layers, low, high, color=_MODEL, alpha=0.2, lw=0, label="± 1 std over images")
+        axes.fill_between(
+            drawn.layers, low, high, color=_MODEL, alpha=0.2, lw=0, label=f"± 1 std over {result.meta['unit']}"
+        )
     if random is not None:
         axes.plot(
             drawn.layers,

@@ -2,8 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,22 @@ import torch
 from tqdm.auto import tqdm
 
 from crate_hooks import PATTERN, every_layer
-from crate_interp.data import open_data
 from crate_interp.probes import resolve
 from crate_interp.sweep.result import SweepResult
 from crate_interp.sweep.run import Probes, sweep
+from crate_interp.sweep.stream import samples_of, twin
 from crate_interp.viz.attention import attention_on_image
 from crate_interp.viz.curves import baseline, curve, names
 from crate_interp.viz.layers import layers
 from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, table, text
-from crate_interp.viz.summary import as_text, summary
+from crate_interp.viz.summary import (
+    CONTROLLED,
+    as_text,
+    controls_table,
+    controls_text,
+    rate_reduction_bound,
+    summary,
+)
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
@@ -44,21 +49,21 @@ def report(
     """
     if not isinstance(untrained, int) or untrained < 0:
         raise ValueError(f"untrained={untrained!r}: give a whole number of at least 0.")
-    chosen = resolve(probes)
+    chosen = None if probes is None else resolve(probes)  # said before work starts
     out = _writable(Path(out))
     result = sweep(model, data, probes=chosen, limit=limit, progress=progress)
     _remove_figures(out)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
     twins = [
-        sweep(_twin(model, seed), data, probes=chosen, limit=limit, progress=progress)
+        sweep(twin(model, seed), data, probes=chosen, limit=limit, controls=False, progress=progress)
         for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
     ]
     _write(out / "layers.csv", _layers_csv(result, twins))
-    _write(out / "summary.txt", as_text(*summary(result, twins)) + "\n")
+    _write(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
     (out / "figures").mkdir(exist_ok=True)
     body = [
         *_opening(result, twins),
-        *_attention(model, data, out),
+        *(_attention(model, data, out) if model.cfg.kind == "vision" else []),
         *_figures(result, twins, out),
         *_closing(result, twins),
     ]
@@ -93,20 +98,6 @@ def _write(path: Path, content: str) -> None:
     os.replace(part, path)
 
 
-def _twin(model: Any, seed: int) -> Any:
-    """The same architecture with random weights."""
-    with _seeded(seed):
-        twin = type(model)(model.cfg)
-    return twin.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
 def _title(result: SweepResult) -> str:
     return result.meta["model"] or f"{result.meta['config']['family']} model"
 
@@ -132,17 +123,37 @@ def _opening(result: SweepResult, twins: list[SweepResult]) -> list[str]:
     )
     return [
         f"<h1>{text(_title(result))}: what each layer does</h1>",
-        f"<p>{meta['n_samples']:,} images, {meta['n_layers']} layers, {meta['config']['n_heads']} heads. "
-        f"Means over images{beside}. Rates are in nats. R^c is the rate of the tokens against the layer's subspaces: MSSA compressed where "
+        f"<p>{meta['n_samples']:,} {meta['unit']}, {meta['n_layers']} layers, {meta['config']['n_heads']} heads. "
+        f"Means over {meta['unit']}{beside}. Rates are in nats. R^c is the rate of the tokens against the layer's subspaces: MSSA compressed where "
         "it is lower after than before. Zeros: share of exact zeros in the code. U defect: 0 where the subspaces' bases "
         "are orthonormal. CLS support: how many tokens the CLS token attends to.</p>".replace("R^c", "R<sup>c</sup>"),
         table(*summary(result, twins)),
+        *_controls(result),
     ]
+
+
+def _controls(result: SweepResult) -> list[str]:
+    """What the same measures say where there is nothing to find."""
+    tables = [(name, controls_table(result, name)) for name in CONTROLLED]
+    shown = [(name, *found) for name, found in tables if found[1]]
+    if not shown:
+        return []
+    bound = rate_reduction_bound(result)
+    words = (
+        f"The same measures on the first {int(result.controls()['n'].max())} {result.meta['unit']}, with the untrained network, with random "
+        "subspaces of the same singular values, with every head's result written by the next head's output map, and on a stream of the same "
+        "energy without structure (R^c depends on Z Z^T alone: it cannot tell which token lies in which subspace). For complete "
+        f"orthonormal subspaces R - R^c is at most d/2 ln K = {bound:.4g} nats."
+    )
+    parts = ["<h2>Negative controls</h2>", f"<p>{text(words)}</p>"]
+    for name, header, rows in shown:
+        parts += [f"<h3>{text(name)}</h3>", table(header, rows)]
+    return parts
 
 
 def _attention(model: Any, data: Any, out: Path) -> list[str]:
     """CLS attention of each head of the last layers over the first images."""
-    samples = open_data(data, model.preprocess)
+    samples = samples_of(model, data, None)
     images = samples.read(0, min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
     count = len(model.blocks)
     shown = range(max(0, count - _SHOWN_LAYERS), count)

@@ -1,5 +1,6 @@
 """The few numbers per layer that the command line prints and the report begins with."""
 
+import math
 from collections.abc import Sequence
 
 from crate_interp.sweep.result import SweepResult
@@ -28,6 +29,44 @@ def summary(result: SweepResult, untrained: Sequence[SweepResult]) -> tuple[list
             cell += "" if random is None else f" ({random.mean(axis=0)[place]:.4g})"
             rows.setdefault(layer, [""] * len(chosen))[column] = cell
     return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
+
+
+CONTROLLED = ("compression.subspace_rate_mid", "compression.reduction_mid", "compression.official_rate")
+
+
+def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows for "probe.statistic": the model and every control, a row per layer; no rows where nothing controls it."""
+    probe, _, statistic = name.partition(".")
+    table = result.controls()
+    rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
+    kinds = list(dict.fromkeys(rows["control"]))
+    lines: list[list[str]] = []
+    for layer in sorted(set(rows["layer"])):
+        here = rows[rows["layer"] == layer].set_index("control")
+        cells = [f"{here['control_mean'][kind]:.4g}" if kind in here.index else "" for kind in kinds]
+        lines.append([str(layer), f"{here['model_mean'].iloc[0]:.4g}", *cells])
+    return ["layer", "model", *kinds], lines
+
+
+def controls_text(result: SweepResult) -> str:
+    """The controls of the first measure that has any, as lines; empty where there are none."""
+    for name in CONTROLLED:
+        header, rows = controls_table(result, name)
+        if rows:
+            count = int(result.controls()["n"].max())
+            bound = (
+                f"d/2 ln K = {rate_reduction_bound(result):.4g} nats bounds R - R^c for complete orthonormal subspaces"
+            )
+            return (
+                f"\nControls: {name} over the first {count} {result.meta['unit']}; {bound}.\n{as_text(header, rows)}\n"
+            )
+    return ""
+
+
+def rate_reduction_bound(result: SweepResult) -> float:
+    """d/2 ln K in nats."""
+    config = result.meta["config"]
+    return config["d_model"] / 2 * math.log(config["n_heads"])
 
 
 def as_text(header: list[str], rows: list[list[str]]) -> str:

@@ -11,22 +11,25 @@ PATTERN = ("attn.hook_pattern",)
 ATTENTION = ("attn.hook_u", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z")
 
 
-def full_name(point: str, layer: int) -> str:
+def full_name(point: str, layer: int, blocks: str = "blocks") -> str:
     """The name of a block's point in the whole model: `full_name("attn.hook_u", 3)` is "blocks.3.attn.hook_u"."""
-    return f"blocks.{layer}.{point}"
+    return f"{blocks}.{layer}.{point}"
 
 
-def every_layer(model: nn.Module, points: str | Sequence[str], layers: Iterable[int] | None = None) -> list[str]:
+def every_layer(
+    model: nn.Module, points: str | Sequence[str], layers: Iterable[int] | None = None, blocks: str = "blocks"
+) -> list[str]:
     """The full names of `points` in all layers (or in `layers`), a list that `names_filter` takes.
 
-    `model.run_with_cache(x, names_filter=every_layer(model, RESID))`. Raises KeyError for a point the model lacks.
+    `model.run_with_cache(x, names_filter=every_layer(model, RESID))`. blocks: the list of layers, "decoder_blocks" for the
+    decoder of a masked autoencoder. Raises KeyError for a point the model lacks.
     """
     wanted = [points] if isinstance(points, str) else list(points)
     try:
-        indices = range(len(list(model.get_submodule("blocks").children()))) if layers is None else list(layers)
+        indices = range(len(list(model.get_submodule(blocks).children()))) if layers is None else list(layers)
     except AttributeError:
-        raise KeyError("the model has no blocks of its own: give one of its towers, such as model.visual.") from None
-    names = [full_name(point, layer) for layer in indices for point in wanted]
+        raise KeyError(f"the model has no {blocks} of its own: give one of its towers, such as model.visual.") from None
+    names = [full_name(point, layer, blocks) for layer in indices for point in wanted]
     for name in names:
         try:
             model.get_submodule(name)

@@ -17,12 +17,13 @@ def read(
     points: str | Sequence[str],
     function: Callable[[int, dict[str, Tensor]], Any],
     layers: Sequence[int] | None = None,
+    blocks: str = "blocks",
 ) -> Iterator[dict[int, Any]]:
     """While the context is open, hands each layer's activations to `function` and keeps what it returns.
 
     points: names inside a block, such as ("hook_resid_pre", "attn.hook_pattern"). `function(layer, acts)` is called
     once per forward and layer, as soon as the last of the points has fired, with `acts[point]` detached; then the
-    tensors are let go. Yields `{layer: what function returned}`, filled by the forward, overwritten by the next one.
+    tensors are let go. blocks: the list of layers, "decoder_blocks" for the decoder of a masked autoencoder. Yields `{layer: what function returned}`, filled by the forward, overwritten by the next one.
 
     The hooks are read-only and are gone when the context closes, also after an exception; hooks that were on the
     model before stay. Forwards of other threads are not read. Do not keep or edit the tensors of
@@ -38,8 +39,8 @@ def read(
     wanted = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
     if not wanted:
         raise ValueError("read needs at least one hook point, such as 'hook_resid_pre'.")
-    indices = list(range(len(list(model.get_submodule("blocks").children())))) if layers is None else list(layers)
-    every_layer(model, wanted, indices)  # KeyError before any hook is set
+    indices = list(range(len(list(model.get_submodule(blocks).children())))) if layers is None else list(layers)
+    every_layer(model, wanted, indices, blocks)  # KeyError before any hook is set
     results: dict[int, Any] = {}
     waiting: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}
 
@@ -55,7 +56,9 @@ def read(
             results[layer] = function(layer, acts)
 
     handles = [
-        model.get_submodule(full_name(point, layer)).register_forward_hook(partial(collect, layer=layer, point=point))
+        model.get_submodule(full_name(point, layer, blocks)).register_forward_hook(
+            partial(collect, layer=layer, point=point)
+        )
         for layer in indices
         for point in wanted
     ]

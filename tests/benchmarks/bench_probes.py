@@ -7,7 +7,7 @@ from timing import least, settle, verdict
 
 import crate_interp as ci
 from crate_interp.measures import official_coding_rate, zero_fraction
-from crate_interp.sweep.run import _measure_batch
+from crate_interp.sweep.run import measure_batch
 from crate_interp.sweep.tally import Tally
 
 
@@ -32,13 +32,13 @@ def main() -> bool:
     with torch.no_grad():
         jobs = {
             "forward": lambda: model(images),
-            "pair": lambda: _measure_batch(model, pair, images, Tally(4), 0, lasting),
-            "suite": lambda: _measure_batch(model, suite, images, Tally(4), 0, lasting),
+            "pair": lambda: measure_batch(model, pair, images, Tally(4), 0, lasting),
+            "suite": lambda: measure_batch(model, suite, images, Tally(4), 0, lasting),
             "forward again": lambda: model(images),
         }
         times = least(jobs, seconds=200)
         tally = Tally(4)
-        _measure_batch(model, suite, images, tally, 0, lasting)
+        measure_batch(model, suite, images, tally, 0, lasting)
     measured = {(probe, statistic) for probe, statistic, _ in [*tally.samples, *tally.heads]}
     forward = times["forward"]
     print(f"CRATE-S (d=576, 12 heads), 197 tokens, batch 4, 12 layers: forward {forward * 1e3:.0f} ms")

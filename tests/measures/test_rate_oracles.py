@@ -1,0 +1,344 @@
+"""Coding rates, their derivatives, the sparse rate reduction and its regulariser: closed forms with known values."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from crate_interp.measures import coding_rate, official_coding_rate, rate_reduction, subspace_coding_rate
+from crate_interp.measures.gradients import (
+    coding_rate_gradient,
+    neumann_gradient,
+    neumann_invalid,
+    subspace_coding_rate_gradient,
+)
+from crate_interp.measures.objective import layer_objectives, sparse_rate_reduction
+from crate_interp.measures.rates import coding_length, dictionary_rate_change, mcr2_coding_rate
+from crate_interp.measures.sparsity import l0_norm, l1_norm
+from crate_interp.measures.spectra import rate_of_spectrum, spectrum, subspace_spectrum
+
+many = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**31)
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def orthonormal(seed, rows, columns):
+    return torch.linalg.qr(draw(seed, rows, columns))[0]
+
+
+def complete(seed, heads, p):
+    """U [head, heads * p, p] that cut the space into orthogonal subspaces."""
+    return orthonormal(seed, heads * p, heads * p).unflatten(1, (heads, p)).permute(1, 0, 2)
+
+
+def blocks(u, per_class, energy):
+    """Tokens of class k in subspace k alone, C_k^T C_k = energy I; and their labels."""
+    frames = [math.sqrt(energy) * orthonormal(50 + k, per_class, u.shape[2]) @ u[k].T for k in range(len(u))]
+    return torch.cat(frames), torch.arange(len(u)).repeat_interleave(per_class)
+
+
+def close(got, wanted, tol=1e-10):
+    torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol)
+
+
+# rates
+
+
+def test_orthogonal_blocks_in_all_three_rates():
+    heads, p, n, energy, eps = 3, 5, 11, 4.0, 0.3
+    d, pos, u = heads * p, heads * n, complete(0, heads, p)
+    z, labels = blocks(u, n, energy)
+    close(coding_rate(z, eps), d / 2 * math.log(1 + d * energy / (pos * eps**2)), 1e-12)
+    close(subspace_coding_rate(z, u, eps).sum(), d / 2 * math.log(1 + p * energy / (pos * eps**2)), 1e-12)
+    wanted = p / 2 * math.log(1 + d * energy / (n * eps**2))
+    close(mcr2_coding_rate(z, labels, eps), wanted, 1e-12)
+    close(mcr2_coding_rate(z, F.one_hot(labels).double(), eps), wanted, 1e-12)
+    close(mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12)  # four classes without tokens
+
+
+def test_orthogonal_blocks_of_mean_square_length_one():
+    heads, p, n, eps = 3, 5, 11, 0.3
+    u = complete(1, heads, p)
+    z, _ = blocks(u, n, n / p)
+    close(z.square().sum(dim=1).mean(), 1.0)
+    close(coding_rate(z, eps), 15 / 2 * math.log(1 + 1 / eps**2), 1e-12)
+    close(subspace_coding_rate(z, u, eps).sum(), 15 / 2 * math.log(1 + 1 / (heads * eps**2)), 1e-12)
+
+
+def test_only_the_class_form_sees_which_token_lies_where():
+    u = complete(2, 3, 5)
+    z, labels = blocks(u, 11, 4.0)
+    frame = 2 * orthonormal(3, 33, 15)  # the same Z^T Z = 4 I, and no token in any subspace
+    close(coding_rate(frame, 0.3), coding_rate(z, 0.3), 1e-12)
+    close(subspace_coding_rate(frame, u, 0.3), subspace_coding_rate(z, u, 0.3), 1e-12)
+    assert mcr2_coding_rate(frame, labels, 0.3) > 1.5 * mcr2_coding_rate(z, labels, 0.3)
+    close(mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), coding_rate(z, 0.3), 1e-12)  # one class: R
+    shares = torch.full((33, 3), 1 / 3, dtype=torch.float64)  # every class the whole, a third as often: R again
+    close(mcr2_coding_rate(z, shares, 0.3), coding_rate(z, 0.3), 1e-12)
+
+
+def test_small_eps_leaves_a_constant_and_the_correlation_between_subspaces():
+    """Fischer: sum_k logdet(U_k^T C U_k) >= logdet C, with equality where C has no blocks between subspaces."""
+    heads, p, eps = 3, 5, 1e-7
+    u = complete(4, heads, p)
+    mixed = draw(5, 23, 15) @ draw(6, 15, 15)
+    apart = orthonormal(7, 23, 15) @ torch.block_diag(*(draw(8 + k, p, p) for k in range(heads))) @ torch.cat([*u.mT])
+    for z, strict in ((mixed, True), (apart, False)):
+        c = z.T @ z
+        bracket = 0.5 * (torch.linalg.slogdet(u.mT @ c @ u)[1].sum() - torch.linalg.slogdet(c)[1]).item()
+        assert bracket > 1 if strict else abs(bracket) < 1e-9
+        close(rate_reduction(z, u, eps), 15 / 2 * math.log(heads) - bracket, 1e-9)
+
+
+@many
+@given(seeds)
+def test_with_the_whole_space_as_width_the_subspaces_cost_more(seed):
+    heads, p, eps = 3, 5, 0.4
+    u, scaled = complete(seed, heads, p), eps * math.sqrt(p / (heads * p))  # p / eps'^2 = d / eps^2
+    z = draw(seed + 1, 13, 15)
+    assert subspace_coding_rate(z, u, scaled).sum() >= coding_rate(z, eps) - 1e-10
+    z, _ = blocks(u, 11, 2.0)
+    close(subspace_coding_rate(z, u, scaled).sum(), coding_rate(z, eps))
+
+
+def test_rank_one_and_duplicates():
+    z = draw(11, 1, 7)
+    wanted = 0.5 * math.log(1 + 7 * z.square().sum().item() / 0.25)
+    close(coding_rate(z.repeat(13, 1), 0.5), wanted, 1e-12)
+    weights = draw(12, 13, 1)
+    wanted = 0.5 * math.log(1 + 7 * (weights.square().sum() * z.square().sum()).item() / (13 * 0.25))
+    close(coding_rate(weights @ z, 0.5), wanted, 1e-12)
+    close(mcr2_coding_rate(z.repeat(3, 1), torch.tensor([0, 1, 1]), 0.5), coding_rate(z, 0.5), 1e-12)
+
+
+def test_many_gaussian_tokens():
+    # to first order R - limit is d / (2 (eps^2 + d)) tr(C - I), a mean of N d squares: standard deviation below
+    n, d, eps = 100_003, 7, 0.5
+    spread = 0.5 / (1 + eps**2 / d) * math.sqrt(2 * d / n)
+    wanted = d / 2 * math.log(1 + d / eps**2)
+    assert coding_rate(draw(13, n, d), eps).item() == pytest.approx(wanted, abs=5 * spread)
+
+
+@many
+@given(seeds)
+def test_a_linear_map_moves_the_rate_between_its_singular_values(seed):
+    z, d = draw(seed, 13, 7), draw(seed + 1, 7, 7)
+    s = torch.linalg.svdvals(d)
+    rate = coding_rate(z @ d.T, 0.3)
+    assert coding_rate(s[-1] * z, 0.3) - 1e-10 <= rate <= coding_rate(s[0] * z, 0.3) + 1e-10
+    close(dictionary_rate_change(z, d, 0.3), rate - coding_rate(z, 0.3))
+    close(dictionary_rate_change(z, orthonormal(seed, 7, 7), 0.3), 0.0)
+    tall = orthonormal(seed, 11, 7)  # the same Gram, but of 11 features: eps is eps sqrt(7 / 11)
+    close(dictionary_rate_change(z, tall, 0.3), coding_rate(z, 0.3 * math.sqrt(7 / 11)) - coding_rate(z, 0.3))
+
+
+@pytest.mark.parametrize(
+    "d, heads, least, most",
+    [(384, 6, 26.3, 886.1), (576, 12, 50.9, 1329.2), (768, 12, 52.6, 1772.2), (1024, 16, 70.1, 2362.9)],
+)
+def test_the_published_curves_lie_between(d, heads, least, most):
+    p = d // heads
+    lowest = official_coding_rate(torch.ones(heads, 197, p, dtype=torch.float64)).sum()  # rank one in each head
+    highest = official_coding_rate(torch.eye(p, dtype=torch.float64).repeat(heads, 3, 1)).sum()  # a tight frame
+    close(lowest, heads / 2 * math.log(1 + p / 0.01), 1e-12)
+    close(highest, d / 2 * math.log(101), 1e-12)
+    assert (round(lowest.item(), 1), round(highest.item(), 1)) == (least, most)
+
+
+def test_bits_and_nats():
+    z = draw(14, 13, 7)
+    close(coding_length(z, 0.3) * math.log(2) / coding_rate(z, 0.3), 13.0 + 7.0, 1e-14)
+    close(coding_length(z[:1], 0.3), 8 * 0.5 * math.log2(1 + 7 * z[0].square().sum().item() / 0.09), 1e-12)
+
+
+def test_a_spectrum_has_the_rates():
+    z, u = draw(15, 13, 15), draw(16, 3, 15, 5)
+    whole, parts = spectrum(z), subspace_spectrum(z, u)
+    assert whole.shape == (13,) and parts.shape == (3, 5)  # the smaller of tokens and width
+    close(whole, torch.linalg.eigvalsh(z @ z.T).flip(0))
+    close(rate_of_spectrum(whole, 13, 15, 0.3), coding_rate(z, 0.3), 1e-12)
+    for i, eps in enumerate(grid := [0.1, 0.3, 2.0]):
+        close(rate_of_spectrum(parts, 13, 5, grid)[:, i], subspace_coding_rate(z, u, eps), 1e-12)
+    close(rate_of_spectrum(torch.tensor([3.0, 1.0]).double(), 2, 2, 1.0), 0.5 * math.log(8), 1e-15)
+
+
+# derivatives
+
+
+@pytest.mark.parametrize("shape", [(13, 7), (5, 11), (1, 7)])
+def test_gradients_are_those_of_autograd_and_of_differences(shape):
+    z, u, eps = draw(17, *shape).requires_grad_(), draw(18, 3, shape[1], 2), 0.3
+    rates = (lambda z: coding_rate(z, eps), lambda z: subspace_coding_rate(z, u, eps).sum())
+    forms = (lambda z: coding_rate_gradient(z, eps), lambda z: subspace_coding_rate_gradient(z, u, eps))
+    along = draw(19, *shape)
+    for rate, form in zip(rates, forms, strict=True):
+        close(form(z.detach()), torch.autograd.grad(rate(z), z)[0], 1e-9)
+        with torch.no_grad():  # central differences: error O(h^2), and rounding 1e-16 / h
+            slope = (rate(z + 1e-5 * along) - rate(z - 1e-5 * along)) / 2e-5
+        close(slope, (form(z.detach()) * along).sum(), 1e-8)
+
+
+def test_gradients_keep_leading_axes():
+    z, u = draw(20, 2, 3, 11, 7), draw(21, 3, 7, 2)
+    for form in (coding_rate_gradient, lambda z, eps: subspace_coding_rate_gradient(z, u, eps)):
+        assert form(z, 0.3).shape == z.shape
+        close(form(z, 0.3)[1, 2], form(z[1, 2], 0.3), 1e-12)
+
+
+@pytest.mark.parametrize("n, d", [(5, 3), (3, 5)])
+def test_gradcheck_on_either_gram(n, d):
+    z, u = draw(22, n, d).requires_grad_(), draw(23, 2, d, 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: coding_rate(z, 0.5), z)
+    assert torch.autograd.gradgradcheck(lambda z: coding_rate(z, 0.5), z)
+    assert torch.autograd.gradcheck(lambda z, u: subspace_coding_rate(z, u, 0.5), (z, u))
+    assert torch.autograd.gradcheck(lambda z, u: rate_reduction(z, u, 0.5), (z, u))
+
+
+def hessian_product(z, eps, along):
+    """The published form, tokens as columns: a D M - a^2 Z M (Z^T D + D^T Z) M, M = (I + a Z^T Z)^-1."""
+    columns, step, a = z.T, along.T, z.shape[1] / (len(z) * eps**2)
+    m = torch.linalg.inv(torch.eye(len(z), dtype=z.dtype) + a * columns.T @ columns)
+    return (a * step @ m - a**2 * columns @ m @ (columns.T @ step + step.T @ columns) @ m).T
+
+
+@pytest.mark.parametrize("n, d", [(13, 7), (5, 11)])
+def test_hessian_times_a_vector(n, d):
+    z, along, eps = draw(24, n, d).requires_grad_(), draw(25, n, d), 0.7
+    (slope,) = torch.autograd.grad(coding_rate(z, eps), z, create_graph=True)
+    (twice,) = torch.autograd.grad((slope * along).sum(), z)
+    close(hessian_product(z.detach(), eps, along), twice, 1e-9)
+    with torch.no_grad():
+        ahead, behind = (coding_rate_gradient(z + h * along, eps) for h in (1e-5, -1e-5))
+    close((ahead - behind) / 2e-5, twice, 1e-8)
+
+
+@many
+@given(seeds, st.sampled_from([0.1, 0.5, 1.0, 3.0]))
+def test_hessian_is_at_most_nine_quarters_of_alpha(seed, eps):
+    z = draw(seed, 5, 3)
+    hessian = torch.stack([hessian_product(z, eps, e.view(5, 3)).flatten() for e in torch.eye(15).double()])
+    close(hessian, hessian.T, 1e-9 / eps**2)
+    assert torch.linalg.matrix_norm(hessian, 2) <= 9 / 4 * 3 / (5 * eps**2)
+
+
+@pytest.mark.parametrize("n, d, rank", [(13, 7, 7), (5, 11, 5), (13, 11, 3)])
+def test_euler(n, d, rank):
+    z = draw(26, n, rank) @ draw(27, rank, d)
+    inner = (z * coding_rate_gradient(z, 0.3)).sum()
+    x = d / (n * 0.09) * spectrum(z)
+    close(inner, (x / (1 + x)).sum())
+    assert inner < rank
+    close((z * coding_rate_gradient(z, 1e-6)).sum(), float(rank), 1e-8)  # the bound, at small eps
+
+
+def test_neumann_gradient_on_one_singular_value():
+    # C = s Q with Q^T Q = I: a C - a^2 C C^T C = a (1 - x) C and a C (I + a C^T C)^-1 = a / (1 + x) C, x = a s^2
+    u, a = orthonormal(28, 11, 3)[None], 3 / (13 * 0.25)
+    for x in (0.25, 1.0, 4.0):
+        z = math.sqrt(x / a) * orthonormal(29, 13, 3) @ u[0].T
+        close(neumann_gradient(z, u, 0.5), a * (1 - x) * z, 1e-12)
+        close(subspace_coding_rate_gradient(z, u, 0.5), a / (1 + x) * z, 1e-12)
+    z = orthonormal(29, 13, 3) @ torch.diag(torch.tensor([0.5, 2.0, 3.0]).double().div(a).sqrt()) @ u[0].T
+    close(neumann_invalid(z, u, 0.5), 2 / 3, 1e-12)
+    close(neumann_invalid(draw(30, 2, 13, 11) * 1e-3, u, 0.5), torch.zeros(2, 1))
+
+
+# objective and regulariser
+
+
+def layers_and_bases(seed):
+    """Three small non-negative layers of width 7 and a basis of three lines for each."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [nn.Sequential(nn.Linear(7, 7), nn.ReLU()).double() for _ in range(3)]
+    return layers, [draw(seed + k, 3, 7, 2) for k in range(3)]
+
+
+def chain(layers, z):
+    for layer in layers:
+        z = layer(z)
+        yield z
+
+
+def test_objective_at_its_limits():
+    z, u = draw(31, 2, 13, 7).relu(), draw(32, 3, 7, 2)
+    counts = (z != 0).sum(dim=(1, 2)).double()
+    close(sparse_rate_reduction(z, u, 0.3, 0.1), 0.1 * counts - rate_reduction(z, u, 0.3), 1e-12)
+    close(sparse_rate_reduction(z * 0, u, 0.3, 0.1), torch.zeros(2))
+    close(sparse_rate_reduction(z, u, 1e7, 0.1), 0.1 * counts)
+    whole = orthonormal(33, 7, 7)[None]
+    close(sparse_rate_reduction(z, whole, 0.3, 0.1), 0.1 * counts)
+    close(sparse_rate_reduction(z, whole, 0.3, 0.1, normalise=True), 0.1 * counts / (7 * 13))
+    close(sparse_rate_reduction(z, whole, 0.3, 0.1, penalty=l1_norm), 0.1 * z.sum(dim=(1, 2)))
+
+
+def test_layers_add_up():
+    layers, bases = layers_and_bases(34)
+    z = draw(37, 2, 13, 7)
+    mu = layer_objectives(layers, bases, z, 0.3, 0.1)
+    assert mu.shape == (3, 2)
+    codes = list(chain(layers, z))
+    for got, code, u in zip(mu, codes, bases, strict=True):
+        close(got, sparse_rate_reduction(code, u, 0.3, 0.1), 1e-12)
+    tail = layer_objectives(layers[1:], bases[1:], codes[0], 0.3, 0.1)
+    close(torch.cat([layer_objectives(layers[:1], bases[:1], z, 0.3, 0.1), tail]), mu, 1e-12)
+
+
+@pytest.mark.parametrize("penalty", [l0_norm, l1_norm])
+def test_each_term_moves_its_own_layer_only(penalty):
+    layers, bases = layers_and_bases(38)
+    z = draw(41, 13, 7).requires_grad_()
+    mu = layer_objectives(layers, bases, z, 0.3, 0.1, penalty=penalty)
+    weights = [layer[0].weight for layer in layers]
+    for i, term in enumerate(mu):
+        found = torch.autograd.grad(term, [*weights, z], retain_graph=True, allow_unused=True)
+        sizes = [0.0 if g is None else g.abs().max().item() for g in found]
+        assert [size > 0 for size in sizes] == [i == j for j in range(3)] + [False]
+        alone = sparse_rate_reduction(
+            layers[i](list(chain(layers[:i], z))[-1].detach() if i else z), bases[i], 0.3, 0.1, penalty
+        )
+        close(found[i], torch.autograd.grad(alone, weights[i])[0], 1e-12)
+
+
+def test_counting_entries_has_no_gradient():
+    layers, bases = layers_and_bases(42)
+    z, weight = draw(45, 13, 7), layers[0][0].weight
+
+    def slope(lambd, penalty):
+        mu = layer_objectives(layers[:1], bases[:1], z, 0.3, lambd, penalty=penalty)
+        return torch.autograd.grad(mu.sum(), weight)[0], mu
+
+    (without, low), (with_count, high) = slope(0.0, l0_norm), slope(7.0, l0_norm)
+    assert torch.equal(with_count, without) and without.abs().max() > 0
+    close(high - low, 7.0 * (layers[0](z) != 0).sum().item())
+    assert not torch.equal(slope(7.0, l1_norm)[0], without)
+
+
+def test_no_weight_on_the_regulariser_is_cross_entropy_bit_for_bit():
+    labels = torch.arange(13) % 7
+
+    def trained(gamma):
+        layers, bases = layers_and_bases(46)
+        with torch.no_grad():
+            layers[1][0].bias.fill_(-30.0)  # a layer of dead features: its term must not bring NaN
+        model, z = nn.Sequential(*layers), draw(49, 13, 7)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            loss = F.cross_entropy(model(z), labels)
+            if gamma is not None:
+                loss = loss + gamma * layer_objectives(layers, bases, z, 0.3, 0.1).sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return [loss.detach(), *(value.detach() for value in model.parameters())]
+
+    plain, zero, some = trained(None), trained(0.0), trained(0.001)
+    assert all(torch.equal(a, b) for a, b in zip(plain, zero, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(plain, some, strict=True))

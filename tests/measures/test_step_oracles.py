@@ -1,0 +1,363 @@
+"""One layer's two steps, as pure rules and as the modules of the hooked model: closed forms with known values."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from crate_interp.measures import subspace_coding_rate
+from crate_interp.measures.gradients import neumann_invalid, subspace_coding_rate_gradient
+from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, lasso_solution
+from crate_interp.measures.sparsity import l0_norm
+from crate_interp.measures.spectra import subspace_spectrum
+from crate_interp.measures.steps import (
+    attention_step,
+    first_order_step,
+    gradient_step,
+    ista_step,
+    neumann_step,
+    paper_mssa,
+    subspace_attention,
+    third_order_step,
+)
+from crate_interp.models.attention import MSSA
+from crate_interp.models.norm import NoNorm
+from crate_interp.models.sparsify import ISTA
+
+many = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**31)
+HEADS, P, POS = 3, 5, 17
+D = HEADS * P
+EPS, KAPPA = 0.7, 0.3
+A = P / (POS * EPS**2)  # the alpha of the theory
+RULES = (gradient_step, neumann_step, first_order_step, third_order_step, attention_step)
+STEPS = tuple(lambda z, u, rule=rule: rule(z, u, EPS, KAPPA) for rule in RULES) + (lambda z, u: paper_mssa(z, u, EPS),)
+
+
+def draw(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def orthonormal(seed, rows, columns):
+    return torch.linalg.qr(draw(seed, rows, columns))[0]
+
+
+def complete(seed):
+    return orthonormal(seed, D, D).unflatten(1, (HEADS, P)).permute(1, 0, 2)
+
+
+def with_spectrum(seed, u, x):
+    """Tokens whose codes in every head have alpha * (singular value)^2 = x [head, p], with vectors at random."""
+    codes = [orthonormal(seed + k, POS, P) * (row / A).sqrt() @ orthonormal(seed - k, P, P) for k, row in enumerate(x)]
+    return sum(code @ basis.T for code, basis in zip(codes, u, strict=True))
+
+
+def close(got, wanted, tol=1e-10):
+    torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol)
+
+
+def mssa(variant, weight, **over):
+    """The model's attention in float64 with U^T = weight, as a function of tokens [pos, d]."""
+    cfg = ci.CrateConfig(family="crate", d_model=D, n_layers=1, n_heads=HEADS, variant=variant, image_size=32, **over)
+    layer = MSSA(cfg).double()
+    layer.u_proj.weight.data = weight.clone()
+    return layer
+
+
+def attended(layer, x):
+    return layer(x[None], NoNorm())[0].detach()
+
+
+def ista(d, **over):
+    layer = ISTA(ci.CrateConfig(family="crate", d_model=len(d), n_layers=1, n_heads=1, image_size=32, **over)).double()
+    layer.D.data = d.clone()
+    return lambda y: layer(y[None])[0].detach()
+
+
+def columns_of(u):
+    """U^T stacked, [head * p, d]: how the model stores it."""
+    return u.mT.flatten(0, 1)
+
+
+# attention
+
+
+@pytest.mark.parametrize("basis", ["complete", "generic"])
+def test_identical_tokens(basis):
+    u = complete(0) if basis == "complete" else draw(0, HEADS, D, P) / 4
+    z = draw(1, 1, D).repeat(POS, 1)
+    own = z if basis == "complete" else sum(z @ b @ b.T for b in u)
+    close(subspace_attention(z @ u), z @ u, 1e-12)
+    close(attention_step(z, u, EPS, KAPPA), z + KAPPA * A**2 * own)
+    close(paper_mssa(z, u, EPS), A * own)
+    close(attended(mssa("c", columns_of(u)), z), own)
+
+
+def test_no_logits_give_the_mean():
+    u, z = complete(2), draw(3, POS, D)
+    codes = z @ u
+    mean = codes.mean(dim=1, keepdim=True)
+    close(subspace_attention(codes, scale=0.0), mean, 1e-12)
+    close(subspace_attention(codes, scale=1e-12), mean)
+    s = 1e-7  # logits of the order s^2, output s^2 times the mean token
+    close(attended(mssa("c", s * columns_of(u)), z) / s**2, z.mean(dim=0))
+
+
+def test_large_logits_select_the_token_itself():
+    codes = torch.nn.functional.normalize(draw(4, HEADS, POS, P), dim=-1)  # distinct, of equal length
+    gap = 1 - (codes @ codes.mT - 2 * torch.eye(POS)).max().item()
+    close(subspace_attention(codes, scale=60 / gap), codes)  # e^-60 for each other token
+    u = complete(5)
+    z = sum(code @ basis.T for code, basis in zip(codes, u, strict=True))
+    s = math.sqrt(60 / gap * math.sqrt(P))  # the model divides by sqrt(p)
+    close(attended(mssa("c", s * columns_of(u)), z) / s**2, z)
+
+
+def test_rows_of_tokens_are_the_columns_of_the_papers():
+    codes = draw(6, HEADS, POS, P)
+    b = codes.mT  # B_k, tokens as columns
+    close(subspace_attention(codes), (b @ (b.mT @ b).softmax(dim=-2)).mT, 1e-12)
+    assert (subspace_attention(codes) - (b @ (b.mT @ b).softmax(dim=-1)).mT).abs().max() > 0.01
+
+
+@many
+@given(seeds)
+def test_equivariance_of_every_rule(seed):
+    z, u = draw(seed, POS, D) / 3, draw(seed + 1, HEADS, D, P) / 3
+    turn, order = orthonormal(seed + 2, D, D), torch.randperm(POS, generator=torch.Generator().manual_seed(seed))
+    for step in STEPS:
+        close(step(z @ turn, turn.T @ u), step(z, u) @ turn)
+        close(step(z[order], u), step(z, u)[order])
+        close(step(z, u @ orthonormal(seed + 3, P, P)), step(z, u))  # the basis within a subspace is free
+        close(step(torch.stack([z, 2 * z]), u)[1], step(2 * z, u))
+
+
+def test_equivariance_of_the_model():
+    z, u, turn, order = draw(7, POS, D), draw(8, HEADS, D, P) / 3, orthonormal(9, D, D), torch.randperm(POS)
+    plain = attended(mssa("c", columns_of(u)), z)
+    close(attended(mssa("c", columns_of(u) @ turn), z @ turn), plain @ turn)
+    close(attended(mssa("c", columns_of(u)), z[order]), plain[order])
+    d = draw(10, D, D) / 4
+    close(ista(d)(z[order]), ista(d)(z)[order])
+
+
+def test_the_model_is_the_rule_up_to_its_scale():
+    # its logits are divided by sqrt(p): that is the rule with U / p^(1/4), times sqrt(p)
+    z, u = draw(11, POS, D), draw(12, HEADS, D, P) / 3
+    kappa = math.sqrt(P) / A**2
+    close(attended(mssa("c", columns_of(u)), z), attention_step(z, u / P**0.25, EPS, kappa) - z)
+    close(attended(mssa("n", columns_of(u)), z), attention_step(z, u / P**0.25, EPS, -kappa) - z)
+    close(attended(mssa("identity", columns_of(u)), z), subspace_attention(z @ u, P**-0.5).transpose(0, 1).flatten(1))
+    close(attention_step(z, u, EPS, KAPPA) + attention_step(z, u, EPS, -KAPPA), 2 * z)  # N = 2 Z - C
+    close(attention_step(z, u, EPS, KAPPA) - z, KAPPA * A * paper_mssa(z, u, EPS))
+
+
+def test_variants():
+    z, eye = draw(13, POS, D), torch.eye(D, dtype=torch.float64)
+    c, n, t, identity = (attended(mssa(v, eye), z) for v in ("c", "n", "t", "identity"))
+    close(t, c, 1e-12)
+    close(identity, c, 1e-12)
+    close(n, -c, 1e-12)
+    assert c.abs().max() > 0.1
+    turn = columns_of(complete(14))  # a complete cover: increments of equal length, though not the same
+    c, t, identity = (attended(mssa(v, turn), z) for v in ("c", "t", "identity"))
+    close(torch.stack([t.norm(), identity.norm()]), c.norm())
+    assert min((c - t).norm(), (c - identity).norm(), (t - identity).norm()) > 0.1 * c.norm()
+    generic = draw(15, D, D) / 3
+    c, t = (attended(mssa(v, generic), z) for v in ("c", "t"))
+    assert (c - t).norm() > 0.1 * c.norm() and abs(c.norm() / t.norm() - 1) > 1e-3
+
+
+@pytest.mark.parametrize("variant", ["c", "n", "t", "identity"])
+def test_the_learned_output_holds_every_variant(variant):
+    z, weight = draw(16, POS, D), draw(17, D, D) / 3
+    own = {"c": weight.T, "n": -weight.T, "t": weight, "identity": torch.eye(D, dtype=torch.float64)}[variant]
+    layer = mssa("crate", weight)
+    layer.out_proj.weight.data, layer.out_proj.bias.data = own.contiguous(), torch.zeros(D, dtype=torch.float64)
+    close(attended(layer, z), attended(mssa(variant, weight), z), 1e-12)
+
+
+# singular values
+
+
+FACTORS = {  # what one step of each rule does to a singular value with x = alpha s^2
+    gradient_step: lambda x: 1 - KAPPA * A / (1 + x),
+    neumann_step: lambda x: 1 - KAPPA * A * (1 - x),
+    first_order_step: lambda x: 1 - KAPPA * A + 0 * x,
+    third_order_step: lambda x: 1 + KAPPA * A * x,
+}
+
+
+@pytest.mark.parametrize("rule", FACTORS)
+def test_singular_values_after_a_step(rule):
+    u = complete(18)
+    x = draw(19, HEADS, P).abs() * 2
+    z = with_spectrum(20, u, x)
+    close(A * subspace_spectrum(z, u), x.sort(dim=-1, descending=True).values)
+    wanted = (x * FACTORS[rule](x) ** 2).sort(dim=-1, descending=True).values
+    close(A * subspace_spectrum(rule(z, u, EPS, KAPPA), u), wanted)
+
+
+@many
+@given(seeds)
+def test_which_rules_compress(seed):
+    u = complete(seed)
+    low, high = 0.9 * torch.rand(2, HEADS, P, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    high = 1.1 + 9 * high
+    for x, below in ((low + 1e-3, True), (high, False)):
+        z = with_spectrum(seed, u, x)
+        close(neumann_invalid(z, u, EPS), torch.full((HEADS,), 0.0 if below else 1.0))
+        before = subspace_coding_rate(z, u, EPS)
+        change = {rule: subspace_coding_rate(rule(z, u, EPS, KAPPA), u, EPS) - before for rule in RULES}
+        assert (change[gradient_step] < 0).all() and (change[first_order_step] < 0).all()
+        assert (change[third_order_step] > 0).all()
+        assert (change[neumann_step] < 0).all() if below else (change[neumann_step] > 0).all()
+
+
+@pytest.mark.parametrize("eps", [0.5, 5.0])
+def test_twelve_layers_of_attention_expand_and_against_its_sign_compress(eps):
+    z0 = draw(21, 64, 96)
+    for kappa, sign in ((1.0, 1), (-1.0, -1)):
+        z, kappa = z0, kappa * 0.1 / (24 / (64 * eps**2)) ** 2  # kappa alpha^2 = 0.1
+        for layer in range(12):
+            u = orthonormal(22 + layer, 96, 96).unflatten(1, (4, 24)).permute(1, 0, 2)
+            before = subspace_coding_rate(z, u, eps).sum()
+            z = attention_step(z, u, eps, kappa)
+            assert sign * (subspace_coding_rate(z, u, eps).sum() - before) > 0
+
+
+# the gradient step as descent
+
+
+@many
+@given(seeds, st.sampled_from([0.02, 0.1, 0.5, 1.0]))
+def test_descent_to_second_order(seed, scale):
+    """|R^c(Z - k G) - R^c(Z) + k |G|^2| <= 9 alpha / 8 k^2 |G|^2, as the Hessian is at most 9 alpha / 4."""
+    u, z = complete(seed), scale * draw(seed + 1, POS, D)
+    slope = subspace_coding_rate_gradient(z, u, EPS).square().sum()
+    before = subspace_coding_rate(z, u, EPS).sum()
+    for kappa in (0.5, 0.05, 0.005):
+        after = subspace_coding_rate(gradient_step(z, u, EPS, kappa), u, EPS).sum()
+        assert abs(after - before + kappa * slope) <= 9 * A / 8 * kappa**2 * slope + 1e-12
+    longest = 0.999 * 2 / (9 * A / 4)
+    assert subspace_coding_rate(gradient_step(z, u, EPS, longest), u, EPS).sum() < before
+
+
+def test_order_of_the_remainder_and_a_step_too_long():
+    u, z = complete(23), 0.3 * draw(24, POS, D)
+    slope = subspace_coding_rate_gradient(z, u, EPS).square().sum()
+    before = subspace_coding_rate(z, u, EPS).sum()
+    rest = [subspace_coding_rate(gradient_step(z, u, EPS, k), u, EPS).sum() - before + k * slope for k in (2e-3, 1e-3)]
+    assert rest[0] / rest[1] == pytest.approx(4, rel=0.01)
+    small = with_spectrum(25, u, torch.full((HEADS, P), 0.01, dtype=torch.float64))  # s (1 - 3 / 1.01): longer by 1.97
+    close(A * subspace_spectrum(gradient_step(small, u, EPS, 3 / A), u), 0.01 * (1 - 3 / 1.01) ** 2)
+    assert (
+        subspace_coding_rate(gradient_step(small, u, EPS, 3 / A), u, EPS) > subspace_coding_rate(small, u, EPS)
+    ).all()
+
+
+# sparse step
+
+
+def test_ista_with_an_orthonormal_dictionary():
+    y, d, tall, lambd = draw(26, POS, 7), orthonormal(27, 7, 7), orthonormal(28, 7, 5), 0.2
+    close(ista(d, eta=1.0, lambd=lambd)(y), (y @ d - lambd).relu())
+    for basis in (d, tall):
+        fixed = (y @ basis - lambd).relu()
+        anywhere = draw(29, POS, basis.shape[1])
+        close(ista_step(anywhere, y, basis, 1.0, lambd), fixed)
+        for eta in (0.1, 1.0, 1.7):
+            close(ista_step(fixed, y, basis, eta, lambd), fixed)
+        close(lasso_solution(y, basis, lambd), fixed, 1e-6)
+        close(lasso_kkt_residual(fixed, y, basis, lambd), 0.0)
+        assert (lasso_kkt_residual(anywhere, y, basis, lambd) > 0.01).all()
+
+
+def test_ista_at_its_limits():
+    y, d = draw(30, POS, 7), draw(31, 7, 7) / 3
+    eye = torch.eye(7, dtype=torch.float64)
+    for eta, lambd in ((0.1, 0.1), (0.3, 2.0)):
+        close(ista(eye, eta=eta, lambd=lambd)(y), (y - eta * lambd).relu(), 1e-12)
+        close(ista_step(y, y, eye, eta, lambd), (y - eta * lambd).relu(), 1e-12)
+        close(ista(d, eta=eta, lambd=lambd)(y), ista_step(y, y, d, eta, lambd), 1e-12)
+        assert (ista(d, eta=eta, lambd=lambd)(y) >= 0).all() and (ista_step(y, y, d, eta, lambd) >= 0).all()
+    for code in (ista(d, lambd=1e9)(y), ista_step(y, y, d, 0.1, 1e9)):
+        assert code.abs().max() == 0
+    for code in (ista(d, eta=0.0)(y), ista_step(y, draw(32, POS, 7), d, 0.0, 0.1)):
+        assert torch.equal(code, y.relu())
+
+
+def test_share_of_a_gaussian_that_survives():
+    # quantiles of N(0, 1) instead of draws: the count is right to one entry
+    n = 100_003
+    y = torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n)[None]
+    wanted = 0.5 * (1 - math.erf(0.01 / math.sqrt(2)))
+    assert wanted == pytest.approx(0.4960, abs=2e-5)
+    eye = torch.eye(1, dtype=torch.float64)
+    share = l0_norm(ista(eye, eta=0.1, lambd=0.1)(y.T).T) / n
+    assert share.item() == pytest.approx(wanted, abs=1.5 / n)
+
+
+@many
+@given(seeds, st.sampled_from([0.0, 0.1, 1.0]))
+def test_the_objective_falls_from_the_first_iterate_on(seed, lambd):
+    y, d = draw(seed, POS, 7), draw(seed + 1, 7, 11)
+    eta = 1 / torch.linalg.matrix_norm(d, 2).item() ** 2
+    z = ista_step(draw(seed + 2, POS, 11), y, d, eta, lambd)
+    for _ in range(13):
+        after = ista_step(z, y, d, eta, lambd)
+        assert (lasso_objective(after, y, d, lambd) <= lasso_objective(z, y, d, lambd) + 1e-12).all()
+        z = after
+    least = lasso_objective(lasso_solution(y, d, lambd), y, d, lambd)
+    assert (lasso_objective(z, y, d, lambd) >= least - 1e-6).all()
+
+
+def test_the_warm_start_may_lie_below_and_a_long_step_climbs():
+    y, eye = -torch.ones(POS, 7, dtype=torch.float64), torch.eye(7, dtype=torch.float64)
+    first = ista_step(y, y, eye, 0.1, 0.1)
+    close(lasso_objective(first, y, eye, 0.1), 3.5)  # the code is 0: |y|^2 / 2
+    assert (lasso_objective(y, y, eye, 0.1) < 3.5).all()  # infeasible: negative entries
+    z = 2 * torch.ones(POS, 7, dtype=torch.float64)  # eta = 3 with D = I: z - 3 (z - y) = 5 for y = 3
+    assert (lasso_objective(ista_step(z, 3 + 0 * z, eye, 3.0, 0.0), 3 + 0 * z, eye, 0.0) > 7 / 2).all()
+
+
+def test_the_initial_dictionary_bears_the_published_step():
+    # the largest eigenvalue of D^T D for entries of variance 2/d: 8, less 1.2 % +- 1.3 % at d = 509 (Tracy-Widom)
+    d = 509
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = ISTA(ci.CrateConfig(family="crate", d_model=d, n_layers=1, n_heads=1, image_size=32)).double()
+    basis = layer.D.detach()
+    norm = torch.linalg.matrix_norm(basis, 2).item() ** 2
+    assert norm == pytest.approx(8, rel=0.05) and layer.eta <= 1 / norm
+    y = draw(33, POS, d)
+    z = layer(y[None])[0].detach()
+    close(z, ista_step(y, y, basis, 0.1, 0.1))
+    values = [lasso_objective(z, y, basis, 0.1)]
+    for _ in range(20):
+        z = ista_step(z, y, basis, layer.eta, layer.lambd)
+        values.append(lasso_objective(z, y, basis, 0.1))
+    assert (torch.stack(values).diff(dim=0) < 0).all()
+
+
+def test_lasso_in_closed_form():
+    y = draw(34, POS, 7)
+    atom = draw(35, 7, 1)
+    wanted = ((y @ atom - 0.2).relu()) / atom.square().sum()  # one atom: max(0, d.y - lambd) / |d|^2
+    apart = orthonormal(36, 7, 5) * torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0])  # orthogonal atoms, a weight for each
+    weights = torch.tensor([0.0, 0.1, 0.2, 0.5, 1e6]).double()
+    each = (y @ apart - weights).relu() / apart.square().sum(dim=0)
+    for code, d, lambd in ((wanted, atom, 0.2), (each, apart, weights)):
+        close(lasso_kkt_residual(code, y, d, lambd), 0.0)
+        close(lasso_solution(y, d, lambd), code, 1e-5)
+        assert (lasso_kkt_residual(code + 0.1, y, d, lambd) > 1e-3).all()
+        cost = 0.5 * (y - code @ d.T).square().sum(dim=-1) + (lambd * code).sum(dim=-1)
+        close(lasso_objective(code, y, d, lambd), cost, 1e-12)
+    d = draw(37, 7, 11)
+    limit = (y @ d).max().item()  # no atom earns its price: the code is zero
+    assert lasso_solution(y, d, 1.001 * limit).abs().max() == 0
+    close(lasso_kkt_residual(torch.zeros(POS, 11).double(), y, d, 1.001 * limit), 0.0)
+    assert lasso_kkt_residual(torch.zeros(POS, 11).double(), y, d, 0.9 * limit).max() > 0

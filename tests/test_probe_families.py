@@ -1,0 +1,321 @@
+"""The probes on every family, at every half step, and with each of their options; and their negative controls."""
+
+import math
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+import reference
+from conftest import FIXTURES, make, make_lm
+from crate_interp.data import open_text
+from crate_interp.measures.checks import qr
+
+LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+
+
+@pytest.fixture(scope="module")
+def mae():
+    return ci.load(next((FIXTURES / "crate_mae").glob("*.pth")), n_heads=4, lambd=0.5, image_size=32)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(1))
+
+
+def values(result, name, layer):
+    table = result.samples()
+    return table[table["layer"] == layer][name].to_numpy()
+
+
+def sweep(model, data, *probes, **more):
+    return ci.sweep(model, data, probes=list(probes) or None, progress=False, batch_size=2, **more)
+
+
+@pytest.mark.parametrize("name", LMS)
+def test_language_models(name, tokens):
+    lm = make_lm(name)
+    result = sweep(lm, tokens)
+    _, cache = lm.run_with_cache(tokens)
+    tied = name != "gpt-baseline"
+    assert ("alignment" in result.meta["probes"]) == tied
+    assert ("compression.subspace_rate_mid" in result.samples()) == tied
+    assert "attention.top1_cls" not in result.meta["statistics"] or "attention" not in set(
+        result.heads().query("statistic == 'top1_cls'")["probe"]
+    )
+    for layer in range(3):
+        mid = cache["resid_mid", layer].numpy()
+        wanted = [reference.coding_rate(z, 0.1) for z in mid]
+        np.testing.assert_allclose(values(result, "compression.rate_mid", layer), wanted, rtol=1e-5)
+        if tied:
+            u = lm.blocks[layer].attn.U.detach().numpy()
+            wanted = [reference.subspace_coding_rate(z, u, 0.1).sum() for z in mid]
+            np.testing.assert_allclose(values(result, "compression.subspace_rate_mid", layer), wanted, rtol=1e-5)
+    probed = ci.probe(cache)
+    assert probed.meta["probes"].keys() == result.meta["probes"].keys()
+    np.testing.assert_allclose(
+        probed.layers()["mean"].to_numpy(), result.layers()["mean"].to_numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_uniform_causal_attention_is_what_it_is_compared_with(tokens):
+    lm = make_lm()
+    uniform = lambda scores, hook: scores.where(scores == -torch.inf, 0.0)  # noqa: E731
+    with lm.hooks([(lambda name: name.endswith("hook_attn_scores"), uniform)]):
+        result = sweep(lm, tokens, "attention")
+    wanted = sum(math.log(i) for i in range(1, 14)) / 13
+    heads = result.heads()
+    assert heads["mean"].to_numpy() == pytest.approx(wanted, rel=1e-5)
+    assert values(result, "attention.entropy_uniform", 0) == pytest.approx(wanted, rel=1e-6)
+    windowed = values(sweep(make_lm("nanochat-crate"), tokens, "attention"), "attention.entropy_uniform", 0)
+    assert windowed == pytest.approx(sum(math.log(min(i, 7)) for i in range(1, 14)) / 13, rel=1e-6)
+
+
+def test_positions(tokens):
+    lm = make_lm()
+    result = sweep(lm, tokens, ci.probes.attention(tokens=[0, -1]), ci.probes.sparsity(tokens=[4]))
+    assert values(result, "attention.entropy_uniform", 0) == pytest.approx(math.log(13) / 2)
+    _, cache = lm.run_with_cache(tokens)
+    zeros = (cache["post", 1][:, 4] == 0).float().mean(dim=-1)
+    np.testing.assert_allclose(values(result, "sparsity.zero_fraction", 1), zeros.numpy(), rtol=1e-6)
+    for wrong, match in (("cls", "tokens='cls'"), ([], "tokens="), ([1, 1], "comes twice"), ([True], "tokens=")):
+        with pytest.raises(ValueError, match=match):
+            ci.probes.attention(tokens=wrong)
+    for wrong, match in (([13], "the position 13, and there are 13 tokens"), ([0, -13], "names a position twice")):
+        with pytest.raises(ValueError, match=match):
+            sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
+    with pytest.raises(ValueError, match="this model has none"):
+        sweep(lm, tokens, ci.probes.compression(tokens="patches"))
+
+
+@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("tokens", ["all", "patches", [2, 0, -3]])
+@pytest.mark.parametrize("basis", ["stored", "orthonormal"])
+def test_options_of_compression(family, norm, tokens, basis, images):
+    model = make(family)
+    at = ("pre", "mid") if norm else ("post", "pre", "mid")
+    probe = ci.probes.compression(eps=0.3, at=at, norm=norm, tokens=tokens, basis=basis, name="c")
+    result = sweep(model, images, probe)
+    assert result.meta["probes"]["c"]["settings"] == {
+        "eps": 0.3, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis
+    }  # fmt: skip
+    _, cache = model.run_with_cache(images)
+    points = {"pre": "ln1.hook_normalized", "mid": "ln2.hook_normalized"}
+    raw = {"pre": "hook_resid_pre", "mid": "hook_resid_mid", "post": "hook_resid_post"}
+    rows = {"all": slice(None), "patches": slice(1, None)}.get(str(tokens), tokens)
+    u = model.blocks[1].attn.U.detach()
+    u = (u if basis == "stored" else qr(u)[0]).double().numpy()
+    for place in at:
+        z = cache[f"blocks.1.{(points if norm else raw)[place]}"].numpy()[:, rows]
+        rates = [reference.coding_rate(one, 0.3) for one in z]
+        inner = [reference.subspace_coding_rate(one, u, 0.3).sum() for one in z]
+        np.testing.assert_allclose(values(result, f"c.rate_{place}", 1), rates, rtol=1e-5)
+        np.testing.assert_allclose(values(result, f"c.subspace_rate_{place}", 1), inner, rtol=1e-5)
+        difference = np.array(rates) - np.array(inner)
+        np.testing.assert_allclose(
+            values(result, f"c.reduction_{place}", 1), difference, atol=1e-5 * max(rates + inner)
+        )
+    codes = cache["blocks.1.attn.hook_u"].numpy()[:, rows].swapaxes(1, 2)
+    official = [reference.official_coding_rate(one).sum() for one in codes]
+    np.testing.assert_allclose(values(result, "c.official_rate", 1), official, rtol=1e-5)
+    final = values(result, "c.rate_pre", 3)  # Z^L as layer n_layers
+    assert len(final) == (0 if norm else 5) and np.isfinite(final).all()
+
+
+def test_options_that_cannot_be():
+    for match, given in (
+        ("eps=0.0: give a number above 0", dict(eps=0.0)),
+        ("at='pre': give some of pre, mid, post", dict(at="pre")),
+        ("give some of pre, mid, post", dict(at=["pre", "end"])),
+        ("norm=True at 'post'", dict(at=["post"], norm=True)),
+        ("give 'stored' or 'orthonormal'", dict(basis="qr")),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ci.probes.compression(**given)
+
+
+def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    encoder, decoder = sweep(mae, images), sweep(mae, images, blocks="decoder_blocks")
+    assert encoder.meta["mask_ratio"] == 0 and encoder.meta["blocks"] == "blocks"
+    _, cache = mae.run_with_cache(images, mask_ratio=0.0)
+    for result, part in ((encoder, cache), (decoder, cache.decoder)):
+        probed = ci.probe(part)
+        pair = probed.layers()["mean"].to_numpy(), result.layers()["mean"].to_numpy()
+        np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
+        z = part["resid_mid", 1].numpy()
+        np.testing.assert_allclose(
+            values(result, "compression.rate_mid", 1), [reference.coding_rate(one, 0.1) for one in z], rtol=1e-5
+        )
+        u = part.model.blocks[1].attn.U.detach().numpy()
+        rates = [reference.subspace_coding_rate(one, u, 0.1).sum() for one in z]
+        np.testing.assert_allclose(values(result, "compression.subspace_rate_mid", 1), rates, rtol=1e-5)
+        assert {"compression", "attention", "alignment"} <= set(result.meta["probes"])
+    assert "sparsity" in encoder.meta["probes"] and "sparsity" not in decoder.meta["probes"]
+    masked = sweep(mae, images, "compression", forward=lambda m, x: m(x, noise=torch.ones(len(x), 16).cumsum(1)))
+    assert "mask_ratio" not in masked.meta
+    assert abs(values(masked, "compression.rate_mid", 0) - values(encoder, "compression.rate_mid", 0)).min() > 1
+    with pytest.raises(KeyError, match="the layers of decoder_blocks have no hook point 'mlp.hook_post'"):
+        sweep(mae, images, "sparsity", blocks="decoder_blocks")
+    with pytest.raises(ValueError, match="blocks='decoder': this HookedCrateMAE has blocks and decoder_blocks"):
+        sweep(mae, images, blocks="decoder")
+
+
+def test_towers_of_a_clip():
+    clip = ci.load(FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3)
+    texts = torch.randint(0, clip.text.cfg.d_vocab, (3, clip.text.cfg.n_ctx))
+    result = sweep(clip.text, texts)
+    assert set(result.meta["probes"]) == {"compression", "sparsity", "attention"}  # a plain transformer: no U
+    uniform = math.log(clip.text.cfg.n_ctx)
+    assert values(result, "attention.entropy_uniform", 0) == pytest.approx(uniform)  # no mask
+    with pytest.raises(KeyError, match="attn.hook_u"):
+        sweep(clip.text, texts, "alignment")
+
+
+def test_zero_codes_are_counted(images):
+    model = make()
+    quiet = lambda codes, hook: codes.index_fill(1, torch.tensor([2, 5]), 0.0)  # noqa: E731
+    with model.hooks([("blocks.1.attn.hook_u", quiet)]):
+        result = sweep(model, images)
+    assert result.meta["counts"] == {"compression.zero_codes": 2 * 5 * 5}  # tokens x heads x samples
+    assert sweep(model, images).meta["counts"] == {"compression.zero_codes": 0}
+    assert "compression.zero_codes" not in result.samples()
+
+
+class Words:
+    bos = 46
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+
+def test_text_is_cut_into_windows():
+    lm = make_lm("crate-lm")
+    lm.tokenizer = Words()
+    texts = [" ".join(str(i) for i in range(20)), "", " ".join(str(i) for i in range(30, 38))]
+    joined = [*range(20), 46, 46, *range(30, 38)]
+    wanted = torch.tensor([joined[:13], joined[13:26]])
+    assert torch.equal(lm.windows(texts), wanted)
+    samples = open_text(texts, lm.windows)
+    assert samples.n == 2 and torch.equal(samples.read(0, 2), wanted) and samples.labels is None
+    data = datasets.Dataset.from_dict({"n": [1, 2, 3], "words": texts})
+    assert torch.equal(open_text(data, lm.windows).read(0, 2), wanted)
+    same = sweep(lm, texts), sweep(lm, wanted)
+    assert same[0].meta["data_fingerprint"] == same[1].meta["data_fingerprint"]
+    assert same[0].samples().equals(same[1].samples())
+    chat = make_lm("nanochat-crate")
+    chat.tokenizer = Words()
+    assert torch.equal(chat.windows(texts), torch.tensor([[46, *joined[:12]], [46, *joined[12:24]]]))
+    Words.bos = None
+    with pytest.raises(ValueError, match="no separator to join texts"):
+        lm.windows(texts)
+    Words.bos = 46
+
+
+def test_bad_text():
+    lm = make_lm()
+    lm.tokenizer = Words()
+    for match, data in (
+        ("the texts have 3 tokens, a window has 13", ["1 2 3"]),
+        ("the data is empty: there is no text", []),
+        ("data holds more than strings", ["1", 2]),
+        ("give whole numbers", torch.zeros(3, 13)),
+        ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
+        ("has no text column; its columns are picture", datasets.Dataset.from_dict({"picture": [1]})),
+        ("cannot take data from 'nothing'", "nothing"),
+        ("no embedded data is called 'x'", "embedded:x"),
+        ("write hf:owner/name:split", "hf:name"),
+        ("cannot load 'hf:nobody/nothing:test'", "hf:nobody/nothing:test"),
+        ("cannot take text from float", 1.5),
+        ("the vocabulary from 0 to 46", torch.full((1, 13), 47)),
+        ("limit=0", ["1"]),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ci.sweep(lm, data, progress=False, limit=0 if match == "limit=0" else None)
+
+
+def test_embedded_text_is_what_the_tiny_model_has_not_seen():
+    lm = ci.load("crate-tiny-lm")
+    result = ci.sweep(lm, "embedded:held-out-text", probes="sparsity", limit=3, progress=False)
+    assert result.meta["n_samples"] == 3
+    windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
+    assert windows.shape[1] == 128 and len(windows) > 800 and bool((windows[:, 0] == lm.tokenizer.bos).all())
+    with torch.no_grad():
+        loss = lm(windows[:64], return_type="loss").item()
+    assert 2.5 < loss < 4.2  # 3.59 over all of it, 6.95 untrained
+
+
+# ---- negative controls
+
+
+@pytest.fixture(scope="module")
+def controlled(images):
+    return sweep(make(), images)
+
+
+def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images):
+    table = controlled.controls()
+    assert set(table["control"]) == {"random weights", "random subspaces", "permuted heads", "tight frame"}
+    assert (table["n"] == 2).all()  # the first batch
+    row = table.query("control == 'tight frame' and statistic == 'subspace_rate_mid' and layer == 1").iloc[0]
+    assert row["model_mean"] == pytest.approx(values(controlled, "compression.subspace_rate_mid", 1)[:2].mean())
+    assert not len(sweep(make(), images, controls=False).controls())
+    for control, gone in (("random subspaces", "rate_pre"), ("tight frame", "l1"), ("permuted heads", "rate_pre")):
+        assert gone not in set(table[table["control"] == control]["statistic"])
+
+
+def test_a_tight_frame_has_the_rate_of_its_energy(images):
+    """13 tokens of width 31: a flat spectrum of 13 directions, R = 13/2 ln(1 + d c / (N eps^2)), c = |Z|^2 / 13."""
+    model = make()
+    table = sweep(model, images[:2]).controls()
+    _, cache = model.run_with_cache(images[:2])
+    energy = cache["resid_pre", 2].double().square().sum(dim=(1, 2)) / 13
+    wanted = 6.5 * torch.log1p(31 * energy / (13 * 0.01)).mean()
+    row = table.query("control == 'tight frame' and statistic == 'rate_pre' and layer == 2").iloc[0]
+    assert row["control_mean"] == pytest.approx(float(wanted), rel=1e-5)
+    assert row["control_mean"] > row["model_mean"]  # nothing of this energy costs more
+
+
+def test_random_subspaces_keep_the_singular_values(controlled):
+    table = controlled.controls()
+    energy = table.query("control == 'random subspaces' and statistic == 'energy_head'")
+    assert energy["control_mean"].to_numpy() == pytest.approx(7 / 31, abs=0.05)  # chance is p / d
+    assert set(table[table["control"] == "random subspaces"]["statistic"]) >= {"official_rate", "subspace_rate_mid"}
+
+
+def test_permuted_heads_are_the_next_heads_map(images):
+    model = make()
+    table = sweep(model, images[:2]).controls()
+    _, cache = model.run_with_cache(images[:2])
+    block = model.blocks[0]
+    written = sum(cache["z", 0][:, :, k] @ block.attn.W_O[(k - 1) % 5] for k in range(5)) + block.attn.b_O
+    z = (cache["resid_pre", 0] + written).detach().numpy()
+    row = table.query("control == 'permuted heads' and statistic == 'rate_mid' and layer == 0").iloc[0]
+    assert row["control_mean"] == pytest.approx(np.mean([reference.coding_rate(one, 0.1) for one in z]), rel=1e-5)
+
+
+def test_random_weights_are_the_official_initialisation(images):
+    model = make()
+    table = sweep(model, images[:2]).controls()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random = ci.HookedCrate(model.cfg).eval()
+    wanted = values(sweep(random, images[:2], "compression"), "compression.official_rate", 2).mean()
+    row = table.query("control == 'random weights' and statistic == 'official_rate' and layer == 2").iloc[0]
+    assert row["control_mean"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_controls_survive_saving(controlled, tmp_path):
+    again = ci.SweepResult.load(controlled.save(tmp_path))
+    assert again.controls().equals(controlled.controls()) and len(again.controls())
+    (tmp_path / "controls.parquet").unlink()
+    assert not len(ci.SweepResult.load(tmp_path).controls())
