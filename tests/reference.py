@@ -11,7 +11,7 @@ import numpy as np
 import scipy.optimize
 
 from exact import MP, basis, exact, floats, frobenius, identity, logdet, singular_values, softmax, solve, sqrt
-from forward_reference import forward, published_layout  # noqa: F401
+from forward_reference import _ista, _mssa, forward, published_layout  # noqa: F401
 
 
 def per_row(function):

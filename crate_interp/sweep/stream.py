@@ -78,6 +78,9 @@ def twin(model: Any, seed: int) -> Any:
     """The same architecture with the official random initialisation; the global random state is left as it was."""
     with seeded(seed):
         other = type(model)(model.cfg)
+    for name in ("tokenizer", "fetch_tokenizer"):
+        if hasattr(model, name):
+            setattr(other, name, getattr(model, name))
     return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
 
 

@@ -124,9 +124,11 @@ def _opening(result: SweepResult, twins: list[SweepResult]) -> list[str]:
     return [
         f"<h1>{text(_title(result))}: what each layer does</h1>",
         f"<p>{meta['n_samples']:,} {meta['unit']}, {meta['n_layers']} layers, {meta['config']['n_heads']} heads. "
-        f"Means over {meta['unit']}{beside}. Rates are in nats. R^c is the rate of the tokens against the layer's subspaces: MSSA compressed where "
-        "it is lower after than before. Zeros: share of exact zeros in the code. U defect: 0 where the subspaces' bases "
-        "are orthonormal. CLS support: how many tokens the CLS token attends to.</p>".replace("R^c", "R<sup>c</sup>"),
+        f"Means over {meta['unit']}{beside}. Rates are in nats. R^c is the rate of the tokens against the layer's subspaces: "
+        "MSSA compressed where it is lower after than before. Zeros: share of exact zeros in the code. U defect: 0 where the "
+        "subspaces' bases are orthonormal. CLS support: how many tokens the CLS token attends to.</p>".replace(
+            "R^c", "R<sup>c</sup>"
+        ),
         table(*summary(result, twins)),
         *_controls(result),
     ]
@@ -140,10 +142,10 @@ def _controls(result: SweepResult) -> list[str]:
         return []
     bound = rate_reduction_bound(result)
     words = (
-        f"The same measures on the first {int(result.controls()['n'].max())} {result.meta['unit']}, with the untrained network, with random "
-        "subspaces of the same singular values, with every head's result written by the next head's output map, and on a stream of the same "
-        "energy without structure (R^c depends on Z Z^T alone: it cannot tell which token lies in which subspace). For complete "
-        f"orthonormal subspaces R - R^c is at most d/2 ln K = {bound:.4g} nats."
+        f"The same measures on the first {int(result.controls()['n'].max())} {result.meta['unit']}: of the untrained network; with "
+        "random subspaces of the same singular values; with every head's result written by the next head's output map; and on a "
+        "stream of the same energy without structure (R^c depends on Z Z^T alone: it cannot tell which token lies in which "
+        f"subspace). For complete orthonormal subspaces R - R^c is at most d/2 ln K = {bound:.4g} nats."
     )
     parts = ["<h2>Negative controls</h2>", f"<p>{text(words)}</p>"]
     for name, header, rows in shown:
