@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import crate_hooks as hooks
     from crate_interp import data, measures, probes, viz
+    from crate_interp.audit import AuditResult, audit
     from crate_interp.checkpoints.errors import CheckpointError
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import models
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "AuditResult": ("crate_interp.audit", "AuditResult"),
     "CheckpointError": ("crate_interp.checkpoints.errors", "CheckpointError"),
     "CrateConfig": ("crate_interp.config", "CrateConfig"),
     "HookedCrate": ("crate_interp.models.vision", "HookedCrate"),
@@ -39,6 +41,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Probe": ("crate_interp.probes", "Probe"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
+    "audit": ("crate_interp.audit", "audit"),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
     "load": ("crate_interp.checkpoints.load", "load"),
@@ -54,6 +57,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "AuditResult",
     "CheckpointError",
     "CrateConfig",
     "HookedCrate",
@@ -64,6 +68,7 @@ __all__ = [
     "Probe",
     "SparseAutoencoder",
     "SweepResult",
+    "audit",
     "data",
     "hooks",
     "load",

@@ -22,6 +22,7 @@ LEVELS = [
     {"checkpoints", "data"},
     {"probes"},
     {"sweep"},
+    {"audit"},
     {"viz"},
     {"cli"},
 ]

@@ -14,8 +14,8 @@ def coding_rate_gradient(z: Float[Tensor, "*batch pos d_model"], eps: float) -> 
     """The gradient of `coding_rate`: `a (I + a Z Z^T)^{-1} Z`, a = d / (N eps^2), in rows `a Z (I + a Z^T Z)^{-1}`.
 
     z `[..., pos, d_model]` -> the same, in nats per unit of z. arXiv 2306.01129, appendix. It points to higher rates: a step
-    against it compresses; `<Z, grad> = sum a s^2 / (1 + a s^2)`, at most the rank. The solve is in float64, since I + a Z^T Z
-    may be near singular in float32. NaN or Inf in a sample gives NaN. Errors as in `coding_rate`.
+    against it compresses; `<Z, grad> = sum a s^2 / (1 + a s^2)`, at most the rank. In float64 inside. NaN or Inf in a
+    sample gives NaN. Errors as in `coding_rate`.
     """
     check_rate(z, eps)
     pos, width = z.shape[-2:]
@@ -71,14 +71,17 @@ def neumann_invalid(
 
 
 def _solved(x: Float[Tensor, "*batch rows columns"], scale: float) -> Float[Tensor, "*batch rows columns"]:
-    """`scale X (I + scale X^T X)^{-1}` by Cholesky of the smaller Gram; NaN where the input is not finite."""
-    wide = x.shape[-2] < x.shape[-1]
-    scaled = x * scale**0.5
-    gram = scaled @ scaled.mT if wide else scaled.mT @ scaled
-    factor, failed = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1], dtype=x.dtype, device=x.device))
-    answer = torch.cholesky_solve(scaled if wide else scaled.mT, factor)
-    answer = (answer if wide else answer.mT) * scale**0.5
-    return answer.masked_fill((failed != 0)[..., None, None], torch.nan)
+    """`scale X (I + scale X^T X)^{-1}`; NaN where the input is not finite.
+
+    By QR of X over I, `[X; I] = [Q1; Q2] R`: then X (I + X^T X)^{-1} = Q1 Q2^T, and no Gram squares the condition.
+    """
+    if x.shape[-2] < x.shape[-1]:
+        return _solved(x.mT, scale).mT
+    finite = x.isfinite().all(dim=-1).all(dim=-1)[..., None, None]
+    eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).expand(*x.shape[:-2], -1, -1)
+    q, _ = torch.linalg.qr(torch.cat([x.where(finite, 0.0) * scale**0.5, eye], dim=-2))
+    upper, lower = q[..., : x.shape[-2], :], q[..., x.shape[-2] :, :]
+    return (upper @ lower.mT * scale**0.5).masked_fill(~finite, torch.nan)
 
 
 def written(codes: Float[Tensor, "*batch head pos d_head"], u: Float[Tensor, "head d_model d_head"]) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision, require_floats
 
+_LOOK = 10  # steps between two looks at which tokens are solved
+
 
 @in_full_precision
 def lasso_objective(
@@ -55,10 +57,10 @@ def lasso_solution(
 ) -> Float[Tensor, "*batch pos d_mlp"]:
     """A solution of the lasso for each token, by accelerated proximal gradient steps (FISTA) that restart when they overshoot.
 
-    y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> `[..., pos, d_mlp]`, >= 0. Stops where no token's step is longer than tol
-    times the length of D^T y, or after max_steps: read `lasso_kkt_residual` to see how well it is solved. The minimum is
-    unique, the code where D has independent columns. Beck and Teboulle 2009; O'Donoghue and Candes 2015 for the restart.
-    Not differentiable. Raises ValueError for tensors that do not fit, NaN, Inf, negative lambd.
+    y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> `[..., pos, d_mlp]`, >= 0; in float64 inside. Stops where no token's step
+    is longer than tol times the length of D^T y, or after max_steps: read `lasso_kkt_residual` to see how well it is
+    solved. The minimum is unique, the code where D has independent columns. Beck and Teboulle 2009; O'Donoghue and
+    Candes 2015 for the restart. Not differentiable. Raises ValueError for tensors that do not fit, NaN, Inf, negative lambd.
     """
     require_floats(d, "d_model d_mlp")
     require_floats(y, "pos d_model")
@@ -66,41 +68,49 @@ def lasso_solution(
         raise ValueError(f"lambd={lambd}: a penalty is at least 0.")
     if not (bool(y.isfinite().all()) and bool(d.isfinite().all())):
         raise ValueError("y or d holds NaN or Inf: there is nothing to solve.")
-    rows = y.reshape(-1, y.shape[-1])
-    corr = rows @ d  # [token, d_mlp]
-    largest = float(torch.linalg.matrix_norm(d.double(), ord=2)) ** 2
+    rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()  # a float32 gradient stops short of the minimum
+    corr = rows @ wide  # [token, d_mlp]
+    largest = float(torch.linalg.matrix_norm(wide, ord=2)) ** 2
     if largest == 0:
         return torch.zeros(*y.shape[:-1], d.shape[1], dtype=y.dtype, device=y.device)
-    solution = _fista(corr, d, lambd, 1 / largest, tol, max_steps)
-    return solution.reshape(*y.shape[:-1], d.shape[1])
+    penalty = torch.as_tensor(lambd, dtype=torch.float64, device=d.device)
+    solution = _fista(corr, wide, penalty, 1 / largest, tol, max_steps)
+    return solution.reshape(*y.shape[:-1], d.shape[1]).to(y.dtype)
 
 
 def _fista(
     corr: Float[Tensor, "token d_mlp"],
     d: Float[Tensor, "d_model d_mlp"],
-    lambd: float | Tensor,
+    lambd: Tensor,
     eta: float,
     tol: float,
     max_steps: int,
 ) -> Float[Tensor, "token d_mlp"]:
-    # through D twice where it is wide, through its Gram where that is smaller
+    # through its Gram where that is smaller than D twice
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
-    times = (lambda x: x @ gram) if gram is not None else (lambda x: (x @ d.mT) @ d)
-    code = corr.new_zeros(corr.shape)
-    ahead, momentum = code, corr.new_ones(len(corr), 1)
-    shortest = tol * torch.linalg.vector_norm(corr, dim=-1)
-    shift = eta * (corr - lambd)
-    for _ in range(max_steps):
-        new = torch.relu(ahead - eta * times(ahead) + shift)
+    solved = corr.new_zeros(corr.shape)
+    open_ = torch.arange(len(corr), device=corr.device)  # tokens that are not solved yet
+    code = ahead = solved
+    momentum, shift = corr.new_ones(len(corr), 1), eta * (corr - lambd)
+    enough = eta * tol * torch.linalg.vector_norm(corr, dim=-1)
+    for turn in range(1, max_steps + 1):
+        down = ahead @ gram if gram is not None else (ahead @ d.mT) @ d
+        new = torch.relu(ahead - eta * down + shift)
         step = new - code
-        if bool((torch.linalg.vector_norm(new - ahead, dim=-1) <= eta * shortest).all()):
-            return new
-        over = ((ahead - new) * step).sum(dim=-1, keepdim=True) > 0  # the step goes uphill: momentum is lost
-        momentum = momentum.masked_fill(over, 1)
+        if turn % _LOOK == 0 or turn == max_steps:
+            left = torch.linalg.vector_norm(new - ahead, dim=-1) > enough
+            solved[open_] = new
+            if not bool(left.any()):
+                break
+            if not bool(left.all()):
+                open_, momentum, shift, enough = open_[left], momentum[left], shift[left], enough[left]
+                new, ahead, step = new[left], ahead[left], step[left]
+        uphill = ((ahead - new) * step).sum(dim=-1, keepdim=True) > 0  # momentum has overshot: it starts anew
+        momentum = momentum.masked_fill(uphill, 1)
         grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
         ahead = new + ((momentum - 1) / grown) * step
         code, momentum = new, grown
-    return code
+    return solved
 
 
 def _nan(value: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos"]:

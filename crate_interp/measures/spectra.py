@@ -53,7 +53,7 @@ def rate_of_spectrum(
         raise ValueError("the spectrum has negative values: give squared singular values, as `spectrum` does.")
     scale = width / (n_tokens * grid.square())
     rate = 0.5 * torch.log1p(spectrum.double().unsqueeze(-1) * scale.reshape(-1)).sum(dim=-2)
-    return rate.reshape(*spectrum.shape[:-1], *grid.shape).to(spectrum.dtype)
+    return rate.reshape((*spectrum.shape[:-1], *grid.shape)).to(spectrum.dtype)
 
 
 def singular_values(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch rank"]:

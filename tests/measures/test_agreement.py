@@ -243,10 +243,13 @@ def test_layer_objectives(name, kind, dtype):
 
 @every(["float", "weighted"])
 def test_lasso_solution(name, kind, dtype):
+    """The minimum is one, the code may not be: by its objective and by the conditions of optimality. A solution that
+    is only rounded to float32 has both."""
+    tol, most = (1e-10, 20_000) if dtype == torch.float64 else (1e-8, 5_000)
     for shape in SHAPES:
         s = inputs(kind, shape, dtype)
         lambd = LAMBD if name == "float" else s.lambd
-        got = measures.lasso_solution(s.z, s.d, lambd, tol=1e-10 if dtype == torch.float64 else 1e-6)
+        got = measures.lasso_solution(s.z, s.d, lambd, tol=tol, max_steps=most)
         assert got.dtype == dtype and got.min() >= 0
         for i in range(BATCH):
             one = sample(s, i)
@@ -259,7 +262,7 @@ def test_lasso_solution(name, kind, dtype):
                 one.z @ one.d, axis=1
             )
             assert (abs(value - least) / least).max() <= 1e-9, f"{shape} {i}: {value} for {least}"
-            assert residual.max() <= (1e-8 if dtype == torch.float64 else 1e-5), f"{shape} {i}: {residual}"
+            assert residual.max() <= (1e-9 if dtype == torch.float64 else 1e-6), f"{shape} {i}: {residual}"
 
 
 def test_the_reference_of_the_posterior():

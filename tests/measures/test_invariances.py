@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,15 +33,6 @@ STEPS = {
     "third order": m.third_order_step,
     "attention": m.attention_step,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices this small wait for threads, ten times as long where other work has the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def draw(seed, *shape):

@@ -1,0 +1,148 @@
+"""AuditResult: each layer against each claim, with intervals over samples, beside the same network untrained."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.audit.claims import CLAIMS, NUMBERS
+
+KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
+RESAMPLES, CONFIDENCE = 2000, 0.95
+_TABLES = ("numbers", "weights", "untrained", "untrained_weights")
+_COLUMNS = ["layer", "claim", "value", "low", "high", "verdict", "untrained", "untrained_verdict", "n", "reason"]
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an audit found. `numbers`: a row per sample and layer; `weights`: a row per layer; `meta`: where it comes from."""
+
+    numbers: pd.DataFrame
+    weights: pd.DataFrame
+    untrained: pd.DataFrame
+    untrained_weights: pd.DataFrame
+    meta: dict[str, Any]
+
+    def table(self) -> pd.DataFrame:
+        """One row per layer and claim: layer, claim, value, low, high, verdict, untrained, untrained_verdict, n, reason.
+
+        value: the mean over samples; low, high: its 95 % bootstrap interval (percentile, 2,000 resamples of samples, seed 0;
+        of weights the value itself). verdict: "kept" where the interval lies within the claim's bounds, "broken" where it lies outside,
+        "undecided" where a bound lies inside it or there is a single sample, "not applicable" where reason says why.
+        """
+        own, other = (
+            _cells(numbers, weights, self.meta)
+            for numbers, weights in ((self.numbers, self.weights), (self.untrained, self.untrained_weights))
+        )
+        rows: list[tuple] = []
+        for layer in range(self.meta["n_layers"]):
+            for claim in CLAIMS:
+                value, low, high, word, n = own[layer, claim]
+                beside = other.get((layer, claim), (np.nan, np.nan, np.nan, "", 0))
+                reason = self.meta["reasons"][layer].get(claim, "")
+                rows.append((layer, claim, value, low, high, word, beside[0], beside[3], n, reason))
+        return pd.DataFrame(rows, columns=_COLUMNS)
+
+    def layers(self) -> pd.DataFrame:
+        """The numbers measured beside the claims, a row per layer: means over samples (crate_interp/audit/claims.py says what each is)."""
+        shown = [name for name in NUMBERS if name in self.numbers]
+        return self.numbers.groupby("layer")[shown].mean().reset_index()
+
+    def text(self) -> str:
+        """Layers down, claims across: the value, + kept, - broken, ? undecided; in brackets the same of the untrained network."""
+        table = self.table()
+        sign = {KEPT: "+", BROKEN: "-", UNDECIDED: "?", NOT_APPLICABLE: "", "": ""}
+        lines = [["layer", *CLAIMS]]
+        for layer, rows in table.groupby("layer"):
+            cells = [
+                "n/a"
+                if row.verdict == NOT_APPLICABLE
+                else f"{row.value:.2g}{sign[row.verdict]}"
+                + (f" ({row.untrained:.2g}{sign[row.untrained_verdict]})" if row.untrained_verdict else "")
+                for row in rows.itertuples()
+            ]
+            lines.append([str(layer), *cells])
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+        )
+
+    def __repr__(self) -> str:
+        words = self.table()["verdict"].value_counts().to_dict()
+        found = ", ".join(f"{count} {word}" for word, count in words.items())
+        return f"AuditResult of {self.meta.get('model') or 'a model'} on {self.meta['n_samples']} {self.meta['unit']}: {found}"
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the tables as parquet and audit.json into `folder`, audit.json last."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _TABLES:
+            part = folder / f"audit-{name}.parquet.part"
+            getattr(self, name).to_parquet(part, index=False)
+            os.replace(part, folder / f"audit-{name}.parquet")
+        part = folder / "audit.json.part"
+        part.write_text(json.dumps(self.meta, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, folder / "audit.json")
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "AuditResult":
+        """The audit saved in `folder`; ValueError where it holds none."""
+        folder = Path(folder)
+        try:
+            meta = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+            tables = [pd.read_parquet(folder / f"audit-{name}.parquet") for name in _TABLES]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} holds no saved audit (audit.json and its tables): {error}") from None
+        if not isinstance(meta, dict) or not {"n_layers", "reasons", "n_samples", "unit"} <= set(meta):
+            raise ValueError(f"{folder / 'audit.json'} is not what AuditResult.save writes.")
+        return cls(*tables, meta=meta)
+
+
+def verdict(claim: str, low: float, high: float) -> str:
+    """The word for a confidence interval: where it lies against the claim's bounds."""
+    facts = CLAIMS[claim]
+    least = -np.inf if facts.low is None else facts.low
+    most = np.inf if facts.high is None else facts.high
+    if not np.isfinite(low) or not np.isfinite(high):
+        return UNDECIDED
+    if least <= low and high <= most:
+        return KEPT
+    return BROKEN if high < least or low > most else UNDECIDED
+
+
+def _cells(numbers: pd.DataFrame, weights: pd.DataFrame, meta: dict[str, Any]) -> dict[tuple[int, str], tuple]:
+    """(value, low, high, verdict, n) of each layer and claim."""
+    cells: dict[tuple[int, str], tuple] = {}
+    if not len(numbers) and not len(weights):
+        return cells
+    for layer in range(meta["n_layers"]):
+        rows = numbers[numbers["layer"] == layer]
+        for claim, facts in CLAIMS.items():
+            if claim in meta["reasons"][layer]:
+                cells[layer, claim] = (np.nan, np.nan, np.nan, NOT_APPLICABLE, 0)
+            elif facts.of_weights:
+                values = weights[weights["layer"] == layer][claim].to_numpy()
+                low, high = values.min(), values.max()  # several untrained seeds differ, one model is exact
+                cells[layer, claim] = (values.mean(), low, high, verdict(claim, low, high), len(values))
+            else:
+                values = rows[claim].to_numpy()
+                low, high = bootstrap(values)
+                cells[layer, claim] = (values.mean(), low, high, verdict(claim, low, high), len(values))
+    return cells
+
+
+def bootstrap(values: np.ndarray) -> tuple[float, float]:
+    """The percentile interval of the mean over resampled samples; NaN for fewer than two."""
+    if len(values) < 2:
+        return np.nan, np.nan
+    draws = np.random.default_rng(0).multinomial(len(values), np.full(len(values), 1 / len(values)), size=RESAMPLES)
+    # around the mean of all: where no value differs no resample does, not by an ulp either
+    centre = values[0] if (values == values[0]).all() else values.mean()
+    means = centre + draws @ (values - centre) / len(values)
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
