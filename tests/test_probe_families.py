@@ -248,7 +248,7 @@ def test_embedded_text_is_what_the_tiny_model_has_not_seen():
     result = ci.sweep(lm, "embedded:held-out-text", probes="sparsity", limit=3, progress=False)
     assert result.meta["n_samples"] == 3
     windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-    assert windows.shape[1] == 128 and len(windows) > 800 and bool((windows[:, 0] == lm.tokenizer.bos).all())
+    assert windows.shape[1] == 128 and len(windows) > 300 and bool((windows[:, 0] == lm.tokenizer.bos).all())
     with torch.no_grad():
         loss = lm(windows[:64], return_type="loss").item()
     assert 2.5 < loss < 4.2  # 3.59 over all of it, 6.95 untrained

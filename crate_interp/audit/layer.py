@@ -68,7 +68,7 @@ def of_attention(block: Any, acts: dict[str, Tensor], eps: float) -> Numbers:
     if u is None:
         return {}
     before, after = acts["hook_resid_pre"].double(), acts["hook_resid_mid"].double()
-    u = u.double()
+    u = u.detach().double()
     rates = [subspace_coding_rate(z, u, eps).sum(dim=-1) for z in (before, after)]
     update = after - before
     exact, series = subspace_coding_rate_gradient(before, u, eps), neumann_gradient(before, u, eps)

@@ -23,7 +23,7 @@ def audit(
     eps: float = 0.1,
     limit: int | None = None,
     batch_size: int = 32,
-    lasso_tokens: int = 8,
+    lasso_tokens: int = 4,
     untrained: int = 1,
     progress: bool = True,
 ) -> AuditResult:
@@ -85,7 +85,9 @@ def _measured(
     def measure(layer: int, acts: dict[str, Tensor]) -> None:
         for point, value in acts.items():
             if not all_finite(value):
-                raise ValueError(f"{point} of layer {layer} holds NaN or Inf in samples from {first} on.")
+                raise ValueError(
+                    f"{point} of layer {layer} holds NaN or Inf in samples {first} to {first + len(value) - 1}."
+                )
         step = steps[layer]
         found = audit_layer.of_attention(model.blocks[layer], acts, eps)
         if isinstance(step, audit_layer.SparseStep):
