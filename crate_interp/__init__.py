@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
-    from crate_interp.sweep import SweepResult, probe, sweep
+    from crate_interp.sweep import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
     from crate_interp.viz.report import report
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "AtomResult": ("crate_interp.sweep", "AtomResult"),
     "AuditResult": ("crate_interp.audit", "AuditResult"),
     "CheckpointError": ("crate_interp.checkpoints.errors", "CheckpointError"),
     "CrateConfig": ("crate_interp.config", "CrateConfig"),
@@ -41,9 +42,11 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Probe": ("crate_interp.probes", "Probe"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
+    "atoms": ("crate_interp.sweep", "atoms"),
     "audit": ("crate_interp.audit", "audit"),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
+    "linear_probe": ("crate_interp.sweep", "linear_probe"),
     "load": ("crate_interp.checkpoints.load", "load"),
     "measures": ("crate_interp.measures", None),
     "models": ("crate_interp.checkpoints.registry", "models"),
@@ -57,6 +60,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "AtomResult",
     "AuditResult",
     "CheckpointError",
     "CrateConfig",
@@ -68,9 +72,11 @@ __all__ = [
     "Probe",
     "SparseAutoencoder",
     "SweepResult",
+    "atoms",
     "audit",
     "data",
     "hooks",
+    "linear_probe",
     "load",
     "measures",
     "models",

@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | convert | verify | models | --version."""
+"""The command line: crate-interp report | audit | convert | verify | models | --version."""
 
 import json
 import sys
@@ -42,16 +42,39 @@ def report(
     probes: Annotated[str | None, typer.Option(help="Probe names with commas; the default four otherwise.")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
     untrained: Annotated[int, typer.Option(help="How many random twins to measure beside it.")] = 3,
+    audit: Annotated[bool, typer.Option("--audit", help="Write the audit's page too.")] = False,
 ) -> None:
     """Measure a model layer by layer on data, beside the same network untrained, and write a page about it."""
     import crate_interp as ci
 
     model = ci.load(source, family=family, revision=revision, **_fields(config or []))
     names = None if probes is None else [name.strip() for name in probes.split(",")]
-    path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained)
+    path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained, audit=audit)
     typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
     twins = f" (in brackets: untrained, mean of {untrained} seed{'s' * (untrained > 1)})" if untrained else ""
     typer.echo(f"Means over samples{twins}. The page: {path}")
+
+
+@app.command()
+def audit(
+    source: Annotated[str, typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder.")],
+    data: Annotated[str, typer.Option(help="As for `report`.")],
+    out: Annotated[Path, typer.Option(help="The folder to write into.")],
+    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
+    revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
+    eps: Annotated[float, typer.Option(help="Of the rates, as in the paper.")] = 0.1,
+    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
+    untrained: Annotated[int, typer.Option(help="How many random twins to audit beside it.")] = 1,
+) -> None:
+    """Ask of every layer whether it does what the papers say: a table of layers and claims, and a page about it."""
+    import crate_interp as ci
+
+    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained)
+    page = ci.viz.audit_page(result, out)
+    typer.echo(result.text())
+    typer.echo(f"+ kept, - broken, ? undecided; in brackets: untrained. {result!r}. The page: {page}")
 
 
 @app.command()

@@ -81,14 +81,14 @@ def test_config_imports_neither_torch_nor_transformerlens():
 
 def test_public_names():
     assert ci.__all__ == [
-        "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "Past",
-        "Probe", "SparseAutoencoder", "SweepResult", "data", "hooks", "load", "measures",
+        "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
+        "HookedCrateMAE", "Past", "Probe", "SparseAutoencoder", "SweepResult", "atoms", "audit", "data", "hooks", "linear_probe", "load", "measures",
         "models", "probe", "probes", "report", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None
     assert set(dir(ci)) == {*ci.__all__, "__version__"}
-    with pytest.raises(AttributeError, match="has no attribute 'sweeep'; it has CheckpointError"):
+    with pytest.raises(AttributeError, match="has no attribute 'sweeep'; it has AtomResult"):
         _ = ci.sweeep
 
 

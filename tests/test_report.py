@@ -66,7 +66,7 @@ def test_it_is_readable(report, page):
     assert 'name="viewport"' in text and "color-scheme: light dark" in text and "currentColor" in text
     pictures = [a for tag, a in page.tags if tag == "img" or (tag == "svg" and a.get("role") == "img")]
     assert all(len(a.get("alt") or a.get("aria-label") or "") > 20 for a in pictures)
-    assert len(pictures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) == 2 + 23  # layers, statistics
+    assert len(pictures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) == 2 + 24  # layers, statistics
     words = " ".join(page.words)
     assert "mine & <yours>" in words and "untrained, 2 seeds" in words and "Settings: eps = 0.1" in words
 
@@ -102,7 +102,7 @@ def test_tables(report, model, data):
         )
     samples = pd.read_parquet(report.parent / "samples.parquet")
     pd.testing.assert_frame_equal(samples, result.samples())
-    assert len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1
+    assert len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1 + 3 + LAYERS  # and the controls
 
 
 def test_without_twins_and_with_other_probes(model, data, tmp_path):
@@ -130,7 +130,7 @@ def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
     def interrupted(model, seed):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("crate_interp.viz.report"), "_twin", interrupted)
+    monkeypatch.setattr(import_module("crate_interp.viz.report"), "twin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ci.report(model, data, tmp_path, progress=False)
     assert ci.SweepResult.load(tmp_path).layers().equals(ci.sweep(model, data, progress=False).layers())

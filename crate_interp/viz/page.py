@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import json
 import re
 from typing import Any
 
@@ -46,7 +47,19 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def facts(pairs: list[tuple[str, str]]) -> str:
     """A list of names and values."""
-    return "<dl>" + "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd>" for k, v in pairs) + "</dl>"
+    return "<dl>" + "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in pairs) + "</dl>"
+
+
+def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the numbers of a result come from, as names and values."""
+    return [
+        ("model", str(meta["model_digest"])),
+        ("data", str(meta["data_fingerprint"])),
+        ("dtype, device", f"{meta['dtype']}, {meta['device']}"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in meta["versions"].items())),
+        ("seconds", f"{meta['seconds']:g}"),
+        ("config", json.dumps(meta["config"])),
+    ]
 
 
 def inline_svg(figure: Any, alt: str, salt: str) -> str:

@@ -1,6 +1,5 @@
 """The report: a model's default measurements beside the same network untrained, as one page and its pictures."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,16 @@ import torch
 from tqdm.auto import tqdm
 
 from crate_hooks import PATTERN, every_layer
+from crate_interp.audit import audit as run_audit
 from crate_interp.probes import resolve
 from crate_interp.sweep.result import SweepResult
 from crate_interp.sweep.run import Probes, sweep
 from crate_interp.sweep.stream import samples_of, twin
 from crate_interp.viz.attention import attention_on_image
+from crate_interp.viz.audit import audit_page
 from crate_interp.viz.curves import baseline, curve, names
 from crate_interp.viz.layers import layers
-from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, table, text
+from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, sources, table, text
 from crate_interp.viz.summary import (
     CONTROLLED,
     as_text,
@@ -38,13 +39,15 @@ def report(
     probes: Probes = None,
     limit: int | None = None,
     untrained: int = 3,
+    audit: bool = False,
     progress: bool = True,
 ) -> Path:
     """Sweeps the model and `untrained` random twins over `data`, and writes report.html into `out`; returns its path.
 
     Beside it: the result as SweepResult.save writes it (samples.parquet, ...), summary.txt (the table the page begins
     with), layers.csv (with the twins' mean, lowest and highest), and figures/*.png. A twin is the same architecture
-    with the official random initialisation, seeds 0, 1, ...; the global random state is left as it was. Raises
+    with the official random initialisation, seeds 0, 1, ...; the global random state is left as it was. audit: a second
+    page, audit.html (`ci.audit`, beside one twin). Raises
     ValueError, before work starts, where `out` cannot be written, and as `sweep` does.
     """
     if not isinstance(untrained, int) or untrained < 0:
@@ -63,10 +66,18 @@ def report(
     (out / "figures").mkdir(exist_ok=True)
     body = [
         *_opening(result, twins),
+        *(
+            ['<p><a href="audit.html">Does each layer do its job?</a> The audit of each claim of the papers.</p>']
+            if audit
+            else []
+        ),
         *(_attention(model, data, out) if model.cfg.kind == "vision" else []),
         *_figures(result, twins, out),
         *_closing(result, twins),
     ]
+    if audit:
+        found = run_audit(model, data, limit=limit, untrained=min(untrained, 1), progress=progress)
+        audit_page(found, out)
     _write(out / "report.html", page(f"{_title(result)}: what each layer does", body))
     return out / "report.html"
 
@@ -205,14 +216,9 @@ def _alt(result: SweepResult, twins: list[SweepResult], name: str) -> str:
 
 
 def _closing(result: SweepResult, twins: list[SweepResult]) -> list[str]:
-    meta = result.meta
     pairs = [
-        ("model", str(meta["model_digest"])),
-        ("data", str(meta["data_fingerprint"])),
-        ("dtype, device", f"{meta['dtype']}, {meta['device']}"),
+        *sources(result.meta),
         ("untrained twins", f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"),
-        ("versions", ", ".join(f"{name} {number}" for name, number in meta["versions"].items())),
-        ("seconds", f"{meta['seconds']:g} for the model, {sum(t.meta['seconds'] for t in twins):g} for the twins"),
-        ("config", json.dumps(meta["config"])),
+        ("seconds for the twins", f"{sum(twin.meta['seconds'] for twin in twins):g}"),
     ]
     return ["<h2>Where the numbers come from</h2>", facts(pairs)]

@@ -1,0 +1,87 @@
+"""Linear probes: planted labels are found, permuted ones are not, nothing leaks, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import crate_interp as ci
+from conftest import make, make_lm
+
+N = 120
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+def levels(result, name):
+    table = result.layers()
+    return table[table["statistic"] == name].sort_values("layer")["mean"].to_numpy()
+
+
+def test_a_planted_label_is_found_and_a_permuted_one_is_not(images):
+    model = make()
+    _, cache = model.run_with_cache(images)
+    planted = (cache["resid_post", 2][:, 0, 0] > 1.0 * cache["resid_post", 2][:, 0, 0].median()).long().tolist()
+    result = ci.linear_probe(model, images, labels=planted, progress=False)
+    assert list(result.layers()["n"].unique()) == [30] and len(levels(result, "accuracy")) == 4
+    assert levels(result, "accuracy")[3] > 0.9  # Z^3 is what it was made of
+    assert abs(levels(result, "control") - 0.5).max() < 0.3  # 30 coins: three standard deviations
+    assert levels(result, "chance") == pytest.approx(0.5, abs=0.02)
+    assert levels(result, "accuracy")[0] == pytest.approx(levels(result, "chance")[0])  # CLS has seen nothing yet
+    again = ci.linear_probe(model, images, labels=planted, progress=False)
+    assert again.samples().equals(result.samples())
+
+
+def test_by_hand(images):
+    """Held-out samples, features and scaling as said: mean 0 and variance 1 of the training part."""
+    model = make("crate-alpha")
+    labels = ["a", "b", "c"] * (N // 3)
+    result = ci.linear_probe(model, images, labels=labels, pool="mean", test=0.5, progress=False)
+    table = result.samples()
+    rows = table[table["layer"] == 1]
+    held = rows["linear.accuracy"].notna().to_numpy()
+    assert held.sum() == 60
+    _, cache = model.run_with_cache(images)
+    x, y = cache["resid_pre", 1].mean(dim=1).double().numpy(), np.array(labels)
+    mean, std = x[~held].mean(axis=0), x[~held].std(axis=0)
+    probe = LogisticRegression(max_iter=1000).fit((x[~held] - mean) / std, y[~held])
+    right = probe.predict((x[held] - mean) / std) == y[held]
+    assert (right == (rows["linear.accuracy"].to_numpy()[held] == 1)).mean() > 0.95  # float32 features
+
+
+def test_equal_samples_are_on_one_side(images):
+    doubled = torch.cat([images[:40], images[:40]])
+    labels = [0, 1] * 40
+    table = ci.linear_probe(make(), doubled, labels=labels, progress=False).samples()
+    held = table[table["layer"] == 0]["linear.accuracy"].notna().to_numpy()
+    assert (held[:40] == held[40:]).all() and 0 < held.sum() < 80
+
+
+def test_labels_of_the_data_and_text():
+    result = ci.linear_probe(ci.load("crate-tiny-fashion"), "embedded:fashion", progress=False)
+    accuracy, control, chance = (levels(result, name) for name in ("accuracy", "control", "chance"))
+    assert accuracy[-1] > 0.7 and accuracy[-1] > accuracy[1] > chance[1] and control.max() < 0.35
+    figure = ci.viz.layers(result, "linear.accuracy")
+    assert figure.axes[0].get_ylabel() == "share right"
+    tokens = torch.randint(0, 47, (40, 13), generator=torch.Generator().manual_seed(0))
+    last = ci.linear_probe(make_lm(), tokens, labels=(tokens[:, -1] % 2).tolist(), progress=False)
+    assert last.meta["probes"]["linear"]["settings"]["pool"] == "last" and last.meta["unit"] == "windows"
+
+
+def test_refusals(images):
+    model = make()
+    for match, given in (
+        ("a linear probe needs labels", {}),
+        ("there are 3 labels for 120 samples", dict(labels=[1, 2, 3])),
+        ("all 120 samples have the label '1'", dict(labels=[1] * N)),
+        ("a class has 1 different samples", dict(labels=[0] * (N - 1) + [1])),
+        ("test=0.9", dict(labels=[0, 1] * 60, test=0.9)),
+        ("pool='max': give one of cls, mean, last", dict(labels=[0, 1] * 60, pool="max")),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ci.linear_probe(model, images, progress=False, **given)
+    with pytest.raises(ValueError, match="'cls' where the model has a CLS token"):
+        ci.linear_probe(make_lm(), torch.zeros(2, 13, dtype=torch.long), labels=[0, 1], pool="cls")
