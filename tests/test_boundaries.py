@@ -82,8 +82,8 @@ def test_config_imports_neither_torch_nor_transformerlens():
 def test_public_names():
     assert ci.__all__ == [
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SparseAutoencoder", "SweepResult", "atoms", "audit", "data", "hooks", "linear_probe", "load", "measures",
-        "models", "probe", "probes", "report", "sweep", "verify", "viz",
+        "HookedCrateMAE", "Past", "Probe", "SparseAutoencoder", "SweepResult", "atoms", "audit", "data", "hooks",
+        "linear_probe", "load", "measures", "models", "probe", "probes", "report", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -50,7 +50,8 @@ class AuditResult:
     def layers(self) -> pd.DataFrame:
         """The numbers measured beside the claims, a row per layer: means over samples (crate_interp/audit/claims.py says what each is)."""
         shown = [name for name in NUMBERS if name in self.numbers]
-        return self.numbers.groupby("layer")[shown].mean().reset_index()
+        means: Any = self.numbers.groupby("layer")[shown].mean()
+        return means.reset_index()
 
     def text(self) -> str:
         """Layers down, claims across: the value, + kept, - broken, ? undecided; in brackets the same of the untrained network."""
@@ -58,12 +59,13 @@ class AuditResult:
         sign = {KEPT: "+", BROKEN: "-", UNDECIDED: "?", NOT_APPLICABLE: "", "": ""}
         lines = [["layer", *CLAIMS]]
         for layer, rows in table.groupby("layer"):
+            found: Any = rows.itertuples()
             cells = [
                 "n/a"
                 if row.verdict == NOT_APPLICABLE
                 else f"{row.value:.2g}{sign[row.verdict]}"
                 + (f" ({row.untrained:.2g}{sign[row.untrained_verdict]})" if row.untrained_verdict else "")
-                for row in rows.itertuples()
+                for row in found
             ]
             lines.append([str(layer), *cells])
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -121,12 +123,13 @@ def _cells(numbers: pd.DataFrame, weights: pd.DataFrame, meta: dict[str, Any]) -
     if not len(numbers) and not len(weights):
         return cells
     for layer in range(meta["n_layers"]):
-        rows = numbers[numbers["layer"] == layer]
+        rows: Any = numbers[numbers["layer"] == layer]
+        own: Any = weights[weights["layer"] == layer]
         for claim, facts in CLAIMS.items():
             if claim in meta["reasons"][layer]:
                 cells[layer, claim] = (np.nan, np.nan, np.nan, NOT_APPLICABLE, 0)
             elif facts.of_weights:
-                values = weights[weights["layer"] == layer][claim].to_numpy()
+                values = own[claim].to_numpy()
                 low, high = values.min(), values.max()  # several untrained seeds differ, one model is exact
                 cells[layer, claim] = (values.mean(), low, high, verdict(claim, low, high), len(values))
             else:

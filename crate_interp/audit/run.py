@@ -110,5 +110,5 @@ def _table(rows: list[tuple[int, int, dict[str, Tensor]]]) -> pd.DataFrame:
         count = len(next(iter(found.values()))) if found else 0  # a plain transformer's layer has none
         values = {name: value.numpy() for name, value in found.items()}
         parts.append(pd.DataFrame({"sample": range(start, start + count), "layer": layer, **values}))
-    table = pd.concat(parts, ignore_index=True)
+    table: Any = pd.concat(parts, ignore_index=True)
     return table[["sample", "layer", *order]].sort_values(["sample", "layer"], ignore_index=True)

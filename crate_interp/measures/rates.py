@@ -205,9 +205,21 @@ def _unit_rows(codes: Float[Tensor, "*batch pos d_head"]) -> tuple[Tensor, Float
 def head_codes(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head pos d_head"]:
-    """The tokens in the coordinates of each subspace, C_k = Z U_k, by one matrix product."""
+    """The tokens in the coordinates of each subspace, C_k = Z U_k."""
+    if u.is_contiguous() and z.numel():  # a product for each head writes its codes together, as their Gram wants them
+        rows = z.reshape(-1, z.shape[-1])
+        return torch.bmm(rows.expand(len(u), -1, -1), u).unflatten(1, z.shape[:-1]).movedim(0, -3)
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     return (z @ wide).unflatten(-1, (u.shape[0], u.shape[2])).transpose(-3, -2)
+
+
+@in_full_precision
+def in_other_basis(
+    codes: Float[Tensor, "batch head pos d_head"], matrix: Float[Tensor, "head d_head d_head"]
+) -> Float[Tensor, "batch head pos d_head"]:
+    """C_k M_k for each head: the codes of Q_k M_k from those of Q_k."""
+    rows = codes.transpose(0, 1)  # [head, batch, pos, d_head], as `head_codes` leaves them in memory
+    return torch.bmm(rows.flatten(1, 2), matrix).unflatten(1, rows.shape[1:3]).transpose(0, 1)
 
 
 def check_rate(z: Tensor, eps: float) -> None:
@@ -251,6 +263,9 @@ def _cholesky_rate(
     x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
 ) -> tuple[Float[Tensor, "samples heads"], Bool[Tensor, "samples heads"]]:
     """The rate by Cholesky of the smaller Gram, and which samples it cannot be trusted for."""
+    if x.transpose(0, 1).is_contiguous() and not x.is_contiguous():  # heads first in memory: no copy is needed
+        rate, doubtful = _cholesky_rate(x.transpose(0, 1), scale, limit)
+        return rate.T, doubtful.T
     x = x.contiguous()  # once, not once for each side of the product
     rows, columns = x.shape[-2:]
     gram = x @ x.mT if rows < columns else x.mT @ x  # [samples, heads, n, n], n = min(rows, columns)

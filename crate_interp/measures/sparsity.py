@@ -58,7 +58,7 @@ def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch p
     z `[..., pos, d_mlp]` -> `[..., pos]` in [1, sqrt(d_mlp)]; 0 for an all-zero token. Raises ValueError for an empty code.
     """
     _check(z)
-    ratio, _ = _l1_over_l2(z)
+    ratio, _ = _l1_over_l2(z, z.abs().sum(dim=-1))
     return _valid(ratio, z, ratio)
 
 
@@ -68,18 +68,24 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]; does not change when z is scaled. Hoyer, JMLR 2004. An all-zero
     token, for which the formula is 0/0, has 1: nothing is sparser. Raises ValueError for a code narrower than 2.
     """
+    return l1_and_hoyer(z)[1]
+
+
+def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
+    """`l1_norm` and `hoyer`, for a caller who wants both: the sum of absolute values is made once."""
     _check(z)
     width = z.shape[-1]
     if width < 2:
         raise ValueError(f"hoyer needs codes of at least 2 entries, got {width}.")
-    ratio, zero = _l1_over_l2(z)
+    size = z.abs().sum(dim=-1)
+    ratio, zero = _l1_over_l2(z, size)
     value = ((width**0.5 - ratio) / (width**0.5 - 1)).masked_fill(zero, 1).clamp(0, 1)
-    return _valid(value, z, value)
+    return _valid(size, z, size), _valid(value, z, value)
 
 
-def _l1_over_l2(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
+def _l1_over_l2(z: Float[Tensor, "*batch pos d_mlp"], l1: Float[Tensor, "*batch pos"]) -> tuple[Tensor, Tensor]:
     """The ratio `[..., pos]`, 0 for a token of zeros, and which tokens these are."""
-    l1, l2 = z.abs().sum(dim=-1), torch.linalg.vector_norm(z, dim=-1)
+    l2 = torch.linalg.vector_norm(z, dim=-1)
     if not squares_fit(l2):
         scaled = z / largest_entry(z)
         l1, l2 = scaled.abs().sum(dim=-1), torch.linalg.vector_norm(scaled, dim=-1)

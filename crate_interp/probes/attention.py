@@ -39,21 +39,23 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
 
 def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
-    answer = _cls(pattern) if has_cls(block) else {}
     queries = picked(pattern, tokens, block, axis=2)
-    return {
-        "entropy": attention_entropy(queries).mean(dim=-1),
+    entropy = attention_entropy(queries)  # [batch, head, query]
+    answer = {
+        "entropy": entropy.mean(dim=-1),
         "entropy_uniform": pattern.new_full((len(pattern),), _uniform(queries, bool(block.attn.cfg.causal))),
-        **answer,
     }
-
-
-def _cls(pattern: Tensor) -> dict[str, Tensor]:
+    if not has_cls(block):
+        return answer
     cls = pattern[:, :, :1]
+    return answer | _cls(cls, (entropy if tokens == "all" else attention_entropy(cls))[..., 0])
+
+
+def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:
     return {
-        "entropy_cls": attention_entropy(cls)[..., 0],
+        "entropy_cls": entropy,
         "top1_cls": top_mass(cls, 1)[..., 0],
-        "top5_cls": top_mass(cls, min(5, pattern.shape[-1]))[..., 0],
+        "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
         "support_cls": effective_support(cls)[..., 0],
     }
 

@@ -7,9 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from crate_interp.measures import coding_rate
-from crate_interp.measures.rates import head_codes, official_rate_and_zeros, rate_of_codes
+from crate_interp.measures.rates import in_other_basis, official_rate_and_zeros, rate_of_codes
 from crate_interp.probes.probe import Acts, Probe
-from crate_interp.probes.shared import Tokens, check_tokens, orthonormal_basis, orthonormal_codes, picked, subspaces
+from crate_interp.probes.shared import (
+    Tokens,
+    check_tokens,
+    orthonormal_basis,
+    orthonormal_codes,
+    picked,
+    stored_codes,
+    subspaces,
+)
 
 _OFFICIAL = {
     "official_rate": ("nats", 0.0, None, "The number the authors' script plots as R^c: codes of LN(Z^l), every token at length one."),
@@ -112,9 +120,9 @@ def _codes(block: Any, acts: Acts, point: str, basis: str) -> Tensor:
     if basis == "orthonormal":
         return orthonormal_codes(block, acts, point)
     if point != "hook_resid_mid":
-        return head_codes(acts[point], block.attn.U)
-    triangle = orthonormal_basis(block, acts)[1]
-    return orthonormal_codes(block, acts, point) @ triangle  # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
+        return stored_codes(block, acts, point)
+    # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
+    return in_other_basis(orthonormal_codes(block, acts, point), orthonormal_basis(block, acts)[1])
 
 
 def _official(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
@@ -128,6 +136,5 @@ def _official(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 def _final(z: Tensor, eps: float, tokens: Tokens) -> dict[str, Tensor]:
     if tokens == "all":
         return {"rate_pre": coding_rate(z, eps)}
-    if tokens == "patches":
-        return {"rate_pre": coding_rate(z[:, 1:], eps)}
-    return {"rate_pre": coding_rate(z[:, list(tokens)], eps)}
+    places: Any = slice(1, None) if tokens == "patches" else list(tokens)
+    return {"rate_pre": coding_rate(z[:, places], eps)}

@@ -46,7 +46,13 @@ def dictionary(block: Any) -> Float[Tensor, "d_model d_mlp"] | None:
 def orthonormal_basis(block: Any, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
-    return _once(store, "qr", lambda: qr(block.attn.U))
+    return _once(store, "qr", lambda: tuple(part.contiguous() for part in qr(block.attn.U.detach())))
+
+
+def stored_codes(block: Any, acts: Mapping[str, Tensor], point: str) -> Float[Tensor, "batch head pos d_head"]:
+    """What a point holds `[batch, pos, d_model]`, in the coordinates of U_k as stored; all tokens."""
+    store = acts.of_weights if isinstance(acts, LayerActs) else {}
+    return head_codes(acts[point], _once(store, "U", lambda: block.attn.U.detach().contiguous()))
 
 
 def orthonormal_codes(block: Any, acts: Mapping[str, Tensor], point: str) -> Float[Tensor, "batch head pos d_head"]:

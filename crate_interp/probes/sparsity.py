@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from crate_interp.measures import hoyer, l1_norm, zero_fraction
+from crate_interp.measures import zero_fraction
+from crate_interp.measures.sparsity import l1_and_hoyer
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.probes.shared import Tokens, check_tokens, picked
 
@@ -33,5 +34,6 @@ def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
 
 def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     code = picked(acts["mlp.hook_post"], tokens, block)
-    per_token = {"zero_fraction": zero_fraction(code), "l1": l1_norm(code), "hoyer": hoyer(code)}
+    size, sparse = l1_and_hoyer(code)
+    per_token = {"zero_fraction": zero_fraction(code), "l1": size, "hoyer": sparse}
     return {name: value.mean(dim=-1) for name, value in per_token.items()}

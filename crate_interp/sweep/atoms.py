@@ -41,14 +41,16 @@ class LayerAtoms:
         )
         # largest first; of equal values the earlier sample, then the earlier token
         order = np.lexsort((tokens, samples, -values), axis=0)[:top]
-        best = [np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)]
+        values, samples, tokens = (np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens))
         return LayerAtoms(
             self.n_tokens + other.n_tokens,
             self.on + other.on,
             self.total + other.total,
             self.squares + other.squares,
             np.maximum(self.largest, other.largest),
-            *best,
+            values,
+            samples,
+            tokens,
             self.together + other.together,
         )
 
@@ -90,7 +92,8 @@ class AtomResult:
         coherence: the largest cosine between two atoms; condition: of the dictionary's singular values; NaN for an MLP.
         """
         rows: list[dict[str, Any]] = []
-        for layer, atoms in self.table(dense).groupby("layer"):
+        grouped: Any = self.table(dense).groupby("layer")
+        for layer, atoms in grouped:
             sums = self.sums[int(str(layer))]
             row = {"layer": layer, "atoms": len(atoms), "dead": int((atoms["state"] == "dead").sum())}
             row |= {"dense": int((atoms["state"] == "dense").sum()), "firing_rate": atoms["firing_rate"].mean()}
@@ -107,7 +110,7 @@ class AtomResult:
             "sample": sums.top_samples[:, atom],
             "token": sums.top_tokens[:, atom],
         }
-        table = pd.DataFrame(columns)
+        table: Any = pd.DataFrame(columns)
         return table[table["value"] > 0].reset_index(drop=True)
 
     def coactivation(self, layer: int) -> Float[np.ndarray, "atom atom"]:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,6 +101,7 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
                 tally.add(item, layer, on_activations(item, model.blocks[layer], acts), 0)
         for item in (item for item in chosen if item.final):
             tally.add(item, len(layers), on_final(item, cache[_last(model)]), 0)
+        tally.flush(chosen)
     return result_of(tally, None, cache_meta(model, chosen, n) | {"counts": tally.totals()})
 
 
@@ -133,31 +135,34 @@ def measure_batch(
     blocks: str = "blocks",
     forward: Forward = run,
 ) -> None:
-    """One forward; each layer is measured as soon as its points have fired."""
+    """One forward; each probe measures a layer as soon as its points have fired, while they are in a processor's cache."""
     layers = getattr(model, blocks)
+    names = dict(layers[0].named_modules())
     reading = [item for item in probes if item.points]
-    finals = [item for item in probes if item.final]
+    made: list[dict] = [{} for _ in layers]  # what probes of a layer share, until the last of them has measured it
+    left = [len(reading)] * len(layers)
 
-    def measure(layer: int, acts: dict[str, Tensor]) -> None:
-        shared = LayerActs(acts, of_weights[layer])
-        for item in reading:
-            tally.add(item, layer, on_activations(item, layers[layer], shared), start)
+    def measure(layer: int, acts: dict[str, Tensor], item: Probe) -> None:
+        shared = LayerActs(acts, of_weights[layer], made[layer])
+        tally.add(item, layer, on_activations(item, layers[layer], shared), start)
+        left[layer] -= 1
+        if not left[layer]:
+            made[layer].clear()
+            left[layer] = len(reading)
 
     def measure_final(layer: int, acts: dict[str, Tensor]) -> None:
-        for item in finals:
+        for item in probes:
             tally.add(item, layer + 1, on_final(item, acts["hook_resid_post"]), start)
 
-    names = dict(layers[0].named_modules())
-    optional = [point for item in reading for point in item.optional if point in names]
-    points = [point for item in reading for point in item.points] + optional
-    if not points and not finals:
-        return
-    last = [len(layers) - 1] if finals else []
-    with (
-        read(model, points, measure, blocks=blocks) if points else nullcontext(),
-        read(model, ["hook_resid_post"], measure_final, layers=last, blocks=blocks),
-    ):
-        forward(model, batch)
+    with ExitStack() as stack:
+        for item in reading:
+            points = [*item.points, *(point for point in item.optional if point in names)]
+            stack.enter_context(read(model, points, partial(measure, item=item), blocks=blocks))
+        if any(item.final for item in probes):
+            stack.enter_context(read(model, "hook_resid_post", measure_final, layers=[len(layers) - 1], blocks=blocks))
+        if reading or any(item.final for item in probes):
+            forward(model, batch)
+    tally.flush(probes)
 
 
 def _last(model: Any) -> str:

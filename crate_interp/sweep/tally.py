@@ -1,5 +1,6 @@
 """Gathers what probes return: per-sample numbers whole, per-head numbers as running mean and variance."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,36 +52,44 @@ class Tally:
     heads: dict[Key, Moments] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)  # "probe.statistic": summed over samples and layers
+    waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)  # answers of the batch at hand
 
     def add(self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int) -> None:
-        """Takes one probe's answer on the batch that begins at sample `start`.
+        """Takes one probe's answer on the batch that begins at sample `start`; `flush` counts it."""
+        self.waiting += [(probe, layer, statistic, value, start) for statistic, value in answer.items()]
+
+    def flush(self, probes: Sequence[Probe]) -> None:
+        """Counts the answers of a batch in the order of the probes, brought over in one piece: a transfer for each costs as
+        much as measuring it.
 
         Raises ValueError naming layer and samples where a number is not finite.
         """
-        if not answer:
+        order = {probe.name: place for place, probe in enumerate(probes)}
+        waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
+        if not waiting:
             return
-        table = _table(answer)
-        finite, place = bool(np.isfinite(table).all()), 0
-        for statistic, tensor in answer.items():
-            key, width = (probe.name, statistic, layer), tensor[0].numel()
-            values = table[:, place : place + width].reshape(tensor.shape)  # [batch] or [batch, head]
-            place += width
+        tables = _columns([value for *_, value, _ in waiting])
+        finite = all(np.isfinite(table).all() for table in tables)
+        for (probe, layer, statistic, tensor, start), values in zip(waiting, tables, strict=True):
+            key = (probe.name, statistic, layer)
             if not finite:
                 _refuse_nan(key, values, start)
-            if statistic in probe.counts:
-                name = f"{probe.name}.{statistic}"
-                self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
-            elif values.ndim == 1:
-                if key not in self.samples:
-                    self.samples[key] = np.full(self.n, np.nan)
-                self.samples[key][start : start + len(values)] = values
-            else:
-                moments = Moments.of(values)
-                if key in self.heads and len(self.heads[key].mean) != len(moments.mean):
-                    raise ValueError(
-                        f"{probe.name}.{statistic} has {len(moments.mean)} heads in one batch, fewer or more before."
-                    )
-                self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments
+            self._count(probe, key, values.reshape(tensor.shape), start)
+
+    def _count(self, probe: Probe, key: Key, values: np.ndarray, start: int) -> None:
+        """`[batch]` or `[batch, head]` values of one statistic."""
+        if key[1] in probe.counts:
+            name = f"{key[0]}.{key[1]}"
+            self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
+        elif values.ndim == 1:
+            if key not in self.samples:
+                self.samples[key] = np.full(self.n, np.nan)
+            self.samples[key][start : start + len(values)] = values
+        else:
+            moments = Moments.of(values)
+            if key in self.heads and len(self.heads[key].mean) != len(moments.mean):
+                raise ValueError(f"{key[0]}.{key[1]} has {len(moments.mean)} heads in one batch, fewer or more before.")
+            self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments
 
     def totals(self) -> dict[str, int | float]:
         """The counts, whole numbers as such."""
@@ -95,12 +104,19 @@ class Tally:
             self.weights[probe, statistic, layer] = values
 
 
-def _table(answer: dict[str, Tensor]) -> np.ndarray:
-    """The statistics side by side in float64, brought over in one piece: a transfer each would stall a GPU each time."""
-    columns = [value.detach().reshape(len(value), -1) for value in answer.values()]  # [batch, 1 or head] each
-    if len({column.dtype for column in columns}) > 1:  # cat would round some to the type of others
-        columns = [column.double() for column in columns]
-    return torch.cat(columns, dim=1).double().cpu().numpy()  # [batch, columns]
+def _columns(values: list[Tensor]) -> list[np.ndarray]:
+    """Each tensor's numbers in float64, `[batch, 1 or head]`, by one transfer for each dtype and batch."""
+    groups: dict[tuple, list[int]] = {}
+    for place, value in enumerate(values):
+        groups.setdefault((value.dtype, len(value)), []).append(place)
+    out: list[np.ndarray] = [np.empty(0)] * len(values)
+    for places in groups.values():
+        parts = [values[place].detach().reshape(len(values[place]), -1) for place in places]
+        table = torch.cat(parts, dim=1).double().cpu().numpy()
+        edges = np.cumsum([part.shape[1] for part in parts])[:-1]
+        for place, columns in zip(places, np.split(table, edges, axis=1), strict=True):
+            out[place] = columns
+    return out
 
 
 def _refuse_nan(key: Key, values: np.ndarray, start: int) -> None:

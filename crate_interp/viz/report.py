@@ -153,7 +153,7 @@ def _controls(result: SweepResult) -> list[str]:
         return []
     bound = rate_reduction_bound(result)
     words = (
-        f"The same measures on the first {int(result.controls()['n'].max())} {result.meta['unit']}: of the untrained network; with "
+        f"The same measures on the first {max(result.controls()['n'].tolist())} {result.meta['unit']}: of the untrained network; with "
         "random subspaces of the same singular values; with every head's result written by the next head's output map; and on a "
         "stream of the same energy without structure (R^c depends on Z Z^T alone: it cannot tell which token lies in which "
         f"subspace). For complete orthonormal subspaces R - R^c is at most d/2 ln K = {bound:.4g} nats."

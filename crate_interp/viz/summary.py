@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from crate_interp.sweep.result import SweepResult
 from crate_interp.viz.curves import baseline, curve, names
@@ -37,7 +38,7 @@ CONTROLLED = ("compression.subspace_rate_mid", "compression.reduction_mid", "com
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
     """Header and rows for "probe.statistic": the model and every control, a row per layer; no rows where nothing controls it."""
     probe, _, statistic = name.partition(".")
-    table = result.controls()
+    table: Any = result.controls()
     rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
     kinds = list(dict.fromkeys(rows["control"]))
     lines: list[list[str]] = []
@@ -53,7 +54,7 @@ def controls_text(result: SweepResult) -> str:
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:
-            count = int(result.controls()["n"].max())
+            count = max(result.controls()["n"].tolist())
             bound = (
                 f"d/2 ln K = {rate_reduction_bound(result):.4g} nats bounds R - R^c for complete orthonormal subspaces"
             )
