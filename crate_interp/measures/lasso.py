@@ -25,7 +25,7 @@ def lasso_objective(
     -> `[..., pos]`, >= 0 for lambd >= 0, in squared units of y. Defined for negative z too, which the problem forbids. NaN or Inf in
     a token gives NaN. Raises ValueError for tensors that do not fit each other.
     """
-    _check(z, y, d)
+    check_lasso(z, y, d)
     return _nan(0.5 * (y - z @ d.mT).square().sum(dim=-1) + (lambd * z.abs()).sum(dim=-1))
 
 
@@ -41,7 +41,7 @@ def lasso_kkt_residual(
     -> `[..., pos]`, >= 0, in units of the code; 0 iff z >= 0, g >= 0 and z g = 0, the conditions of Karush, Kuhn and Tucker. Errors
     as in `lasso_objective`.
     """
-    _check(z, y, d)
+    check_lasso(z, y, d)
     gradient = (z @ d.mT - y) @ d + lambd
     return _nan(torch.linalg.vector_norm(z - torch.relu(z - gradient), dim=-1))
 
@@ -117,7 +117,8 @@ def _nan(value: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos"]:
     return value.masked_fill(~value.isfinite(), torch.nan)
 
 
-def _check(z: Tensor, y: Tensor, d: Tensor) -> None:
+def check_lasso(z: Tensor, y: Tensor, d: Tensor) -> None:
+    """ValueError for a code, a target and a dictionary that do not fit each other."""
     require_floats(z, "pos d_mlp")
     require_floats(y, "pos d_model")
     require_floats(d, "d_model d_mlp")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision
 from crate_interp.measures.gradients import neumann_gradient, subspace_coding_rate_gradient, written
+from crate_interp.measures.lasso import check_lasso
 from crate_interp.measures.rates import check_rate, head_codes
 
 
@@ -87,7 +88,9 @@ def subspace_attention(
     """One head of attention whose query, key and value are one code: `softmax(scale C C^T) C`.
 
     codes `[..., pos, d_head]` -> the same. arXiv 2306.01129 eq. 11, in rows; the official code has scale = 1 / sqrt(p).
+    Raises ValueError for no tokens.
     """
+    check_rate(codes, 1.0)
     return (scale * codes @ codes.mT).softmax(dim=-1) @ codes
 
 
@@ -102,8 +105,9 @@ def ista_step(
     """One proximal gradient step of the non-negative lasso: `ReLU(z - eta D^T (D z - y) - eta lambd)`, tokens as rows.
 
     z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> like z, >= 0. arXiv 2306.01129 eq. 17, which starts
-    at z = y. `lasso_objective` does not rise for eta <= 1 / |D|_2^2 from a feasible z.
+    at z = y. `lasso_objective` does not rise for eta <= 1 / |D|_2^2 from a feasible z. Errors as in `lasso_objective`.
     """
+    check_lasso(z, y, d)
     return torch.relu(z - eta * ((z @ d.mT - y) @ d) - eta * lambd)
 
 

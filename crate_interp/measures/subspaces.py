@@ -14,7 +14,8 @@ def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Te
     """How far each basis is from orthonormal: `|U_k^T U_k - I|_F / sqrt(p)`.
 
     u `[..., d_model, d_head]` -> `[...]`, >= 0, 0 iff the columns are orthonormal; without unit. The theory (arXiv
-    2306.01129) assumes 0; the official initialisation has U_k^T U_k about I/3, a defect of about 2/3.
+    2306.01129) assumes 0; the official initialisation has U_k^T U_k about I/3, a defect of about 2/3. Raises
+    ValueError for an empty matrix.
     """
     _check(u, "d_model d_head")
     gram = u.mT @ u
@@ -26,7 +27,8 @@ def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Te
 def completeness_defect(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch"]:
     """How far the subspaces together are from an orthonormal cover of the space: `|sum_k U_k U_k^T - I|_F / sqrt(d)`.
 
-    u `[..., head, d_model, d_head]` -> `[...]`, >= 0, 0 iff sum_k U_k U_k^T = I; without unit.
+    u `[..., head, d_model, d_head]` -> `[...]`, >= 0, 0 iff sum_k U_k U_k^T = I; without unit. Raises
+    ValueError for an empty matrix.
     """
     _check(u, "head d_model d_head")
     wide = u.transpose(-3, -2).flatten(-2)  # [..., d_model, head * d_head]
@@ -42,6 +44,7 @@ def subspace_overlap(
 
     u, v `[..., d_model, d_head]` -> `[...]` in [0, 1]: 0 orthogonal, 1 equal; p/d on average for random subspaces.
     Only the spans matter, not the bases. Of two widths p is the first's: how much of u lies in v.
+    Raises ValueError for an empty matrix.
     """
     _check(u, "d_model d_head")
     _check(v, "d_model d_head")
@@ -74,6 +77,7 @@ def projection_energy(
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos, head]` in [0, 1]; p/d on average for a random
     subspace; the heads sum to 1 iff the subspaces are a complete orthonormal cover. An all-zero token has 0.
+    Raises ValueError for an empty basis.
     """
     _check(u, "head d_model d_head")
     require_floats(z, "pos d_model")
@@ -99,7 +103,8 @@ def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor,
     """How far the dictionary is from a scaled tight frame: `|G - c I|_F / sqrt(n)`, c = tr(G) / n.
 
     d `[..., d_model, d_mlp]` -> `[...]`, >= 0, without unit. G is the smaller Gram, D^T D or D D^T, n its width; for
-    the square dictionary of CRATE both give the same number, 0 iff D is a multiple of an orthonormal matrix.
+    the square dictionary of CRATE both give the same number, 0 iff D is a multiple of an orthonormal matrix. Raises ValueError for an
+    empty one.
     """
     _check(d, "d_model d_mlp")
     gram = d.mT @ d if d.shape[-1] <= d.shape[-2] else d @ d.mT
@@ -152,7 +157,7 @@ def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batc
     """The absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
 
     d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. Of the heads' bases side by side it is figure 7 of arXiv 2306.01129.
-    A column of zeros has 0 with all.
+    A column of zeros has 0 with all. Raises ValueError for an empty matrix.
     """
     _check(d, "d_model n")
     scaled = d.mT / largest_entry(d.mT)
@@ -192,7 +197,7 @@ def membership_entropy(
     """How spread a token is over the subspaces: the entropy of its `projection_energy` normalised over heads.
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos]` in nats, 0 (in one subspace) to ln K (evenly in all). A token
-    with no energy in any has ln K: it belongs nowhere.
+    with no energy in any has ln K: it belongs nowhere. Errors as in `projection_energy`.
     """
     energy = projection_energy(z, u)  # [..., pos, head]
     total = energy.sum(dim=-1, keepdim=True)
@@ -209,7 +214,7 @@ def subspace_snr(
 
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]`, >= 0, without unit; Inf where all tokens lie in it, 0
     for tokens of zeros; about sqrt(p / (d - p)) for a random subspace. The attention-only transformer (arXiv 2506.03790) takes
-    the tokens of head k alone: give those. Q = qr(U), there U itself.
+    the tokens of head k alone: give those. Q = qr(U), there U itself. Errors as in `projection_energy`.
     """
     _check(u, "head d_model d_head")
     require_floats(z, "pos d_model")
