@@ -10,7 +10,7 @@ OUT ?= runs/first
 .PHONY: report test check fuzz bench clean
 
 report: $(READY)
-	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT)
+	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
 
 ifdef WHEEL
 test: $(READY)

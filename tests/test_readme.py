@@ -3,6 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
+import crate_interp as ci
+from crate_interp.audit.claims import CLAIMS
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -10,11 +15,17 @@ README = (ROOT / "README.md").read_text()
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     names = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)  # one after the other, as a reader would
-    assert {path.name for path in tmp_path.iterdir()} == {"rate.png", "attention.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "rate.png",
+        "attention.png",
+        "accuracy.png",
+        "steps.png",
+        "runs",
+    }
     assert tuple(names["cache"]["pattern", 3].shape) == (8, 4, 50, 50)
     assert "rate_mid" in capsys.readouterr().out
 
@@ -43,3 +54,18 @@ def test_the_training_script_is_the_card():
     assert f"SAVED_STEPS = {tuple(MODELS[0]['steps'])}" in text and ci.load("crate-tiny-fashion").cfg.model_name in text
     for step in MODELS[0]["steps"]:
         assert str(step) in README
+
+
+def test_the_audit_in_the_readme_is_what_the_command_prints():
+    """The image model's table, cell by cell; the language model's takes a minute and is printed by its command."""
+    result = ci.audit(ci.load("crate-tiny-fashion"), "embedded:fashion", progress=False)
+    table = result.table()
+    sign = {"kept": "+", "broken": "-", "undecided": "?"}
+    section = README.split("## Does each layer do its job?")[1].split("and `crate-interp audit crate-tiny-lm")[0]
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in section.splitlines() if line.startswith("| ")}
+    for claim, facts in CLAIMS.items():
+        found = table[table["claim"] == claim].sort_values("layer")
+        cells = [cell.strip().split(" ") for cell in rows[facts.title][:-1]]
+        assert [word for _, word in cells] == [sign[word] for word in found["verdict"]], claim
+        for (value, _), wanted in zip(cells, found["value"], strict=True):
+            assert float(value) == pytest.approx(wanted, rel=0.06, abs=2e-4), claim  # two digits
