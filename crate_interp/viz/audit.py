@@ -18,7 +18,7 @@ _GROUPS = (
 )
 _STYLE = """<style>
 .kept { color: light-dark(#0b6b3a, #6fd39b); } .broken { color: light-dark(#a3271b, #ff9a8d); }
-.undecided, .none { opacity: .8; } td b { display: block; } td small { display: block; opacity: .75; }
+.undecided { color: light-dark(#555, #bbb); } .none { opacity: .8; } td b { display: block; } td small { display: block; opacity: .75; }
 </style>"""
 
 
@@ -71,7 +71,8 @@ def _cell(row: Any) -> str:
     if row.verdict == "not applicable":
         return f'<td class="none" title="{html.escape(row.reason, quote=True)}">not applicable</td>'
     interval = "" if np.isnan(row.low) or row.low == row.high else f"<small>{row.low:.3g} to {row.high:.3g}</small>"
-    beside = f"<small>untrained {row.untrained:.3g}, {row.untrained_verdict}</small>" if row.untrained_verdict else ""
+    word = row.untrained_verdict
+    beside = f'<small class="{word}">untrained {row.untrained:.3g}, {word}</small>' if word else ""
     return f'<td class="{row.verdict}">{row.value:.3g}{interval}<b>{row.verdict}</b>{beside}</td>'
 
 

@@ -34,7 +34,7 @@ def layers(
         raise ValueError(f"untrained has {random.shape[1]} layers of {statistic!r}, the result {len(drawn[0].layers)}.")
     figure, axes = _figure(results[0], statistic)
     for one, name, colour in zip(drawn, names, _colours(len(drawn)), strict=True):
-        _draw(axes, one, name, colour, results[0].meta["unit"], alone=len(drawn) == 1)
+        _draw(axes, one, name, colour, None if len(drawn) > 1 else _spread(results[0], statistic))
     if random is not None:
         mean, low, high = random.mean(axis=0), random.min(axis=0), random.max(axis=0)
         said = f"untrained, {len(random)} seed{'s' * (len(random) > 1)}"
@@ -57,15 +57,16 @@ def beside(first: SweepResult, statistic: str, second: SweepResult, other: str) 
     rows = figure.subplots(2, 1, sharex=True)
     pairs = zip(rows, drawn, (first, second), (statistic, other), strict=True)
     for axes, one, result, name in pairs:
-        _draw(axes, one, str(result.meta["model"] or "model"), _MODEL, result.meta["unit"], alone=True)
+        _draw(axes, one, str(result.meta["model"] or "model"), _MODEL, _spread(result, name))
         axes.set_title(name, fontsize=10)
         axes.set_ylabel(_unit(result, name))
         _tidy(axes)
     if statistic == "linear.accuracy":
         for name, style in (("linear.control", "--"), ("linear.chance", ":")):
             rows[0].plot(drawn[0].layers, curve(first, name).mean, color=_UNTRAINED, ls=style, label=name.split(".")[1])
-        rows[0].legend(fontsize=8, frameon=False)
     rows[1].set_xlabel("layer")
+    named = {label: handle for axes in rows for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure
 
 
@@ -86,15 +87,24 @@ def _colours(count: int) -> list[Any]:
     return [_MODEL] if count == 1 else [matplotlib.colormaps["viridis"](x) for x in np.linspace(0, 0.85, count)]
 
 
-def _draw(axes: Any, drawn: Curve, name: str, colour: Any, unit: str, alone: bool) -> None:
-    if drawn.heads is not None and alone:
+def _spread(result: SweepResult, statistic: str) -> tuple[float, str]:
+    """What the band of a single curve is: a share of the standard deviation, and its name."""
+    if not statistic.startswith("linear."):
+        return 1.0, f"± 1 std over {result.meta['unit']}"
+    table: Any = result.layers()  # right or wrong: its deviation says no more than its mean
+    return float(table["n"].max()) ** -0.5, "± 1 standard error"
+
+
+def _draw(axes: Any, drawn: Curve, name: str, colour: Any, spread: tuple[float, str] | None) -> None:
+    """A curve; with a `spread` (there is one curve only) its heads and a band."""
+    if drawn.heads is not None and spread:
         axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.7, alpha=0.6)
         axes.plot([], [], color=colour, lw=0.7, alpha=0.6, label="one head each")
     label = _named(name, drawn.heads is not None)
     axes.plot(drawn.layers, drawn.mean, color=colour, lw=2, marker="o", ms=4, label=label)
-    if alone and not np.isnan(drawn.std).all():
-        low, high = drawn.mean - drawn.std, drawn.mean + drawn.std
-        axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.2, lw=0, label=f"± 1 std over {unit}")
+    if spread and not np.isnan(drawn.std).all():
+        low, high = drawn.mean - spread[0] * drawn.std, drawn.mean + spread[0] * drawn.std
+        axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.2, lw=0, label=spread[1])
 
 
 def _draw_published(axes: Any, statistic: str) -> None:
