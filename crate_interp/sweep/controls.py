@@ -111,8 +111,9 @@ def measured(
 
     def measure(layer: int, acts: Acts) -> None:
         states = {"model": (layers[layer], acts)}
-        for name, change in changes.items():
-            states[name] = change(layers[layer], acts, torch.Generator().manual_seed(layer))
+        with torch.autocast(batch.device.type, enabled=False):
+            for name, change in changes.items():
+                states[name] = change(layers[layer], acts, torch.Generator().manual_seed(layer))
         for name, (block, shown) in states.items():
             shared = LayerActs(shown, {})
             for probe in reading:
