@@ -314,6 +314,18 @@ def test_random_weights_are_the_official_initialisation(images):
     assert row["control_mean"] == pytest.approx(wanted, rel=1e-6)
 
 
+def test_a_users_probe_may_read_any_part_of_a_layer(images):
+    """Under a control too, where the layer is a stand-in: its norm, its output map, its switches."""
+
+    def measure(block, acts):
+        weight = block.ln1.weight.sum() + block.attn.W_O.sum() + block.attn.U.sum() + block.mlp.D.sum()
+        return {"sum": acts["hook_resid_mid"].sum(dim=(1, 2)) + weight * block.residual}
+
+    words = {"sum": ("", None, None, "A sum.")}
+    table = sweep(make("crate-alpha"), images, ci.Probe("own", ("hook_resid_mid",), measure, words)).controls()
+    assert set(table["control"]) == {"random weights", "random subspaces", "permuted heads", "tight frame"}
+
+
 def test_controls_survive_saving(controlled, tmp_path):
     again = ci.SweepResult.load(controlled.save(tmp_path))
     assert again.controls().equals(controlled.controls()) and len(again.controls())

@@ -4,7 +4,6 @@ Each control remakes a layer's activations, or puts a stand-in in place of its w
 """
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,16 @@ Acts = dict[str, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
 
 
+class StandIn:
+    """A module with some of its attributes replaced; a user's own probe may read any other."""
+
+    def __init__(self, real: Any, **replaced: Any) -> None:
+        self.__dict__ |= {"_real": real, **replaced}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
 def around_attention(block: Any) -> tuple[str, str, str]:
     """The points of the stream before attention, of what its LayerNorm makes of it, and after attention."""
     if hasattr(block, "mlp"):
@@ -41,10 +50,7 @@ def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tupl
         return block, acts
     noise = torch.randn(u.shape, generator=generator, dtype=torch.float64).to(device=u.device, dtype=u.dtype)
     random = qr(noise)[0] @ qr(u)[1]
-    attn = SimpleNamespace(U=random, cfg=block.attn.cfg)
-    stand_in = SimpleNamespace(
-        attn=attn, **{name: getattr(block, name) for name in ("mlp", "D") if hasattr(block, name)}
-    )
+    stand_in = StandIn(block, attn=StandIn(block.attn, U=random))
     codes = head_codes(acts[around_attention(block)[1]].to(u.dtype), random)
     return stand_in, acts | {"attn.hook_u": codes.transpose(1, 2)}
 

@@ -40,7 +40,7 @@ def sweep(
     probes: names and/or Probe objects, None for those of the default four that the model has the points for. data: see
     `crate_interp.data.open_data` and `open_text`. limit: the first n samples. blocks: "decoder_blocks" for the decoder of a masked
     autoencoder. forward(model, batch): another way to run it; by default a masked autoencoder sees every patch. controls:
-    negative controls on the first 8 samples, `result.controls()`.
+    negative controls on the first 8 samples, `result.controls()`, for which each probe is called again.
 
     Memory does not grow with the number of samples, but for the numbers themselves: a layer's activations are let go as
     soon as the probes have seen them. Hooks that are on the model stay on and act.
