@@ -20,6 +20,8 @@ from crate_interp.measures.gradients import (
     subspace_coding_rate_gradient,
 )
 from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, lasso_solution
+from crate_interp.measures.maps import attention_map, attention_rollout, pca_map, pca_mask
+from crate_interp.measures.masks import jaccard, mass_mask, pixel_mask, random_jaccard, token_mask, top_mask
 from crate_interp.measures.objective import layer_objectives, sparse_rate_reduction
 from crate_interp.measures.ranks import effective_rank, stable_rank
 from crate_interp.measures.rates import (
@@ -71,6 +73,8 @@ from crate_interp.measures.subspaces import (
 
 __all__ = [
     "attention_entropy",
+    "attention_map",
+    "attention_rollout",
     "attention_step",
     "causal_uniform_entropy",
     "coding_length",
@@ -91,6 +95,7 @@ __all__ = [
     "hoyer",
     "incoherence",
     "ista_step",
+    "jaccard",
     "l0_norm",
     "l1_l2_ratio",
     "l1_norm",
@@ -99,6 +104,7 @@ __all__ = [
     "lasso_solution",
     "layer_objectives",
     "mass_cover",
+    "mass_mask",
     "mcr2_coding_rate",
     "mean_magnitude",
     "membership_entropy",
@@ -111,9 +117,13 @@ __all__ = [
     "orthonormality_defect",
     "paper_mssa",
     "paper_posterior_mean",
+    "pca_map",
+    "pca_mask",
+    "pixel_mask",
     "posterior_mean",
     "principal_angles",
     "projection_energy",
+    "random_jaccard",
     "rate_of_spectrum",
     "rate_reduction",
     "sparse_rate_reduction",
@@ -127,6 +137,8 @@ __all__ = [
     "subspace_spectrum",
     "support_for_energy",
     "third_order_step",
+    "token_mask",
+    "top_mask",
     "top_mass",
     "zero_fraction",
 ]
