@@ -1,13 +1,15 @@
-"""What models of images share: checks of what they are given, and preprocessing."""
+"""What models of images share: checks of what they are given, preprocessing, and padding."""
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.masks import preprocess_masks
 from crate_interp.models.preprocess import preprocess
+from crate_interp.values import height_width
 
 
 class ImageMixin:
@@ -42,9 +44,7 @@ class ImageMixin:
                 "resize them (model.preprocess), or load the model with interpolate_pos=True."
             )
         if any(side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)):
-            raise ValueError(
-                f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {cfg.patch_size}."
-            )
+            raise ValueError(_no_whole_patches((size[0], size[1]), cfg.patch_size))
         return self._check_dtype(images)
 
     def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -55,3 +55,48 @@ class ImageMixin:
     def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
         """What the model was trained on, from PIL images, paths or integer arrays (crate_interp/models/preprocess.py)."""
         return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
+
+    def preprocess_masks(self, masks: Any) -> UInt8[Tensor, "batch height width"]:
+        """Class maps of masks, resized and cropped as `preprocess` does their pictures (crate_interp/models/masks.py); on the CPU."""
+        return preprocess_masks(self.cfg, masks)
+
+    def pad(self, images: Shaped[Tensor, "... height width"]) -> Shaped[Tensor, "... padded_height padded_width"]:
+        """Images whose sides are multiples of this model's patch: `pad_to_patch` with its patch size."""
+        return pad_to_patch(images, self.cfg.patch_size)
+
+
+def pad_to_patch(
+    images: Shaped[Tensor, "... height width"], patch_size: int | tuple[int, int]
+) -> Shaped[Tensor, "... padded_height padded_width"]:
+    """Images, or masks, whose sides are multiples of the patch: the last row and column are repeated below and at the right.
+
+    Any dtype; what fits already is returned as it is. What a model says of the added pixels means nothing: cut its maps
+    to the old height and width. Raises ValueError for images without pixels.
+    """
+    height, width = images.shape[-2:]
+    if 0 in (height, width):
+        raise ValueError(f"images are {height} x {width}: there is no pixel to repeat.")
+    patch = height_width("patch_size", patch_size)
+    rows, columns = (
+        torch.arange(side + -side % step, device=images.device).clamp(max=side - 1)
+        for side, step in zip((height, width), patch, strict=True)
+    )
+    if (len(rows), len(columns)) == (height, width):
+        return images
+    return images[..., rows, :][..., columns]
+
+
+def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
+    """What is wrong with images of this size, and the calls that mend it."""
+    below = [side // step * step for side, step in zip(size, patch, strict=True)]
+    above = [side + -side % step for side, step in zip(size, patch, strict=True)]
+    fits = (
+        f"{above[0]} x {above[1]} above"
+        if 0 in below
+        else f"{below[0]} x {below[1]} below, {above[0]} x {above[1]} above"
+    )
+    return (
+        f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. The nearest sizes that fit: "
+        f"{fits}. Pad them, model(model.pad(images)), or load the model with resize=({above[0]}, {above[1]}), crop=None, "
+        "interpolate_pos=True and give pictures to model.preprocess."
+    )

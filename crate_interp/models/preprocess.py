@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
@@ -19,6 +19,7 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 _MODES = {1: "L", 3: "RGB"}
+_MOST_PIXELS = 100_000_000  # of a resized picture: a strip one pixel wide would take all memory
 
 
 def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels height width"]:
@@ -35,68 +36,94 @@ def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels h
         if array.is_floating_point():
             return array
         return _normalise(cfg, _fit_array(cfg, array))
+    return _normalise(cfg, stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in sequence(images)]))
+
+
+def sequence(images: Any, kind: str = "image") -> list[Any]:
+    """One or several, as a list; ValueError for none."""
     several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
     if not several:
-        raise ValueError("there is no image to preprocess: the sequence is empty.")
-    return _normalise(cfg, _stack([_to_bytes(cfg, _fit(cfg, _open(image))) for image in several]))
+        raise ValueError(f"there is no {kind} to preprocess: the sequence is empty.")
+    return several
 
 
-def _open(image: Any) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image
-    if not isinstance(image, (str, Path)):
-        raise ValueError(f"cannot read an image from {type(image).__name__}: give PIL images, paths or uint8 arrays.")
+def loaded(image: Any, kind: str = "image") -> tuple[Image.Image, str]:
+    """A picture or path as a picture whose pixels are in memory, and what errors call it; ValueError if unreadable."""
+    what = "an image" if kind == "image" else f"a {kind}"
+    if not isinstance(image, (Image.Image, str, Path)):
+        raise ValueError(f"cannot read {what} from {type(image).__name__}: give PIL images, paths or uint8 arrays.")
+    what = what if isinstance(image, Image.Image) else f"the {kind} {str(image)!r}"
     try:
+        if isinstance(image, Image.Image):
+            image.load()  # Image.open has read no more than the header
+            return image, what
         with Image.open(image) as opened:
             opened.load()
-            return opened
-    except (OSError, UnidentifiedImageError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"cannot read the image {str(image)!r}: {error}") from None
+            return opened, what
+    except Exception as error:  # every decoder of Pillow has its own
+        raise ValueError(f"cannot read {what}: {error}") from None
 
 
-def _fit(cfg: CrateConfig, image: Image.Image) -> Image.Image:
+def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
     """The picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor instead.")
-    image = _to_mode(image, _MODES[cfg.channels])
+    return resize_and_crop(cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what)
+
+
+def resize_and_crop(cfg: CrateConfig, image: Image.Image, resample: Image.Resampling, what: str) -> Image.Image:
+    """The picture at the size that the model takes; ValueError, calling it `what`, where its size cannot be had."""
+    if 0 in image.size:
+        raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixel.")
     if cfg.resize is not None:
-        image = image.resize(_resized(cfg, image.size), _FILTERS[cfg.interpolation])
+        image = image.resize(_resized(cfg, image.size, what), resample)
     if cfg.crop is not None:
-        image = image.crop(_crop_box(cfg, image.size))  # a box inside the image
+        image = image.crop(_crop_box(cfg, image.size, what))  # a box inside the image
     size = (image.height, image.width)
     if size != cfg.image_size and not cfg.interpolate_pos:
         raise ValueError(
-            f"an image is {size[0]} x {size[1]}, the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: "
+            f"{what} is {size[0]} x {size[1]}, the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: "
             f"resize it, or load the model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
         )
     return image
 
 
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        raise ValueError(f"an image has mode {image.mode!r} (more than 8 bits): convert it to 8-bit {mode} first.")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert(mode)
+def check_depth(mode: str, what: str) -> None:
+    """ValueError for pictures of more than 8 bits: what their largest value is nobody knows."""
+    if mode.startswith("I;16") or mode in ("I", "F"):
+        raise ValueError(f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first.")
 
 
-def _resized(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int]:
+def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
+    check_depth(image.mode, what)
+    try:
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image.convert("RGBA"))
+        return image.convert(mode)
+    except ValueError as error:  # a few modes convert to some others only, such as La
+        raise ValueError(f"{what} has mode {image.mode!r}: convert it to {mode} first ({error}).") from None
+
+
+def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
     """(width, height) after resizing; an int is the shorter side, the longer one is truncated as torchvision does."""
     if isinstance(cfg.resize, tuple):
         return cfg.resize[1], cfg.resize[0]
-    width, height = size
-    if width <= height:
-        return cfg.resize, max(1, int(cfg.resize * height / width))
-    return max(1, int(cfg.resize * width / height)), cfg.resize
+    longer = int(cfg.resize * max(size) / min(size))
+    if cfg.resize * longer > _MOST_PIXELS:
+        raise ValueError(
+            f"{what} is {size[1]} x {size[0]}: with its shorter side at resize={cfg.resize} the longer one has {longer:,} "
+            "pixels, which is too large. Leave it out, or load the model with resize=(h, w)."
+        )
+    return (cfg.resize, longer) if size[0] <= size[1] else (longer, cfg.resize)
 
 
-def _crop_box(cfg: CrateConfig, size: tuple[int, int]) -> tuple[int, int, int, int]:
+def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:
     """The centred (left, top, right, bottom); rounds halves to even as torchvision does."""
     height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
     if width > size[0] or height > size[1]:
         raise ValueError(
-            f"crop={cfg.crop} is larger than an image, {size[1]} x {size[0]} after resize={cfg.resize}: "
+            f"crop={cfg.crop} is larger than {what}, {size[1]} x {size[0]} after resize={cfg.resize}: "
             "give a larger resize, or a smaller crop."
         )
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
@@ -121,15 +148,16 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
         return array
     pictures = array.permute(0, 2, 3, 1).cpu().numpy()  # [batch, h, w, channels]
     squeezed = pictures[..., 0] if cfg.channels == 1 else pictures
-    return _stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
+    return stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
 
 
-def _stack(images: list[Tensor]) -> Tensor:
-    sizes = {(image.shape[1], image.shape[2]) for image in images}
+def stack(images: list[Tensor], kind: str = "image") -> Tensor:
+    """`[batch, ...]` of pictures; ValueError where their heights and widths, the last two axes, differ."""
+    sizes = {(image.shape[-2], image.shape[-1]) for image in images}
     if len(sizes) > 1:
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
         raise ValueError(
-            f"the images of a batch differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
+            f"the {kind}s of a batch differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
         )
     return torch.stack(images)
 

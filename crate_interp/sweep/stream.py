@@ -41,7 +41,7 @@ def samples_of(model: Any, data: Any, limit: int | None) -> Samples:
     """The samples of `data` as this model takes them: images, or windows of tokens."""
     if model.cfg.kind == "text":
         return open_text(data, model.windows, limit)
-    return open_data(data, model.preprocess, limit)
+    return open_data(data, model.preprocess, limit, model.preprocess_masks)
 
 
 def run(model: Any, batch: Tensor) -> None:

@@ -1,0 +1,172 @@
+"""COCO: annotations -> class maps, and masks -> COCO's format for results."""
+
+import json
+from collections.abc import Callable, Sequence
+from operator import index
+from os.path import expanduser
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+from PIL import Image
+from torch import Tensor
+
+from crate_interp.data.coco_regions import check_region, region
+from crate_interp.data.files import check_image, inside, names_and_sizes, path_and_option
+from crate_interp.data.masks import IGNORE, class_maps
+from crate_interp.data.samples import Samples
+from crate_interp.values import is_int
+
+_NEEDED = {  # table -> what its rows must have
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("id", "image_id", "category_id", "segmentation"),
+    "categories": ("id",),
+}
+_KINDS = {
+    "file_name": lambda value: isinstance(value, str),
+    "segmentation": lambda value: True,
+}  # others: whole numbers
+
+
+def coco_samples(
+    where: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None
+) -> Samples:
+    """The images of "ANNOTATIONS.json:IMAGEDIR", or of "ANNOTATIONS.json", which lie beside it, in the file's order.
+
+    Classes are the categories, numbered from 1 in the order of their ids. Where objects overlap the smaller one is on top;
+    crowds are 255, below the objects. No labels. Raises ValueError where pycocotools is missing, for files that are not as
+    COCO's, more than 254 categories, names that lead out of the folder, and images that are missing or of another size.
+    """
+    _pycocotools()
+    path, option = path_and_option(where)
+    folder = Path(expanduser(option)) if option else path.parent
+    tables = _read(path)
+    if not folder.is_dir():
+        raise ValueError(f"{str(folder)!r} is no folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
+    images, classes = tables["images"], _classes(path, tables["categories"])
+    paths = _image_files(path, folder, images)
+    regions = _by_image(path, tables, classes)
+    files = [path, *paths]
+    listing = names_and_sizes(files, ["annotations", *(row["file_name"] for row in images)])
+
+    def read_masks(start: int, stop: int) -> Tensor:
+        assert preprocess_masks is not None
+        maps = [_class_map((row["height"], row["width"]), regions[row["id"]], classes) for row in images[start:stop]]
+        return class_maps(preprocess_masks, [Image.fromarray(drawn) for drawn in maps], binary=False)
+
+    return Samples(
+        n=len(images),
+        labels=None,
+        fingerprint=f"coco:{listing}",
+        read=lambda start, stop: preprocess(paths[start:stop]),
+        masks=read_masks if preprocess_masks else None,
+    )
+
+
+def coco_image_ids(where: str) -> list[int]:
+    """The ids of the images of "ANNOTATIONS.json" or "ANNOTATIONS.json:IMAGEDIR", in the order of its samples."""
+    return [row["id"] for row in _read(path_and_option(where)[0])["images"]]
+
+
+def coco_results(
+    masks: Bool[Tensor, "mask height width"] | Bool[np.ndarray, "mask height width"],
+    image_id: SupportsIndex,
+    scores: Sequence[float] | Tensor | np.ndarray,
+) -> list[dict[str, Any]]:
+    """Masks of one image as COCO's results: what json.dump writes and pycocotools' loadRes reads.
+
+    Masks have the size of the image in the annotations. The category is 1 for all: they tell objects, not classes. COCOeval
+    is to be run with `params.useCats = 0`, and passes over them where `params.catIds` lacks 1 (COCO has it). Empty masks are
+    left out. Raises ValueError for scores that are not finite or not one per mask, and where pycocotools is missing.
+    """
+    encode = _pycocotools().encode
+    masks = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    values = [float(score) for score in scores]
+    if len(values) != len(masks):
+        raise ValueError(f"{len(masks)} masks have {len(values)} scores: give one score per mask.")
+    if not np.isfinite(values).all():
+        raise ValueError("scores hold NaN or Inf: give finite numbers, larger for better masks.")
+    results = []
+    for mask, score in zip(masks, values, strict=True):
+        if mask.any():
+            rle = encode(np.asfortranarray(mask.astype(np.uint8)))
+            rle = {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
+            results.append({"image_id": index(image_id), "category_id": 1, "segmentation": rle, "score": score})
+    return results
+
+
+def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The three tables of an annotation file; ValueError where one, or a field of a row, is missing."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot read the annotations {str(path)!r}: {error}") from None
+    for table, fields in _NEEDED.items():
+        rows = content.get(table) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"{str(path)!r} is no file of COCO annotations: it has no list of {table}.")
+        for number, row in enumerate(rows):
+            for field in fields:
+                if field not in row or not _KINDS.get(field, is_int)(row[field]):
+                    raise ValueError(f"{str(path)!r}: number {number} of its {table} has no {field} that can be used.")
+        if len({row["id"] for row in rows}) != len(rows):
+            raise ValueError(f"{str(path)!r} gives an id twice in its {table}.")
+    return content
+
+
+def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list[Path]:
+    paths = [inside(folder, row["file_name"], path) for row in images]
+    for row, file in zip(images, paths, strict=True):
+        width, height = check_image(file)
+        if (row["width"], row["height"]) != (width, height):
+            raise ValueError(
+                f"{str(path)!r} gives {row['file_name']!r} as {row['height']} x {row['width']}, "
+                f"the image is {height} x {width}: masks would not lie on it."
+            )
+    return paths
+
+
+def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
+    """Category id -> class."""
+    if len(categories) >= IGNORE:
+        raise ValueError(f"{str(path)!r} has {len(categories)} categories: class maps hold 254 at most.")
+    return {identity: number for number, identity in enumerate(sorted(row["id"] for row in categories), 1)}
+
+
+def _by_image(path: Path, tables: dict[str, Any], classes: dict[int, int]) -> dict[int, list[dict[str, Any]]]:
+    """Image id -> its annotations, every one of which can be drawn."""
+    images = {row["id"]: row for row in tables["images"]}
+    found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
+    for row in tables["annotations"]:
+        what = f"annotation {row['id']} in {str(path)!r}"
+        if row["image_id"] not in images or row["category_id"] not in classes:
+            unknown = "image_id" if row["image_id"] not in images else "category_id"
+            raise ValueError(f"{what} has the {unknown} {row[unknown]}, which is not in the file.")
+        image = images[row["image_id"]]
+        check_region(row["segmentation"], (image["height"], image["width"]), what)
+        found[row["image_id"]].append(row)
+    return found
+
+
+def _class_map(
+    size: tuple[int, int], rows: list[dict[str, Any]], classes: dict[int, int]
+) -> UInt8[np.ndarray, "height width"]:
+    crowds = [region(row["segmentation"], size) for row in rows if row.get("iscrowd")]
+    objects = [
+        (region(row["segmentation"], size), classes[row["category_id"]]) for row in rows if not row.get("iscrowd")
+    ]
+    drawn = np.zeros(size, np.uint8)
+    for pixels in crowds:
+        drawn[pixels] = IGNORE
+    for pixels, number in sorted(objects, key=lambda pair: -pair[0].sum()):  # the smallest last, on top
+        drawn[pixels] = number
+    return drawn
+
+
+def _pycocotools() -> Any:
+    try:
+        from pycocotools import mask
+    except ImportError:
+        raise ValueError("COCO needs pycocotools: pip install 'crate_interp[coco]'.") from None
+    return mask

@@ -1,0 +1,154 @@
+"""COCO's annotations as class maps, what is said of damaged ones, and results that pycocotools reads."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from conftest import PLAIN, make
+from crate_interp.data import open_data
+from crate_interp.data.coco import coco_image_ids, coco_results
+
+
+def opened(model, data):
+    return open_data(data, model.preprocess, preprocess_masks=model.preprocess_masks)
+
+
+def refused(model, match, data):
+    with pytest.raises(ValueError, match=match):
+        opened(model, data)
+
+
+def square(left, top, side):
+    return [[left, top, left + side, top, left + side, top + side, left, top + side]]
+
+
+def coco_file(folder, annotations, images=((7, "seven.png"), (5, "sub/five.png")), size=(13, 29), **tables):
+    """An annotation file and its blank images of this (height, width)."""
+    rows = [{"id": number, "file_name": name, "height": size[0], "width": size[1]} for number, name in images]
+    tables = {"images": rows, "annotations": annotations, "categories": [{"id": 90}, {"id": 3}], **tables}
+    for _, name in images:
+        if ".." not in name and name[0] != "/":
+            (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", size[::-1]).save(folder / "images" / name)
+    (folder / "notes.json").write_text(json.dumps(tables))
+    return f"coco:{folder / 'notes.json'}:{folder / 'images'}"
+
+
+def note(number, segmentation, image=7, category=3, **more):
+    return {"id": number, "image_id": image, "category_id": category, "segmentation": segmentation, **more}
+
+
+def test_coco(tmp_path):
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    runs = [0] * 13 * 29
+    runs[13 * 20 : 13 * 25] = [1] * 13 * 5  # columns 20 to 24, all rows
+    crowd = {"size": [13, 29], "counts": [13 * 20, 13 * 5, 13 * 4]}
+    where = coco_file(
+        tmp_path,
+        [
+            note(1, square(3, 2, 4), category=3),  # the smaller one comes first in the file and is on top nevertheless
+            note(2, square(1, 1, 9), category=90),
+            note(3, crowd, iscrowd=1),
+            note(4, square(20, 0, 3), category=90),
+            note(5, [[1, 1, 2, 2]]),  # two points: no area
+            note(6, [*square(0, 0, 2), *square(8, 8, 3)], image=5),
+        ],
+    )
+    wanted = np.zeros((13, 29), np.uint8)
+    wanted[1:10, 1:10], wanted[2:6, 3:7], wanted[:, 20:25], wanted[0:3, 20:23] = 2, 1, 255, 2
+    samples = opened(model, where)
+    maps = samples.masks(0, 2).numpy()
+    assert samples.n == 2 and samples.labels is None and np.array_equal(maps[0], wanted)
+    assert maps[1].sum() == 4 + 9 and maps[1][0, 0] == maps[1][10, 10] == 1
+    assert coco_image_ids(where.removeprefix("coco:")) == [7, 5]
+    assert samples.fingerprint.startswith("coco:names-and-sizes:sha256:")
+    beside = coco_file(tmp_path / "images", [], images=[(7, "seven.png")])
+    (tmp_path / "images" / "images" / "seven.png").rename(tmp_path / "images" / "seven.png")
+    assert opened(model, beside.rpartition(":")[0]).masks(0, 1).sum() == 0
+
+
+def test_compressed_runs_are_those_of_pycocotools(tmp_path):
+    from pycocotools import mask
+
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+    drawn = np.random.default_rng(3).random((2, 13, 29)) < 0.3
+    rows = []
+    for number, pixels in zip((7, 5), drawn, strict=True):
+        rle = mask.encode(np.asfortranarray(pixels.astype(np.uint8)))
+        rows.append(note(number, {"size": [13, 29], "counts": rle["counts"].decode()}, image=number))
+    assert np.array_equal(opened(model, coco_file(tmp_path, rows)).masks(0, 2).numpy(), drawn)
+
+
+def test_bad_coco(tmp_path, monkeypatch):
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+
+    def fails(match, *notes, **tables):
+        refused(model, match, coco_file(tmp_path, list(notes), **tables))
+
+    cannot = "the segmentation of annotation 1 in '.*notes.json' cannot be drawn: "
+    fails(cannot + "a polygon has x far outside the image, which is 13 x 29", note(1, square(1e8, 0, 3)))
+    fails(cannot + "a polygon has y far outside", note(1, [[0, 0, 3, float("nan"), 3, 3]]))
+    fails(cannot + r"a polygon is a list x, y, x, y, ..., not one of shape \[7\]", note(1, [[0, 0, 3, 0, 3, 3, 1]]))
+    fails(cannot + "could not convert", note(1, [["a", 0, 3, 0, 3, 3]]))
+    fails(cannot + "it is str, not a list", note(1, "square"))
+    fails(cannot + r"its size is \[13, 28\], the image is 13 x 29", note(1, {"size": [13, 28], "counts": [364]}))
+    for counts in ([376], [378], [-1, 378], "6", "", "oooooooo"):
+        fails(cannot + "its run lengths do not fill", note(1, {"size": [13, 29], "counts": counts}))
+    fails(cannot + "its run lengths are not all whole", note(1, {"size": [13, 29], "counts": [377.0]}))
+    fails(cannot + "its counts are int, not", note(1, {"size": [13, 29], "counts": 377}))
+    fails(cannot + "'counts'", note(1, {"size": [13, 29]}))
+    fails(cannot + "its counts hold characters", note(1, {"size": [13, 29], "counts": "\u00e9"}))
+    fails("annotation 1 .* has the image_id 8, which is not in the file", note(1, [], image=8))
+    fails("annotation 1 .* has the category_id 4", note(1, [], category=4))
+    fails("gives an id twice in its annotations", note(1, []), note(1, []))
+    fails("number 0 of its annotations has no segmentation", {"id": 1, "image_id": 7, "category_id": 3})
+    fails("no file of COCO annotations: it has no list of annotations", "x")
+    fails("has 255 categories: class maps hold 254 at most", categories=[{"id": number} for number in range(255)])
+    for name in ("../../etc/passwd", "/etc/passwd"):
+        fails(f"names the file '{name}', which is not inside", images=[(7, name)])
+    where = coco_file(tmp_path, [])
+    Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
+    refused(model, "gives 'seven.png' as 13 x 29, the image is 13 x 28: masks would not lie on it", where)
+    (tmp_path / "images" / "seven.png").unlink()
+    refused(model, "cannot read the image .*seven.png", where)
+    refused(model, "gone' is no folder", where.replace("/images", "/gone"))
+    refused(model, "cannot read the annotations .*missing.json", f"coco:{tmp_path}/missing.json:{tmp_path}")
+    (tmp_path / "notes.json").write_text("[" * 100_000)
+    refused(model, "cannot read the annotations .*notes.json", where)
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    refused(model, r"COCO needs pycocotools: pip install 'crate_interp\[coco\]'", where)
+
+
+def test_coco_results_are_read_by_pycocotools(tmp_path, capsys):
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    where = coco_file(
+        tmp_path,
+        [
+            note(number, square(number * 5, 2, 7), image, category, area=49, bbox=[number * 5, 2, 7, 7], iscrowd=0)
+            for number, (image, category) in enumerate([(7, 3), (7, 90), (5, 90), (5, 3)], 1)
+        ],
+        size=(31, 41),
+    )
+    masks = np.zeros((4, 31, 41), bool)
+    for number in range(1, 5):
+        masks[number - 1, 2:9, number * 5 : number * 5 + 7] = True
+    empty = np.zeros((1, 31, 41), bool)
+    results = coco_results(np.concatenate([masks[:2], empty]), 7, [0.9, 0.8, 0.99])
+    results += coco_results(torch.from_numpy(masks[2:]), np.int64(5), torch.tensor([0.7, 0.6]))
+    assert [row["image_id"] for row in results] == [7, 7, 5, 5]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    truth = COCO(where.removeprefix("coco:").rpartition(":")[0])
+    evaluation = COCOeval(truth, truth.loadRes(str(tmp_path / "results.json")), "segm")
+    evaluation.params.useCats, evaluation.params.catIds = 0, [1, 3, 90]
+    evaluation.evaluate(), evaluation.accumulate(), evaluation.summarize()
+    assert evaluation.stats[0] == 1.0 and "Average Precision" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="2 masks have 1 scores"):
+        coco_results(masks[:2], 7, [1.0])
+    with pytest.raises(ValueError, match="scores hold NaN or Inf"):
+        coco_results(masks[:1], 7, [float("nan")])

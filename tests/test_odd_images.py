@@ -1,0 +1,151 @@
+"""Pictures that nobody checked before they came: a defined result or one clear line, through preprocess and a sweep."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import crate_interp as ci
+from conftest import make
+from crate_interp.models.images import pad_to_patch
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
+
+
+def tiny(**over):
+    size = dict(d_model=12, n_layers=2, n_heads=2, image_size=16, patch_size=8, n_classes=3)
+    look = dict(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), resize=16, crop=16)
+    return ci.HookedCrate(ci.CrateConfig(family="crate", **{**size, **look, **over})).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny()
+
+
+def colour():
+    return Image.fromarray(PIXELS)
+
+
+def with_alpha(image):
+    return Image.merge("RGBA", [*image.split(), Image.new("L", image.size, 128)])
+
+
+TAKEN = {
+    "one-pixel.png": Image.new("RGB", (1, 1), (9, 90, 200)),
+    "strip.png": Image.new("RGB", (1, 301)),
+    "black-and-white.png": colour().convert("1"),
+    "grey.png": colour().convert("L"),
+    "grey-alpha.png": colour().convert("LA"),
+    "alpha.webp": with_alpha(colour()),
+    "palette.gif": colour().convert("P"),
+    "cmyk.jpg": colour().convert("CMYK"),
+    "cmyk.tif": colour().convert("CMYK"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_odd_pictures_are_taken(model, name, tmp_path):
+    path = tmp_path / name
+    TAKEN[name].save(path)
+    floats = model.preprocess(path)
+    assert floats.shape == (1, 3, 16, 16) and floats.isfinite().all()
+    with Image.open(path) as image:  # not loaded yet, as users have them
+        assert torch.equal(floats, model.preprocess(image))
+    result = ci.sweep(model, f"imagefolder:{tmp_path}", probes=["sparsity"], progress=False)
+    assert len(result.layers()) > 0 and result.meta["n_samples"] == 1
+
+
+def test_colours_of_odd_pictures(model):
+    assert torch.equal(
+        model.preprocess(TAKEN["one-pixel.png"])[0, :, 3, 5], (torch.tensor([9, 90, 200]) / 255 - 0.5) / 0.25
+    )
+    grey = model.preprocess(TAKEN["grey.png"])[0]
+    assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
+    on_white = Image.blend(Image.new("RGB", (31, 23), "white"), colour(), 128 / 255)
+    torch.testing.assert_close(model.preprocess(with_alpha(colour())), model.preprocess(on_white), atol=0.05, rtol=0)
+
+
+def broken(folder):
+    """Files that are no pictures a model can take, and what is to be said of them."""
+    deep = Image.fromarray(np.arange(23 * 31, dtype=np.uint16).reshape(23, 31))
+    deep.save(folder / "deep.png")
+    Image.fromarray(PIXELS[..., 0].astype(np.float32)).save(folder / "floats.tif")
+    colour().save(folder / "whole.jpg")
+    (folder / "cut.jpg").write_bytes((folder / "whole.jpg").read_bytes()[:1000])
+    (folder / "empty.png").write_bytes(b"")
+    Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
+    return {
+        "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\): convert it to 8-bit",
+        "floats.tif": "the image '.*floats.tif' has mode 'F'",
+        "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
+        "empty.png": "cannot read the image '.*empty.png'",
+        "thread.png": r"the image '.*thread.png' is 700000 x 1: with its shorter side at resize=16 .*, which is too large",
+    }
+
+
+def test_broken_pictures_are_one_clear_line(model, tmp_path):
+    (tmp_path / "all").mkdir()
+    for name, match in broken(tmp_path / "all").items():
+        (tmp_path / name).mkdir()
+        colour().save(tmp_path / name / "a.png")
+        (tmp_path / "all" / name).rename(tmp_path / name / name)
+        with pytest.raises(ValueError, match=match) as error:
+            model.preprocess(tmp_path / name / name)
+        assert "\n" not in str(error.value)
+        with pytest.raises(ValueError, match=match):
+            ci.sweep(model, f"imagefolder:{tmp_path / name}", probes=["sparsity"], progress=False)
+    with Image.open(tmp_path / "cut.jpg" / "cut.jpg") as image:
+        with pytest.raises(ValueError, match="cannot read an image: image file is truncated"):
+            model.preprocess(image)
+    with pytest.raises(ValueError, match="an image is 0 x 5: it has no pixel"):
+        model.preprocess(Image.new("RGB", (5, 0)))
+    with pytest.raises(ValueError, match="an image has mode 'La': convert it to RGB first"):
+        model.preprocess(Image.new("La", (5, 5)))
+
+
+def test_broken_pictures_in_a_dataset(model, tmp_path):
+    broken(tmp_path)
+    for name in ("cut.jpg", "empty.png"):
+        files = [{"bytes": (tmp_path / file).read_bytes(), "path": None} for file in ("whole.jpg", name)]
+        data = datasets.Dataset.from_dict({"image": files}, features=datasets.Features(image=datasets.Image()))
+        with pytest.raises(ValueError, match="cannot read the image of samples 0 to 1: "):
+            ci.sweep(model, data, probes=["sparsity"], progress=False)
+    data = datasets.Dataset.from_dict({"image": [colour(), None]}).cast_column("image", datasets.Image())
+    with pytest.raises(ValueError, match="sample 1 has no image: the column holds None"):
+        ci.sweep(model, data, probes=["sparsity"], progress=False)
+
+
+def test_whole_patches(model, tmp_path):
+    model = tiny(interpolate_pos=True)
+    images = torch.randn(2, 3, 37, 51)
+    with pytest.raises(
+        ValueError,
+        match=r"images are 37 x 51: both sides must be multiples of the patch \(8, 8\). The nearest sizes that fit: 32 x 48 "
+        r"below, 40 x 56 above. Pad them, model\(model.pad\(images\)\), or load the model with resize=\(40, 56\), crop=None",
+    ):
+        model(images)
+    with pytest.raises(ValueError, match="images are 5 x 19: .* The nearest sizes that fit: 8 x 24 above. Pad"):
+        model(images[:, :, :5, :19])
+    # what the message advises works
+    assert model.pad(images).shape == (2, 3, 40, 56) and model(model.pad(images)).shape == (2, 3)
+    model.save_pretrained(tmp_path / "model")
+    resized = ci.load(tmp_path / "model", resize=(40, 56), crop=None, interpolate_pos=True)
+    assert resized(resized.preprocess([colour(), TAKEN["grey.png"]])).shape == (2, 3)
+    mask = Image.new("L", (31, 23), 7)
+    assert resized.preprocess_masks(mask).shape == (1, 40, 56)
+
+
+def test_padding_repeats_the_edge():
+    image = torch.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
+    padded = pad_to_patch(image, (2, 5))
+    assert padded.shape == (2, 3, 6, 10) and torch.equal(padded[:, :, :5, :7], image)
+    assert torch.equal(padded[:, :, 5], padded[:, :, 4]) and (padded[..., 7:] == padded[..., 6:7]).all()
+    assert pad_to_patch(image, 1) is image
+    assert torch.equal(pad_to_patch(image.to(torch.uint8)[0, 0], 4)[:5, :7], image.to(torch.uint8)[0, 0])  # masks too
+    assert make().pad(image).shape == (2, 3, 6, 10)
+    with pytest.raises(ValueError, match="images are 0 x 7: there is no pixel to repeat"):
+        pad_to_patch(image[:, :, :0], 2)
+    with pytest.raises(ValueError, match="patch_size=0: give an int"):
+        pad_to_patch(image, 0)
