@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
-    from crate_interp import data, measures, probes, viz
+    from crate_interp import data, maps, measures, probes, viz
     from crate_interp.audit import AuditResult, audit
     from crate_interp.checkpoints.errors import CheckpointError
     from crate_interp.checkpoints.load import load
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
+    from crate_interp.segment import SegmentResult, segment
     from crate_interp.sweep import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
     from crate_interp.viz.report import report
 
@@ -40,6 +41,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "HookedCrateMAE": ("crate_interp.models.autoencoder", "HookedCrateMAE"),
     "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
+    "SegmentResult": ("crate_interp.segment", "SegmentResult"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
     "atoms": ("crate_interp.sweep", "atoms"),
@@ -48,11 +50,13 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "hooks": ("crate_hooks", None),
     "linear_probe": ("crate_interp.sweep", "linear_probe"),
     "load": ("crate_interp.checkpoints.load", "load"),
+    "maps": ("crate_interp.maps", None),
     "measures": ("crate_interp.measures", None),
     "models": ("crate_interp.checkpoints.registry", "models"),
     "probe": ("crate_interp.sweep", "probe"),
     "probes": ("crate_interp.probes", None),
     "report": ("crate_interp.viz.report", "report"),
+    "segment": ("crate_interp.segment", "segment"),
     "sweep": ("crate_interp.sweep", "sweep"),
     "verify": ("crate_interp.checkpoints.verify", "verify"),
     "viz": ("crate_interp.viz", None),
@@ -70,6 +74,7 @@ __all__ = [
     "HookedCrateMAE",
     "Past",
     "Probe",
+    "SegmentResult",
     "SparseAutoencoder",
     "SweepResult",
     "atoms",
@@ -78,11 +83,13 @@ __all__ = [
     "hooks",
     "linear_probe",
     "load",
+    "maps",
     "measures",
     "models",
     "probe",
     "probes",
     "report",
+    "segment",
     "sweep",
     "verify",
     "viz",

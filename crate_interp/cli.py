@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | audit | convert | verify | models | --version."""
+"""The command line: crate-interp report | audit | segment | convert | verify | models | --version."""
 
 import json
 import sys
@@ -75,6 +75,41 @@ def audit(
     page = ci.viz.audit_page(result, out)
     typer.echo(result.text())
     typer.echo(f"+ kept, - broken, ? undecided; in brackets: untrained. {result!r}. The page: {page}")
+
+
+@app.command()
+def segment(
+    source: Annotated[str, typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help='With masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE", "hf:owner/name:split".'
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write into.")],
+    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
+    revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
+    mass: Annotated[float, typer.Option(help="The share of a map that its mask holds.")] = 0.6,
+    fraction: Annotated[float, typer.Option(help="The share of patches that the other rule keeps.")] = 0.6,
+    unscaled: Annotated[bool, typer.Option("--unscaled", help="As the paper: no 1/sqrt(d_head), no CLS key.")] = False,
+    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
+    untrained: Annotated[int, typer.Option(help="How many random twins to measure beside it.")] = 1,
+) -> None:
+    """Ask whether attention maps segment: every layer and head against masks, beside chance levels, and a page about it."""
+    import crate_interp as ci
+    from crate_interp.sweep.text import as_text
+    from crate_interp.viz.segment import sentence
+
+    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    options: dict[str, Any] = dict(scaled=not unscaled, cls_key=not unscaled, limit=limit, untrained=untrained)
+    result = ci.segment(model, data, mass=mass, fraction=fraction, **options)
+    page = ci.viz.segment_page(result, model, data, out)
+    for rule in ("mass", "top"):
+        share = mass if rule == "mass" else fraction
+        typer.echo(f"{rule} rule, {share:.0%}; Jaccard index over tokens (random order, untrained):")
+        typer.echo(as_text(*result.cells(rule)) + "\n")
+    typer.echo(f"{sentence(result)} The page: {page}")
 
 
 @app.command()

@@ -4,7 +4,6 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 import crate_interp as ci
@@ -12,7 +11,7 @@ import reference
 from conftest import make, make_lm
 from crate_interp.audit.claims import CLAIMS, NUMBERS
 from crate_interp.audit.layer import SparseStep, of_attention, sparse_step
-from crate_interp.audit.result import bootstrap, verdict
+from crate_interp.audit.result import verdict
 from crate_interp.measures import subspace_coding_rate_gradient
 
 HEADS, P = 3, 5
@@ -349,17 +348,6 @@ def test_verdicts():
     assert verdict("step", 0.1, 2.0) == "kept" and verdict("step", 2.1, 3.0) == "broken" == verdict("step", -1.0, 0.0)
     assert verdict("neumann", 0.0, 0.0) == "kept" and verdict("compresses", 0.0, 0.0) == "broken"
     assert verdict("share", np.nan, np.nan) == "undecided"
-
-
-def test_intervals():
-    values = np.random.default_rng(1).normal(size=50)
-    found = scipy.stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20000, random_state=0)
-    interval = found.confidence_interval
-    assert bootstrap(values) == pytest.approx(
-        (interval.low, interval.high), abs=0.02
-    )  # its own noise: std 0.14 / sqrt(2000)
-    assert bootstrap(np.full(7, 0.1)) == (0.1, 0.1)
-    assert np.isnan(bootstrap(np.array([0.3]))).all()
 
 
 def test_one_sample_decides_nothing_of_activations():

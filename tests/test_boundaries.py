@@ -16,13 +16,13 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"hints", "families", "values", "measures", "crate_hooks"},
+    {"hints", "families", "values", "whole", "measures", "crate_hooks"},
     {"config"},
     {"models"},
     {"checkpoints", "data"},
-    {"probes"},
+    {"probes", "maps"},
     {"sweep"},
-    {"audit"},
+    {"audit", "segment"},
     {"viz"},
     {"cli"},
 ]
@@ -82,8 +82,8 @@ def test_config_imports_neither_torch_nor_transformerlens():
 def test_public_names():
     assert ci.__all__ == [
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SparseAutoencoder", "SweepResult", "atoms", "audit", "data", "hooks",
-        "linear_probe", "load", "measures", "models", "probe", "probes", "report", "sweep", "verify", "viz",
+        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atoms", "audit", "data", "hooks",
+        "linear_probe", "load", "maps", "measures", "models", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -43,7 +43,7 @@ def cell(table, name, layer, head=None):
 
 
 def test_names():
-    assert ci.probes.available() == ["compression", "sparsity", "attention", "alignment"]
+    assert ci.probes.available() == ["compression", "sparsity", "attention", "alignment", "segmentation"]
     assert ci.probes.DEFAULT == ("compression", "sparsity", "attention", "alignment")
 
 

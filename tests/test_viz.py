@@ -6,7 +6,8 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
-from crate_interp.viz.summary import as_text, summary
+from crate_interp.sweep.text import as_text
+from crate_interp.viz.summary import summary
 
 
 @pytest.fixture

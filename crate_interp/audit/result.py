@@ -1,8 +1,8 @@
 """AuditResult: each layer against each claim, with intervals over samples, beside the same network untrained."""
 
 import json
-import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audit.claims import CLAIMS, NUMBERS
+from crate_interp.sweep.bootstrap import intervals
+from crate_interp.sweep.text import as_text
+from crate_interp.whole import write_parquet, write_text
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-RESAMPLES, CONFIDENCE = 2000, 0.95
 _TABLES = ("numbers", "weights", "untrained", "untrained_weights")
 _COLUMNS = ["layer", "claim", "value", "low", "high", "verdict", "untrained", "untrained_verdict", "n", "reason"]
 
@@ -34,6 +36,10 @@ class AuditResult:
         of weights the value itself). verdict: "kept" where the interval lies within the claim's bounds, "broken" where it lies outside,
         "undecided" where a bound lies inside it or there is a single sample, "not applicable" where reason says why.
         """
+        return self._table.copy()
+
+    @cached_property
+    def _table(self) -> pd.DataFrame:
         own, other = (
             _cells(numbers, weights, self.meta)
             for numbers, weights in ((self.numbers, self.weights), (self.untrained, self.untrained_weights))
@@ -68,10 +74,7 @@ class AuditResult:
                 for row in found
             ]
             lines.append([str(layer), *cells])
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
-        )
+        return as_text(lines[0], lines[1:])
 
     def __repr__(self) -> str:
         words = self.table()["verdict"].value_counts().to_dict()
@@ -83,12 +86,8 @@ class AuditResult:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name in _TABLES:
-            part = folder / f"audit-{name}.parquet.part"
-            getattr(self, name).to_parquet(part, index=False)
-            os.replace(part, folder / f"audit-{name}.parquet")
-        part = folder / "audit.json.part"
-        part.write_text(json.dumps(self.meta, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, folder / "audit.json")
+            write_parquet(folder / f"audit-{name}.parquet", getattr(self, name))
+        write_text(folder / "audit.json", json.dumps(self.meta, indent=2) + "\n")
         return folder
 
     @classmethod
@@ -120,6 +119,7 @@ def verdict(claim: str, low: float, high: float) -> str:
 def _cells(numbers: pd.DataFrame, weights: pd.DataFrame, meta: dict[str, Any]) -> dict[tuple[int, str], tuple]:
     """(value, low, high, verdict, n) of each layer and claim."""
     cells: dict[tuple[int, str], tuple] = {}
+    waiting: dict[tuple[int, str], np.ndarray] = {}  # resampled together
     if not len(numbers) and not len(weights):
         return cells
     for layer in range(meta["n_layers"]):
@@ -133,19 +133,9 @@ def _cells(numbers: pd.DataFrame, weights: pd.DataFrame, meta: dict[str, Any]) -
                 low, high = values.min(), values.max()  # several untrained seeds differ, one model is exact
                 cells[layer, claim] = (values.mean(), low, high, verdict(claim, low, high), len(values))
             else:
-                values = rows[claim].to_numpy()
-                low, high = bootstrap(values)
-                cells[layer, claim] = (values.mean(), low, high, verdict(claim, low, high), len(values))
+                waiting[layer, claim] = rows[claim].to_numpy()
+    if waiting:
+        low, high = intervals(np.stack(list(waiting.values()), axis=1))
+        for (key, values), least, most in zip(waiting.items(), low.tolist(), high.tolist(), strict=True):
+            cells[key] = (values.mean(), least, most, verdict(key[1], least, most), len(values))
     return cells
-
-
-def bootstrap(values: np.ndarray) -> tuple[float, float]:
-    """The percentile interval of the mean over resampled samples; NaN for fewer than two."""
-    if len(values) < 2:
-        return np.nan, np.nan
-    draws = np.random.default_rng(0).multinomial(len(values), np.full(len(values), 1 / len(values)), size=RESAMPLES)
-    # around the mean of all: where no value differs no resample does, not by an ulp either
-    centre = values[0] if (values == values[0]).all() else values.mean()
-    means = centre + draws @ (values - centre) / len(values)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)

@@ -15,6 +15,7 @@ from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config import CrateConfig
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.tokenizer import Tokenizer
+from crate_interp.whole import write, write_text
 
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 # Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
@@ -54,20 +55,20 @@ def save(model: Any, folder: Path) -> Path:
         json.dumps({"library": "crate_interp", "format": 1, "config": said}, indent=2) + "\n"
     )  # before anything is replaced
     weights = _own_memory(model.state_dict())
-    _write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
+    write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
     tokenizer = _tokenizer(model)
     if tokenizer is not None:
-        _write(folder / TOKENIZER, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
+        write_text(folder / TOKENIZER, tokenizer.to_json())
     else:
         (folder / TOKENIZER).unlink(missing_ok=True)  # of the model that was here before
-    _write(folder / CONFIG, lambda path: path.write_text(config))
+    write_text(folder / CONFIG, config)
     if not (folder / CARD).exists():
         params = sum(value.numel() for value in weights.values())
         shown = {name: value for name, value in said.items() if value is not None and name not in ("labels", "family")}
         fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
         name = model.cfg.model_name or folder.resolve().name
         card = _CARD.format(name=name, params=params, family=said["family"], fields=fields)
-        _write(folder / CARD, lambda path: path.write_text(card))
+        write_text(folder / CARD, card)
     return folder
 
 
@@ -109,13 +110,6 @@ def check_new(folder: Path) -> None:
     """ValueError unless the folder is empty or not there."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")
-
-
-def _write(path: Path, writer: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    writer(part)
-    part.chmod(0o644)  # safetensors leaves its files readable by their owner alone
-    os.replace(part, path)
 
 
 def is_foreign(path: Path) -> bool:

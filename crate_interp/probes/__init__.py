@@ -7,12 +7,29 @@ from crate_interp.probes.alignment import alignment
 from crate_interp.probes.attention import attention
 from crate_interp.probes.compression import compression
 from crate_interp.probes.probe import Probe
+from crate_interp.probes.segmentation import segmentation
 from crate_interp.probes.sparsity import sparsity
 
-_BUILT_IN = {"compression": compression, "sparsity": sparsity, "attention": attention, "alignment": alignment}
+_BUILT_IN = {
+    "compression": compression,
+    "sparsity": sparsity,
+    "attention": attention,
+    "alignment": alignment,
+    "segmentation": segmentation,
+}
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
 
-__all__ = ["DEFAULT", "Probe", "alignment", "attention", "available", "compression", "resolve", "sparsity"]
+__all__ = [
+    "DEFAULT",
+    "Probe",
+    "alignment",
+    "attention",
+    "available",
+    "compression",
+    "resolve",
+    "segmentation",
+    "sparsity",
+]
 
 
 def available() -> list[str]:

@@ -26,7 +26,9 @@ class Probe:
     Optional: optional, points read where the model has them; `final(z)` -> {statistic: `[batch]`} of Z^L `[batch, pos,
     d_model]`, reported as layer n_layers; `weights(block)` -> {statistic: `[]` or `[head]`}, run once; counts: statistics
     `[batch]` that are summed over samples and layers into the result's meta and have no table; settings: written into
-    the result.
+    the result; per_head: statistics `[batch, head]` kept for every sample (`result.head_samples()`), not as mean and variance
+    alone; masks: `measure` also gets acts["masks"], uint8 `[batch, height, width]` as `Samples.masks` gives them, of data that
+    has masks; partial: a sample may have no such number (NaN) and is then left out of means.
     """
 
     name: str
@@ -38,6 +40,9 @@ class Probe:
     settings: Mapping[str, Any] = field(default_factory=dict)
     optional: Sequence[str] = ()
     counts: Sequence[str] = ()
+    per_head: Sequence[str] = ()
+    masks: bool = False
+    partial: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name, "probe")
@@ -51,9 +56,10 @@ class Probe:
             raise ValueError(
                 f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
             )
-        strange = [name for name in self.counts if name not in self.statistics]
-        if strange:
-            raise ValueError(f"counts has {strange[0]!r}, which the statistics lack: {', '.join(self.statistics)}.")
+        for said, listed in (("counts", self.counts), ("per_head", self.per_head)):
+            strange = [name for name in listed if name not in self.statistics]
+            if strange:
+                raise ValueError(f"{said} has {strange[0]!r}, which the statistics lack: {', '.join(self.statistics)}.")
         for name, facts in self.statistics.items():
             _check_name(name, "statistic")
             _check_facts(f"{self.name}.{name}", facts)
@@ -87,7 +93,8 @@ def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
 
 def on_activations(probe: Probe, block: Any, acts: LayerActs) -> dict[str, Tensor]:
     """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each; it sees its own points only."""
-    batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional))
+    masks = ("masks",) if probe.masks else ()
+    batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional, *masks))
     before = [_edits(tensor) for tensor in seen.values()]
     answer = probe.measure(block, seen)
     if [_edits(tensor) for tensor in seen.values()] != before:

@@ -87,14 +87,17 @@ CONTROLS: dict[str, Control] = {
 }
 
 
-def controls(model: Any, probes: Sequence[Probe], batch: Tensor, blocks: str, forward: Forward) -> pd.DataFrame:
+def controls(
+    model: Any, probes: Sequence[Probe], batch: Tensor, blocks: str, forward: Forward, extra: Acts | None = None
+) -> pd.DataFrame:
     """A row for each control, statistic and layer: its mean over samples, and the model's own on the same samples.
 
-    "random weights" is a twin with the official initialisation (seed 0); the others are CONTROLS.
+    "random weights" is a twin with the official initialisation (seed 0); the others are CONTROLS. extra: what probes read beside
+    activations, of the whole batch.
     """
-    batch = batch[:SAMPLES]
-    own = measured(model, probes, batch, blocks, forward, CONTROLS)
-    other = measured(twin(model, 0), probes, batch, blocks, forward, {})
+    batch, extra = batch[:SAMPLES], {name: value[:SAMPLES] for name, value in (extra or {}).items()}
+    own = measured(model, probes, batch, blocks, forward, CONTROLS, extra)
+    other = measured(twin(model, 0), probes, batch, blocks, forward, {}, extra)
     rows = _rows("random weights", other["model"], own["model"])
     for name in CONTROLS:
         rows += _rows(name, own[name], own["model"])
@@ -102,7 +105,13 @@ def controls(model: Any, probes: Sequence[Probe], batch: Tensor, blocks: str, fo
 
 
 def measured(
-    model: Any, probes: Sequence[Probe], batch: Tensor, blocks: str, forward: Forward, changes: dict[str, Control]
+    model: Any,
+    probes: Sequence[Probe],
+    batch: Tensor,
+    blocks: str,
+    forward: Forward,
+    changes: dict[str, Control],
+    extra: Acts,
 ) -> dict[str, dict[tuple[str, str, int], Tensor]]:
     """What the probes say of one batch as it is ("model") and under each control: {(probe, statistic, layer): values}."""
     reading = [probe for probe in probes if probe.points]
@@ -112,8 +121,8 @@ def measured(
     layers = getattr(model, blocks)
     names = set(dict(layers[0].named_modules()))
     wanted = [point for probe in reading for point in (*probe.points, *probe.optional)]
-    extra = (*_STREAM, "attn.hook_z", around_attention(layers[0])[1]) if changes else ()
-    points = [point for point in dict.fromkeys((*wanted, *extra)) if point in names]
+    for_changes = (*_STREAM, "attn.hook_z", around_attention(layers[0])[1]) if changes else ()
+    points = [point for point in dict.fromkeys((*wanted, *for_changes)) if point in names]
 
     def measure(layer: int, acts: Acts) -> None:
         states = {"model": (layers[layer], acts)}
@@ -121,7 +130,7 @@ def measured(
             for name, change in changes.items():
                 states[name] = change(layers[layer], acts, torch.Generator().manual_seed(layer))
         for name, (block, shown) in states.items():
-            shared = LayerActs(shown, {})
+            shared = LayerActs(shown | extra, {})
             for probe in reading:
                 answer = on_activations(probe, block, shared)
                 found[name] |= {(probe.name, key, layer): value.double() for key, value in answer.items()}
@@ -134,8 +143,8 @@ def measured(
 def _rows(control: str, values: dict, own: dict) -> list[tuple]:
     rows: list[tuple] = []
     for key, value in values.items():
-        if key in own and not torch.equal(value, own[key]):
-            rows.append((control, *key, float(value.mean()), float(own[key].mean()), len(value)))
+        if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
+            rows.append((control, *key, float(value.nanmean()), float(own[key].nanmean()), len(value)))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))
 

@@ -1,7 +1,6 @@
 """SweepResult: tidy tables of what probes found, with provenance, saved as parquet and JSON."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import pandas as pd
 
 from crate_interp.sweep.controls import empty
 from crate_interp.sweep.tally import Tally
+from crate_interp.whole import write_parquet, write_text
 
 _SAMPLES, _LAYERS, _HEADS, _META = "samples.parquet", "layers.parquet", "heads.parquet", "meta.json"
-_CONTROLS = "controls.parquet"
+_CONTROLS, _HEAD_SAMPLES = "controls.parquet", "head_samples.parquet"
 _COLUMNS = ["probe", "statistic", "layer", "mean", "std", "n"]
 
 
@@ -26,6 +26,7 @@ class SweepResult:
     head_table: pd.DataFrame
     meta: dict[str, Any]
     control_table: pd.DataFrame = field(default_factory=empty)
+    head_sample_table: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def __repr__(self) -> str:
         model, n = self.meta.get("model") or "a model", self.meta.get("n_samples")
@@ -50,6 +51,13 @@ class SweepResult:
         """One row per statistic, layer and head: probe, statistic, layer, head, mean, std, n over samples."""
         return self.head_table.copy()
 
+    def head_samples(self) -> pd.DataFrame:
+        """One row per sample, layer and head: sample, layer, head, then a column "probe.statistic" for each that Probe.per_head names.
+
+        Empty where no probe keeps any.
+        """
+        return self.head_sample_table.copy()
+
     def controls(self) -> pd.DataFrame:
         """One row per negative control, statistic and layer: control, probe, statistic, layer, control_mean, model_mean, n.
 
@@ -60,17 +68,13 @@ class SweepResult:
         return self.control_table.copy()
 
     def save(self, folder: str | Path) -> Path:
-        """Writes samples.parquet, layers.parquet, heads.parquet, controls.parquet and meta.json into `folder`, meta last."""
+        """Writes its tables (samples.parquet, layers.parquet, ...) and meta.json into `folder`, meta last."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tables = (self.sample_table, self.layer_table, self.head_table, self.control_table)
-        for name, table in zip((_SAMPLES, _LAYERS, _HEADS, _CONTROLS), tables, strict=True):
-            part = folder / (name + ".part")
-            table.to_parquet(part, index=False)
-            os.replace(part, folder / name)
-        part = folder / (_META + ".part")
-        part.write_text(json.dumps(self.meta, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, folder / _META)
+        tables = (self.sample_table, self.layer_table, self.head_table, self.control_table, self.head_sample_table)
+        for name, table in zip((_SAMPLES, _LAYERS, _HEADS, _CONTROLS, _HEAD_SAMPLES), tables, strict=True):
+            write_parquet(folder / name, table)
+        write_text(folder / _META, json.dumps(self.meta, indent=2) + "\n")
         return folder
 
     @classmethod
@@ -80,14 +84,17 @@ class SweepResult:
         try:
             meta = json.loads((folder / _META).read_text(encoding="utf-8"))
             samples, layers, heads = (pd.read_parquet(folder / name) for name in (_SAMPLES, _LAYERS, _HEADS))
-            controls = pd.read_parquet(folder / _CONTROLS) if (folder / _CONTROLS).exists() else empty()
+            controls, head_samples = (
+                pd.read_parquet(folder / name) if (folder / name).exists() else none()
+                for name, none in ((_CONTROLS, empty), (_HEAD_SAMPLES, pd.DataFrame))
+            )
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} holds no saved SweepResult ({_META} and three tables): {error}") from None
         if not isinstance(meta, dict) or not {"n_layers", "statistics"} <= set(meta):
             raise ValueError(
                 f"{folder / _META} is not what SweepResult.save writes: n_layers and statistics are missing."
             )
-        return cls(samples, layers, heads, meta, controls)
+        return cls(samples, layers, heads, meta, controls, head_samples)
 
 
 def result_of(
@@ -96,7 +103,7 @@ def result_of(
     """The tables of a finished tally."""
     samples = _sample_table(tally, labels, meta["n_layers"])
     table = empty() if controls is None else controls
-    return SweepResult(samples, _layer_table(tally), _head_table(tally), meta, table)
+    return SweepResult(samples, _layer_table(tally), _head_table(tally), meta, table, _head_sample_table(tally))
 
 
 def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.DataFrame:
@@ -114,11 +121,23 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
     return pd.DataFrame(columns).infer_objects()
 
 
+def _head_sample_table(tally: Tally) -> pd.DataFrame:
+    columns: dict[str, Any] = {}
+    for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
+        layers = sorted(layer for *name, layer in tally.head_samples if tuple(name) == (probe, statistic))
+        wide = np.stack([tally.head_samples[probe, statistic, layer] for layer in layers], axis=1)  # [n, layer, head]
+        index = np.indices(wide.shape).reshape(3, -1)
+        columns |= {"sample": index[0], "layer": np.array(layers)[index[1]], "head": index[2]}
+        columns[f"{probe}.{statistic}"] = wide.reshape(-1)
+    return pd.DataFrame(columns)
+
+
 def _layer_table(tally: Tally) -> pd.DataFrame:
     rows: list[tuple] = []
     for (probe, statistic, layer), values in tally.samples.items():
-        std = values.std(ddof=1) if len(values) > 1 else np.nan
-        rows.append((probe, statistic, layer, values.mean(), std, len(values)))
+        found = values[~np.isnan(values)]
+        std = found.std(ddof=1) if len(found) > 1 else np.nan
+        rows.append((probe, statistic, layer, found.mean() if len(found) else np.nan, std, len(found)))
     for (probe, statistic, layer), value in tally.weights.items():
         if value.ndim == 0:
             rows.append((probe, statistic, layer, float(value), np.nan, 1))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
+from crate_interp.data import Samples
 from crate_interp.models.cache import CrateCache
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import on_activations, on_final, on_weights
@@ -17,7 +18,7 @@ from crate_interp.probes.shared import LayerActs
 from crate_interp.sweep.controls import controls as run_controls
 from crate_interp.sweep.provenance import cache_meta, sweep_meta
 from crate_interp.sweep.result import SweepResult, result_of
-from crate_interp.sweep.stream import Forward, batches, check_batch_size, check_model, run, samples_of
+from crate_interp.sweep.stream import Forward, batches, check_batch_size, check_model, last_point, run, samples_of
 from crate_interp.sweep.tally import Tally
 
 Probes = str | Probe | Sequence[str | Probe] | None
@@ -52,15 +53,17 @@ def sweep(
     check_model(model, blocks)
     chosen = _fitting(probes, model, blocks)
     samples = samples_of(model, data, limit)
+    _check_masks(chosen, samples)
     started = time.perf_counter()
     tally, table = Tally(samples.n), None
     with torch.no_grad():
         _measure_weights(getattr(model, blocks), chosen, tally)
         of_weights: list[dict] = [{} for _ in getattr(model, blocks)]
         for start, batch in batches(model, samples, batch_size, "sweep", progress):
-            measure_batch(model, chosen, batch, tally, start, of_weights, blocks, forward)
+            extra = _masks(chosen, samples, start, batch)
+            measure_batch(model, chosen, batch, tally, start, of_weights, blocks, forward, extra)
             if controls and table is None:
-                table = run_controls(model, chosen, batch, blocks, forward)
+                table = run_controls(model, chosen, batch, blocks, forward, extra)
     meta = sweep_meta(model, chosen, samples, batch_size, time.perf_counter() - started)
     meta |= {"blocks": blocks, "counts": tally.totals()}
     if model.cfg.kind == "mae" and forward is run:
@@ -84,6 +87,7 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
     if model.cfg.kind == "clip":
         raise ValueError("a CLIP is two models: probe its towers, ci.probe(cache.visual) and ci.probe(cache.text).")
     chosen = _fitting(probes, model, "blocks")
+    _check_masks(chosen, None)
     if not cache.has_batch_dim:
         raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
     layers = range(len(model.blocks))
@@ -100,7 +104,7 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
             for item in reading:
                 tally.add(item, layer, on_activations(item, model.blocks[layer], acts), 0)
         for item in (item for item in chosen if item.final):
-            tally.add(item, len(layers), on_final(item, cache[_last(model)]), 0)
+            tally.add(item, len(layers), on_final(item, cache[last_point(model)]), 0)
         tally.flush(chosen)
     return result_of(tally, None, cache_meta(model, chosen, n) | {"counts": tally.totals()})
 
@@ -119,6 +123,26 @@ def _fitting(probes: Probes, model: Any, blocks: str) -> list[Probe]:
     return chosen
 
 
+def _check_masks(probes: list[Probe], samples: Samples | None) -> None:
+    wanting = next((item.name for item in probes if item.masks), None)
+    if wanting and samples is None:
+        raise ValueError(f"the probe {wanting!r} needs masks, and a cache has none: ci.sweep it over data with masks.")
+    if wanting and samples and samples.masks is None:
+        raise ValueError(
+            f'the probe {wanting!r} needs masks, and the data has none: give "embedded:cutouts", "cutouts:DIR", "voc:DIR", '
+            '"coco:FILE", or a datasets.Dataset with an image and a mask column.'
+        )
+    if wanting and samples and samples.masks:
+        samples.masks(0, 1)  # what is wrong with the first mask is said now, not under a progress bar
+
+
+def _masks(probes: list[Probe], samples: Samples, start: int, batch: Tensor) -> dict[str, Tensor]:
+    """The batch's masks, where a probe reads them."""
+    if samples.masks is None or not any(item.masks for item in probes):
+        return {}
+    return {"masks": samples.masks(start, start + len(batch)).to(batch.device)}
+
+
 def _measure_weights(layers: Any, probes: list[Probe], tally: Tally) -> None:
     for layer, block in enumerate(layers):
         for item in probes:
@@ -134,6 +158,7 @@ def measure_batch(
     of_weights: list[dict],
     blocks: str = "blocks",
     forward: Forward = run,
+    extra: dict[str, Tensor] | None = None,
 ) -> None:
     """One forward; each probe measures a layer as soon as its points have fired, while they are in a processor's cache."""
     layers = getattr(model, blocks)
@@ -143,7 +168,7 @@ def measure_batch(
     left = [len(reading)] * len(layers)
 
     def measure(layer: int, acts: dict[str, Tensor], item: Probe) -> None:
-        shared = LayerActs(acts, of_weights[layer], made[layer])
+        shared = LayerActs(acts | (extra or {}), of_weights[layer], made[layer])
         tally.add(item, layer, on_activations(item, layers[layer], shared), start)
         left[layer] -= 1
         if not left[layer]:
@@ -165,13 +190,9 @@ def measure_batch(
     tally.flush(probes)
 
 
-def _last(model: Any) -> str:
-    return full_name("hook_resid_post", len(model.blocks) - 1)
-
-
 def _check_cached(cache: Any, probes: list[Probe], layers: range) -> None:
     wanted = [full_name(point, layer) for item in probes for point in item.points for layer in layers]
-    wanted += [_last(cache.model)] if any(item.final for item in probes) else []
+    wanted += [last_point(cache.model)] if any(item.final for item in probes) else []
     missing = [name for name in dict.fromkeys(wanted) if name not in cache.cache_dict]
     if missing:
         shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")

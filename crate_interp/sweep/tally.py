@@ -50,6 +50,7 @@ class Tally:
     n: int
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
     heads: dict[Key, Moments] = field(default_factory=dict)
+    head_samples: dict[Key, np.ndarray] = field(default_factory=dict)  # [n, head] of what Probe.per_head names
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)  # "probe.statistic": summed over samples and layers
     waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)  # answers of the batch at hand
@@ -62,7 +63,7 @@ class Tally:
         """Counts the answers of a batch in the order of the probes, brought over in one piece: a transfer for each costs as
         much as measuring it.
 
-        Raises ValueError naming layer and samples where a number is not finite.
+        Raises ValueError naming layer and samples where a number is not finite, but for NaN from a probe that is partial.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
@@ -73,7 +74,7 @@ class Tally:
         for (probe, layer, statistic, tensor, start), values in zip(waiting, tables, strict=True):
             key = (probe.name, statistic, layer)
             if not finite:
-                _refuse_nan(key, values, start)
+                _refuse_nan(key, values, start, probe.partial)
             self._count(probe, key, values.reshape(tensor.shape), start)
 
     def _count(self, probe: Probe, key: Key, values: np.ndarray, start: int) -> None:
@@ -82,14 +83,26 @@ class Tally:
             name = f"{key[0]}.{key[1]}"
             self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
         elif values.ndim == 1:
-            if key not in self.samples:
-                self.samples[key] = np.full(self.n, np.nan)
-            self.samples[key][start : start + len(values)] = values
+            self._keep(self.samples, key, values, start)
         else:
-            moments = Moments.of(values)
-            if key in self.heads and len(self.heads[key].mean) != len(moments.mean):
-                raise ValueError(f"{key[0]}.{key[1]} has {len(moments.mean)} heads in one batch, fewer or more before.")
-            self.heads[key] = self.heads[key].merged(moments) if key in self.heads else moments
+            if key[1] in probe.per_head:
+                self._keep(self.head_samples, key, values, start)
+            whole = values[~np.isnan(values).any(axis=1)] if probe.partial else values
+            if len(whole):
+                self._merge(key, Moments.of(whole))
+
+    def _keep(self, store: dict[Key, np.ndarray], key: Key, values: np.ndarray, start: int) -> None:
+        """Writes a batch into the array of all samples, NaN where none has come."""
+        if key not in store:
+            store[key] = np.full((self.n, *values.shape[1:]), np.nan)
+        _same_heads(key, store[key].shape[1:], values.shape[1:])
+        store[key][start : start + len(values)] = values
+
+    def _merge(self, key: Key, moments: Moments) -> None:
+        if key in self.heads:
+            _same_heads(key, self.heads[key].mean.shape, moments.mean.shape)
+            moments = self.heads[key].merged(moments)
+        self.heads[key] = moments
 
     def totals(self) -> dict[str, int | float]:
         """The counts, whole numbers as such."""
@@ -119,9 +132,15 @@ def _columns(values: list[Tensor]) -> list[np.ndarray]:
     return out
 
 
-def _refuse_nan(key: Key, values: np.ndarray, start: int) -> None:
-    if not np.isfinite(values).all():
-        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        bad = [int(index) + start for index in np.flatnonzero(~finite)]
+def _same_heads(key: Key, before: tuple[int, ...], now: tuple[int, ...]) -> None:
+    if before != now:
+        raise ValueError(f"{key[0]}.{key[1]} has {now[0]} heads in one batch, fewer or more before.")
+
+
+def _refuse_nan(key: Key, values: np.ndarray, start: int, partial: bool) -> None:
+    right = np.isfinite(values) | (np.isnan(values) & partial)
+    if not right.all():
+        whole = right.reshape(len(values), -1).all(axis=1)
+        bad = [int(index) + start for index in np.flatnonzero(~whole)]
         shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
         raise ValueError(f"{key[0]}.{key[1]} is NaN or Inf in layer {key[2]} for {len(bad)} samples: {shown}.")

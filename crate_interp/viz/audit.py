@@ -10,6 +10,7 @@ import pandas as pd
 from crate_interp.audit.claims import CLAIMS, NUMBERS
 from crate_interp.audit.result import AuditResult
 from crate_interp.viz.page import facts, page, sources, table, text
+from crate_interp.whole import write_text
 
 _GROUPS = (
     ("Attention", ("compresses", "gradient", "step", "neumann", "neumann_direction")),
@@ -28,8 +29,8 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
     title = f"{result.meta['model'] or result.meta['config']['family'] + ' model'}: does each layer do its job?"
     body = [_STYLE, f"<h1>{text(title)}</h1>", f"<p>{text(_opening(result))}</p>", *_tables(result), *_numbers(result)]
     body += ["<h2>Where the numbers come from</h2>", facts(_closing(result))]
-    (out / "audit.txt").write_text(result.text() + "\n", encoding="utf-8")
-    (out / "audit.html").write_text(page(title, body), encoding="utf-8")
+    write_text(out / "audit.txt", result.text() + "\n")
+    write_text(out / "audit.html", page(title, body))
     return out / "audit.html"
 
 

@@ -5,7 +5,11 @@ import html
 import io
 import json
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from crate_interp.whole import write_text
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
@@ -31,6 +35,32 @@ def page(title: str, body: list[str]) -> str:
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+
+
+@dataclass(frozen=True)
+class Html:
+    """A page that a notebook shows and that `save` writes as one file."""
+
+    title: str
+    body: list[str]
+
+    def __repr__(self) -> str:
+        return f"Html page {self.title!r}, {len(self.html()) / 1000:.0f} kB: .save(path) writes it"
+
+    def html(self) -> str:
+        """The whole document."""
+        return page(self.title, self.body)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page; the folder is made where there is none."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, self.html())
+        return path
+
+    def _repr_html_(self) -> str:
+        source, title = (html.escape(words, quote=True) for words in (self.html(), self.title))
+        return f'<iframe srcdoc="{source}" title="{title}" style="width: 100%; height: 36rem; border: 0"></iframe>'
 
 
 def text(words: str) -> str:

@@ -14,6 +14,7 @@ from crate_interp.probes import resolve
 from crate_interp.sweep.result import SweepResult
 from crate_interp.sweep.run import Probes, sweep
 from crate_interp.sweep.stream import samples_of, twin
+from crate_interp.sweep.text import as_text
 from crate_interp.viz.attention import attention_on_image
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.curves import baseline, curve, names
@@ -21,12 +22,12 @@ from crate_interp.viz.layers import layers
 from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, sources, table, text
 from crate_interp.viz.summary import (
     CONTROLLED,
-    as_text,
     controls_table,
     controls_text,
     rate_reduction_bound,
     summary,
 )
+from crate_interp.whole import write_text
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
@@ -61,8 +62,8 @@ def report(
         sweep(twin(model, seed), data, probes=chosen, limit=limit, controls=False, progress=progress)
         for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
     ]
-    _write(out / "layers.csv", _layers_csv(result, twins))
-    _write(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
+    write_text(out / "layers.csv", _layers_csv(result, twins))
+    write_text(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
     (out / "figures").mkdir(exist_ok=True)
     body = [
         *_opening(result, twins),
@@ -78,7 +79,7 @@ def report(
     if audit:
         found = run_audit(model, data, limit=limit, untrained=min(untrained, 1), progress=progress)
         audit_page(found, out)
-    _write(out / "report.html", page(f"{_title(result)}: what each layer does", body))
+    write_text(out / "report.html", page(f"{_title(result)}: what each layer does", body))
     return out / "report.html"
 
 
@@ -101,12 +102,6 @@ def _remove_figures(out: Path) -> None:
         return
     for path in [*(out / "figures" / f"{name}.png" for name in earlier), *out.glob("figures/attention-layer-*.png")]:
         path.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: str) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(content, encoding="utf-8")
-    os.replace(part, path)
 
 
 def _title(result: SweepResult) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crate_interp.sweep.result import SweepResult
+from crate_interp.sweep.text import as_text
 from crate_interp.viz.curves import baseline, curve, names
 
 _FIRST = (
@@ -68,10 +69,3 @@ def rate_reduction_bound(result: SweepResult) -> float:
     """d/2 ln K in nats."""
     config = result.meta["config"]
     return config["d_model"] / 2 * math.log(config["n_heads"])
-
-
-def as_text(header: list[str], rows: list[list[str]]) -> str:
-    """The table with aligned columns."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in [header, *rows]]
-    return "\n".join("  ".join(line) for line in lines)

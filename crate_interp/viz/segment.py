@@ -1,0 +1,183 @@
+"""The page of an evaluation of segmentation: scores beside chance, every head, and the images it goes best and worst on."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from crate_hooks import full_name
+from crate_interp.data import Samples
+from crate_interp.measures import mass_mask
+from crate_interp.probes.segmentation import IGNORED, RESOLUTIONS, RULES
+from crate_interp.segment.result import SegmentResult
+from crate_interp.sweep.stream import samples_of
+from crate_interp.viz.attention import maps_on
+from crate_interp.viz.head_grid import STYLE
+from crate_interp.viz.page import captioned, facts, inline_svg, page, sources, table, text
+from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile, mask_tile
+from crate_interp.whole import write_text
+
+SHOWN = 4  # images that go best, and as many that go worst
+_TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)
+_RULES = {"mass": "the fewest patches that hold {:.0%} of the map", "top": "the {:.0%} of the patches attended to most"}
+
+
+def segment_page(result: SegmentResult, model: Any, data: Any, out: str | Path) -> Path:
+    """Writes segment.html and the result's tables (SegmentResult.save) into `out`, and returns the path of the page.
+
+    model, data: what `ci.segment` was given; the images that go best and worst are run once more for their pictures.
+    """
+    out = result.save(out)
+    title = f"{result.meta['model'] or result.meta['config']['family'] + ' model'}: do attention maps segment?"
+    body = [STYLE, f"<h1>{text(title)}</h1>", *_opening(result), *_tables(result), *_heads(result)]
+    body += _examples(result, model, samples_of(model, data, result.meta["n_samples"]))
+    pairs = [pair for pair in sources(result.meta | {"seconds": 0}) if pair[0] != "seconds"]
+    settings = result.meta["probes"]["segmentation"]["settings"]
+    pairs.append(("settings", ", ".join(f"{name} = {value}" for name, value in settings.items())))
+    body += ["<h2>Where the numbers come from</h2>", facts(pairs)]
+    write_text(out / "segment.html", page(title, body))
+    return out / "segment.html"
+
+
+def sentence(result: SegmentResult) -> str:
+    """The score of the head fixed over all layers and each chance level, in one sentence."""
+    row = result.overall()
+    where = "the layer and head that are best on the other half of the images"
+    untrained = "" if math.isnan(row["untrained"]) else f"untrained networks {row['untrained']:.3f}, "
+    return (
+        f"Jaccard index {row['value']:.3f} (95 % interval {row['low']:.3f} to {row['high']:.3f}) with {where}. Chance: the same maps in "
+        f"random order {row['random']:.3f}, {untrained}all foreground {row['all_foreground']:.3f}, a centred map {row['centre']:.3f}."
+    )
+
+
+def _opening(result: SegmentResult) -> list[str]:
+    meta = result.meta
+    n, seeds = len(result.images), meta["untrained"]
+    without = f" {meta['without_object']} more have no object and no score." if meta["without_object"] else ""
+    words = (
+        f"{n:,} images with an object, {meta['n_layers']} layers, {meta['config']['n_heads']} heads.{without} The mask of a head is the "
+        "fewest patches that hold most of what the CLS token attends to; the Jaccard index compares it with the mask of the data, "
+        "patch by patch. Each cell: the score, then in brackets the score of the same maps with their patches in random order and "
+        f"of {seeds} network{'s' * (seeds != 1)} of random weights. Best head for each image is how scores are published: the mask "
+        "itself chooses the head, and of several random maps the best is chosen too. A head is named where both halves of the images "
+        "chose the same."
+    )
+    return [f"<p><b>{text(sentence(result))}</b></p>", f"<p>{text(words)}</p>"]
+
+
+def _tables(result: SegmentResult) -> list[str]:
+    settings = result.meta["probes"]["segmentation"]["settings"]
+    parts: list[str] = []
+    for rule in RULES:
+        share = settings["mass" if rule == "mass" else "fraction"]
+        for resolution in RESOLUTIONS:
+            row = result.overall(rule, resolution)
+            words = (
+                f"All layers, fixed head: {row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f}); random order {row['random']:.3f}, "
+                f"all foreground {row['all_foreground']:.3f}, centred map {row['centre']:.3f}."
+            )
+            heading = f"<h2>{text(_RULES[rule].format(share).capitalize())}, {resolution} by {resolution}</h2>"
+            parts += [heading, table(*result.cells(rule, resolution)), f"<p>{text(words)}</p>"]
+    return parts
+
+
+def _heads(result: SegmentResult) -> list[str]:
+    """A chart of every head of every layer, and what chance has."""
+    from matplotlib.figure import Figure
+
+    rows: Any = result.heads
+    rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
+    chart = Figure(figsize=(7, 3), layout="constrained")
+    axes = chart.subplots()
+    for head, own in rows.groupby("head"):
+        axes.errorbar(
+            own["layer"] + (head / (rows["head"].max() + 1) - 0.5) * 0.6,
+            own["value"],
+            yerr=[own["value"] - own["low"], own["high"] - own["value"]],
+            fmt="o",
+            markersize=3,
+            linewidth=0.8,
+            label=f"head {head}",
+        )
+    by_layer = rows.groupby("layer")
+    layers = np.array(sorted(set(rows["layer"])))
+    axes.plot(layers, by_layer["random"].mean(), "--", linewidth=1, label="random order", color="#888888")
+    if not rows["untrained"].isna().any():
+        axes.plot(layers, by_layer["untrained"].mean(), ":", linewidth=1.2, label="untrained", color="#888888")
+    axes.axhline(result.overall()["all_foreground"], linewidth=0.8, color="#888888", label="all foreground")
+    axes.set(xlabel="layer", ylabel="Jaccard index", xticks=layers)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    best = rows.loc[rows["value"].idxmax()]
+    alt = f"Jaccard index of every head by layer; highest: layer {best['layer']}, head {best['head']}, {best['value']:.3f}"
+    words = "Every head: mean over images with its 95 % interval, mass rule, patches. The highest of many heads is high by chance too."
+    wide = rows.pivot(index="layer", columns="head", values="value")
+    cells = [
+        [str(layer), *(f"{value:.3f}" for value in line)]
+        for layer, line in zip(wide.index, wide.to_numpy(), strict=True)
+    ]
+    header = ["layer", *(f"head {head}" for head in wide.columns)]
+    return ["<h2>Every head</h2>", captioned(inline_svg(chart, alt, salt="heads"), text(words)), table(header, cells)]
+
+
+def _examples(result: SegmentResult, model: Any, samples: Samples) -> list[str]:
+    """The images on which the fixed head scores highest and lowest."""
+    ranked: Any = result.images.sort_values(["score", "sample"], ascending=[False, True])
+    groups = {"Best": ranked.head(SHOWN), "Worst": ranked.tail(SHOWN).iloc[::-1]}
+    mass = result.meta["probes"]["segmentation"]["settings"]["mass"]
+    parts, rules = [], []
+    for title, rows in groups.items():
+        parts.append(
+            f"<h2>{title}</h2><p>The image with the mask of the data, the map of the head, and the mask made of it.</p>"
+        )
+        for row in rows.itertuples():
+            pictures, rule = _example(row, model, samples, mass, result.meta)
+            parts.append(f'<div class="tiles">{"".join(pictures)}</div>')
+            rules.append(rule)
+    return [f"<style>{''.join(dict.fromkeys(rules))}</style>", *parts]
+
+
+def _example(row: Any, model: Any, samples: Samples, mass: float, meta: dict[str, Any]) -> tuple[list[str], str]:
+    image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
+    assert samples.masks is not None
+    true = samples.masks(row.sample, row.sample + 1)[0].numpy()
+    options = {key: meta["probes"]["segmentation"]["settings"][key] for key in ("query", "scaled", "cls_key")}
+    names = [full_name(point, row.layer) for point in ("attn.hook_pattern", "attn.hook_q", "attn.hook_k")]
+    run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
+    with torch.no_grad():
+        _, cache = model.run_with_cache(image, names_filter=names, **run)
+    found = maps_on(cache, row.layer, image, **options)[0, row.head]  # [h, w]
+    mask = mass_mask(torch.from_numpy(found).flatten(), mass).numpy().reshape(found.shape)
+    name, label = f"sample-{row.sample}", "" if pd.isna(row.label) else f", label {_label(row.label, model)}"
+    picture = displayable(image[0], model.cfg)
+    rule = f'.{name} {{ background-image: url("{image_uri(picture)}"); --ratio: {picture.shape[1] / picture.shape[0]:.4f}; }}\n'
+    what = f"image {row.sample}{label}"
+    layer = f"layer {row.layer}, head {row.head}"
+    tiles = [
+        figure(name, None, what, what, "tile"),
+        figure(
+            name,
+            mask_tile((true != 0) & (true != IGNORED), _TRUE),
+            "mask of the data",
+            f"{what}: mask of the data",
+            "tile",
+        ),
+        figure(name, map_tile(found), layer, f"{what}: attention of {layer}", "tile"),
+        figure(
+            name,
+            mask_tile(mask, _FOUND),
+            f"Jaccard {row.score:.3f}",
+            f"{what}: mask of {layer}, Jaccard {row.score:.3f}",
+            "tile",
+        ),
+    ]
+    return tiles, rule
+
+
+def _label(label: Any, model: Any) -> str:
+    """The name of a class where the model knows it."""
+    names = model.cfg.labels
+    known = isinstance(label, (int, np.integer)) and 0 <= label < len(names or ())
+    return names[int(label)] if names is not None and known else str(label)

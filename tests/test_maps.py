@@ -1,0 +1,121 @@
+"""Maps read from a cache, and pictures of them."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import crate_interp as ci
+from conftest import BATCH, HEADS, LAYERS
+
+GRID = (3, 4)
+
+
+@pytest.fixture
+def cache(model, images):
+    return model.run_with_cache(images)[1]
+
+
+def test_attention_is_the_models_own_pattern(cache):
+    pattern = cache["pattern", 1]
+    maps = ci.maps.attention(cache, 1)
+    assert maps.shape == (BATCH, HEADS, *GRID)
+    assert torch.equal(maps.flatten(2), pattern[:, :, 0, 1:])
+    assert torch.equal(ci.maps.attention(cache, 1, query=(2, 1)).flatten(2), pattern[:, :, 1 + 2 * 4 + 1, 1:])
+    assert torch.equal(ci.maps.attention(cache, -2, query=3), ci.maps.attention(cache, 1, query=(0, 2)))
+    without = ci.maps.attention(cache, 1, cls_key=False).flatten(2)
+    assert torch.allclose(without, pattern[:, :, 0, 1:] / pattern[:, :, 0, 1:].sum(-1, keepdim=True), atol=1e-6)
+    unscaled = ci.maps.attention(cache, 1, scaled=False, cls_key=False).flatten(2)
+    assert (
+        torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1)) and (unscaled.amax(-1) >= without.amax(-1)).all()
+    )
+
+
+def test_codes_components_and_rollout(cache):
+    post = cache["post", 2]
+    maps = ci.maps.codes(cache, 2, [5, 0])
+    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5]) and torch.equal(maps[0, 1].flatten(), post[0, 1:, 0])
+    parts = ci.maps.components(cache, 0, 2)
+    keys = cache["blocks.0.attn.hook_k"].flatten(2)[:, 1:]
+    assert torch.equal(parts, ci.measures.pca_map(keys, GRID, 2))
+    patterns = torch.stack([cache["pattern", layer] for layer in range(LAYERS)], dim=1)
+    assert torch.equal(ci.maps.rollout(cache).flatten(1), ci.measures.attention_rollout(patterns)[:, 0, 1:])
+
+
+def test_windows_average_where_they_overlap(model, images):
+    read = lambda cache: ci.maps.attention(cache, 1)  # noqa: E731
+    whole = ci.maps.windowed(model, images, read, progress=False)
+    assert torch.equal(whole, read(model.run_with_cache(images)[1]))  # one window
+    wide = torch.cat([images, images[..., :10]], dim=-1)  # 6 x 30: 3 x 6 patches of 2 x 5
+    found = ci.maps.windowed(model, wide, read, stride=(2, 10), progress=False)
+    left, right = (read(model.run_with_cache(wide[..., start : start + 20])[1]) for start in (0, 10))
+    assert found.shape == (BATCH, HEADS, 3, 6)
+    torch.testing.assert_close(found[..., :2], left[..., :2])
+    torch.testing.assert_close(found[..., 2:4], (left[..., 2:] + right[..., :2]) / 2)
+    torch.testing.assert_close(found[..., 4:], right[..., 2:])
+
+
+def test_what_does_not_fit_is_said(model, images, cache):
+    _, few = model.run_with_cache(images, names_filter="hook_embed")
+    for words, kind, call in (
+        ("layer=3: the model has layers 0 to 2", ValueError, lambda: ci.maps.attention(cache, 3)),
+        (r"the cache lacks 'blocks.1.attn.hook_pattern'", KeyError, lambda: ci.maps.attention(few, 1)),
+        (r"12 patches, the grid is 3 x 5", ValueError, lambda: ci.maps.attention(cache, 0, grid=(3, 5))),
+        ("rows 0 to 2 and columns 0 to 3", ValueError, lambda: ci.maps.attention(cache, 0, query=(3, 0))),
+        ("query=13: there are 13 tokens", ValueError, lambda: ci.maps.attention(cache, 0, query=13)),
+        ("give numbers from 0 to", ValueError, lambda: ci.maps.codes(cache, 0, 10**6)),
+        ("need at least that", ValueError, lambda: ci.maps.windowed(model, images[..., :15], ci.maps.rollout)),
+        ("at most a window", ValueError, lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25)),
+        ("does not belong to images", ValueError, lambda: ci.viz.head_grid(cache, images[:1])),
+        ("layers is empty", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
+    ):
+        with pytest.raises(kind, match=words):
+            call()
+
+
+def tiles(html):
+    """The palette index of every tile over a picture, in order."""
+    return [
+        Image.open(io.BytesIO(base64.b64decode(data)))
+        for data in re.findall(r'<img alt="" src="data:image/png;base64,([^"]+)"', html)
+    ]
+
+
+def test_the_page_of_heads(cache, images, tmp_path):
+    page = ci.viz.head_grid(cache, images, layers=[0, -1])
+    html = page.save(tmp_path / "new" / "heads.html").read_text()
+    assert "<script" not in html and "http" not in html.replace("http-equiv", "")
+    assert (
+        html.count('type="radio"') == 2
+        and html.count("checked>") == 1
+        and html.count('tabindex="0"') == 2 * BATCH * (HEADS + 1)
+    )
+    drawn = tiles(html)
+    assert len(drawn) == 2 * BATCH * HEADS
+    maps = ci.maps.attention(cache, LAYERS - 1)
+    for tile, map in zip(drawn[BATCH * HEADS :], maps.flatten(0, 1).numpy(), strict=True):
+        assert tile.mode == "P" and tile.size == (4, 3)
+        np.testing.assert_array_equal(np.asarray(tile), (map / map.max() * 31).round().astype(int))
+    assert f"head 1, {maps[0, 1].max():.2g}" in html
+    assert page._repr_html_().startswith("<iframe srcdoc=") and "kB" in repr(page)
+
+
+def test_the_page_of_twelve_heads_of_197_tokens_is_small():
+    torch.manual_seed(0)
+    size = dict(d_model=24, n_layers=12, n_heads=12, image_size=224, patch_size=16, n_classes=3)
+    model = ci.HookedCrate(ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)).eval()
+    images = torch.randn(1, 3, 224, 224)  # noise: the largest picture a PNG can have
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN))
+    assert len(ci.viz.head_grid(cache, images).html()) < 1_000_000
+
+
+def test_other_queries_on_the_figure(cache, images):
+    figure = ci.viz.attention_on_image(cache, 0, images, query=(1, 2))
+    overlay = figure.axes[1].get_images()[1]
+    np.testing.assert_allclose(overlay.get_array(), ci.maps.attention(cache, 0, query=(1, 2))[0, 0])
+    assert "patch (1, 2)" in figure.get_suptitle()

@@ -1,0 +1,225 @@
+"""ci.segment: scores against a slow form, what chance has, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, Features, Image, Value
+from PIL import Image as Pillow
+
+import crate_interp as ci
+from crate_interp.measures import mass_mask, random_jaccard, top_mask
+from crate_interp.probes.segmentation import Targets, random_order, segmentation
+from crate_interp.segment.run import centred_map
+from crate_interp.segment.scores import fixed
+
+PATCH, GRID = (4, 5), (3, 2)
+SIZE = (12, 10)
+
+
+def model(seed=0, **changes):
+    torch.manual_seed(seed)
+    size = dict(d_model=12, n_layers=2, n_heads=3, image_size=SIZE, patch_size=PATCH, n_classes=5)
+    look = dict(mean=[0.5] * 3, std=[0.25] * 3)
+    return ci.HookedCrate(ci.CrateConfig(family="crate", **size | look | changes)).eval()
+
+
+def dataset(n=7, seed=0, empty=(), binary=True):
+    """Pictures with masks; binary ones are 0 and 255, the others have classes 1 to 3 and 255 for what is not judged."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for index in range(n):
+        values = (random.random(SIZE) > 0.6) * 255 if binary else random.choice([0, 1, 2, 3, 255], SIZE)
+        mask = np.zeros(SIZE, np.uint8) if index in empty else values.astype(np.uint8)
+        picture = Pillow.fromarray(random.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
+        rows.append({"image": picture, "mask": Pillow.fromarray(mask), "label": f"kind {index % 2}"})
+    return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image(), "label": Value("string")}))
+
+
+def slow_scores(pattern, masks, rule, resolution):
+    """Scores [n, head] and of the best head [n] by sets of pixels and patches."""
+    each, best = [], []
+    for heads, mask in zip(pattern, masks, strict=True):
+        patch_of = {(r, c): (r // PATCH[0]) * GRID[1] + c // PATCH[1] for r in range(SIZE[0]) for c in range(SIZE[1])}
+        judged = {place for place in patch_of if mask[place] != 255}
+        scores = []
+        for kind in sorted({int(value) for value in mask.flatten()} - {0, 255}):
+            pixels = {place for place in patch_of if mask[place] == kind}
+            count = {patch: sum(patch_of[place] == patch for place in pixels) for patch in range(6)}
+            tokens = {patch for patch in count if count[patch] > 10} or {
+                max(count, key=lambda patch: (count[patch], -patch))
+            }
+            unjudged = {
+                p for p in range(6) if sum(patch_of[place] == p and place not in judged for place in patch_of) > 10
+            }
+            row = []
+            for map in heads:
+                chosen = {p for p, on in enumerate(rule(torch.as_tensor(map)).tolist()) if on}
+                if resolution == "token":
+                    mine, true = chosen - (unjudged - tokens), tokens
+                else:
+                    mine, true = {place for place in judged if patch_of[place] in chosen}, pixels
+                row.append(len(mine & true) / len(mine | true))
+            scores.append(row)
+        each.append(np.mean(scores, axis=0))
+        best.append(np.mean(np.max(scores, axis=1)))
+    return np.array(each), np.array(best)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_scores_agree_with_sets_of_pixels(binary, shuffled):
+    net, data = model(), dataset(binary=binary)
+    result = ci.sweep(net, data, probes="segmentation", batch_size=3, progress=False)
+    images = net.preprocess(data["image"])
+    masks = [np.asarray(mask) for mask in data["mask"]]
+    masks = [np.where(mask == 255, 1, mask) for mask in masks] if binary else masks
+    with torch.no_grad():
+        _, cache = net.run_with_cache(images)
+    for layer in range(2):
+        pattern = cache["pattern", layer][:, :, 0, 1:]
+        pattern = pattern[..., random_order(6)] if shuffled else pattern
+        for name, rule in (("mass", mass_mask), ("top", top_mask)):
+            for resolution in ("token", "pixel"):
+                column = f"{name}_{resolution}{'_random' * shuffled}"
+                each, best = slow_scores(pattern.numpy(), masks, rule, resolution)
+                rows = result.head_samples().query("layer == @layer")[f"segmentation.{column}"].to_numpy().reshape(7, 3)
+                np.testing.assert_allclose(rows, each, rtol=1e-6)
+                found = result.samples().query("layer == @layer")[f"segmentation.{column}_best"]
+                np.testing.assert_allclose(found, best, rtol=1e-6)
+                means = result.heads().query("layer == @layer and statistic == @column")["mean"]
+                np.testing.assert_allclose(means, each.mean(axis=0), rtol=1e-6)
+
+
+def acts_for(targets, sharpness=50.0):
+    """Queries and keys [n, pos, 1, 2] of one head whose CLS attends to the patches of a mask alone."""
+    keys = torch.zeros(len(targets), 7, 1, 2)
+    keys[:, 1:, 0, 0] = sharpness * targets.float()
+    queries = torch.zeros_like(keys)
+    queries[:, 0, 0, 0] = 1
+    return {"attn.hook_q": queries, "attn.hook_k": keys}
+
+
+def test_attention_on_the_object_alone_scores_one_and_beside_it_zero():
+    tokens = torch.tensor([[1, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0]], dtype=torch.bool)
+    masks = ci.measures.pixel_mask(tokens, GRID, PATCH).to(torch.uint8)
+    probe, block = segmentation(mass=1.0 - 1e-6), model().blocks[0]
+    found = probe.measure(block, acts_for(tokens) | {"masks": masks})
+    for name in ("mass_token", "mass_pixel", "mass_token_best", "mass_pixel_best"):
+        assert torch.equal(found[name].flatten(), torch.ones(3)), name
+    away = probe.measure(block, acts_for(~tokens) | {"masks": masks})
+    assert away["mass_token"].abs().max() == 0 and away["mass_pixel_best"].abs().max() == 0
+
+
+def test_random_order_scores_what_random_masks_do():
+    """The top rule keeps 5 of 8 patches whatever the map, so that its chance level is known."""
+    random = torch.Generator().manual_seed(3)
+    tokens = torch.rand(4000, 8, generator=random).argsort(dim=1) < 2
+    maps = torch.rand(4000, 1, 8, generator=random)[..., random_order(8)]
+    targets = Targets(ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8), (3, 5))
+    found = targets.mean(targets.jaccard(top_mask(maps, 0.6), "token")).mean().item()
+    exact = sum(share * hits / (7 - hits) for hits, share in ((1, 2 * 5 * 3 / 56), (2, 5 * 4 / 56)))  # hypergeometric
+    assert found == pytest.approx(exact, abs=0.01)
+    assert random_jaccard(5 / 8, 2 / 8) == pytest.approx(exact, abs=0.02)  # the formula is for many patches
+
+
+def test_a_class_too_small_for_any_patch_has_the_one_with_most_of_it():
+    mask = torch.zeros(1, *SIZE, dtype=torch.uint8)
+    mask[0, 5, 2:4], mask[0, 0, 0], mask[0, 8:12, 5:10] = 7, 7, 9
+    targets = Targets(mask, PATCH)
+    assert targets.tokens().tolist() == [[False, False, True, False, False, False], [False] * 5 + [True]]
+
+
+def test_the_head_is_chosen_on_the_other_half():
+    heads = np.array([[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]])  # [n, layer, head]
+    score, place = fixed(heads)
+    # on even samples head 1 is best, on odd ones head 0: each half is scored with what the other half chose
+    assert score.tolist() == [0.1, 0.2, 0.2, 0.1, 0.3] and place.tolist() == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 0]]
+    score, place = fixed(np.full((5, 2, 3), 0.5))
+    assert (place == 0).all() and (score == 0.5).all()  # of equal heads the first
+
+
+def test_the_table():
+    net, data = model(), dataset(9, empty=(4,))
+    result = ci.segment(net, data, untrained=2, batch_size=4, progress=False)
+    assert result.meta["without_object"] == 1 and result.meta["untrained"] == 2
+    assert len(result.images) == 8 and 4 not in set(result.images["sample"])
+    assert list(result.images["label"][:4]) == ["kind 0", "kind 1", "kind 0", "kind 1"]
+    table = result.layers("top", "pixel")
+    assert len(table) == 2 * 3 + 1 and (table["n"] == 8).all()
+    assert ((table["low"] <= table["value"]) & (table["value"] <= table["high"])).all()
+    best, one, mean = (table[(table["way"] == way) & (table["layer"] == 1)]["value"].item() for way in table["way"][:3])
+    assert best >= max(one, mean)
+    heads = result.heads.query("rule == 'top' and resolution == 'pixel' and layer == 1")
+    assert heads["value"].mean() == pytest.approx(mean) and best >= heads["value"].max() - 1e-9
+    twins = [ci.sweep(model(seed), data, probes="segmentation", controls=False, progress=False) for seed in (0, 1)]
+    rows = [twin.heads().query("statistic == 'top_pixel' and layer == 1")["mean"].to_numpy() for twin in twins]
+    np.testing.assert_allclose(heads["untrained"], np.mean(rows, axis=0), rtol=1e-6)
+    foreground = [np.asarray(mask).astype(bool).mean() for index, mask in enumerate(data["mask"]) if index != 4]
+    assert table["all_foreground"].iloc[0] == pytest.approx(np.mean(foreground), rel=1e-6)
+    assert "fixed head" in repr(result) and "all foreground" in repr(result)
+    with pytest.raises(ValueError, match="give 'mass' or 'top'"):
+        result.layers("half")
+
+
+def test_the_centred_map_is_a_mirror_of_itself_and_highest_in_the_middle():
+    map = centred_map((5, 7)).view(5, 7)
+    assert torch.equal(map, map.flip(0)) and torch.equal(map, map.flip(1)) and map.argmax() == 2 * 7 + 3
+
+
+def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
+    net, data = model(), dataset(6, binary=False)
+    folders = []
+    for name, batch_size in (("one", 2), ("two", 2), ("three", 5)):
+        result = ci.segment(net, data, batch_size=batch_size, progress=False)
+        ci.viz.segment_page(result, net, data, tmp_path / name)
+        folders.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    assert folders[0] == folders[1]
+    assert set(folders[0]) == {"scores.csv", "heads.csv", "images.csv", "segment.json", "segment.html"}
+    assert json.loads(folders[0]["segment.json"])["probes"]["segmentation"]["settings"]["mass"] == 0.6
+    table = ci.segment(net, data, batch_size=2, progress=False).scores
+    np.testing.assert_allclose(table["value"], result.scores["value"], rtol=1e-6)
+
+
+def test_scores_of_every_head_are_kept_and_saved(tmp_path):
+    result = ci.sweep(model(), dataset(5, empty=(2,)), probes="segmentation", progress=False)
+    table = ci.SweepResult.load(result.save(tmp_path)).head_samples()
+    assert table.equals(result.head_samples()) and len(table) == 5 * 2 * 3
+    assert table[table["sample"] == 2].filter(like="segmentation").isna().all(axis=None)
+    assert (result.heads()["n"] == 4).all() and (result.layers()["n"] == 4).all()
+    assert result.layers()["mean"].notna().all() and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
+
+
+def test_unscaled_maps_are_the_papers():
+    net, data = model(), dataset()
+    options = dict(untrained=0, progress=False)
+    paper, own = ci.segment(net, data, scaled=False, cls_key=False, **options), ci.segment(net, data, **options)
+    top = [result.layers("top")["value"].to_numpy() for result in (paper, own)]
+    np.testing.assert_array_equal(*top)  # neither scale nor CLS changes an order
+    sizes = [result.layers("mass")["value"].to_numpy() for result in (paper, own)]
+    assert (sizes[0] != sizes[1]).any()
+
+
+def test_what_cannot_be_judged_is_refused_before_work_starts():
+    net, data = model(), dataset()
+    lm = ci.HookedCrateLM(ci.CrateConfig(family="crate-lm", d_model=12, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7))
+    for words, call in {
+        "the data has none": lambda: ci.segment(net, data.remove_columns("mask"), progress=False),
+        "has none: ci.sweep it": lambda: ci.probe(net.run_with_cache(net.preprocess(data["image"]))[1], "segmentation"),
+        "model of images": lambda: ci.segment(lm, torch.zeros(3, 5, dtype=torch.long)),
+        "cannot measure Linear": lambda: ci.segment(torch.nn.Linear(2, 2), data),
+        "untrained=-1": lambda: ci.segment(net, data, untrained=-1),
+        "mass=0": lambda: ci.segment(net, data, mass=0.0),
+        "fraction=2": lambda: ci.segment(net, data, fraction=2.0),
+        "query=7: there are 7 tokens": lambda: ci.segment(net, data, query=7, progress=False),
+        "3 of 4 images have an object": lambda: ci.segment(net, dataset(4, empty=(1,)), untrained=0, progress=False),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_a_network_whose_attention_is_nan_is_no_score():
+    with model().hooks([("blocks.1.attn.hook_q", lambda q, hook: q * torch.nan)]) as net:
+        with pytest.raises(ValueError, match="NaN"):
+            ci.segment(net, dataset(), untrained=0, progress=False)
