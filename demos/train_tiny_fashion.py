@@ -14,7 +14,6 @@ import csv
 import gzip
 import io
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as Pillow
-from safetensors.torch import save_file
 from tqdm.auto import tqdm
+from training import WARMUP, learning_rate, save_step
 
 from crate_interp import CrateConfig, HookedCrate
 
 LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 SAVED_STEPS = (0, 10, 40, 160, 640, 2560)  # log-spaced; the last step is the model itself
-HELD_OUT, BATCH, SEED, WARMUP = 5000, 256, 0, 0.05
+HELD_OUT, BATCH, SEED = 5000, 256, 0
 MEAN, STD = (0.2860,), (0.3530,)  # of the training images
 
 CARD = """---
@@ -88,21 +87,6 @@ def accuracy(model: HookedCrate, images: torch.Tensor, labels: torch.Tensor) -> 
         for x, y in zip(images.split(500), labels.split(500), strict=True)
     )
     return hits / len(labels)
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine to zero."""
-    warm = max(1, round(WARMUP * steps))
-    return peak * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))))
-
-
-def save_step(model: HookedCrate, out: Path, step: int) -> None:
-    """The weights after `step` steps, in float16."""
-    (out / "steps").mkdir(parents=True, exist_ok=True)
-    weights = {name: value.to(torch.float16).contiguous() for name, value in model.state_dict().items()}
-    path = out / "steps" / f"step-{step}.safetensors"
-    save_file(weights, path)
-    path.chmod(0o644)
 
 
 def save_sample(images: torch.Tensor, labels: torch.Tensor, path: Path, n: int = 256) -> None:

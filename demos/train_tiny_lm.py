@@ -15,7 +15,6 @@ The folder it writes loads with `crate_interp.load(folder)`.
 
 import argparse
 import json
-import math
 import time
 from collections import Counter
 from itertools import pairwise
@@ -24,15 +23,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm.auto import tqdm
+from training import WARMUP, learning_rate, save_step
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
 
 SAVED_STEPS = (0, 10, 40, 160, 640, 2560)  # log-spaced; the last step is the model itself
-BOS, VOCAB, N_CTX, BATCH, SEED, WARMUP = "<|bos|>", 1024, 128, 32, 0, 0.05
+BOS, VOCAB, N_CTX, BATCH, SEED = "<|bos|>", 1024, 128, 32, 0
 
 CARD = """---
 license: other
@@ -176,21 +175,6 @@ def losses(model: HookedCrateLM, train: np.ndarray, held: torch.Tensor, size: in
     sums = {"crate-tiny-lm": nats(model, held), "the same, untrained": nats(make_model().eval(), held)} | sums
     count = held[:, 1:].numel()
     return "\n".join(f"| {name} | {total / count:.3f} | {total / size:.3f} |" for name, total in sums.items()), weights
-
-
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine to zero."""
-    warm = max(1, round(WARMUP * steps))
-    return peak * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))))
-
-
-def save_step(model: HookedCrateLM, out: Path, step: int) -> None:
-    """The weights after `step` steps, in float16."""
-    (out / "steps").mkdir(parents=True, exist_ok=True)
-    weights = {name: value.to(torch.float16).contiguous() for name, value in model.state_dict().items()}
-    path = out / "steps" / f"step-{step}.safetensors"
-    save_file(weights, path)
-    path.chmod(0o644)
 
 
 def make_model() -> HookedCrateLM:
