@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
     parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-cutouts"))
     parser.add_argument("--model", choices=("crate", "vit"), default="crate")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--pilot", action="store_true", help="choose a recipe: stop before the test images are read")

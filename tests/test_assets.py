@@ -25,7 +25,7 @@ def test_the_table_is_true(row):
     assert model.cfg.family == row["family"] and model.cfg.model_name == row["name"]
     for step in row["steps"]:
         assert ci.load(row["name"], revision=f"step-{step}").cfg == model.cfg
-    assert len(list((path.parent / "steps").iterdir())) == len(row["steps"]) == 6
+    assert len(list((path.parent / "steps").iterdir())) == len(row["steps"]) >= 4
     card = (path.parent / "README.md").read_text()
     said = {
         "crate": ("MIT", "Accuracy:", "Chance"),
@@ -33,6 +33,8 @@ def test_the_table_is_true(row):
     }
     for word in ("Data:", "seed", "Wall time:", *said[row["family"]]):
         assert word in card
+    if row["name"] == "crate-tiny-cutouts":
+        assert "no mask was seen in training" in card and "CC0" in card
 
 
 def test_the_table_of_models():
@@ -54,7 +56,7 @@ def test_the_table_of_models():
 
 
 def test_all_assets_are_small():
-    assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) < 20_000_000
+    assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) < 32_000_000
 
 
 def accuracy(model):
@@ -76,6 +78,21 @@ def test_labels():
     model = ci.load("crate-tiny-fashion")
     assert model.cfg.labels == tuple(ci.data.embedded("fashion").features["label"].names)
     assert model.to_single_token("Ankle boot") == 9
+
+
+def test_the_model_of_cutouts_has_learned():
+    """128 composites, whose objects and backgrounds training did not see: the standard error of a share of 0.5 is 0.044."""
+    data = ci.data.embedded("cutouts")
+    shares = []
+    for revision in ("step-0", "step-1500", None):
+        model = ci.load("crate-tiny-cutouts", revision=revision)
+        with torch.no_grad():
+            guess = model(model.preprocess(data[:]["image"])).argmax(dim=-1)
+        shares.append((guess == torch.tensor(data[:]["label"])).float().mean().item())
+    assert shares[0] < 0.25 < 0.4 < shares[1] and shares[2] > 0.5
+    assert model.cfg.labels == tuple(data.features["label"].names) and len(data) == 128
+    masks = model.preprocess_masks(data[:]["mask"])
+    assert set(masks.unique().tolist()) == {0, 255} and (masks > 0).flatten(1).any(dim=1).all()
 
 
 def test_the_language_model_has_learned():

@@ -43,6 +43,25 @@ def test_report_on_the_embedded_model(tmp_path):
     assert json.loads((tmp_path / "out" / "meta.json").read_text())["model"] == "crate-tiny-fashion"
 
 
+def test_segment_on_the_embedded_model(tmp_path):
+    out = tmp_path / "out"
+    done = run(
+        "segment", "crate-tiny-cutouts", "--data", "embedded:cutouts", "--out", out, "--limit", 8, "--untrained", 0
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        "best head for each image" in done.stdout and "all foreground" in done.stdout and "segment.html" in done.stdout
+    )
+    assert {path.name for path in out.iterdir()} == {
+        "segment.html",
+        "scores.csv",
+        "heads.csv",
+        "images.csv",
+        "segment.json",
+    }
+    fails("the data has none", "segment", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", out)
+
+
 def test_convert(tmp_path):
     model = make("crate-alpha")
     torch.save(published_layout(model), tmp_path / "w.pth")

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)  # one after the other, as a reader would
@@ -69,3 +69,26 @@ def test_the_audit_in_the_readme_is_what_the_command_prints():
         assert [word for _, word in cells] == [sign[word] for word in found["verdict"]], claim
         for (value, _), wanted in zip(cells, found["value"], strict=True):
             assert float(value) == pytest.approx(wanted, rel=0.06, abs=2e-4), claim  # two digits
+
+
+def test_the_segmentation_in_the_readme_is_what_the_command_prints():
+    """The row of the trained CRATE and its chance levels; the ViT's comes from a training of an hour and a half."""
+    result = ci.segment(ci.load("crate-tiny-cutouts"), "embedded:cutouts", progress=False)
+    row, section = result.overall(), README.split("## Do attention maps segment?")[1].split("\n## ")[0]
+    cells = [
+        cell.strip() for cell in next(line for line in section.splitlines() if line.startswith("| CRATE |")).split("|")
+    ]
+    value, low, high = (float(number) for number in re.findall(r"[\d.]+", cells[6]))
+    assert (value, low, high) == pytest.approx((row["value"], row["low"], row["high"]), abs=2e-3)
+    assert float(cells[7]) == pytest.approx(row["random"], abs=2e-3)
+    said = re.search(r"has ([\d.]+), all foreground ([\d.]+), random weights ([\d.]+)\.", section)
+    wanted = (row["centre"], row["all_foreground"], row["untrained"])
+    assert [float(number) for number in said.groups()] == pytest.approx(wanted, abs=2e-3)
+    layers = result.layers().query("layer == 3 and way == 'best head for each image'").iloc[0]
+    assert (
+        f"{layers['value']:.3f} in layer 3" in section
+        and f"random maps have {layers['random']:.3f}" in section.replace("\n", " ")
+    )
+    assert row["low"] > max(wanted) and f"no more than {result.overall('top')['value']:.3f}" in section.replace(
+        "\n", " "
+    )
