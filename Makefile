@@ -1,13 +1,14 @@
 # make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
 # make test     the tests; WHEEL=1: against the built wheel, in a fresh environment outside the checkout
-# make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout;  make clean: remove what make made
+# make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout
+# make maskcut  300 grids against the dense solver, an hour;  make clean: remove what make made
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test check fuzz bench clean
+.PHONY: report test check fuzz bench maskcut clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -30,6 +31,9 @@ fuzz: $(READY)
 
 bench: $(READY)
 	for file in tests/benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
+
+maskcut: $(READY)
+	$(BIN)/python tests/benchmarks/check_maskcut.py
 
 # Made anew when a version changes; otherwise nothing is installed and no network is needed.
 $(READY): pyproject.toml constraints.txt

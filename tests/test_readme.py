@@ -24,6 +24,7 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
         "attention.png",
         "accuracy.png",
         "steps.png",
+        "heads.html",
         "runs",
     }
     assert tuple(names["cache"]["pattern", 3].shape) == (8, 4, 50, 50)

@@ -21,6 +21,7 @@ from crate_interp.measures.gradients import (
 )
 from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, lasso_solution
 from crate_interp.measures.maps import attention_map, attention_rollout, pca_map, pca_mask
+from crate_interp.measures.maskcut import maskcut, normalised_cut
 from crate_interp.measures.masks import jaccard, mass_mask, pixel_mask, random_jaccard, token_mask, top_mask
 from crate_interp.measures.objective import layer_objectives, sparse_rate_reduction
 from crate_interp.measures.ranks import effective_rank, stable_rank
@@ -103,6 +104,7 @@ __all__ = [
     "lasso_objective",
     "lasso_solution",
     "layer_objectives",
+    "maskcut",
     "mass_cover",
     "mass_mask",
     "mcr2_coding_rate",
@@ -112,6 +114,7 @@ __all__ = [
     "neumann_gradient",
     "neumann_invalid",
     "neumann_step",
+    "normalised_cut",
     "official_attention_entropy",
     "official_coding_rate",
     "orthonormality_defect",

@@ -1,0 +1,133 @@
+"""MaskCut on the codes of a layer, scored as COCO does: class-agnostic average precision by pycocotools.
+
+    python demos/maskcut_coco.py                                  # the embedded composites and model
+    python demos/maskcut_coco.py --source model.pth --config n_heads=6 --coco instances_val2017.json --images val2017 --size 480
+
+Prints AP and AP50 of the masks, of the same network with random weights beside them, and writes results.json, which
+pycocotools' COCO.loadRes reads. The score of a mask is its order: MaskCut finds the clearest cut first. A mask at the
+resolution of patches cannot have a high AP: the edge of every object is a staircase.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from torch import Tensor
+from tqdm.auto import tqdm
+
+import crate_interp as ci
+from crate_interp.data.coco import coco_image_ids, coco_results
+from crate_interp.measures import maskcut
+from crate_interp.sweep.stream import twin
+
+
+def masks_of(model: Any, image: Tensor, layer: int, affinity: str) -> Tensor:
+    """Bool [3, h, w] of patches, from the codes of all heads of one layer side by side."""
+    point = f"blocks.{layer}.attn.hook_k"
+    with torch.no_grad():
+        _, cache = model.run_with_cache(image, names_filter=[point])
+    codes = cache[point].flatten(2)[0, 1:]  # [patch, head * d_head]
+    grid = (image.shape[2] // model.cfg.patch_size[0], image.shape[3] // model.cfg.patch_size[1])
+    return maskcut(codes, grid, n_masks=3, affinity=affinity)
+
+
+def at_size(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """The masks at the size (height, width) of the image, each pixel as its patch."""
+    wide = [Image.fromarray(mask.numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST) for mask in masks]
+    return torch.stack([torch.from_numpy(np.array(mask)) for mask in wide])
+
+
+def embedded_annotations() -> tuple[COCO, list[int]]:
+    """The embedded composites as COCO annotations, and the ids of the images."""
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for index, row in enumerate(ci.data.embedded("cutouts"), 1):
+        mask = torch.from_numpy(np.array(row["mask"])) > 127
+        found = coco_results(mask[None], index, [1.0])[0]["segmentation"]
+        height, width = (int(side) for side in mask.shape)
+        images.append({"id": index, "width": width, "height": height})
+        box = [0, 0, width, height]
+        annotation = {
+            "id": index,
+            "image_id": index,
+            "category_id": 1,
+            "segmentation": found,
+            "bbox": box,
+            "iscrowd": 0,
+        }
+        annotations.append(annotation | {"area": int(mask.sum())})
+    truth: Any = COCO()
+    truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": 1}], "info": {}}
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+    return truth, [image["id"] for image in images]
+
+
+def precision(truth: Any, results: Any) -> tuple[float, float]:
+    """AP and AP50 of masks, classes left out of account."""
+    if not results:
+        return 0.0, 0.0
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = COCOeval(truth, truth.loadRes(results), "segm")
+        evaluation.params.useCats = 0
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return float(evaluation.stats[0]), float(evaluation.stats[1])
+
+
+def results_of(model: Any, data: Any, ids: list[int], truth: COCO, args: argparse.Namespace, what: str) -> list[dict]:
+    """COCO results of every image."""
+    samples = ci.data.open_data(data, model.preprocess, args.limit)
+    results: list[dict[str, Any]] = []
+    for place in tqdm(range(samples.n), desc=what, unit="image"):
+        size = truth.imgs[ids[place]]
+        masks = masks_of(model, samples.read(place, place + 1), args.layer % len(model.blocks), args.affinity)
+        wide = at_size(masks, (size["height"], size["width"]))
+        results += coco_results(wide, ids[place], [1.0, 0.5, 0.25])
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="crate-tiny-cutouts")
+    parser.add_argument("--config", nargs="*", default=[], help="config fields, such as n_heads=6")
+    parser.add_argument("--coco", type=Path, help="annotations; the embedded composites otherwise")
+    parser.add_argument("--images", type=Path)
+    parser.add_argument("--size", type=int, help="side of the square that images are resized to")
+    parser.add_argument("--layer", type=int, default=-1)
+    parser.add_argument("--affinity", default="cosine", choices=("cosine", "inner"))
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--out", type=Path, default=Path("runs/maskcut"))
+    args = parser.parse_args()
+    fields: dict[str, Any] = {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in args.config)}
+    if args.size:
+        fields |= {"resize": [args.size, args.size], "crop": None, "interpolate_pos": True}
+    model = ci.load(args.source, **fields)
+    if args.coco:
+        data: Any = f"coco:{args.coco}:{args.images or args.coco.parent}"
+        ids = coco_image_ids(str(args.coco))
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = COCO(args.coco)
+    else:
+        data, (truth, ids) = "embedded:cutouts", embedded_annotations()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, other in (("trained", model), ("random weights", twin(model, 0))):
+        results = results_of(other, data, ids, truth, args, name)
+        if other is model:
+            (args.out / "results.json").write_text(json.dumps(results))  # before loadRes, which writes into them
+        precisions = precision(truth, results)
+        print(f"{name}: {len(results)} masks, AP {precisions[0]:.3f}, AP50 {precisions[1]:.3f}")
+    print(f"written to {args.out / 'results.json'}")
+
+
+if __name__ == "__main__":
+    main()
