@@ -1,0 +1,82 @@
+"""The training of crate-tiny-cutouts: composites that depend on their number alone, and a run that goes on from any step."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+sys.path.append(str(Path(__file__).parent.parent / "demos"))
+
+import train_tiny_cutouts as demo
+
+
+@pytest.fixture
+def data():
+    """Grey rectangles as objects, noise as textures."""
+    random = np.random.default_rng(0)
+    objects = np.zeros((13, 28, 28), np.uint8)
+    for index, (top, left) in enumerate(random.integers(1, 10, (13, 2))):
+        objects[index, top : top + 11, left : left + 7] = random.integers(1, 256, (11, 7))
+    textures = [Image.fromarray(random.integers(0, 256, (150, 97), dtype=np.uint8)) for _ in range(2)]
+    return demo.Composites((objects, np.arange(13) % 10), textures)
+
+
+def settings(folder, steps=5, model="crate"):
+    folder.mkdir(exist_ok=True)
+    return argparse.Namespace(out=folder, steps=steps, lr=1e-3, decay=0.05, model=model)
+
+
+def test_composites_have_exact_masks_and_do_not_depend_on_their_neighbours(data):
+    images, labels, masks = data.batch([3, 7, 3], 2)
+    assert torch.equal(images[0], images[2]) and not torch.equal(images[0], data.batch([3], 1)[0][0])
+    assert torch.equal(data.batch([7], 2)[0][0], images[1]) and labels.tolist() == [3, 7, 3]
+    assert images.shape == (3, 3, 64, 64) and masks.shape == (3, 64, 64) and images.dtype == torch.uint8
+    for mask in masks:
+        rows, columns = (torch.nonzero(mask.any(dim=1 - axis)).flatten() for axis in (0, 1))
+        height, width = len(rows), len(columns)
+        assert 0.44 * 64 < height < 0.81 * 64 and abs(height / width - 11 / 7) < 0.2
+        assert mask.sum() >= 0.9 * height * width  # the object is a rectangle
+
+
+def test_training_goes_on_from_any_step(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "BATCH", 4)
+    monkeypatch.setattr(demo, "HELD_OUT", 6)
+    whole, _ = demo.train(settings(tmp_path / "whole"), data, data)
+    step = demo.one_step
+
+    def stopped(model, optimizer, data, number, lr):
+        if number == 3:
+            raise KeyboardInterrupt
+        return step(model, optimizer, data, number, lr)
+
+    monkeypatch.setattr(demo, "one_step", stopped)
+    with pytest.raises(SystemExit, match="stopped after 3 steps"):
+        demo.train(settings(tmp_path / "parts"), data, data)
+    monkeypatch.setattr(demo, "one_step", step)
+    parts, facts = demo.train(settings(tmp_path / "parts"), data, data)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(parts.state_dict()[name], value), name
+    assert facts["minutes"] > 0 and (tmp_path / "parts" / "steps" / "step-0.safetensors").exists()
+    with pytest.raises(SystemExit, match="other settings"):
+        demo.train(settings(tmp_path / "parts", steps=6), data, data)
+
+
+def test_the_plain_vit_is_a_vit_with_the_same_points_and_about_as_large():
+    crate, vit = demo.make_model("crate"), demo.make_model("vit").eval()
+    sizes = [sum(value.numel() for value in model.parameters()) for model in (crate, vit)]
+    assert abs(sizes[0] / sizes[1] - 1) < 0.05
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, cache = vit.run_with_cache(images)
+    assert logits.shape == (2, 10)
+    block, z = vit.blocks[3], cache["blocks.3.hook_resid_pre"]
+    q, k, v = block.attn.qkv(block.ln1(z)).chunk(3, dim=-1)
+    heads = [part.unflatten(-1, (6, 16)).transpose(1, 2) for part in (q, k, v)]
+    mixed = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(cache["blocks.3.hook_resid_mid"], z + block.attn.out(mixed))
+    mid = cache["blocks.3.hook_resid_mid"]
+    torch.testing.assert_close(cache["blocks.3.hook_resid_post"], mid + block.mlp(block.ln2(mid)))
