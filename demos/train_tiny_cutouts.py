@@ -12,7 +12,6 @@ parameters in the same way, to compare with. The folder it writes loads with `cr
 """
 
 import argparse
-import gzip
 import io
 import json
 import time
@@ -29,7 +28,7 @@ from plain_vit import PlainViT
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, save_step
+from training import WARMUP, learning_rate, read_idx, save_step
 
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
@@ -60,20 +59,6 @@ A {kind} of {params:,} parameters: 64x64 RGB images, patch 8 (65 tokens), d_mode
 * Wall time: {minutes:.0f} minutes on one of two CPU cores (shared). Script: demos/train_tiny_cutouts.py.
 * steps/: the weights in float16 after steps {saved}.
 """
-
-
-def read_idx(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [n, 28, 28] and labels [n] of one split ("train" or "t10k")."""
-    try:
-        images = gzip.open(folder / f"{name}-images-idx3-ubyte.gz").read()
-        labels = gzip.open(folder / f"{name}-labels-idx1-ubyte.gz").read()
-    except FileNotFoundError as error:
-        raise SystemExit(
-            f"{error.filename} is missing: `apt-get download dataset-fashion-mnist && dpkg -x dataset-fashion-mnist_*.deb fm`, "
-            "then --fashion fm/usr/share/datasets/fashion-mnist"
-        ) from None
-    x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
-    return x, np.frombuffer(labels, np.uint8, offset=8).astype(np.int64)
 
 
 def read_textures(folder: Path, split: str) -> list[Pillow.Image]:

@@ -11,20 +11,18 @@ The folder it writes loads with `crate_interp.load(folder)`.
 
 import argparse
 import csv
-import gzip
 import io
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as Pillow
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, save_step
+from training import WARMUP, learning_rate, read_idx, save_step
 
 from crate_interp import CrateConfig, HookedCrate
 
@@ -53,19 +51,10 @@ A CRATE (arXiv 2306.01129) of {params:,} parameters: 28x28 grey images, patch 4,
 """
 
 
-def read_idx(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Images uint8 [n, 1, 28, 28] and labels int64 [n] of one split ("train" or "t10k")."""
-    try:
-        images = gzip.open(folder / f"{name}-images-idx3-ubyte.gz").read()
-        labels = gzip.open(folder / f"{name}-labels-idx1-ubyte.gz").read()
-    except FileNotFoundError as error:
-        raise SystemExit(
-            f"{error.filename} is missing. Get the data with `apt-get install dataset-fashion-mnist`, or without root: "
-            "`apt-get download dataset-fashion-mnist && dpkg -x dataset-fashion-mnist_*.deb fm` "
-            "and --data fm/usr/share/datasets/fashion-mnist"
-        ) from None
-    x = torch.from_numpy(np.frombuffer(images, np.uint8, offset=16).copy()).view(-1, 1, 28, 28)
-    return x, torch.from_numpy(np.frombuffer(labels, np.uint8, offset=8).astype(np.int64))
+    images, labels = read_idx(folder, name)
+    return torch.from_numpy(images.copy()).unsqueeze(1), torch.from_numpy(labels)
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -169,7 +158,7 @@ def main() -> None:
     parser.add_argument("--pilot", action="store_true", help="choose a recipe: stop before the test images are read")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    x, y = read_idx(args.data, "train")
+    x, y = read(args.data, "train")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED))
     held, rest = order[:HELD_OUT], order[HELD_OUT:]
     model, facts = train(args, x[rest], y[rest], (x[held], y[held]))
@@ -177,7 +166,7 @@ def main() -> None:
     print(json.dumps(facts))
     if args.pilot:
         return
-    test_x, test_y = read_idx(args.data, "t10k")
+    test_x, test_y = read(args.data, "t10k")
     facts["test"] = accuracy(model, test_x, test_y)
     model.save_pretrained(args.out)
     cfg = model.cfg

@@ -1,8 +1,10 @@
-"""What the training scripts beside this file share: a schedule, weights along the training, and going on where one stopped."""
+"""What the training scripts beside this file share: Fashion-MNIST, a schedule, and the weights along the training."""
 
+import gzip
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -23,3 +25,18 @@ def save_step(model: nn.Module, out: Path, step: int) -> None:
     path = out / "steps" / f"step-{step}.safetensors"
     save_file(weights, path)
     path.chmod(0o644)
+
+
+def read_idx(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Fashion-MNIST: images uint8 [n, 28, 28] and labels int64 [n] of one split ("train" or "t10k")."""
+    try:
+        images = gzip.open(folder / f"{name}-images-idx3-ubyte.gz").read()
+        labels = gzip.open(folder / f"{name}-labels-idx1-ubyte.gz").read()
+    except FileNotFoundError as error:
+        raise SystemExit(
+            f"{error.filename} is missing. Get the data with `apt-get install dataset-fashion-mnist`, or without root: "
+            "`apt-get download dataset-fashion-mnist && dpkg -x dataset-fashion-mnist_*.deb fm`, and name the folder "
+            "fm/usr/share/datasets/fashion-mnist"
+        ) from None
+    x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
+    return x, np.frombuffer(labels, np.uint8, offset=8).astype(np.int64)
