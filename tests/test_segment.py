@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
@@ -25,15 +26,25 @@ def model(seed=0, **changes):
     return ci.HookedCrate(ci.CrateConfig(family="crate", **size | look | changes)).eval()
 
 
+def class_map(random):
+    """Classes 1 to 3 and 255 patch by patch, some noise, a patch that is half unjudged, and a class in an unjudged patch alone."""
+    mask = random.choice([0, 1, 2, 255], GRID).repeat(PATCH[0], 0).repeat(PATCH[1], 1)
+    noise = random.random(SIZE) < 0.1
+    mask[noise] = random.choice([0, 1, 2, 255], noise.sum())
+    mask[4:6, :5], mask[6:8, :5] = 255, 1
+    mask[8:12, 5:10], mask[9, 6:9] = 255, 3
+    return mask
+
+
 def dataset(n=7, seed=0, empty=(), binary=True):
     """Pictures with masks; binary ones are 0 and 255, the others have classes 1 to 3 and 255 for what is not judged."""
     random = np.random.default_rng(seed)
     rows = []
     for index in range(n):
-        values = (random.random(SIZE) > 0.6) * 255 if binary else random.choice([0, 1, 2, 3, 255], SIZE)
+        values = (random.random(SIZE) > 0.6) * 255 if binary else class_map(random)
         mask = np.zeros(SIZE, np.uint8) if index in empty else values.astype(np.uint8)
         picture = Pillow.fromarray(random.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
-        rows.append({"image": picture, "mask": Pillow.fromarray(mask), "label": f"kind {index % 2}"})
+        rows.append({"image": picture, "mask": Pillow.fromarray(mask), "label": f"kind {index % 3}"})
     return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image(), "label": Value("string")}))
 
 
@@ -140,27 +151,78 @@ def test_the_head_is_chosen_on_the_other_half():
     assert (place == 0).all() and (score == 0.5).all()  # of equal heads the first
 
 
-def test_the_table():
-    net, data = model(), dataset(9, empty=(4,))
-    result = ci.segment(net, data, untrained=2, batch_size=4, progress=False)
+def slow_rows(sweep, name, kept):
+    """(way, layer) -> (values, head or None) from the tables of a sweep, sample by sample."""
+    each = (
+        sweep.head_samples().pivot(index="sample", columns=["layer", "head"], values=f"segmentation.{name}").loc[kept]
+    )
+    best = sweep.samples().pivot(index="sample", columns="layer", values=f"segmentation.{name}_best").loc[kept]
+    rows = {}
+    for layer in (0, 1, None):
+        columns = [pair for pair in each.columns if layer in (None, pair[0])]
+        chosen = [max(columns, key=lambda pair: each[pair].iloc[1 - half :: 2].mean()) for half in (0, 1)]
+        values = [each[chosen[place % 2]].iloc[place] for place in range(len(kept))]
+        rows["fixed head", layer] = (values, chosen[0][1] if chosen[0] == chosen[1] else None)
+        if layer is not None:
+            rows["best head for each image", layer] = (best[layer].tolist(), None)
+            rows["mean over heads", layer] = (each[layer].mean(axis=1).tolist(), None)
+    return rows
+
+
+def test_the_table_agrees_with_a_slow_one():
+    net, data = model(5), dataset(9, empty=(4,))
+    result = ci.segment(net, data, untrained=2, batch_size=4, mass=0.5, fraction=0.4, progress=False)
+    probe, kept = segmentation(mass=0.5, fraction=0.4), [0, 1, 2, 3, 5, 6, 7, 8]
     assert result.meta["without_object"] == 1 and result.meta["untrained"] == 2
-    assert len(result.images) == 8 and 4 not in set(result.images["sample"])
-    assert list(result.images["label"][:4]) == ["kind 0", "kind 1", "kind 0", "kind 1"]
-    table = result.layers("top", "pixel")
-    assert len(table) == 2 * 3 + 1 and (table["n"] == 8).all()
-    assert ((table["low"] <= table["value"]) & (table["value"] <= table["high"])).all()
-    best, one, mean = (table[(table["way"] == way) & (table["layer"] == 1)]["value"].item() for way in table["way"][:3])
-    assert best >= max(one, mean)
-    heads = result.heads.query("rule == 'top' and resolution == 'pixel' and layer == 1")
-    assert heads["value"].mean() == pytest.approx(mean) and best >= heads["value"].max() - 1e-9
-    twins = [ci.sweep(model(seed), data, probes="segmentation", controls=False, progress=False) for seed in (0, 1)]
-    rows = [twin.heads().query("statistic == 'top_pixel' and layer == 1")["mean"].to_numpy() for twin in twins]
-    np.testing.assert_allclose(heads["untrained"], np.mean(rows, axis=0), rtol=1e-6)
-    foreground = [np.asarray(mask).astype(bool).mean() for index, mask in enumerate(data["mask"]) if index != 4]
-    assert table["all_foreground"].iloc[0] == pytest.approx(np.mean(foreground), rel=1e-6)
+    own, *twins = (
+        ci.sweep(other, data, probes=probe, controls=False, progress=False) for other in (net, model(0), model(1))
+    )
+    masks = [np.where(np.asarray(data[place]["mask"]) == 255, 1, 0) for place in kept]
+    flat = centred_map(GRID)[None].numpy()
+    named = 0
+    for rule, function, share in (("mass", mass_mask, 0.5), ("top", top_mask, 0.4)):
+        for resolution in ("token", "pixel"):
+            name, found = f"{rule}_{resolution}", result.layers(rule, resolution)
+            wanted, random = slow_rows(own, name, kept), slow_rows(own, f"{name}_random", kept)
+            others = [slow_rows(twin, name, kept) for twin in twins]
+            centre = slow_scores([flat] * 8, masks, lambda map, f=function, s=share: f(map, s), resolution)[1].mean()
+            every = slow_scores([flat] * 8, masks, lambda map: torch.ones(6, dtype=torch.bool), resolution)[1].mean()
+            assert len(found) == len(wanted) == 7
+            for row in found.to_dict("records"):
+                key = (row["way"], None if row["layer"] is pd.NA else row["layer"])
+                assert row["value"] == pytest.approx(np.mean(wanted[key][0]), rel=1e-6)
+                assert (None if row["head"] is pd.NA else row["head"]) == wanted[key][1]
+                assert row["random"] == pytest.approx(np.mean(random[key][0]), rel=1e-6)
+                assert row["untrained"] == pytest.approx(
+                    np.mean([np.mean(other[key][0]) for other in others]), rel=1e-6
+                )
+                assert row["centre"] == pytest.approx(centre, rel=1e-6) and row["n"] == 8
+                assert row["all_foreground"] == pytest.approx(every, rel=1e-6)
+                assert row["low"] <= row["value"] <= row["high"] and row["low"] < row["high"]
+                named += wanted[key][1] is not None
+            heads = result.heads.query("rule == @rule and resolution == @resolution").set_index(["layer", "head"])
+            for column, sweeps, suffix in (
+                ("value", [own], ""),
+                ("random", [own], "_random"),
+                ("untrained", twins, ""),
+            ):
+                tables = [sweep.heads() for sweep in sweeps]
+                tables = [table[table["statistic"] == name + suffix]["mean"].to_numpy() for table in tables]
+                np.testing.assert_allclose(heads[column], np.mean(tables, axis=0), rtol=1e-6)
+    assert 0 < named < 12  # halves agree on a head sometimes
+    overall = slow_rows(own, "mass_token", kept)["fixed head", None][0]
+    np.testing.assert_allclose(result.images["score"], overall, rtol=1e-6)
+    assert list(result.images["sample"]) == kept
+    assert list(result.images["label"]) == [f"kind {place % 3}" for place in kept]
     assert "fixed head" in repr(result) and "all foreground" in repr(result)
     with pytest.raises(ValueError, match="give 'mass' or 'top'"):
         result.layers("half")
+
+
+def test_the_random_order_is_one_and_leaves_little_in_place():
+    for count in (6, 49, 196):
+        order = random_order(count)
+        assert sorted(order.tolist()) == list(range(count)) and (order == torch.arange(count)).sum() <= count / 4
 
 
 def test_the_centred_map_is_a_mirror_of_itself_and_highest_in_the_middle():

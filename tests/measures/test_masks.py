@@ -50,6 +50,15 @@ def test_of_equal_values_the_lower_index_wins():
     assert top_mask(even, 0.43).tolist() == [True, True, False, False, False, True, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_even_maps_of_every_size_keep_the_first_tokens_and_no_more(dtype):
+    for n in range(2, 300):
+        kept = math.ceil(round(0.6 * n, 9))
+        assert mass_mask(torch.full((n,), 1 / n, dtype=dtype)).nonzero().flatten().tolist() == list(range(kept)), n
+        kept = math.floor(round(0.6 * n + 0.5, 9))
+        assert top_mask(torch.full((n,), 0.3, dtype=dtype)).nonzero().flatten().tolist() == list(range(kept)), n
+
+
 @pytest.mark.parametrize("n, fraction, kept", [(5, 0.5, 3), (5, 0.6, 3), (7, 0.05, 0), (7, 0.08, 1), (11, 1.0, 11)])
 def test_the_top_rule_rounds_halves_up(n, fraction, kept):
     assert top_mask(draw(n, 3, n), fraction).sum(dim=-1).tolist() == [kept] * 3
@@ -187,15 +196,30 @@ def test_components_are_those_of_an_svd_and_turn_with_the_space():
     torch.testing.assert_close(maps.abs(), other.abs(), rtol=1e-7, atol=1e-9)
     turn, _ = torch.linalg.qr(draw(9, 11, 11))
     torch.testing.assert_close(pca_map(features @ turn, (5, 7), 3), maps, rtol=1e-7, atol=1e-9)
-    assert not pca_mask(torch.ones(2, 35, 11), (5, 7)).any()
+
+
+def test_tokens_all_alike_have_no_foreground():
+    for value in (1.0, 0.1, 1 / 3):  # the mean of many is another by rounding
+        for dtype in (torch.float32, torch.float64):
+            assert not pca_mask(torch.full((3, 35, 11), value, dtype=dtype), (5, 7)).any()
+
+
+def test_the_border_is_all_four_sides():
+    inside = torch.zeros(1, 5, 7, dtype=torch.bool)
+    inside[0, 0, 1:6] = inside[0, 1:4, 2:5] = True  # it reaches the upper side, most of which is object
+    way = draw(0, 11) - 0.5
+    for sign in (1.0, -1.0):
+        features = 0.001 * draw(1, 1, 35, 11) + sign * inside.flatten(1)[..., None] * way
+        assert torch.equal(pca_mask(features, (5, 7)), inside.flatten(1))
 
 
 def test_the_sign_has_a_rule_where_there_is_no_inside():
-    features, _ = planted(4)
-    for sign in (1, -1):  # every token is on the border of a grid of one row: its mean is 0
-        torch.testing.assert_close(
-            pca_map(sign * features[:, :7], (1, 7), 1).abs(), pca_map(features[:, :7], (1, 7), 1).abs()
-        )
+    features = draw(4, 1, 7, 11)  # every token of a grid of one row is on the border, whose mean is 0 then
+    tokens = features[0] - features[0].mean(dim=0)
+    first = torch.linalg.svd(tokens).Vh[0]
+    first = first * first[first.abs().argmax()].sign()
+    torch.testing.assert_close(pca_map(features, (1, 7), 1)[0, 0, 0], tokens @ first)
+    torch.testing.assert_close(pca_map(-features, (1, 7), 1), -pca_map(features, (1, 7), 1))
 
 
 MASK, MAP = torch.ones(5, dtype=torch.bool), torch.rand(5)
