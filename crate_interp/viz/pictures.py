@@ -56,7 +56,7 @@ def figure(picture: str, overlay: str | None, words: str, label: str, css: str) 
     over = f'<img alt="" src="{overlay}">' if overlay else ""
     said = html.escape(label, quote=True)
     drawn = f'<div class="{picture}" role="img" tabindex="0" aria-label="{said}">{over}</div>'
-    return f'<figure class="{css}">{drawn}<figcaption>{words}</figcaption></figure>'
+    return f'<figure class="{css}">{drawn}<figcaption>{html.escape(words)}</figcaption></figure>'
 
 
 def _palette(index: np.ndarray, colours: np.ndarray, opacity: np.ndarray) -> str:
