@@ -12,7 +12,7 @@ from crate_interp import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool | None) -> None:
     if wanted:
         typer.echo(f"crate-interp {__version__}")
         raise typer.Exit
@@ -22,8 +22,8 @@ def _show_version(wanted: bool) -> None:
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
-    ] = False,
+        bool | None, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = None,
 ) -> None:
     """Load a CRATE, measure what each layer does, read the report."""
 
@@ -69,7 +69,9 @@ def audit(
 ) -> None:
     """Ask of every layer whether it does what the papers say: a table of layers and claims, and a page about it."""
     import crate_interp as ci
+    from crate_interp.whole import writable
 
+    writable(out)
     model = ci.load(source, family=family, revision=revision, **_fields(config or []))
     result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained)
     page = ci.viz.audit_page(result, out)
@@ -98,16 +100,19 @@ def segment(
 ) -> None:
     """Ask whether attention maps segment: every layer and head against masks, beside chance levels, and a page about it."""
     import crate_interp as ci
+    from crate_interp.segment.result import CELL
     from crate_interp.sweep.text import as_text
     from crate_interp.viz.segment import sentence
+    from crate_interp.whole import writable
 
+    writable(out)  # said before work starts
     model = ci.load(source, family=family, revision=revision, **_fields(config or []))
     options: dict[str, Any] = dict(scaled=not unscaled, cls_key=not unscaled, limit=limit, untrained=untrained)
     result = ci.segment(model, data, mass=mass, fraction=fraction, **options)
     page = ci.viz.segment_page(result, model, data, out)
     for rule in ("mass", "top"):
         share = mass if rule == "mass" else fraction
-        typer.echo(f"{rule} rule, {share:.0%}; Jaccard index over tokens (random order, untrained):")
+        typer.echo(f"{rule} rule, {share:.0%}; Jaccard index over tokens ({', '.join(CELL.values())}):")
         typer.echo(as_text(*result.cells(rule)) + "\n")
     typer.echo(f"{sentence(result)} The page: {page}")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,6 +11,7 @@ from tqdm.auto import tqdm
 
 from crate_hooks import full_name
 from crate_interp.measures import attention_map, attention_rollout, pca_map
+from crate_interp.values import height_width, is_int
 
 Grid = tuple[int, int]
 
@@ -31,7 +33,7 @@ def attention(
     Raises KeyError for points that were not cached, ValueError for a layer, query or grid that does not fit.
     """
     if scaled and cls_key:  # what the model computed, with the edits that hooks made
-        pattern = _point(cache, layer, "attn.hook_pattern")
+        pattern = _whole_pattern(cache, layer)
         grid = _grid(cache, pattern.shape[-1] - 1, grid)
         return pattern[:, :, _position(query, grid), 1:].unflatten(-1, grid)
     q, k = (_point(cache, layer, f"attn.hook_{role}").transpose(1, 2) for role in "qk")
@@ -47,10 +49,10 @@ def codes(
     atoms: their numbers, 0 to d_mlp - 1. point: another code, such as "mlp.hook_pre" before the ReLU. Raises as `attention`.
     """
     values = _point(cache, layer, point)  # [batch, pos, d_mlp]
-    wanted = [atoms] if isinstance(atoms, int) else list(atoms)
-    wrong = [atom for atom in wanted if not 0 <= atom < values.shape[-1]]
-    if wrong or not wanted:
-        raise ValueError(f"atoms={atoms!r}: give numbers from 0 to {values.shape[-1] - 1}.")
+    wanted: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
+    wanted = list(wanted) if isinstance(wanted, (list, tuple, range)) else [wanted]
+    if not wanted or not all(is_int(atom) and 0 <= atom < values.shape[-1] for atom in wanted):
+        raise ValueError(f"atoms={atoms!r}: give whole numbers from 0 to {values.shape[-1] - 1}.")
     patches = values[:, 1:, wanted].transpose(1, 2)  # [batch, atom, patch]
     return patches.unflatten(-1, _grid(cache, patches.shape[-1], grid))
 
@@ -73,14 +75,14 @@ def rollout(cache: Any, *, query: int | tuple[int, int] = 0, grid: Grid | None =
     query: as in `attention`; in CRATE the sparse step re-codes the stream between layers, which no roll-out sees. Raises as `attention`.
     """
     count = len(cache.model.blocks)
-    patterns = torch.stack([_point(cache, layer, "attn.hook_pattern") for layer in range(count)], dim=1)
+    patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
     grid = _grid(cache, patterns.shape[-1] - 1, grid)
     return attention_rollout(patterns)[:, _position(query, grid), 1:].unflatten(-1, grid)
 
 
 def windowed(
     model: Any,
-    images: Float[Tensor, "batch channels height width"],
+    images: Any,
     read: Callable[[Any], Float[Tensor, "batch map h w"]],
     *,
     stride: int | tuple[int, int] | None = None,
@@ -89,12 +91,15 @@ def windowed(
 ) -> Float[Tensor, "batch map h w"]:
     """Maps of images larger than the model's, from overlapping windows of its own size; where windows overlap, their mean.
 
-    read(cache) -> maps `[batch, map, h, w]` of one window, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
-    between windows, or (rows, columns), multiples of the patch, None for half a window; the last window of a row ends at the
-    edge. names: names_filter of the caches, one of which is held at a time. Attention is a share within its window: a window
-    without the object attends elsewhere. Raises ValueError for images smaller than a window, sides that are no multiples of the
-    patch, a stride that leaves gaps.
+    images `[batch, channels, height, width]`. read(cache) -> maps `[batch, map, h, w]` of one window, such as `lambda cache:
+    ci.maps.attention(cache, 4)`. stride: pixels between windows, or (rows, columns), multiples of the patch, None for half a
+    window; the last window of a row ends at the edge. names: names_filter of the caches, one of which is held at a time.
+    Attention is a share within its window: a window without the object attends elsewhere. Raises ValueError for images smaller
+    than a window, sides that are no multiples of the patch, a stride that leaves gaps.
     """
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images are [batch, channels, height, width], got {got}.")
     (tall, wide), (height, width) = images.shape[2:], model.cfg.image_size
     patch = model.cfg.patch_size
     if tall < height or wide < width or tall % patch[0] or wide % patch[1]:
@@ -103,19 +108,22 @@ def windowed(
             "model.pad(images) makes multiples."
         )
     half = [max(side // 2 // p, 1) * p for side, p in zip((height, width), patch, strict=True)]
-    steps = half if stride is None else (stride, stride) if isinstance(stride, int) else stride
-    if any(step < 1 or step % p or step > side for step, p, side in zip(steps, patch, (height, width), strict=True)):
+    steps = half if stride is None else height_width("stride", stride)
+    if any(step % p or step > side for step, p, side in zip(steps, patch, (height, width), strict=True)):
         raise ValueError(
             f"stride={stride}: give a multiple of the patch {patch}, at most a window, {height} x {width}."
         )
     corners = [(top, left) for top in _starts(tall, height, steps[0]) for left in _starts(wide, width, steps[1])]
     total: Any = None
+    options: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}  # every patch is seen
     seen = torch.zeros(tall // patch[0], wide // patch[1], device=images.device)
     for top, left in tqdm(corners, desc="windows", disable=not progress):
         window = images[:, :, top : top + height, left : left + width]
         with torch.no_grad():
-            _, cache = model.run_with_cache(window, names_filter=names)
+            _, cache = model.run_with_cache(window, names_filter=names, **options)
         maps = read(cache)
+        if maps.ndim != 4:
+            raise ValueError(f"read(cache) gave shape {list(maps.shape)}: maps of one window are [batch, map, h, w].")
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
         total = maps.new_zeros(*maps.shape[:2], *seen.shape) if total is None else total
@@ -130,20 +138,32 @@ def _starts(length: int, window: int, step: int) -> list[int]:
 
 
 def _point(cache: Any, layer: int, point: str) -> Tensor:
-    count = len(cache.model.blocks)
-    if not -count <= layer < count:
-        raise ValueError(f"layer={layer}: the model has layers 0 to {count - 1}.")
     if cache.model.cfg.kind not in ("vision", "mae"):
-        raise ValueError("maps over patches are read from a model of images.")
+        raise ValueError("maps over patches are read from the cache of a model of images; of a CLIP give cache.visual.")
+    count = len(cache.model.blocks)
+    if not is_int(layer) or not -count <= layer < count:
+        raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
+    if not cache.has_batch_dim:
+        raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
     name = full_name(point, layer % count)
     if name not in cache.cache_dict:
         raise KeyError(f"the cache lacks {name!r}: run_with_cache(images, names_filter=[{name!r}, ...]), or cache all.")
     return cache[name]
 
 
+def _whole_pattern(cache: Any, layer: int) -> Tensor:
+    """The attention of all queries `[batch, head, query, key]`; a slice of them has another token in each one's place."""
+    pattern = _point(cache, layer, "attn.hook_pattern")
+    if pattern.shape[-2] != pattern.shape[-1]:
+        raise ValueError(
+            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: run_with_cache without pos_slice."
+        )
+    return pattern
+
+
 def _grid(cache: Any, patches: int, grid: Grid | None) -> Grid:
     own = cache.model.cfg.grid
-    found = own if grid is None else grid
+    found = own if grid is None else height_width("grid", grid)
     if found[0] * found[1] != patches:
         raise ValueError(
             f"there are {patches} patches, the grid is {found[0]} x {found[1]}: give grid=(rows, columns), the image's sides "
@@ -152,13 +172,15 @@ def _grid(cache: Any, patches: int, grid: Grid | None) -> Grid:
     return found
 
 
-def _position(query: int | tuple[int, int], grid: Grid) -> int:
+def _position(query: Any, grid: Grid) -> int:
     """Where a query is among the tokens: CLS, then the patches row by row."""
     count = grid[0] * grid[1] + 1
-    if isinstance(query, int):
+    if is_int(query):
         if not -count <= query < count:
             raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
-        return query
+        return int(query)
+    if not isinstance(query, (tuple, list)) or len(query) != 2 or not all(is_int(place) for place in query):
+        raise ValueError(f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch.")
     row, column = query
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}.")

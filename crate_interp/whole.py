@@ -22,3 +22,16 @@ def write_text(path: Path, text: str) -> None:
 def write_parquet(path: Path, table: Any) -> None:
     """Writes a pandas table as parquet, without its index."""
     write(path, lambda part: table.to_parquet(part, index=False))
+
+
+def writable(out: str | Path) -> Path:
+    """The folder, made where there is none; ValueError where nothing can be written into it."""
+    out = Path(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        test = out / f".writable-{os.getpid()}"
+        test.touch()
+        test.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write into {str(out)!r}: {error.strerror}. Give another folder.") from None
+    return out

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as Pillow
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, read_idx, save_step
+from training import WARMUP, learning_rate, read_idx, save_resume, save_step, size_of
 
 from crate_interp import CrateConfig, HookedCrate
 
@@ -137,8 +137,7 @@ def train(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tupl
         if step % 100 == 0 or step == steps:
             state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, seconds=seconds)
             state |= dict(steps=steps, lr=args.lr, decay=args.decay, untrained=untrained)
-            torch.save(state, resume.with_suffix(".new"))
-            resume.with_suffix(".new").replace(resume)
+            save_resume(state, resume)
         if step % per_epoch == 0:
             held_out = accuracy(model.eval(), *held)
             bar.set_postfix(loss=f"{loss.item():.3f}", held_out=f"{held_out:.2%}")
@@ -169,11 +168,9 @@ def main() -> None:
     test_x, test_y = read(args.data, "t10k")
     facts["test"] = accuracy(model, test_x, test_y)
     model.save_pretrained(args.out)
-    cfg = model.cfg
     card = CARD.format(
-        **facts, params=sum(p.numel() for p in model.parameters()), train=len(rest), lr=args.lr, decay=args.decay,
+        **facts, **size_of(model), train=len(rest), lr=args.lr, decay=args.decay,
         warmup=WARMUP, batch=BATCH, epochs=args.epochs, seed=SEED, saved=", ".join(map(str, SAVED_STEPS)),
-        d_model=cfg.d_model, n_layers=cfg.n_layers, n_heads=cfg.n_heads,
     )  # fmt: skip
     (args.out / "README.md").write_text(card)
     save_sample(test_x, test_y, args.out / "fashion.parquet")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, save_step
+from training import WARMUP, learning_rate, save_resume, save_step, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
@@ -221,8 +221,7 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f}\n")
         if step % 200 == 0 or step == args.steps:
             state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, seconds=seconds)
-            torch.save(state | dict(steps=args.steps, lr=args.lr, decay=args.decay), resume.with_suffix(".new"))
-            resume.with_suffix(".new").replace(resume)
+            save_resume(state | dict(steps=args.steps, lr=args.lr, decay=args.decay), resume)
     bar.close()
     return model.eval(), dict(steps=step, minutes=seconds / 60)
 
@@ -256,11 +255,10 @@ def main() -> None:
     table, weights = losses(model, ids, held, size)
     model.save_pretrained(args.out)
     tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
-    cfg = model.cfg
     card = CARD.format(
-        **facts, params=sum(p.numel() for p in model.parameters()), train_bytes=train_bytes, train_tokens=len(ids), lr=args.lr,
+        **facts, **size_of(model), train_bytes=train_bytes, train_tokens=len(ids), lr=args.lr,
         held_names=held_names, warmup=WARMUP, decay=args.decay, batch=BATCH, n_ctx=N_CTX, seed=SEED, bos=BOS, vocab=VOCAB, table=table,
-        weights=weights, saved=", ".join(map(str, SAVED_STEPS)), d_model=cfg.d_model, n_layers=cfg.n_layers, n_heads=cfg.n_heads,
+        weights=weights, saved=", ".join(map(str, SAVED_STEPS)),
     )  # fmt: skip
     (args.out / "README.md").write_text(card)
     print(json.dumps(facts) + "\n" + table)

@@ -2,12 +2,16 @@
 
 import gzip
 import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
+
+from crate_interp.whole import write
 
 WARMUP = 0.05  # of the steps
 
@@ -25,6 +29,17 @@ def save_step(model: nn.Module, out: Path, step: int) -> None:
     path = out / "steps" / f"step-{step}.safetensors"
     save_file(weights, path)
     path.chmod(0o644)
+
+
+def save_resume(state: dict[str, Any], path: Path) -> None:
+    """What a training goes on from; an interrupt leaves the one before."""
+    write(path, partial(torch.save, state))
+
+
+def size_of(model: nn.Module) -> dict[str, int]:
+    """What a card says of a model's size."""
+    shape = {name: getattr(model.cfg, name) for name in ("d_model", "n_layers", "n_heads")}
+    return {"params": sum(value.numel() for value in model.parameters()), **shape}
 
 
 def read_idx(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -67,11 +67,11 @@ def test_what_does_not_fit_is_said(model, images, cache):
         (r"12 patches, the grid is 3 x 5", ValueError, lambda: ci.maps.attention(cache, 0, grid=(3, 5))),
         ("rows 0 to 2 and columns 0 to 3", ValueError, lambda: ci.maps.attention(cache, 0, query=(3, 0))),
         ("query=13: there are 13 tokens", ValueError, lambda: ci.maps.attention(cache, 0, query=13)),
-        ("give numbers from 0 to", ValueError, lambda: ci.maps.codes(cache, 0, 10**6)),
+        ("give whole numbers from 0 to", ValueError, lambda: ci.maps.codes(cache, 0, 10**6)),
         ("need at least that", ValueError, lambda: ci.maps.windowed(model, images[..., :15], ci.maps.rollout)),
         ("at most a window", ValueError, lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25)),
         ("does not belong to images", ValueError, lambda: ci.viz.head_grid(cache, images[:1])),
-        ("layers is empty", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
+        ("give a list of numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
     ):
         with pytest.raises(kind, match=words):
             call()

@@ -74,22 +74,21 @@ def test_the_audit_in_the_readme_is_what_the_command_prints():
 
 def test_the_segmentation_in_the_readme_is_what_the_command_prints():
     """The row of the trained CRATE and its chance levels; the ViT's comes from a training of an hour and a half."""
-    result = ci.segment(ci.load("crate-tiny-cutouts"), "embedded:cutouts", progress=False)
+    result = ci.segment(ci.load("crate-tiny-cutouts"), "embedded:cutouts", untrained=3, progress=False)
     row, section = result.overall(), README.split("## Do attention maps segment?")[1].split("\n## ")[0]
     cells = [
         cell.strip() for cell in next(line for line in section.splitlines() if line.startswith("| CRATE |")).split("|")
     ]
     value, low, high = (float(number) for number in re.findall(r"[\d.]+", cells[6]))
     assert (value, low, high) == pytest.approx((row["value"], row["low"], row["high"]), abs=2e-3)
-    assert float(cells[7]) == pytest.approx(row["random"], abs=2e-3)
-    said = re.search(r"has ([\d.]+), all foreground ([\d.]+), random weights ([\d.]+)\.", section)
-    wanted = (row["centre"], row["all_foreground"], row["untrained"])
+    assert float(cells[7]) == pytest.approx(row["other_image"], abs=2e-3)
+    section = section.replace("\n", " ")
+    words = r"has ([\d.]+), all foreground ([\d.]+), three networks of random weights ([\d.]+), .* random order ([\d.]+)\. So"
+    said = re.search(words, section)
+    assert said
+    wanted = (row["centre"], row["all_foreground"], row["untrained"], row["random"])
     assert [float(number) for number in said.groups()] == pytest.approx(wanted, abs=2e-3)
     layers = result.layers().query("layer == 3 and way == 'best head for each image'").iloc[0]
-    assert (
-        f"{layers['value']:.3f} in layer 3" in section
-        and f"random maps have {layers['random']:.3f}" in section.replace("\n", " ")
-    )
-    assert row["low"] > max(wanted) and f"no more than {result.overall('top')['value']:.3f}" in section.replace(
-        "\n", " "
-    )
+    assert f"{layers['value']:.3f} in layer 3, where the same six maps have {layers['other_image']:.3f}" in section
+    assert row["low"] > max(*wanted, row["other_image"])
+    assert f"no more than {result.overall('top')['value']:.3f}" in section

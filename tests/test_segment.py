@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset, Features, Image, Value
+from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pillow
 
 import crate_interp as ci
@@ -79,10 +79,12 @@ def slow_scores(pattern, masks, rule, resolution):
 
 
 @pytest.mark.parametrize("binary", [True, False])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_scores_agree_with_sets_of_pixels(binary, shuffled):
+@pytest.mark.parametrize("chance", ["", "_random", "_other"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_scores_agree_with_sets_of_pixels(binary, chance, scaled):
     net, data = model(), dataset(binary=binary)
-    result = ci.sweep(net, data, probes="segmentation", batch_size=3, progress=False)
+    probe = segmentation(mass=0.7, fraction=0.4, scaled=scaled, cls_key=scaled)
+    result = ci.sweep(net, data, probes=probe, batch_size=3, progress=False)
     images = net.preprocess(data["image"])
     masks = [np.asarray(mask) for mask in data["mask"]]
     masks = [np.where(mask == 255, 1, mask) for mask in masks] if binary else masks
@@ -90,11 +92,16 @@ def test_scores_agree_with_sets_of_pixels(binary, shuffled):
         _, cache = net.run_with_cache(images)
     for layer in range(2):
         pattern = cache["pattern", layer][:, :, 0, 1:]
-        pattern = pattern[..., random_order(6)] if shuffled else pattern
-        for name, rule in (("mass", mass_mask), ("top", top_mask)):
+        if not scaled:
+            q, k = cache["q", layer][:, 0], cache["k", layer][:, 1:]
+            pattern = torch.einsum("nhd,nphd->nhp", q, k).softmax(dim=-1)
+        if chance == "_random":
+            pattern = torch.stack([maps[:, random_order(6, sample)] for sample, maps in enumerate(pattern)])
+        judges = masks[1:] + masks[:1] if chance == "_other" else masks
+        for name, rule, share in (("mass", mass_mask, 0.7), ("top", top_mask, 0.4)):
             for resolution in ("token", "pixel"):
-                column = f"{name}_{resolution}{'_random' * shuffled}"
-                each, best = slow_scores(pattern.numpy(), masks, rule, resolution)
+                column = f"{name}_{resolution}{chance}"
+                each, best = slow_scores(pattern.numpy(), judges, lambda map, f=rule, s=share: f(map, s), resolution)
                 rows = result.head_samples().query("layer == @layer")[f"segmentation.{column}"].to_numpy().reshape(7, 3)
                 np.testing.assert_allclose(rows, each, rtol=1e-6)
                 found = result.samples().query("layer == @layer")[f"segmentation.{column}_best"]
@@ -109,27 +116,40 @@ def acts_for(targets, sharpness=50.0):
     keys[:, 1:, 0, 0] = sharpness * targets.float()
     queries = torch.zeros_like(keys)
     queries[:, 0, 0, 0] = 1
-    return {"attn.hook_q": queries, "attn.hook_k": keys}
+    scores = torch.einsum("nqhd,nkhd->nhqk", queries, keys)
+    return {
+        "attn.hook_q": queries,
+        "attn.hook_k": keys,
+        "attn.hook_pattern": scores.softmax(dim=-1),
+        "sample": torch.arange(len(targets)),
+    }
 
 
-def test_attention_on_the_object_alone_scores_one_and_beside_it_zero():
+@pytest.mark.parametrize("scaled", [True, False])
+def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
     tokens = torch.tensor([[1, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0]], dtype=torch.bool)
     masks = ci.measures.pixel_mask(tokens, GRID, PATCH).to(torch.uint8)
-    probe, block = segmentation(mass=1.0 - 1e-6), model().blocks[0]
-    found = probe.measure(block, acts_for(tokens) | {"masks": masks})
+    probe, block = segmentation(mass=1.0 - 1e-6, scaled=scaled), model().blocks[0]
+    both = {"masks": masks, "other_masks": masks.roll(-1, 0)}
+    found = probe.measure(block, acts_for(tokens) | both)
+    others = [
+        len(a & b) / len(a | b) for a, b in (({0, 1, 5}, {3}), ({3}, {0, 1, 2, 3, 4}), ({0, 1, 2, 3, 4}, {0, 1, 5}))
+    ]
+    assert found["mass_token_other"].flatten().tolist() == pytest.approx(others)
     for name in ("mass_token", "mass_pixel", "mass_token_best", "mass_pixel_best"):
-        assert torch.equal(found[name].flatten(), torch.ones(3)), name
-    away = probe.measure(block, acts_for(~tokens) | {"masks": masks})
+        assert found[name].flatten().tolist() == [1.0] * 3, name
+    away = probe.measure(block, acts_for(~tokens) | both)
     assert away["mass_token"].abs().max() == 0 and away["mass_pixel_best"].abs().max() == 0
 
 
 def test_random_order_scores_what_random_masks_do():
-    """The top rule keeps 5 of 8 patches whatever the map, so that its chance level is known."""
-    random = torch.Generator().manual_seed(3)
-    tokens = torch.rand(4000, 8, generator=random).argsort(dim=1) < 2
-    maps = torch.rand(4000, 1, 8, generator=random)[..., random_order(8)]
-    targets = Targets(ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8), (3, 5))
-    found = targets.mean(targets.jaccard(top_mask(maps, 0.6), "token")).mean().item()
+    """Every map is the same, on an object that is always there: 5 of its 8 patches, and only the order is random."""
+    tokens = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.bool).expand(4000, 8)
+    masks = ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8)
+    pattern = torch.cat([torch.zeros(1), torch.arange(8, 0, -1) / 36]).expand(4000, 1, 9, 9)
+    acts = {"attn.hook_pattern": pattern, "sample": torch.arange(4000), "masks": masks, "other_masks": masks}
+    block = model(image_size=(6, 20), patch_size=(3, 5)).blocks[0]
+    found = segmentation().measure(block, acts)["top_token_random"].mean().item()
     exact = sum(share * hits / (7 - hits) for hits, share in ((1, 2 * 5 * 3 / 56), (2, 5 * 4 / 56)))  # hypergeometric
     assert found == pytest.approx(exact, abs=0.01)
     assert random_jaccard(5 / 8, 2 / 8) == pytest.approx(exact, abs=0.02)  # the formula is for many patches
@@ -152,7 +172,7 @@ def test_the_head_is_chosen_on_the_other_half():
 
 
 def slow_rows(sweep, name, kept):
-    """(way, layer) -> (values, head or None) from the tables of a sweep, sample by sample."""
+    """(way, layer) -> (values, (layer, head) or None) from the tables of a sweep, sample by sample."""
     each = (
         sweep.head_samples().pivot(index="sample", columns=["layer", "head"], values=f"segmentation.{name}").loc[kept]
     )
@@ -162,7 +182,7 @@ def slow_rows(sweep, name, kept):
         columns = [pair for pair in each.columns if layer in (None, pair[0])]
         chosen = [max(columns, key=lambda pair: each[pair].iloc[1 - half :: 2].mean()) for half in (0, 1)]
         values = [each[chosen[place % 2]].iloc[place] for place in range(len(kept))]
-        rows["fixed head", layer] = (values, chosen[0][1] if chosen[0] == chosen[1] else None)
+        rows["fixed head", layer] = (values, chosen[0] if chosen[0] == chosen[1] else None)
         if layer is not None:
             rows["best head for each image", layer] = (best[layer].tolist(), None)
             rows["mean over heads", layer] = (each[layer].mean(axis=1).tolist(), None)
@@ -173,6 +193,7 @@ def test_the_table_agrees_with_a_slow_one():
     net, data = model(5), dataset(9, empty=(4,))
     result = ci.segment(net, data, untrained=2, batch_size=4, mass=0.5, fraction=0.4, progress=False)
     probe, kept = segmentation(mass=0.5, fraction=0.4), [0, 1, 2, 3, 5, 6, 7, 8]
+    followed = [0, 1, 2, 5, 6, 7, 8]  # by an image with an object
     assert result.meta["without_object"] == 1 and result.meta["untrained"] == 2
     own, *twins = (
         ci.sweep(other, data, probes=probe, controls=False, progress=False) for other in (net, model(0), model(1))
@@ -184,6 +205,7 @@ def test_the_table_agrees_with_a_slow_one():
         for resolution in ("token", "pixel"):
             name, found = f"{rule}_{resolution}", result.layers(rule, resolution)
             wanted, random = slow_rows(own, name, kept), slow_rows(own, f"{name}_random", kept)
+            other_image = slow_rows(own, f"{name}_other", followed)
             others = [slow_rows(twin, name, kept) for twin in twins]
             centre = slow_scores([flat] * 8, masks, lambda map, f=function, s=share: f(map, s), resolution)[1].mean()
             every = slow_scores([flat] * 8, masks, lambda map: torch.ones(6, dtype=torch.bool), resolution)[1].mean()
@@ -191,7 +213,9 @@ def test_the_table_agrees_with_a_slow_one():
             for row in found.to_dict("records"):
                 key = (row["way"], None if row["layer"] is pd.NA else row["layer"])
                 assert row["value"] == pytest.approx(np.mean(wanted[key][0]), rel=1e-6)
-                assert (None if row["head"] is pd.NA else row["head"]) == wanted[key][1]
+                place = (row["head_layer"], row["head"])
+                assert (None if pd.isna(place[0]) else place) == wanted[key][1]
+                assert row["other_image"] == pytest.approx(np.mean(other_image[key][0]), rel=1e-6)
                 assert row["random"] == pytest.approx(np.mean(random[key][0]), rel=1e-6)
                 assert row["untrained"] == pytest.approx(
                     np.mean([np.mean(other[key][0]) for other in others]), rel=1e-6
@@ -204,6 +228,7 @@ def test_the_table_agrees_with_a_slow_one():
             for column, sweeps, suffix in (
                 ("value", [own], ""),
                 ("random", [own], "_random"),
+                ("other_image", [own], "_other"),
                 ("untrained", twins, ""),
             ):
                 tables = [sweep.heads() for sweep in sweeps]
@@ -214,15 +239,20 @@ def test_the_table_agrees_with_a_slow_one():
     np.testing.assert_allclose(result.images["score"], overall, rtol=1e-6)
     assert list(result.images["sample"]) == kept
     assert list(result.images["label"]) == [f"kind {place % 3}" for place in kept]
-    assert "fixed head" in repr(result) and "all foreground" in repr(result)
+    assert "fixed head" in repr(result) and "mask of another image" in repr(result)
+    assert result.cells()[1][1][3].count(",") == 2 and "nan" not in str(
+        ci.segment(net, data, untrained=0, progress=False).cells()
+    )
     with pytest.raises(ValueError, match="give 'mass' or 'top'"):
         result.layers("half")
 
 
-def test_the_random_order_is_one_and_leaves_little_in_place():
-    for count in (6, 49, 196):
-        order = random_order(count)
-        assert sorted(order.tolist()) == list(range(count)) and (order == torch.arange(count)).sum() <= count / 4
+def test_random_orders_differ_between_samples_and_leave_no_place_alone():
+    orders = torch.stack([random_order(7, sample) for sample in range(7000)])
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(7).expand(7000, 7))
+    counts = torch.stack([torch.bincount(orders[:, place], minlength=7) for place in range(7)])
+    assert ((counts - 1000).abs() < 150).all()  # five standard deviations of 29
+    assert torch.equal(random_order(7, 3), orders[3])
 
 
 def test_the_centred_map_is_a_mirror_of_itself_and_highest_in_the_middle():
@@ -249,7 +279,8 @@ def test_scores_of_every_head_are_kept_and_saved(tmp_path):
     table = ci.SweepResult.load(result.save(tmp_path)).head_samples()
     assert table.equals(result.head_samples()) and len(table) == 5 * 2 * 3
     assert table[table["sample"] == 2].filter(like="segmentation").isna().all(axis=None)
-    assert (result.heads()["n"] == 4).all() and (result.layers()["n"] == 4).all()
+    for means in (result.heads(), result.layers()):  # sample 1 is followed by the one without an object
+        assert (means["n"] == 4 - means["statistic"].str.contains("_other")).all()
     assert result.layers()["mean"].notna().all() and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
 
 
@@ -264,24 +295,97 @@ def test_unscaled_maps_are_the_papers():
 
 
 def test_what_cannot_be_judged_is_refused_before_work_starts():
+    """Even one forward would stop the test."""
     net, data = model(), dataset()
+
+    def forward(tensor, hook):
+        raise AssertionError("work has started")
+
+    net.add_hook("hook_embed", forward)
     lm = ci.HookedCrateLM(ci.CrateConfig(family="crate-lm", d_model=12, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7))
     for words, call in {
         "the data has none": lambda: ci.segment(net, data.remove_columns("mask"), progress=False),
-        "has none: ci.sweep it": lambda: ci.probe(net.run_with_cache(net.preprocess(data["image"]))[1], "segmentation"),
         "model of images": lambda: ci.segment(lm, torch.zeros(3, 5, dtype=torch.long)),
         "cannot measure Linear": lambda: ci.segment(torch.nn.Linear(2, 2), data),
         "untrained=-1": lambda: ci.segment(net, data, untrained=-1),
         "mass=0": lambda: ci.segment(net, data, mass=0.0),
         "fraction=2": lambda: ci.segment(net, data, fraction=2.0),
-        "query=7: there are 7 tokens": lambda: ci.segment(net, data, query=7, progress=False),
-        "3 of 4 images have an object": lambda: ci.segment(net, dataset(4, empty=(1,)), untrained=0, progress=False),
+        "untrained=True": lambda: ci.segment(net, data, untrained=True),
+        "mass='a'": lambda: ci.segment(net, data, mass="a"),
+        "fraction=None": lambda: ci.segment(net, data, fraction=None),
+        r"query=\(1, 1\)": lambda: ci.segment(net, data, query=(1, 1)),
+        "batch_size=0": lambda: ci.segment(net, data, batch_size=0),
+        "3 of 4 images have an object": lambda: ci.segment(net, dataset(4, empty=(1,))),
+        "3 of 3 images have an object": lambda: ci.segment(net, data, limit=3),
+        "0 of 5 images have an object": lambda: ci.segment(net, dataset(5, empty=range(5))),
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
 
 
+def test_a_query_that_is_not_there_and_a_cache_without_masks_are_refused():
+    net, data = model(), dataset()
+    with pytest.raises(ValueError, match="query=7: there are 7 tokens"):
+        ci.segment(net, data, query=7, progress=False)
+    with pytest.raises(ValueError, match="has none: ci.sweep it"):
+        ci.probe(net.run_with_cache(net.preprocess(data["image"]))[1], "segmentation")
+
+
+def test_hooks_on_the_pattern_are_seen():
+    """Attention moved to the first patch alone."""
+    net, data = model(), dataset()
+
+    def first_patch(pattern, hook):
+        return torch.zeros_like(pattern).index_fill(-1, torch.tensor([1]), 1.0)
+
+    with net.hooks([("blocks.1.attn.hook_pattern", first_patch)]):
+        found = ci.sweep(net, data, probes="segmentation", progress=False).head_samples()
+    masks = [np.asarray(mask) > 0 for mask in data["mask"]]
+    wanted = [mask[:4, :5].sum() / (mask.sum() + (~mask[:4, :5]).sum()) for mask in masks]
+    rows = found.query("layer == 1")["segmentation.mass_pixel"].to_numpy().reshape(7, 3)
+    np.testing.assert_allclose(rows, np.array(wanted)[:, None].repeat(3, 1), rtol=1e-6)
+
+
+def test_the_page_belongs_to_its_model_and_data_and_escapes_what_they_are_called(tmp_path):
+    net, data = model(), dataset(6)
+    bad = "<script>alert(1)</script>" * 9
+    data = data.remove_columns("label").add_column("label", [[bad], None, [bad], [bad], [], [bad]])
+    result = ci.segment(net, data, untrained=0, progress=False)
+    page = ci.viz.segment_page(result, net, data, tmp_path).read_text()
+    assert "<script" not in page and "&lt;script&gt;" in page
+    for what, call in {
+        "model": lambda: ci.viz.segment_page(result, model(3), data, tmp_path / "other"),
+        "data": lambda: ci.viz.segment_page(result, net, dataset(6, seed=5), tmp_path / "other"),
+    }.items():
+        with pytest.raises(ValueError, match=f"of another {what}"):
+            call()
+    assert not list((tmp_path / "other").glob("*"))
+
+
+def test_labels_are_called_what_the_data_calls_them():
+    data = dataset(6).remove_columns("label").add_column("label", [0, 1, 0, 1, 0, 1])
+    data = data.cast_column("label", ClassLabel(names=["cat", "dog"]))
+    net = model(labels=["one", "two", "three", "four", "five"])
+    found = ci.segment(net, data, untrained=0, progress=False).images
+    assert list(found["label"]) == ["cat", "dog"] * 3
+
+
+def test_probes_of_different_shapes_share_the_table_of_heads():
+    def some(block, acts):
+        return {
+            "one": torch.ones(len(acts["hook_resid_mid"]), 2),
+            "two": torch.full((len(acts["hook_resid_mid"]), 5), 2.0),
+        }
+
+    facts = {name: ("", 0.0, 2.0, "A number.") for name in ("one", "two")}
+    probe = ci.Probe(name="own", points=("hook_resid_mid",), measure=some, statistics=facts, per_head=("one", "two"))
+    table = ci.sweep(model(), dataset(3), probes=[probe, "segmentation"], progress=False).head_samples()
+    assert len(table) == 3 * 2 * 5 and not table.duplicated(["sample", "layer", "head"]).any()
+    assert (table["own.one"].notna() == (table["head"] < 2)).all() and (table["own.two"] == 2).all()
+    assert (table["segmentation.mass_token"].notna() == (table["head"] < 3)).all()
+
+
 def test_a_network_whose_attention_is_nan_is_no_score():
     with model().hooks([("blocks.1.attn.hook_q", lambda q, hook: q * torch.nan)]) as net:
-        with pytest.raises(ValueError, match="NaN"):
+        with pytest.raises(ValueError, match="segmentation in layer 1, samples 0 to 6: a map holds NaN"):
             ci.segment(net, dataset(), untrained=0, progress=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from crate_interp.data.coco_regions import check_region, region
 from crate_interp.data.files import check_image, inside, names_and_sizes, path_and_option
 from crate_interp.data.masks import IGNORE, class_maps
-from crate_interp.data.samples import Samples
+from crate_interp.data.samples import Samples, picture_samples
 from crate_interp.values import is_int
 
 _NEEDED = {  # table -> what its rows must have
@@ -55,13 +55,7 @@ def coco_samples(
         maps = [_class_map((row["height"], row["width"]), regions[row["id"]], classes) for row in images[start:stop]]
         return class_maps(preprocess_masks, [Image.fromarray(drawn) for drawn in maps], binary=False)
 
-    return Samples(
-        n=len(images),
-        labels=None,
-        fingerprint=f"coco:{listing}",
-        read=lambda start, stop: preprocess(paths[start:stop]),
-        masks=read_masks if preprocess_masks else None,
-    )
+    return picture_samples(paths, f"coco:{listing}", preprocess, read_masks if preprocess_masks else None)
 
 
 def coco_image_ids(where: str) -> list[int]:

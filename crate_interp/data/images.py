@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crate_interp.data.files import check_image, first_folders, names_and_sizes, pictures_under
-from crate_interp.data.samples import Samples
+from crate_interp.data.samples import Samples, picture_samples
 from crate_interp.measures.checks import all_finite
 
 
@@ -43,9 +43,6 @@ def folder_samples(folder: Path, preprocess: Callable[[Any], Tensor]) -> Samples
     for path in paths:
         check_image(path)
     names = [path.relative_to(folder).as_posix() for path in paths]
-    return Samples(
-        n=len(paths),
-        labels=first_folders(names),
-        fingerprint=f"imagefolder:{names_and_sizes(paths, names)}",
-        read=lambda start, stop: preprocess(paths[start:stop]),
+    return picture_samples(
+        paths, f"imagefolder:{names_and_sizes(paths, names)}", preprocess, None, first_folders(names)
     )

@@ -1,9 +1,10 @@
 """Samples: what every kind of data becomes."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import Shaped, UInt8
@@ -15,7 +16,7 @@ class Samples:
     """n samples in a fixed order. `read(start, stop)` gives preprocessed floats `[batch, channels, h, w]` or token ids `[batch, pos]`.
 
     `masks(start, stop)` gives the class of every pixel after the same resize and crop: 0 background, 1 to 254 classes,
-    255 not to be judged. None where the data has no masks.
+    255 not to be judged. None where the data has no masks. names: what the labels' numbers are called, where the data says.
     """
 
     n: int
@@ -23,6 +24,18 @@ class Samples:
     fingerprint: str  # of the order and content (tensors, embedded), of names and sizes (folders), or datasets' own
     read: Callable[[int, int], Shaped[Tensor, "batch ..."]]
     masks: Callable[[int, int], UInt8[Tensor, "batch height width"]] | None = None
+    names: tuple[str, ...] | None = None
+
+
+def picture_samples(
+    pictures: Sequence[Path],
+    fingerprint: str,
+    preprocess: Callable[[Any], Tensor],
+    masks: Callable[[int, int], Tensor] | None,
+    labels: list[Any] | None = None,
+) -> Samples:
+    """Files of pictures as samples, read as they are asked for."""
+    return Samples(len(pictures), labels, fingerprint, lambda start, stop: preprocess(pictures[start:stop]), masks)
 
 
 def check_limit(limit: Any) -> None:

@@ -36,6 +36,7 @@ def table_samples(
         raise ValueError("the dataset is a stream without a length: give a map-style datasets.Dataset.")
     label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
     label = label or next((n for n in ("label", "labels") if n in features), None)
+    names = getattr(features[label], "names", None) if label else None
     image = next((name for name in columns if name not in MASK_COLUMNS), columns[0])
     mask = next((name for name in MASK_COLUMNS if name in columns and name != image), None)
     without_masks = dataset.remove_columns([mask]) if mask else dataset  # which would be decoded for nothing
@@ -45,6 +46,7 @@ def table_samples(
         fingerprint=fingerprint or f"datasets:{dataset._fingerprint}",
         read=lambda start, stop: preprocess(_pictures(without_masks, image, start, stop)),
         masks=None if mask is None or preprocess_masks is None else _masks(dataset, image, mask, preprocess_masks),
+        names=None if names is None else tuple(names),
     )
 
 

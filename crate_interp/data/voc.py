@@ -15,7 +15,7 @@ from crate_interp.data.files import (
     pictures_under,
 )
 from crate_interp.data.masks import check_mask, class_maps
-from crate_interp.data.samples import Samples
+from crate_interp.data.samples import Samples, picture_samples
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
@@ -52,13 +52,7 @@ def voc_samples(
         assert preprocess_masks is not None
         return class_maps(preprocess_masks, drawn[start:stop], binary=False)
 
-    return Samples(
-        n=len(names),
-        labels=None,
-        fingerprint=f"voc:{listing}",
-        read=lambda start, stop: preprocess(pictures[start:stop]),
-        masks=read_masks if preprocess_masks else None,
-    )
+    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks if preprocess_masks else None)
 
 
 def _by_name(folder: Path) -> dict[str, Path]:

@@ -8,9 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from crate_interp.measures.checks import all_finite, require_floats
+from crate_interp.values import height_width, is_number
 
 
-def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tensor, "*batch pos"]:
+def mass_mask(map: Float[Tensor, "*batch pos"], mass: Any = 0.6) -> Bool[Tensor, "*batch pos"]:
     """The fewest tokens that together hold a share of a map's mass, `sum_{i in M} a_i >= mass sum_i a_i`, largest first.
 
     map `[..., pos]` of numbers >= 0 -> bool `[..., pos]`; of equal values the lower index wins; of a map of zeros no token. DINO
@@ -28,8 +29,8 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < wanted)
 
 
-def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Tensor, "*batch pos"]:
-    """The `floor(fraction pos + 1/2)` tokens with the largest values.
+def top_mask(map: Float[Tensor, "*batch pos"], fraction: Any = 0.6) -> Bool[Tensor, "*batch pos"]:
+    """The tokens with the largest values: `floor(fraction pos + 1/2)` of them, at least one.
 
     map `[..., pos]` -> bool `[..., pos]`; of equal values the lower index wins. arXiv 2308.16271 App. B.3 by its words ("top 60 % of
     entries"); the code it follows keeps a share of the mass: `mass_mask`. Raises ValueError for a share outside (0, 1], NaN or Inf, no
@@ -37,7 +38,7 @@ def top_mask(map: Float[Tensor, "*batch pos"], fraction: float = 0.6) -> Bool[Te
     """
     _check_map(map)
     _check_share(fraction, "fraction")
-    kept = int(fraction * map.shape[-1] + 0.5)
+    kept = max(1, int(fraction * map.shape[-1] + 0.5 + 1e-9))  # 0.145 x 100 is 14.499999999999998
     order = map.sort(dim=-1, descending=True, stable=True).indices
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order[..., :kept], True)
 
@@ -46,7 +47,7 @@ def jaccard(mask: Bool[Tensor, "*batch pos"], target: Bool[Tensor, "*other targe
     """Intersection over union, `|A and B| / |A or B|`.
 
     mask, target bool `[..., pos]`, leading axes broadcast -> float64 `[...]` in [0, 1]; 1 where both are empty. Raises ValueError
-    for masks that are not bool, and last axes that differ.
+    for masks that are not bool, last axes that differ and leading ones that do not broadcast.
     """
     for name, tensor in (("mask", mask), ("target", target)):
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
@@ -54,6 +55,10 @@ def jaccard(mask: Bool[Tensor, "*batch pos"], target: Bool[Tensor, "*other targe
             raise ValueError(f"jaccard takes bool masks, {name} is {got}: make one with mass_mask, or map > threshold.")
     if not mask.ndim or not target.ndim or mask.shape[-1] != target.shape[-1]:
         raise ValueError(f"mask {list(mask.shape)} and target {list(target.shape)} have different last axes (tokens).")
+    try:
+        torch.broadcast_shapes(mask.shape, target.shape)
+    except RuntimeError:
+        raise ValueError(f"mask {list(mask.shape)} and target {list(target.shape)} do not broadcast.") from None
     both = (mask & target).sum(dim=-1).double()
     either = (mask | target).sum(dim=-1).double()
     return torch.where(either == 0, 1.0, both / either.clamp(min=1))
@@ -71,7 +76,9 @@ def random_jaccard(fraction: float, target_fraction: float) -> float:
     return both / (fraction + target_fraction - both)
 
 
-def token_mask(mask: Bool[Tensor, "*batch height width"], patch_size: tuple[int, int]) -> Bool[Tensor, "*batch patch"]:
+def token_mask(
+    mask: Bool[Tensor, "*batch height width"], patch_size: int | tuple[int, int]
+) -> Bool[Tensor, "*batch patch"]:
     """The patches of which more than half the pixels are in a mask of pixels: share > 1/2.
 
     mask bool `[..., height, width]` -> bool `[..., patch]`, row-major. Raises ValueError for a mask that is not bool, and sides that
@@ -80,25 +87,28 @@ def token_mask(mask: Bool[Tensor, "*batch height width"], patch_size: tuple[int,
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim < 2:
         got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"a mask of pixels is bool [..., height, width], got {got}.")
-    height, width = patch_size
+    height, width = height_width("patch_size", patch_size)
     if mask.shape[-2] % height or mask.shape[-1] % width:
-        raise ValueError(f"a mask of {mask.shape[-2]} x {mask.shape[-1]} pixels has no whole patches of {patch_size}.")
+        raise ValueError(
+            f"a mask of {mask.shape[-2]} x {mask.shape[-1]} pixels has no whole patches of {height} x {width}."
+        )
     blocks = rearrange(mask, "... (h p1) (w p2) -> ... (h w) (p1 p2)", p1=height, p2=width)
     return 2 * blocks.sum(dim=-1) > height * width
 
 
 def pixel_mask(
-    mask: Bool[Tensor, "*batch patch"], grid: tuple[int, int], patch_size: tuple[int, int]
+    mask: Bool[Tensor, "*batch patch"], grid: int | tuple[int, int], patch_size: int | tuple[int, int]
 ) -> Bool[Tensor, "*batch height width"]:
     """A mask of patches at the resolution of pixels: each pixel has what its patch has (nearest neighbour).
 
     mask bool `[..., patch]`, row-major over `grid` (rows, columns) -> bool `[..., height, width]`. Raises ValueError where the grid
     does not fit.
     """
+    grid, patch_size = height_width("grid", grid), height_width("patch_size", patch_size)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not mask.ndim or mask.shape[-1] != grid[0] * grid[1]:
         got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"a mask of patches is bool [..., {grid[0]} x {grid[1]}], got {got}.")
-    wide = mask.unflatten(-1, tuple(grid))  # [..., h, w]
+    wide = mask.unflatten(-1, grid)  # [..., h, w]
     return wide.repeat_interleave(patch_size[0], dim=-2).repeat_interleave(patch_size[1], dim=-1)
 
 
@@ -111,5 +121,5 @@ def _check_map(map: Any) -> None:
 
 
 def _check_share(value: Any, name: str) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name}={value}: give a share above 0 and at most 1.")
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r}: give a share above 0 and at most 1.")

@@ -13,6 +13,9 @@ Statistic = tuple[str, float | None, float | None, str]  # unit, lowest value, h
 Acts = Mapping[str, Tensor]
 
 
+MASKS = ("masks", "other_masks", "sample")  # what a probe of masks gets beside its points
+
+
 @dataclass(frozen=True)
 class Probe:
     """What a measure means on a model: what it reads in each layer, what it returns, and how to read that.
@@ -27,8 +30,9 @@ class Probe:
     d_model]`, reported as layer n_layers; `weights(block)` -> {statistic: `[]` or `[head]`}, run once; counts: statistics
     `[batch]` that are summed over samples and layers into the result's meta and have no table; settings: written into
     the result; per_head: statistics `[batch, head]` kept for every sample (`result.head_samples()`), not as mean and variance
-    alone; masks: `measure` also gets acts["masks"], uint8 `[batch, height, width]` as `Samples.masks` gives them, of data that
-    has masks; partial: a sample may have no such number (NaN) and is then left out of means.
+    alone; masks: of data that has masks, `measure` also gets acts["masks"], uint8 `[batch, height, width]` as `Samples.masks` gives
+    them, acts["other_masks"], for each sample the mask of the next one (of the last the first's), and acts["sample"] `[batch]`,
+    their numbers; partial: a sample may have no such number (NaN), in any head, and is then left out of the statistic's means.
     """
 
     name: str
@@ -93,7 +97,7 @@ def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
 
 def on_activations(probe: Probe, block: Any, acts: LayerActs) -> dict[str, Tensor]:
     """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each; it sees its own points only."""
-    masks = ("masks",) if probe.masks else ()
+    masks = MASKS if probe.masks else ()
     batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional, *masks))
     before = [_edits(tensor) for tensor in seen.values()]
     answer = probe.measure(block, seen)

@@ -10,6 +10,7 @@ import pandas as pd
 from crate_interp.segment.scores import WAYS
 from crate_interp.whole import write_text
 
+CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 FILES = ("scores.csv", "heads.csv", "images.csv", "segment.json")
 
 
@@ -17,10 +18,11 @@ FILES = ("scores.csv", "heads.csv", "images.csv", "segment.json")
 class SegmentResult:
     """What an evaluation of segmentation found.
 
-    `scores`: a row per rule, resolution, way and layer (empty where the head is fixed over all layers), with 95 % bootstrap
-    intervals over images, and beside it the score of the map's patches in random order, of the untrained network, of all
-    foreground and of a centred map. `heads`: a row per rule, resolution, layer and head. `images`: a row per image with an object:
-    its score by the fixed head, mass rule, tokens. `meta`: where it comes from.
+    `scores`: a row per rule, resolution, way and layer (empty where the head is fixed over all layers; `head_layer` and `head` say
+    which where both halves agree), with 95 % bootstrap intervals over images, and beside it the score of the same maps on the mask
+    of the next image, with their patches in random order, of the untrained network, of all foreground and of a centred map.
+    `heads`: a row per rule, resolution, layer and head. `images`: a row per image with an object: its score by the fixed head, mass
+    rule, tokens. `meta`: where it comes from.
     """
 
     scores: pd.DataFrame
@@ -37,7 +39,7 @@ class SegmentResult:
         return found.reset_index(drop=True)
 
     def cells(self, rule: str = "mass", resolution: str = "token") -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text: layers down, ways across; value, then in brackets random order and untrained."""
+        """Header and rows as text: layers down, ways across; value, then in brackets the chance levels that CELL names."""
         table: Any = self.layers(rule, resolution)
         rows = []
         for layer in range(self.meta["n_layers"]):
@@ -54,7 +56,7 @@ class SegmentResult:
         row = self.overall()
         return (
             f"SegmentResult of {self.meta['model'] or 'a model'} on {row['n']} images: fixed head {row['value']:.3f} "
-            f"[{row['low']:.3f}, {row['high']:.3f}], random {row['random']:.3f}, all foreground {row['all_foreground']:.3f}"
+            f"[{row['low']:.3f}, {row['high']:.3f}], mask of another image {number(row['other_image'])}, centre {row['centre']:.3f}"
         )
 
     def save(self, folder: str | Path) -> Path:
@@ -69,4 +71,9 @@ class SegmentResult:
 
 def _cell(row: Any) -> str:
     head = "" if pd.isna(row["head"]) else f" head {int(row['head'])}"
-    return f"{row['value']:.3f}{head} ({row['random']:.3f}, {row['untrained']:.3f})"
+    return f"{row['value']:.3f}{head} ({', '.join(number(row[name]) for name in CELL)})"
+
+
+def number(value: float) -> str:
+    """Three decimals, or a dash for what was not measured."""
+    return "-" if pd.isna(value) else f"{value:.3f}"

@@ -42,25 +42,32 @@ def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def summarise(scores: Scores, kept: np.ndarray) -> list[dict[str, Any]]:
-    """A row for each way and layer, and one for the head fixed over all layers: way, layer, head, value, low, high, n.
+    """A row for each way and layer, and one for the head fixed over all layers: way, layer, head_layer, head, value, low, high, n.
 
-    kept: the samples that have an object. head: where both halves of the samples chose the same, else None.
+    kept: the samples that have an object. head_layer, head: where both halves of the samples chose the same, else None.
     """
     heads, best = scores.heads[kept], scores.best[kept]
     columns: list[np.ndarray] = []
     rows: list[dict[str, Any]] = []
 
-    def add(way: str, layer: int | None, values: np.ndarray, head: int | None = None) -> None:
+    def add(
+        way: str, layer: int | None, values: np.ndarray, place: tuple[int | None, int | None] = (None, None)
+    ) -> None:
         columns.append(values)
-        rows.append({"way": way, "layer": layer, "head": head, "value": values.mean(), "n": len(values)})
+        row = {"way": way, "layer": layer, "head_layer": place[0], "head": place[1]}
+        rows.append(row | {"value": values.mean(), "n": len(values)})
 
     for layer in range(heads.shape[1]):
         add(WAYS[0], layer, best[:, layer])
         score, place = fixed(heads[:, layer : layer + 1])
-        add(WAYS[1], layer, score, int(place[0, 1]) if (place == place[0]).all() else None)
+        add(WAYS[1], layer, score, _agreed(place + [layer, 0]))
         add(WAYS[2], layer, heads[:, layer].mean(axis=1))
     score, place = fixed(heads)
-    same = (place == place[0]).all()
-    add(WAYS[1], None, score, int(place[0, 1]) if same else None)
+    add(WAYS[1], None, score, _agreed(place))
     low, high = intervals(np.stack(columns, axis=1))
     return [row | {"low": low[place], "high": high[place]} for place, row in enumerate(rows)]
+
+
+def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
+    """The layer and head of `[n, 2]` that are the same for all samples."""
+    return (int(place[0, 0]), int(place[0, 1])) if (place == place[0]).all() else (None, None)

@@ -58,7 +58,7 @@ def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tupl
 def permuted_heads(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
     """What a head gathered, written by the next head's output map: attention that no longer matches its subspaces."""
     attn = block.attn
-    if attn.cfg.n_heads < 2:
+    if attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None:  # a user's own layer may have no map for each head
         return block, acts
     gathered = acts["attn.hook_z"].to(attn.W_O.dtype)  # of lower precision under autocast
     written = torch.einsum("bnkp,kpd->bnd", gathered, attn.W_O.roll(1, dims=0)) + attn.b_O
@@ -144,7 +144,8 @@ def _rows(control: str, values: dict, own: dict) -> list[tuple]:
     rows: list[tuple] = []
     for key, value in values.items():
         if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
-            rows.append((control, *key, float(value.nanmean()), float(own[key].nanmean()), len(value)))
+            there = ~value.isnan().reshape(len(value), -1).any(dim=1)
+            rows.append((control, *key, float(value.nanmean()), float(own[key].nanmean()), int(there.sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))
 

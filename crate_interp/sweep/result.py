@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,20 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
 
 
 def _head_sample_table(tally: Tally) -> pd.DataFrame:
-    columns: dict[str, Any] = {}
+    """Rows for every layer and head that any statistic has; NaN where another has none."""
+    tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads lie beside each other
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(layer for *name, layer in tally.head_samples if tuple(name) == (probe, statistic))
         wide = np.stack([tally.head_samples[probe, statistic, layer] for layer in layers], axis=1)  # [n, layer, head]
         index = np.indices(wide.shape).reshape(3, -1)
-        columns |= {"sample": index[0], "layer": np.array(layers)[index[1]], "head": index[2]}
-        columns[f"{probe}.{statistic}"] = wide.reshape(-1)
-    return pd.DataFrame(columns)
+        place = {"sample": index[0], "layer": np.array(layers)[index[1]], "head": index[2]}
+        table = tables.setdefault((*layers, wide.shape[2]), place)
+        table[f"{probe}.{statistic}"] = wide.reshape(-1)
+    if not tables:
+        return pd.DataFrame()
+    keys = ["sample", "layer", "head"]
+    frames = [pd.DataFrame(table) for table in tables.values()]
+    return reduce(lambda left, right: left.merge(right, on=keys, how="outer", sort=True), frames)
 
 
 def _layer_table(tally: Tally) -> pd.DataFrame:

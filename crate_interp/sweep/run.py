@@ -13,7 +13,7 @@ from crate_hooks import full_name, read
 from crate_interp.data import Samples
 from crate_interp.models.cache import CrateCache
 from crate_interp.probes import Probe, resolve
-from crate_interp.probes.probe import on_activations, on_final, on_weights
+from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
 from crate_interp.sweep.controls import controls as run_controls
 from crate_interp.sweep.provenance import cache_meta, sweep_meta
@@ -53,7 +53,7 @@ def sweep(
     check_model(model, blocks)
     chosen = _fitting(probes, model, blocks)
     samples = samples_of(model, data, limit)
-    _check_masks(chosen, samples)
+    check_masks(chosen, samples)
     started = time.perf_counter()
     tally, table = Tally(samples.n), None
     with torch.no_grad():
@@ -87,7 +87,7 @@ def probe(cache: Any, probes: Probes = None) -> SweepResult:
     if model.cfg.kind == "clip":
         raise ValueError("a CLIP is two models: probe its towers, ci.probe(cache.visual) and ci.probe(cache.text).")
     chosen = _fitting(probes, model, "blocks")
-    _check_masks(chosen, None)
+    check_masks(chosen, None)
     if not cache.has_batch_dim:
         raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
     layers = range(len(model.blocks))
@@ -123,7 +123,8 @@ def _fitting(probes: Probes, model: Any, blocks: str) -> list[Probe]:
     return chosen
 
 
-def _check_masks(probes: list[Probe], samples: Samples | None) -> None:
+def check_masks(probes: list[Probe], samples: Samples | None) -> None:
+    """ValueError where a probe reads masks and there are none, or the first of them cannot be read."""
     wanting = next((item.name for item in probes if item.masks), None)
     if wanting and samples is None:
         raise ValueError(f"the probe {wanting!r} needs masks, and a cache has none: ci.sweep it over data with masks.")
@@ -137,10 +138,14 @@ def _check_masks(probes: list[Probe], samples: Samples | None) -> None:
 
 
 def _masks(probes: list[Probe], samples: Samples, start: int, batch: Tensor) -> dict[str, Tensor]:
-    """The batch's masks, where a probe reads them."""
+    """What probes of masks get of a batch (`MASKS`), where one reads them."""
     if samples.masks is None or not any(item.masks for item in probes):
         return {}
-    return {"masks": samples.masks(start, start + len(batch)).to(batch.device)}
+    stop = start + len(batch)
+    masks, after = samples.masks(start, stop), stop % samples.n
+    others = torch.cat([masks[1:], samples.masks(after, after + 1)])
+    values = (masks, others, torch.arange(start, stop))
+    return {name: value.to(batch.device) for name, value in zip(MASKS, values, strict=True)}
 
 
 def _measure_weights(layers: Any, probes: list[Probe], tally: Tally) -> None:
@@ -169,7 +174,12 @@ def measure_batch(
 
     def measure(layer: int, acts: dict[str, Tensor], item: Probe) -> None:
         shared = LayerActs(acts | (extra or {}), of_weights[layer], made[layer])
-        tally.add(item, layer, on_activations(item, layers[layer], shared), start)
+        try:
+            answer = on_activations(item, layers[layer], shared)
+        except ValueError as error:
+            last = start + len(batch) - 1
+            raise ValueError(f"{item.name} in layer {layer}, samples {start} to {last}: {error}") from error
+        tally.add(item, layer, answer, start)
         left[layer] -= 1
         if not left[layer]:
             made[layer].clear()

@@ -20,9 +20,6 @@ def attention_on_image(cache: Any, layer: int, images: Any, query: int | tuple[i
     """
     from matplotlib.figure import Figure
 
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images are [batch, channels, height, width], what the model was run on; got {got}.")
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     count, heads = pattern.shape[:2]
     size = 1.35
@@ -45,13 +42,21 @@ def attention_on_image(cache: Any, layer: int, images: Any, query: int | tuple[i
             )
             panel.set_title(f"head {column - 1}, max {grid.max():.2f}", fontsize=7)
     layers = len(cache.model.blocks)
-    who = "CLS attention" if query == 0 else f"Attention of the patch {query}"
+    who = "CLS attention" if query == 0 else f"Attention of {who_asks(query)}"
     figure.suptitle(f"{who}, layer {layer % layers} of 0 to {layers - 1}", fontsize=9)
     return figure
 
 
-def maps_on(cache: Any, layer: int, images: Tensor, **options: Any) -> np.ndarray:
+def who_asks(query: int | tuple[int, int]) -> str:
+    """A query in words."""
+    return "CLS" if query == 0 else f"the patch {query}" if isinstance(query, tuple) else f"token {query}"
+
+
+def maps_on(cache: Any, layer: int, images: Any, **options: Any) -> np.ndarray:
     """`ci.maps.attention` over the grid of these images `[batch, head, h, w]`; ValueError for images that are not the cache's."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images are [batch, channels, height, width], what the model was run on; got {got}.")
     height, width = (side // patch for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True))
     stored = cache.cache_dict.get(full_name("attn.hook_pattern", layer % len(cache.model.blocks)))
     if stored is not None and (len(stored), stored.shape[-1]) != (len(images), height * width + 1):
@@ -59,4 +64,9 @@ def maps_on(cache: Any, layer: int, images: Tensor, **options: Any) -> np.ndarra
             f"the cached pattern {list(stored.shape)} does not belong to images {list(images.shape)}: "
             f"wanted {len(images)} images of {height} x {width} patches and a CLS token."
         )
-    return maps.attention(cache, layer, grid=(height, width), **options).float().cpu().numpy()
+    found = maps.attention(cache, layer, grid=(height, width), **options)
+    if len(found) != len(images):
+        raise ValueError(
+            f"the cache is of {len(found)} images, and {len(images)} are given: give what the model was run on."
+        )
+    return found.float().cpu().numpy()

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
-from crate_interp.viz.attention import maps_on
+from crate_interp.values import is_int
+from crate_interp.viz.attention import maps_on, who_asks
 from crate_interp.viz.page import Html, text
 from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile
 
@@ -17,42 +16,54 @@ STYLE = """<style>
 .tiles figure, figure.tile { margin: 0; } .tiles figcaption { font-size: .75rem; text-align: center; }
 .tile div { aspect-ratio: var(--ratio, 1); background-size: 100% 100%; border-radius: 3px; overflow: hidden; }
 .tile div img { width: 100%; height: 100%; max-width: none; background: none; display: block; image-rendering: pixelated; }
+.tiles.four { grid-template-columns: repeat(4, minmax(0, 12rem)); } .tiles figcaption { overflow-wrap: anywhere; }
 .tile div:focus-visible { outline: 3px solid Highlight; transform: scale(1.9); z-index: 2; position: relative; }
+.tile:first-child div { transform-origin: left; } .tile:last-child div { transform-origin: right; }
+@supports not selector(:has(a)) { .layer { display: block !important; } }
 .layer { display: none; } fieldset { border: 0; padding: 0; margin: 1rem 0; } fieldset label { margin-right: .5rem; }
 </style>"""
 
 
 def head_grid(
     cache: Any,
-    images: Float[Tensor, "batch channels height width"],
+    images: Any,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Any = None,
     query: int | tuple[int, int] = 0,
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
     """A page with a slider over layers: what one query attends to, each head a map over each image.
 
-    cache: of `model.run_with_cache(images)`, with attn.hook_pattern of the layers (attn.hook_q and hook_k where scaled or cls_key is
-    False). layers: None for all. query: 0 for CLS, or (row, column) of a patch. Every map is scaled to its own largest value, which is
-    written below it. Returns an Html: shown by a notebook, `.save(path)` writes one file that needs no network; the arrow keys
-    move the slider, the tab key visits the maps. Raises as `ci.maps.attention`, and ValueError for images that are not the cache's.
+    cache: of `model.run_with_cache(images)`, images `[batch, channels, height, width]`, with attn.hook_pattern of the layers
+    (attn.hook_q and hook_k where scaled or cls_key is False). layers: their numbers, None for all. query: 0 for CLS, or (row,
+    column) of a patch. Every map is scaled to its own largest value, which is written below it. Returns an Html: shown by a
+    notebook, `.save(path)` writes one file that needs no network; the arrow keys move the slider, the tab key visits the maps.
+    Raises as `ci.maps.attention`, and ValueError for images that are not the cache's.
     """
     model = cache.model
-    count = len(model.blocks)
-    chosen = list(range(count)) if layers is None else [layer if layer >= 0 else layer + count for layer in layers]
-    if not chosen:
-        raise ValueError("there is no layer to show: layers is empty.")
+    chosen = _layers(layers, model)
     options: Any = dict(query=query, scaled=scaled, cls_key=cls_key)
     found = [maps_on(cache, layer, images, **options) for layer in chosen]
     grid = found[0].shape[2:]
     pictures = [image_uri(displayable(image, model.cfg)) for image in images]
-    title = f"{model.cfg.model_name or 'Attention'}: what {'CLS' if query == 0 else f'the patch {query}'} attends to"
+    title = f"{model.cfg.model_name or 'Attention'}: what {who_asks(query)} attends to"
     body = [STYLE, _rules(pictures, images.shape[3] / images.shape[2], chosen), f"<h1>{html.escape(title)}</h1>"]
     body.append(f"<p>{text(_how(scaled, cls_key, grid))}</p>")
     return Html(
         title, [*body, *slider(chosen, [_layer(values, layer) for values, layer in zip(found, chosen, strict=True)])]
     )
+
+
+def _layers(layers: Any, model: Any) -> list[int]:
+    """The numbers of the layers, each once, from 0; ValueError where there is no such layer."""
+    if model.cfg.kind == "clip":
+        raise ValueError("a CLIP is two models: show its tower of images, cache.visual.")
+    count = len(model.blocks)
+    wanted = list(range(count)) if layers is None else list(layers) if isinstance(layers, (list, tuple, range)) else []
+    if not wanted or not all(is_int(layer) and -count <= layer < count for layer in wanted):
+        raise ValueError(f"layers={layers!r}: give a list of numbers from 0 to {count - 1}, or None for all.")
+    return list(dict.fromkeys(layer % count for layer in wanted))
 
 
 def slider(chosen: Sequence[int], parts: Sequence[str]) -> list[str]:

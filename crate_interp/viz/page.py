@@ -72,7 +72,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """A table that scrolls sideways on a narrow screen."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
     lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def facts(pairs: list[tuple[str, str]]) -> str:

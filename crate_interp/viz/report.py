@@ -1,6 +1,5 @@
 """The report: a model's default measurements beside the same network untrained, as one page and its pictures."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from crate_interp.viz.summary import (
     rate_reduction_bound,
     summary,
 )
-from crate_interp.whole import write_text
+from crate_interp.whole import writable, write_text
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
@@ -54,7 +53,7 @@ def report(
     if not isinstance(untrained, int) or untrained < 0:
         raise ValueError(f"untrained={untrained!r}: give a whole number of at least 0.")
     chosen = None if probes is None else resolve(probes)  # said before work starts
-    out = _writable(Path(out))
+    out = writable(Path(out))
     result = sweep(model, data, probes=chosen, limit=limit, progress=progress)
     _remove_figures(out)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
@@ -81,17 +80,6 @@ def report(
         audit_page(found, out)
     write_text(out / "report.html", page(f"{_title(result)}: what each layer does", body))
     return out / "report.html"
-
-
-def _writable(out: Path) -> Path:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        test = out / f".writable-{os.getpid()}"
-        test.touch()
-        test.unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write into {str(out)!r}: {error.strerror}. Give another folder.") from None
-    return out
 
 
 def _remove_figures(out: Path) -> None:

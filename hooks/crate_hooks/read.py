@@ -23,7 +23,8 @@ def read(
 
     points: names inside a block, such as ("hook_resid_pre", "attn.hook_pattern"). `function(layer, acts)` is called
     once per forward and layer, as soon as the last of the points has fired, with `acts[point]` detached; then the
-    tensors are let go. blocks: the list of layers, "decoder_blocks" for the decoder of a masked autoencoder. Yields `{layer: what function returned}`, filled by the forward, overwritten by the next one.
+    tensors are let go. blocks: the list of layers, "decoder_blocks" for the decoder of a masked autoencoder. Yields
+    `{layer: what function returned}`, filled by the forward, overwritten by the next one.
 
     The hooks are read-only and are gone when the context closes, also after an exception; hooks that were on the
     model before stay. Forwards of other threads are not read. Do not keep or edit the tensors of

@@ -59,7 +59,9 @@ def test_even_maps_of_every_size_keep_the_first_tokens_and_no_more(dtype):
         assert top_mask(torch.full((n,), 0.3, dtype=dtype)).nonzero().flatten().tolist() == list(range(kept)), n
 
 
-@pytest.mark.parametrize("n, fraction, kept", [(5, 0.5, 3), (5, 0.6, 3), (7, 0.05, 0), (7, 0.08, 1), (11, 1.0, 11)])
+@pytest.mark.parametrize(
+    "n, fraction, kept", [(5, 0.5, 3), (5, 0.6, 3), (7, 0.05, 1), (100, 0.145, 15), (7, 0.08, 1), (11, 1.0, 11)]
+)
 def test_the_top_rule_rounds_halves_up(n, fraction, kept):
     assert top_mask(draw(n, 3, n), fraction).sum(dim=-1).tolist() == [kept] * 3
 
