@@ -1,6 +1,6 @@
 """Maps over the patches of images, read from a cache: attention of any query, atoms, principal components, roll-out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ def attention(
     cache: Any,
     layer: int,
     *,
-    query: int | tuple[int, int] = 0,
+    query: Any = 0,
     scaled: bool = True,
     cls_key: bool = True,
-    grid: Grid | None = None,
+    grid: Any = None,
 ) -> Float[Tensor, "batch head h w"]:
     """What one query of a layer attends to, per head, over the grid of patches (`ci.measures.attention_map`).
 
@@ -42,7 +42,7 @@ def attention(
 
 
 def codes(
-    cache: Any, layer: int, atoms: int | Sequence[int], *, point: str = "mlp.hook_post", grid: Grid | None = None
+    cache: Any, layer: int, atoms: Any, *, point: str = "mlp.hook_post", grid: Any = None
 ) -> Float[Tensor, "batch atom h w"]:
     """How strongly each patch uses some atoms of a layer's dictionary: entries of the sparse code over the grid.
 
@@ -58,7 +58,7 @@ def codes(
 
 
 def components(
-    cache: Any, layer: int, n_components: int = 3, *, point: str = "attn.hook_k", grid: Grid | None = None
+    cache: Any, layer: int, n_components: int = 3, *, point: str = "attn.hook_k", grid: Any = None
 ) -> Float[Tensor, "batch component h w"]:
     """The patches' codes on their first principal components over all images of the cache (`ci.measures.pca_map`).
 
@@ -69,7 +69,7 @@ def components(
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
 
 
-def rollout(cache: Any, *, query: int | tuple[int, int] = 0, grid: Grid | None = None) -> Float[Tensor, "batch h w"]:
+def rollout(cache: Any, *, query: Any = 0, grid: Any = None) -> Float[Tensor, "batch h w"]:
     """What reaches one query through the attention of all layers (`ci.measures.attention_rollout`), over the grid.
 
     query: as in `attention`; in CRATE the sparse step re-codes the stream between layers, which no roll-out sees. Raises as `attention`.
@@ -83,9 +83,9 @@ def rollout(cache: Any, *, query: int | tuple[int, int] = 0, grid: Grid | None =
 def windowed(
     model: Any,
     images: Any,
-    read: Callable[[Any], Float[Tensor, "batch map h w"]],
+    read: Callable[[Any], Any],
     *,
-    stride: int | tuple[int, int] | None = None,
+    stride: Any = None,
     names: Any = None,
     progress: bool = True,
 ) -> Float[Tensor, "batch map h w"]:
@@ -161,7 +161,7 @@ def _whole_pattern(cache: Any, layer: int) -> Tensor:
     return pattern
 
 
-def _grid(cache: Any, patches: int, grid: Grid | None) -> Grid:
+def _grid(cache: Any, patches: int, grid: Any) -> Grid:
     own = cache.model.cfg.grid
     found = own if grid is None else height_width("grid", grid)
     if found[0] * found[1] != patches:

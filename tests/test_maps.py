@@ -61,6 +61,10 @@ def test_windows_average_where_they_overlap(model, images):
 
 def test_what_does_not_fit_is_said(model, images, cache):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
+    _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
+    _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
+    _, codes = model.run_with_cache(images, names_filter=lambda name: name.endswith(("hook_q", "hook_k")))
+    unscaled = dict(layers=[0], scaled=False)
     for words, kind, call in (
         ("layer=3: the model has layers 0 to 2", ValueError, lambda: ci.maps.attention(cache, 3)),
         (r"the cache lacks 'blocks.1.attn.hook_pattern'", KeyError, lambda: ci.maps.attention(few, 1)),
@@ -72,9 +76,35 @@ def test_what_does_not_fit_is_said(model, images, cache):
         ("at most a window", ValueError, lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25)),
         ("does not belong to images", ValueError, lambda: ci.viz.head_grid(cache, images[:1])),
         ("give a list of numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
+        ("layers=1: give a list", ValueError, lambda: ci.viz.head_grid(cache, images, layers=1)),
+        (r"layers=\[-9\]: give a list", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[-9])),
+        ("got list", ValueError, lambda: ci.viz.head_grid(cache, [1, 2])),
+        ("the cache is of", ValueError, lambda: ci.viz.head_grid(codes, images[:1], **unscaled)),
+        ("2 of 13 tokens", ValueError, lambda: ci.maps.attention(sliced, 0)),
+        ("2 of 13 tokens", ValueError, lambda: ci.maps.rollout(sliced)),
+        ("no batch axis", ValueError, lambda: ci.maps.attention(flat, 0)),
+        ("atoms=1.5: give whole numbers", ValueError, lambda: ci.maps.codes(cache, 0, 1.5)),
+        ("grid='a'", ValueError, lambda: ci.maps.attention(cache, 0, grid="a")),
+        (r"query='cls': give 0 for CLS", ValueError, lambda: ci.maps.attention(cache, 0, query="cls")),
+        (
+            r"maps of one window are \[batch, map, h, w\]",
+            ValueError,
+            lambda: ci.maps.windowed(model, images, ci.maps.rollout),
+        ),
+        ("stride=4.0", ValueError, lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=4.0)),
+        ("got shape", ValueError, lambda: ci.maps.windowed(model, images[0], ci.maps.rollout)),
     ):
         with pytest.raises(kind, match=words):
             call()
+
+
+def test_numbers_of_any_kind_and_a_layer_named_twice(cache, images):
+    whole = ci.maps.codes(cache, 0, [3, 1])
+    for atoms in (np.array([3, 1]), torch.tensor([3, 1]), (np.int64(3), 1)):
+        assert torch.equal(ci.maps.codes(cache, 0, atoms), whole)
+    assert torch.equal(ci.maps.codes(cache, 0, torch.tensor(3)), whole[:, :1])
+    assert torch.equal(ci.maps.attention(cache, 0, query=np.int64(2)), ci.maps.attention(cache, 0, query=(0, 1)))
+    assert ci.viz.head_grid(cache, images, layers=[0, 0, -LAYERS]).html().count('type="radio"') == 1
 
 
 def tiles(html):

@@ -10,7 +10,7 @@ from crate_interp import maps
 from crate_interp.viz.pictures import displayable
 
 
-def attention_on_image(cache: Any, layer: int, images: Any, query: int | tuple[int, int] = 0) -> Any:
+def attention_on_image(cache: Any, layer: int, images: Any, query: Any = 0) -> Any:
     """A matplotlib Figure: a row per image, the image, then the attention of each head laid over it.
 
     cache: an ActivationCache with `blocks.{layer}.attn.hook_pattern`; layer may be negative; images: the tensor

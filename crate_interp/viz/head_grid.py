@@ -29,7 +29,7 @@ def head_grid(
     images: Any,
     *,
     layers: Any = None,
-    query: int | tuple[int, int] = 0,
+    query: Any = 0,
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
