@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
-    from crate_interp import data, maps, measures, probes, viz
+    from crate_interp import circuits, data, maps, measures, probes, viz
     from crate_interp.audit import AuditResult, audit
     from crate_interp.checkpoints.errors import CheckpointError
     from crate_interp.checkpoints.load import load
@@ -46,6 +46,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
     "atoms": ("crate_interp.sweep", "atoms"),
     "audit": ("crate_interp.audit", "audit"),
+    "circuits": ("crate_interp.circuits", None),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
     "linear_probe": ("crate_interp.sweep", "linear_probe"),
@@ -79,6 +80,7 @@ __all__ = [
     "SweepResult",
     "atoms",
     "audit",
+    "circuits",
     "data",
     "hooks",
     "linear_probe",

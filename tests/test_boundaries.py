@@ -23,7 +23,7 @@ LEVELS = [
     {"checkpoints", "data"},
     {"probes", "maps"},
     {"sweep"},
-    {"audit", "segment"},
+    {"audit", "segment", "circuits"},
     {"viz"},
     {"cli"},
 ]
@@ -83,7 +83,8 @@ def test_config_imports_neither_torch_nor_transformerlens():
 def test_public_names():
     assert ci.__all__ == [
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atoms", "audit", "data", "hooks",
+        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atoms", "audit", "circuits",
+        "data", "hooks",
         "linear_probe", "load", "maps", "measures", "models", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:

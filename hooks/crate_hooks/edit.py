@@ -315,7 +315,7 @@ def _require_source(source: Any) -> None:
 
 
 def _require_number(name: str, value: Any) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not -1e38 < value < 1e38:
+    if not isinstance(value, Real) or isinstance(value, bool) or not -1e38 < float(value) < 1e38:
         raise ValueError(f"{name}={value!r}: give a finite number.")
 
 

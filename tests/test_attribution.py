@@ -1,0 +1,145 @@
+"""What parts add to a logit, path patching and patching sweeps: against slow forms and TransformerLens."""
+
+import pytest
+import torch
+from transformer_lens import patching as lens
+
+import crate_interp as ci
+from conftest import BATCH, HEADS, LAYERS, leftover_hooks, make, make_lm
+from crate_interp.circuits import logit_attribution, patching, path_patch
+
+VISION, TEXT = ["crate", "crate-alpha"], ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
+
+
+def ready(name, **over):
+    if name in VISION:
+        return make(name, **over), torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    return make_lm(name, **over), torch.randint(47, (BATCH, 11), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate", "gpt-baseline"])
+@pytest.mark.parametrize("minus", [None, 3])
+def test_attributions_add_up_to_the_logit(name, minus):
+    model, inputs = ready(name)
+    logits, cache = model.run_with_cache(inputs)
+    wanted = (
+        logits if name == "crate-alpha" else (cache["ln_final.hook_normalized"] @ model.W_U)[:, -1]
+    )  # before the softcap
+    targets = torch.tensor([7, 2])
+    found = logit_attribution(cache, targets, minus=minus)
+    right = wanted[torch.arange(BATCH), targets] - (0 if minus is None else wanted[:, minus])
+    torch.testing.assert_close(found.total(), right, atol=1e-4, rtol=1e-4)
+    assert found.heads.shape == (BATCH, LAYERS, HEADS) and found.atoms.shape == (BATCH, LAYERS, model.cfg.d_mlp)
+    table = found.table()
+    assert table["mean"].sum() == pytest.approx(right.mean().item(), abs=1e-3)
+    assert len(table) == 3 + LAYERS * (HEADS + model.cfg.d_mlp + 1) and table["mean"].abs().is_monotonic_decreasing
+    one = table.query("part == 'head' and layer == 1 and number == 2")["mean"].item()
+    assert one == pytest.approx(found.heads[:, 1, 2].mean().item(), rel=1e-6) and "<table" in found._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate"])
+def test_an_attribution_is_what_the_logit_loses_with_the_part_where_the_scale_is_held(name):
+    model, inputs = ready(name)
+    logits, cache = model.run_with_cache(inputs)
+    read = lambda out: out[:, 5] if name == "crate-alpha" else 15 * torch.atanh(out[:, -1, 5] / 15)  # noqa: E731
+    found = logit_attribution(cache, 5)
+    scale = cache["ln_final.hook_scale"]
+    last = LAYERS - 1  # nothing reads the last layer but the unembedding
+    without_head = [
+        (f"blocks.{last}.attn.hook_z", ci.hooks.edit.zero(heads=1)),
+        ("ln_final.hook_scale", lambda s, hook: scale),
+    ]
+    # the sparse step reads the head too: its change is put back
+    without_head.append((f"blocks.{last}.hook_mlp_out", ci.hooks.edit.patch(cache[f"blocks.{last}.hook_mlp_out"])))
+    without_atom = [
+        (f"blocks.{last}.mlp.hook_post", ci.hooks.edit.zero(atoms=4)),
+        ("ln_final.hook_scale", lambda s, hook: scale),
+    ]
+    for hooks, part in ((without_head, found.heads[:, last, 1]), (without_atom, found.atoms[:, last, 4])):
+        changed = model.run_with_hooks(inputs, fwd_hooks=hooks)
+        torch.testing.assert_close(part, read(logits) - read(changed), atol=1e-4, rtol=1e-3)
+
+
+def test_attribution_with_the_mean_pooled_and_before_the_softcap():
+    model, inputs = ready("crate-alpha", pool="mean")
+    logits, cache = model.run_with_cache(inputs)
+    torch.testing.assert_close(logit_attribution(cache, 5).total(), logits[:, 5], atol=1e-4, rtol=1e-4)
+    model, inputs = ready("nanochat-crate")
+    logits, cache = model.run_with_cache(inputs)
+    capped = 15 * torch.tanh(logit_attribution(cache, 5, position=3).total() / 15)
+    torch.testing.assert_close(capped, logits[:, 3, 5], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["crate", "crate-lm"])
+def test_path_patching_equals_a_slow_form(name):
+    model, source = ready(name)
+    base = source.flip(0).contiguous()
+    metric = (lambda out: out[:, 2].sum()) if name == "crate" else (lambda out: out[:, -1, 2].sum())
+    found = path_patch(
+        model, source, base, metric, receivers=[(2, 1), (1, 3)], senders=[(0, 2), (1, 0)], roles=("k",), progress=False
+    )
+    assert found.isnan().sum() == LAYERS * HEADS - 2
+    _, there = model.run_with_cache(source)
+    _, here = model.run_with_cache(base)
+    for layer, head in ((0, 2), (1, 0)):
+        held = []
+        for other in range(LAYERS):
+            z = here["z", other].clone()
+            if other == layer:
+                z[:, :, head] = there["z", other][:, :, head]
+            held.append((f"blocks.{other}.attn.hook_z", lambda out, hook, z=z: z))
+        with model.hooks(held):
+            _, cache = model.run_with_cache(base)
+        hooks = []
+        for other, reader in ((2, 1), (1, 3)):
+
+            def put(out, hook, other=other, reader=reader, cache=cache):
+                out = out.clone()
+                out[:, :, reader] = cache["k", other][:, :, reader]
+                return out
+
+            hooks.append((f"blocks.{other}.attn.hook_k", put))
+        wanted = metric(model.run_with_hooks(base, fwd_hooks=hooks)).item()
+        assert found[layer, head].item() == pytest.approx(wanted, rel=1e-5)
+    same = path_patch(model, base, base, metric, progress=False)
+    torch.testing.assert_close(same, torch.full_like(same, metric(model(base)).item()))
+    assert not leftover_hooks(model)
+
+
+def test_sweeps_over_the_tokens_of_images():
+    model, clean = ready("crate")
+    corrupted, metric = clean.flip(0).contiguous(), lambda logits: logits[0, 3]
+    _, cache = model.run_with_cache(clean)
+    found = patching.get_act_patch_resid_pre(model, corrupted, cache, metric)
+    assert found.shape == (LAYERS, 13)
+    head = patching.get_act_patch_attn_head_out_by_pos(model, corrupted, cache, metric, layers=[1], positions=[0, 5])
+    assert head.shape == (1, 2, HEADS)
+    for layer, position in ((0, 0), (2, 7)):
+        change = ci.hooks.edit.patch(cache["resid_pre", layer], positions=position)
+        out = model.run_with_hooks(corrupted, fwd_hooks=[(f"blocks.{layer}.hook_resid_pre", change)])
+        assert found[layer, position].item() == pytest.approx(metric(out).item(), rel=1e-6)
+    change = ci.hooks.edit.patch(cache["z", 1], positions=5, heads=3)
+    out = model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.attn.hook_z", change)])
+    assert head[0, 1, 3].item() == pytest.approx(metric(out).item(), rel=1e-6)
+    pairs = patching.get_act_patch_attn_head_pattern_dest_src_pos(
+        model, corrupted, cache, metric, layers=[0], positions=[0]
+    )
+    assert pairs.shape == (1, HEADS, 1, 13)
+    result = patching.get_act_patch_mlp_out(
+        model, corrupted, cache, lambda logits: logits[:, 3], layers=0, positions=1, reduce="none"
+    )
+    assert result.values.shape[-1] == BATCH
+
+
+def test_sweeps_over_tokens_are_transformerlens_own():
+    model, clean = ready("crate-lm")
+    corrupted, metric = clean.flip(0).contiguous(), lambda logits: logits[0, -1, 3]
+    _, cache = model.run_with_cache(clean)
+    for name in (
+        "get_act_patch_resid_mid",
+        "get_act_patch_attn_head_pattern_by_pos",
+        "get_act_patch_attn_head_v_by_pos",
+    ):
+        mine, theirs = (getattr(room, name)(model, corrupted, cache, metric) for room in (patching, lens))
+        assert torch.equal(mine, theirs), name
+    assert "tokens as positions" in patching.get_act_patch_resid_mid.__doc__

@@ -1,0 +1,291 @@
+"""Composition, attribution, paths and circuits: against brute force, on a planted circuit, and on random weights."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import BATCH, D_MODEL, HEADS, LAYERS, make, make_lm
+from crate_interp.circuits import Circuit, Edge, composition, evaluate, logit_attribution, patching, path_patch
+
+VISION, TEXT = ["crate", "crate-alpha"], ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
+
+
+def ready(name, **over):
+    if name in VISION:
+        return make(name, **over), torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    return make_lm(name, **over), torch.randint(47, (BATCH, 11), generator=torch.Generator().manual_seed(1))
+
+
+def share(rows, u):
+    """Of what rows hold, by projecting each on the span of u by least squares."""
+    inside = total = 0.0
+    for row in rows.double():
+        fitted = u.double() @ torch.linalg.lstsq(u.double(), row[:, None]).solution
+        inside, total = inside + fitted.square().sum().item(), total + row.square().sum().item()
+    return inside / total
+
+
+def brute_linear(model, row, start, stop):
+    """A row of the stream after attention of layer `start` as layer `stop` takes it, by the Jacobian of a slow form."""
+    for layer in range(start, stop):
+        block = model.blocks[layer]
+        mlp, y = block.mlp, row
+        if isinstance(block.ln2, torch.nn.LayerNorm):
+            y = (row - row.mean()) * block.ln2.weight
+        d = mlp.D if hasattr(mlp, "D") else None
+        if type(mlp).__name__ == "ISTA":
+            out = y - mlp.eta * d.T @ (d @ y - y)
+        elif type(mlp).__name__ == "OvercompleteODL":
+            first = mlp.eta * d.T @ y
+            out = mlp.W_out.T @ (first - mlp.eta * d.T @ (d @ first - y))
+        else:
+            out = mlp.W_out.T @ (mlp.W_in.T @ y)
+        row = row + out if block.residual else out
+    ln1 = model.blocks[stop].ln1
+    return (row - row.mean()) * ln1.weight if isinstance(ln1, torch.nn.LayerNorm) else row
+
+
+@pytest.mark.parametrize("through", ["direct", "linear"])
+@pytest.mark.parametrize("name", VISION + TEXT)
+def test_scores_of_weights_equal_brute_force(name, through):
+    model, _ = ready(name)
+    table = composition(model, through=through, role="k").table
+    assert len(table) == LAYERS * (LAYERS - 1) // 2 * HEADS**2 and table["score"].between(0, 1).all()
+    with torch.no_grad():
+        for row in table.sample(12, random_state=0).itertuples():
+            written = model.blocks[row.from_layer].attn.W_O[row.from_head]
+            start = row.to_layer if through == "direct" else row.from_layer
+            arrived = torch.stack([brute_linear(model, one, start, row.to_layer) for one in written])
+            wanted = share(arrived, model.blocks[row.to_layer].attn.W_K[row.to_head])
+            assert row.score == pytest.approx(wanted, rel=1e-4)
+            assert row.chance == pytest.approx(model.cfg.d_head / D_MODEL)
+
+
+@pytest.mark.parametrize("name", VISION + TEXT)
+def test_scores_of_data_equal_finite_differences(name):
+    """In float64: the stream after a head is moved a little along what the head wrote, attention held as it was."""
+    model, inputs = ready(name)
+    model = model.double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    table = composition(model, inputs, through="data", batch_size=1, progress=False).table
+    _, cache = model.run_with_cache(inputs)
+    points = [f"blocks.{layer}.hook_attn_out" for layer in range(LAYERS)]
+    for start, head, stop in ((0, 2, 1), (0, 4, 2), (1, 0, 2)):
+        step = 1e-6 * torch.einsum("bnp,pd->bnd", cache["z", start][:, :, head], model.blocks[start].attn.W_O[head])
+        arrived = []
+        for sign in (1, -1):
+            held = [(points[layer], lambda out, hook, name=points[layer]: cache[name]) for layer in range(LAYERS)]
+            moved = cache[points[start]] + sign * step
+            held[start] = (points[start], lambda out, hook, moved=moved: moved)
+            with torch.no_grad(), model.hooks(held):
+                arrived.append(model.run_with_cache(inputs)[1][f"blocks.{stop}.ln1.hook_normalized"])
+        rows = (arrived[0] - arrived[1]).flatten(0, 1) / 2e-6
+        for reader in (0, 3):
+            found = table.query(
+                "from_layer == @start and from_head == @head and to_layer == @stop and to_head == @reader"
+            )
+            wanted = share(rows, model.blocks[stop].attn.W_Q[reader].detach())
+            assert found["score"].item() == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("through", ["direct", "linear", "data"])
+def test_on_random_weights_only_chance_exceeds_the_baseline(through):
+    """Pairs that share a sender are not independent: twice the binomial deviation is allowed for."""
+    exceed = count = 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        size = dict(d_model=37, n_layers=4, n_heads=7, d_head=5, image_size=(6, 20), patch_size=(2, 5), n_classes=3)
+        model = ci.HookedCrate(ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)).eval()
+        data = torch.randn(3, 3, 6, 20) if through == "data" else None
+        found = composition(model, data, through=through, progress=False)
+        exceed, count = exceed + len(found.above()), count + len(found.table)
+        assert found.table["score"].mean() == pytest.approx(5 / 37, rel=0.05)
+        assert found.table["percentile_99"].gt(found.table["chance"]).all()
+    assert abs(exceed / count - 0.01) < 2 * 3 * math.sqrt(0.01 * 0.99 / count)
+
+
+def planted():
+    """Two layers in which head 1 reads what heads 2 and 4 of the layer before wrote, and nothing else composes.
+
+    Spans are orthogonal; the sparse step has D = I and a bias before it that keeps every atom on, so that it only adds a
+    constant, which LayerNorm takes out again; no span that heads write into holds anything of the image. The logits read head 1.
+    """
+    size = dict(d_model=67, d_head=3, n_heads=5, n_layers=2, n_classes=2, eta=0.1, lambd=0.0)
+    model = make("crate", **size)
+    # directions without mean, which LayerNorm keeps
+    basis = torch.linalg.qr(
+        torch.cat([torch.ones(67, 1), torch.randn(67, 66, generator=torch.Generator().manual_seed(4))], dim=1)
+    )[0][:, 1:]
+    spans = basis[:, : 3 * 20].T.reshape(20, 3, 67)
+    with torch.no_grad():
+        for block in model.blocks:
+            for norm in (block.ln1, block.ln2):
+                norm.weight.fill_(1.0), norm.bias.fill_(0.0)
+            block.ln2.bias.fill_(9.0)
+            block.mlp.D.copy_(torch.eye(67))
+            block.attn.out_proj.bias.zero_()
+        model.blocks[0].attn.u_proj.weight.copy_(spans[:5].reshape(15, 67))
+        model.blocks[0].attn.out_proj.weight.copy_(0.2 * spans[5:10].reshape(15, 67).T)  # little beside the stream
+        reading = spans[10:15].clone()
+        reading[1] = torch.stack(
+            [spans[7][0], spans[9][1], (spans[7][1] + spans[9][2]) / 2**0.5]
+        )  # what heads 2 and 4 write
+        model.blocks[1].attn.u_proj.weight.copy_(reading.reshape(15, 67))
+        model.blocks[1].attn.out_proj.weight.copy_(spans[15:20].reshape(15, 67).T)
+        model.ln_final.weight.fill_(1.0), model.ln_final.bias.zero_()
+        model.unembed.weight.copy_(torch.stack([spans[16].sum(dim=0), -spans[16].sum(dim=0)]))
+    written = spans[[5, 6, 7, 8, 9, 15, 16, 17, 18, 19]].transpose(1, 2)
+    model.add_perma_hook("blocks.0.hook_resid_pre", ci.hooks.edit.project_out(written))
+    return model
+
+
+@pytest.mark.parametrize("through", ["direct", "linear"])
+def test_a_planted_circuit_ranks_first_and_path_patching_confirms_it(through):
+    model = planted()
+    found = composition(model, through=through)
+    top = found.top(3)
+    assert set(zip(top["from_head"][:2], top["to_head"][:2], strict=True)) == {(2, 1), (4, 1)}
+    assert top["score"][1] > 0.45 and top["score"][2] < 1e-9
+    assert {(edge.source, edge.target) for edge in found.circuit(2).edges} == {("L0H2", "L1H1"), ("L0H4", "L1H1")}
+    generator = torch.Generator().manual_seed(7)
+    source, base = torch.randn(2, 4, 3, 6, 20, generator=generator)
+    before = model(base)
+    moved = path_patch(
+        model, source, base, lambda out: (out - before).abs().mean(), receivers=[(1, 1)], progress=False
+    )[0]
+    # all that is left for the others is the scale of the norms, which every head changes
+    assert set(moved.argsort(descending=True)[:2].tolist()) == {2, 4}
+    assert moved.sort().values[-2] > 5 * moved.sort().values[2]
+
+
+@pytest.mark.parametrize("ablation", ["mean", "zero"])
+def test_scores_of_a_circuit_equal_a_slow_form(ablation):
+    model, inputs = ready("crate-alpha")
+    metric = lambda logits: logits[:, 2].mean()  # noqa: E731
+    circuit = Circuit((Edge("L0H1", "L2H3", 1.0), Edge("L1H0", "L2H3", 0.5)))
+    found = evaluate(model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False)
+    _, cache = model.run_with_cache(inputs)
+    heads = [(0, 1), (1, 0), (2, 3)]
+    every = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+
+    def f(kept):
+        hooks = []
+        for layer in range(LAYERS):
+            z = cache["z", layer].mean(dim=0, keepdim=True) if ablation == "mean" else 0 * cache["z", layer][:1]
+
+            def put(out, hook, layer=layer, z=z):
+                out = out.clone()
+                for head in range(HEADS):
+                    if (layer, head) not in kept:
+                        out[:, :, head] = z[:, :, head]
+                return out
+
+            hooks.append((f"blocks.{layer}.attn.hook_z", put))
+        return metric(model.run_with_hooks(inputs, fwd_hooks=hooks)).item()
+
+    span = f(every) - f([])
+    rows = found.table.set_index("measure")["value"]
+    assert rows["faithfulness"] == pytest.approx((f(heads) - f([])) / span, rel=1e-4)
+    costs = {head: abs(f(heads) - f([other for other in heads if other != head])) / abs(span) for head in heads}
+    assert rows["minimality"] == pytest.approx(min(costs.values()), rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(found.heads["cost"], list(costs.values()), rtol=1e-3, atol=1e-5)
+    gone = abs(f([]) - f([head for head in every if head not in heads])) / abs(span)
+    assert rows["completeness"] >= gone - 1e-5
+    assert (
+        found.table["share_as_good"].between(0, 1).all()
+        and "faithfulness" in repr(found)
+        and "<table" in found._repr_html_()
+    )
+    again = evaluate(model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False)
+    assert again.table.equals(found.table)
+
+
+def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
+    model = planted()
+    inputs = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(7))
+    found = evaluate(model, [(0, 2), (0, 4), (1, 1)], inputs, lambda out: (out[:, 0] - out[:, 1]).abs().mean(),
+                     ablation="zero", random=30, progress=False)  # fmt: skip
+    row = found.table.set_index("measure").loc["faithfulness"]
+    assert abs(row["value"] - 1) < 0.25 and row["share_as_good"] < 0.35 and abs(row["random_mean"] - 1) > 0.5
+
+
+def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
+    edges = (
+        Edge("embed", "L0H1", 0.5),
+        Edge("L0H1", "L0A12", -0.25),
+        Edge("L0H1", "logits", 2.0),
+        Edge("L0A12", "L1H0", 1.0),
+    )
+    circuit = Circuit(edges, note="<a & b>", meta={"seed": 3})
+    assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"] and circuit.heads() == [(0, 1), (1, 0)]
+    loaded = Circuit.load(circuit.save(tmp_path / "new" / "c.json"))
+    assert loaded == circuit and loaded.meta == {"seed": 3} and loaded.note == "<a & b>"
+    graph = circuit.to_networkx()
+    assert graph.edges["L0H1", "L0A12"]["weight"] == -0.25 and graph.nodes["L1H0"]["layer"] == 1
+    svg = circuit._repr_html_()
+    assert (
+        svg.count("<rect") == 5 and svg.count("<path") == 4 and "<a" not in svg.replace("<a &", "<a") or "&lt;a" in svg
+    )
+    assert (
+        svg.count("#c0432b") == 1
+        and "L0H1 to logits: 2" in svg
+        and "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+    )
+    import xml.etree.ElementTree as xml
+
+    assert xml.fromstring(svg).tag.endswith("svg") and xml.fromstring(Circuit(()).svg()) is not None
+    for bad in (
+        "[]",
+        "{",
+        json.dumps({"format": "other"}),
+        json.dumps({"format": "crate_interp circuit 1", "edges": [[1, 2]]}),
+    ):
+        (tmp_path / "bad.json").write_text(bad)
+        with pytest.raises(ValueError, match="holds no circuit"):
+            Circuit.load(tmp_path / "bad.json")
+
+
+def test_what_does_not_fit_is_said():
+    model, images = ready("crate")
+    lm, tokens = ready("crate-lm")
+    _, cache = model.run_with_cache(images)
+    metric = lambda logits: logits[:, 2].mean()  # noqa: E731
+    for words, call in {
+        "is no node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
+        "does not go to a later place": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
+        "there twice": lambda: Circuit((Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))),
+        "finite number": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
+        "is made of Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
+        "through='x'": lambda: composition(model, through="x"),
+        "needs data": lambda: composition(model, through="data"),
+        "nothing else takes it": lambda: composition(model, images),
+        "role='z'": lambda: composition(model, role="z"),
+        "needs 100": lambda: composition(model, draws=20),
+        "has only one": lambda: composition(make("crate", n_layers=1)),
+        "replaces the stream": lambda: logit_attribution(cache, 1),
+        "got ActivationCache|got dict": lambda: logit_attribution(dict(cache), 1),
+        "give a number from 0 to": lambda: logit_attribution(ready("crate-alpha")[0].run_with_cache(images)[1], 99),
+        "receivers='x'": lambda: path_patch(model, images, images, metric, receivers="x"),
+        r"receivers=\[\(9, 0\)\]": lambda: path_patch(model, images, images, metric, receivers=[(9, 0)]),
+        "no head of layer 1 or later": lambda: path_patch(
+            model, images, images, metric, receivers=[(1, 0)], senders=[(2, 0)]
+        ),
+        "two tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
+        "roles=": lambda: path_patch(model, images, images, metric, roles="q"),
+        "the metric returned a tensor": lambda: path_patch(model, images, images, lambda out: out, senders=[(0, 0)]),
+        "ablation='x'": lambda: evaluate(model, [(0, 0)], images, metric, ablation="x"),
+        "every head of the model": lambda: evaluate(
+            model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
+        ),
+        "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
+        r"circuit=\[\]": lambda: evaluate(model, Circuit(()), images, metric),
+        "positions=99": lambda: patching.get_act_patch_resid_pre(model, images, cache, metric, positions=99),
+        "give images": lambda: patching.get_act_patch_resid_pre(model, tokens, cache, metric),
+        "the clean run has 13 tokens": lambda: patching.get_act_patch_resid_pre(lm, tokens, cache, metric),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
