@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import models
     from crate_interp.checkpoints.verify import verify
+    from crate_interp.circuits import Atlas, atlas
     from crate_interp.config import CrateConfig
     from crate_interp.models.autoencoder import HookedCrateMAE
     from crate_interp.models.clip import HookedCrateCLIP
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
+    "Atlas": ("crate_interp.circuits", "Atlas"),
     "AtomResult": ("crate_interp.sweep", "AtomResult"),
     "AuditResult": ("crate_interp.audit", "AuditResult"),
     "CheckpointError": ("crate_interp.checkpoints.errors", "CheckpointError"),
@@ -44,6 +46,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SegmentResult": ("crate_interp.segment", "SegmentResult"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SweepResult": ("crate_interp.sweep", "SweepResult"),
+    "atlas": ("crate_interp.circuits", "atlas"),
     "atoms": ("crate_interp.sweep", "atoms"),
     "audit": ("crate_interp.audit", "audit"),
     "circuits": ("crate_interp.circuits", None),
@@ -65,6 +68,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "Atlas",
     "AtomResult",
     "AuditResult",
     "CheckpointError",
@@ -78,6 +82,7 @@ __all__ = [
     "SegmentResult",
     "SparseAutoencoder",
     "SweepResult",
+    "atlas",
     "atoms",
     "audit",
     "circuits",

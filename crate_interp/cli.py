@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | audit | segment | convert | verify | models | --version."""
+"""The command line: crate-interp report | audit | segment | atlas | convert | verify | models | --version."""
 
 import json
 import sys
@@ -115,6 +115,30 @@ def segment(
         typer.echo(f"{rule} rule, {share:.0%}; Jaccard index over tokens ({', '.join(CELL.values())}):")
         typer.echo(as_text(*result.cells(rule)) + "\n")
     typer.echo(f"{sentence(result)} The page: {page}")
+
+
+@app.command()
+def atlas(
+    source: Annotated[str, typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder.")],
+    data: Annotated[str, typer.Option(help="As for `report`.")],
+    out: Annotated[Path, typer.Option(help="The folder to write into.")],
+    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
+    revision: Annotated[str | None, typer.Option(help="step-N: a checkpoint along the training.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
+    top: Annotated[int, typer.Option(help="How many patches or contexts to show for each atom.")] = 9,
+    ablate: Annotated[
+        int, typer.Option(help="On how many samples to measure what each atom is needed for; 0: none.")
+    ] = 2,
+) -> None:
+    """Show what every dictionary atom is for: pages with its top patches or contexts, its effects and its neighbours."""
+    import crate_interp as ci
+    from crate_interp.whole import writable
+
+    writable(out)
+    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    found = ci.atlas(model, data, top=top, ablate=ablate, limit=limit)
+    typer.echo(f"{found!r}. The pages: {ci.viz.atlas_pages(found, model, data, out)}")
 
 
 @app.command()

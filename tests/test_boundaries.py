@@ -82,15 +82,16 @@ def test_config_imports_neither_torch_nor_transformerlens():
 
 def test_public_names():
     assert ci.__all__ == [
+        "Atlas",
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atoms", "audit", "circuits",
+        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
         "data", "hooks",
         "linear_probe", "load", "maps", "measures", "models", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None
     assert set(dir(ci)) == {*ci.__all__, "__version__"}
-    with pytest.raises(AttributeError, match="has no attribute 'sweeep'; it has AtomResult"):
+    with pytest.raises(AttributeError, match="has no attribute 'sweeep'; it has Atlas"):
         _ = ci.sweeep
 
 

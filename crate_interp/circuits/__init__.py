@@ -1,6 +1,7 @@
 """Circuits: which heads read what others wrote, what each adds to a logit, and whether that is what the model does."""
 
 from crate_interp.circuits import patching
+from crate_interp.circuits.atlas import Atlas, atlas
 from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
 from crate_interp.circuits.circuit import Circuit, Edge
 from crate_interp.circuits.composition import Composition, composition
@@ -8,11 +9,13 @@ from crate_interp.circuits.evaluate import CircuitScores, evaluate
 from crate_interp.circuits.paths import path_patch
 
 __all__ = [
+    "Atlas",
     "Circuit",
     "CircuitScores",
     "Composition",
     "Edge",
     "LogitAttribution",
+    "atlas",
     "composition",
     "evaluate",
     "logit_attribution",

@@ -1,39 +1,49 @@
-"""Peak resident memory of a sweep over many images against one over few; each in a process of its own."""
+"""Peak resident memory of a sweep and of an atlas over many images against few; each in a process of its own."""
 
 import subprocess
 import sys
+import tempfile
 
 from timing import verdict
 
 FEW, MANY = 256, 4096
 
 
-def child(n: int) -> None:
-    """Sweeps n images that all processes hold in full, so that only the sweep's own memory differs; prints the peak."""
+def child(what: str, n: int) -> None:
+    """Takes n images that all processes hold in full, so that only its own memory differs; prints the peak."""
     import torch
 
     import crate_interp as ci
 
     images = torch.randn(MANY, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    ci.sweep(ci.load("crate-tiny-fashion"), images, limit=n, progress=False)
+    model = ci.load("crate-tiny-fashion")
+    if what == "sweep":
+        ci.sweep(model, images, limit=n, progress=False)
+    else:
+        found = ci.atlas(model, images, limit=n, progress=False)
+        with tempfile.TemporaryDirectory() as out:
+            ci.viz.atlas_pages(found, model, images, out, progress=False)
     # not ru_maxrss, which begins at what the parent had when it forked
     print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 
 
-def peak(n: int) -> int:
-    """KiB at most resident while sweeping n images."""
-    done = subprocess.run([sys.executable, __file__, str(n)], capture_output=True, text=True, check=True)
+def peak(what: str, n: int) -> int:
+    """KiB at most resident over n images."""
+    done = subprocess.run([sys.executable, __file__, what, str(n)], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])
 
 
 def main() -> bool:
-    few, many = peak(FEW), peak(MANY)
-    print(f"peak resident memory: {few / 1024:.0f} MiB over {FEW} images, {many / 1024:.0f} MiB over {MANY}")
-    return verdict("  many over few", many / few, 1.05)
+    right = True
+    for what in ("sweep", "atlas"):
+        few, many = peak(what, FEW), peak(what, MANY)
+        print(f"{what}: peak resident memory {few / 1024:.0f} MiB over {FEW} images, {many / 1024:.0f} MiB over {MANY}")
+        right &= verdict("  many over few", many / few, 1.05)
+    return right
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        child(int(sys.argv[1]))
+        child(sys.argv[1], int(sys.argv[2]))
     else:
         sys.exit(0 if main() else 1)

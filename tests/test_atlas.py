@@ -1,0 +1,163 @@
+"""ci.atlas and its pages: each column against a slow form, what is cut out of the data, and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import crate_interp as ci
+from conftest import D_MODEL, LAYERS, make, make_lm
+from crate_interp.viz.atlas import TILE, _tile
+
+LOOK = dict(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), labels=[f"<kind {number}>" for number in range(11)])
+MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate"]
+
+
+def ready(name):
+    if name.startswith(("crate-lm", "nanochat")):
+        return make_lm(name), torch.randint(47, (5, 11), generator=torch.Generator().manual_seed(1))
+    return make(name, **LOOK), torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_column_against_a_slow_form(name):
+    model, data = ready(name)
+    found = ci.atlas(model, data, top=3, ablate=2, batch_size=2, progress=False)
+    width = model.cfg.d_mlp
+    assert len(found.table) == LAYERS * width
+    logits, cache = model.run_with_cache(data)
+    before = logits[:2].log_softmax(dim=-1)
+    picks = [(layer, atom) for layer in range(LAYERS) for atom in (0, 4, width - 1)]
+    for layer, atom in picks:
+        row, code = found.row(layer, atom), cache["post", layer][..., atom]
+        assert row["firing_rate"] == pytest.approx((code > 0).float().mean().item())
+        changed = model.run_with_hooks(
+            data[:2], fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", ci.hooks.edit.zero(atoms=atom))]
+        )
+        after = changed.log_softmax(dim=-1)
+        wanted = (before.exp() * (before - after)).sum(dim=-1).mean().item()
+        assert row["ablation"] == pytest.approx(wanted, rel=2e-2, abs=1e-6)
+        block = model.blocks[layer]
+        direction = block.mlp.W_out[atom] if hasattr(block.mlp, "W_out") else torch.eye(D_MODEL)[atom]
+        gamma = getattr(model.ln_final, "weight", None)
+        moved = (direction if gamma is None else gamma * (direction - 0)) @ model.W_U
+        if gamma is not None:  # LayerNorm takes the mean out before
+            moved = moved - direction.mean() * (gamma @ model.W_U)
+        moved = moved - moved.mean()
+        said = re.findall(r"'([^']*)' ([+-][\d.]+)", row["raises"])
+        assert len(said) == 3 and float(said[0][1]) == pytest.approx(moved.max().item(), abs=6e-3)
+        names = model.cfg.labels or [str(token) for token in range(47)]
+        assert said[0][0] == names[int(moved.argmax())] and f"'{names[int(moved.argmin())]}'" in row["lowers"]
+        cosines = {
+            (other, place): torch.cosine_similarity(block.mlp.D[:, atom], model.blocks[other].mlp.D[:, place], dim=0).item()
+            for other in range(LAYERS) if other != layer for place in range(width)
+        }  # fmt: skip
+        best = max(cosines, key=cosines.get)
+        assert row["nearest"].startswith(f"L{best[0]}A{best[1]} ") and row["nearest_cosine"] == pytest.approx(
+            cosines[best], abs=1e-5
+        )
+        top = found.atoms.top(layer, atom)
+        assert top["value"].tolist() == pytest.approx(
+            code.flatten().sort(descending=True).values[: len(top)].tolist(), rel=1e-6
+        )
+    assert "atoms" in repr(found) and "<table" in found._repr_html_()
+
+
+def test_without_ablations_and_in_batches():
+    model, data = ready("crate")
+    found = ci.atlas(model, data, ablate=0, progress=False)
+    assert found.table["ablation"].isna().all()
+    again = ci.atlas(model, data, ablate=0, batch_size=2, progress=False)
+    assert found.table["raises"].equals(again.table["raises"])
+    np.testing.assert_allclose(found.table["max"], again.table["max"], rtol=1e-6)
+
+
+def test_tiles_are_the_patch_its_neighbours_and_a_box():
+    picture = np.random.default_rng(0).integers(0, 256, (6, 20, 3), dtype=np.uint8)
+    assert np.array_equal(
+        _tile(picture, 0, (2, 5)), np.asarray(Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR))
+    )
+    tile = _tile(picture, 1 + 1 * 4 + 2, (2, 5))  # row 1, column 2: rows 2 and 3, columns 10 to 14
+    around = np.asarray(Image.fromarray(picture[0:6, 5:20]).resize((TILE, TILE), Image.Resampling.NEAREST))
+    inside = np.s_[TILE // 3 + 1 : TILE - TILE // 3 - 1, TILE // 3 + 1 : TILE - TILE // 3 - 1]
+    assert np.array_equal(tile[inside], around[inside]) and np.array_equal(tile[: TILE // 4], around[: TILE // 4])
+    assert tuple(tile[TILE // 3 - 1, TILE // 2]) == (255, 120, 0)
+    corner = _tile(picture, 1, (2, 5))
+    assert (corner[0] == 128).all()  # beyond the edge
+
+
+def test_pages_of_images(tmp_path):
+    model, data = ready("crate")
+    found = ci.atlas(model, data, top=3, progress=False)
+    index = ci.viz.atlas_pages(found, model, data, tmp_path / "out", progress=False)
+    names = {"index.html", "atoms.csv", "patches", *(f"layer-{n}.html" for n in range(LAYERS))}
+    assert {path.name for path in index.parent.iterdir()} == names
+    pages = {path.name: path.read_text() for path in index.parent.glob("*.html")}
+    for name, content in pages.items():
+        assert "<script" not in content and "http" not in content and "<kind" not in content, name
+        for target, anchor in re.findall(r'href="([^"#]+)#?([^"]*)"', content):
+            assert target in pages and (not anchor or f'id="{anchor}"' in pages[target])
+        for source in re.findall(r'src="([^"]+)"', content):
+            assert (index.parent / source).is_file()
+    first = pages["layer-0.html"]
+    assert first.count("<article") == model.cfg.d_mlp and 'loading="lazy"' in first and "&lt;kind" in first
+    with Image.open(index.parent / "patches" / "L1A4.webp") as strip:
+        assert strip.size == (TILE * len(found.atoms.top(1, 4)), TILE)
+    found = ci.atlas(model, data, top=3, progress=False)
+    before = {path: path.read_bytes() for path in index.parent.rglob("*.*")}
+    ci.viz.atlas_pages(found, model, data, tmp_path / "out", progress=False)
+    assert before == {path: path.read_bytes() for path in index.parent.rglob("*.*")}  # a second time the same
+
+
+def test_pages_of_texts_mark_the_token(tmp_path):
+    lm = ci.load("crate-tiny-lm")
+    texts = ["In the beginning was the Word, and the Word was with God.\n" * 20]
+    found = ci.atlas(lm, texts, top=2, ablate=0, progress=False)
+    page = (ci.viz.atlas_pages(found, lm, texts, tmp_path, progress=False).parent / "layer-2.html").read_text()
+    assert page.count("<article") == 512 and not (tmp_path / "patches").exists()
+    tokens = lm.windows(texts)
+    for atom in (0, 77):
+        article = page.split(f'<article id="a{atom}">')[1].split("</article>")[0]
+        marks = re.findall(r"<mark>(.*?)</mark>", article)
+        top = found.atoms.top(2, atom)
+        said = [lm.to_single_str_token(int(tokens[row.sample, row.token])) for row in top.itertuples()]
+        wanted = [word.replace("\n", "\u21b5").replace("<", "&lt;").replace(">", "&gt;") for word in said]
+        assert marks == wanted
+
+
+def test_a_large_atlas_of_noise_is_small(tmp_path):
+    """12 layers of 384 atoms; noise is what a picture format likes least."""
+    torch.manual_seed(0)
+    size = dict(d_model=384, n_layers=12, n_heads=6, image_size=64, patch_size=16, n_classes=7)
+    model = ci.HookedCrate(ci.CrateConfig(family="crate", **size | {key: LOOK[key] for key in ("mean", "std")})).eval()
+    data = torch.randn(24, 3, 64, 64)
+    found = ci.atlas(model, data, ablate=0, progress=False)
+    ci.viz.atlas_pages(found, model, data, tmp_path, progress=False)
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(found.table) == 12 * 384 and sum(sizes) < 30e6
+
+
+def test_what_cannot_be_shown_is_refused(tmp_path):
+    model, data = ready("crate")
+    found = ci.atlas(model, data, ablate=0, progress=False)
+    (tmp_path / "file").write_text("")
+    for words, call in {
+        "ablate=-1": lambda: ci.atlas(model, data, ablate=-1),
+        "top=0": lambda: ci.atlas(model, data, top=0),
+        "of another model": lambda: ci.viz.atlas_pages(found, make("crate", seed=3), data, tmp_path),
+        "of another data": lambda: ci.viz.atlas_pages(found, model, data[:4] + 1, tmp_path),
+        "cannot write into": lambda: ci.viz.atlas_pages(found, model, data, tmp_path / "file" / "o"),
+        "has the atoms 0 to": lambda: found.row(0, 999),
+        "has the layers": lambda: found.row(9, 0),
+        "this one has no logits": lambda: ci.atlas(autoencoder(), data),
+        "cannot measure Linear": lambda: ci.atlas(torch.nn.Linear(2, 2), data),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def autoencoder():
+    size = dict(d_model=12, n_layers=1, n_heads=2, image_size=8, patch_size=4, decoder_n_layers=1, decoder_n_heads=2)
+    return ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", **size)).eval()
