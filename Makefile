@@ -1,6 +1,7 @@
 # make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
 # make test     the tests; WHEEL=1: against the built wheel, in a fresh environment outside the checkout
 # make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout
+# make pictures  open the pages in headless Chromium and keep screenshots in runs/pictures
 # make maskcut  300 grids against the dense solver, an hour;  make clean: remove what make made
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test check fuzz bench maskcut clean
+.PHONY: report test check fuzz bench maskcut pictures clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -34,6 +35,9 @@ bench: $(READY)
 
 maskcut: $(READY)
 	$(BIN)/python tests/benchmarks/check_maskcut.py
+
+pictures: $(READY)
+	cd tests && ../$(BIN)/python pictures.py ../runs/pictures
 
 # Made anew when a version changes; otherwise nothing is installed and no network is needed.
 $(READY): pyproject.toml constraints.txt

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from crate_interp.values import is_int
-from crate_interp.viz.attention import maps_on, who_asks
+from crate_interp.viz.on_image import maps_on, who_asks
 from crate_interp.viz.page import Html, text
 from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile
 

@@ -14,10 +14,10 @@ from crate_interp.sweep.result import SweepResult
 from crate_interp.sweep.run import Probes, sweep
 from crate_interp.sweep.stream import samples_of, twin
 from crate_interp.sweep.text import as_text
-from crate_interp.viz.attention import attention_on_image
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.curves import baseline, curve, names
 from crate_interp.viz.layers import layers
+from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, sources, table, text
 from crate_interp.viz.summary import (
     CONTROLLED,

@@ -14,8 +14,8 @@ from crate_interp.models.digest import model_digest
 from crate_interp.probes.segmentation import IGNORED, RESOLUTIONS, RULES
 from crate_interp.segment.result import CELL, SegmentResult, number
 from crate_interp.sweep.stream import samples_of
-from crate_interp.viz.attention import maps_on
 from crate_interp.viz.head_grid import STYLE
+from crate_interp.viz.on_image import maps_on
 from crate_interp.viz.page import captioned, facts, inline_svg, page, sources, table, text
 from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile, mask_tile
 from crate_interp.whole import writable, write_text

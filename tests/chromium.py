@@ -1,0 +1,38 @@
+"""Pages in a headless Chromium: what the page became, what it looks like, and whether it asked for anything."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars --disable-sync "
+    "--disable-background-networking --disable-component-update --disable-default-apps --virtual-time-budget=6000"
+).split()
+
+
+def found() -> str | None:
+    """The program, or None where there is none."""
+    return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def opened(page: Path, size: tuple[int, int] = (1000, 900), picture: Path | None = None) -> tuple[str, list[str]]:
+    """The page's document after its scripts have run, and the addresses that were asked for other than the page itself."""
+    program = found()
+    assert program is not None, "there is no Chromium"
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "net.json"
+        flags = [*FLAGS, f"--user-data-dir={place}/data", f"--window-size={size[0]},{size[1]}", f"--log-net-log={log}"]
+        what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
+        done = subprocess.run(
+            [program, *flags, *what, page.resolve().as_uri()], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        text = log.read_text().rstrip().rstrip(",")
+        events = json.loads(text if text.endswith("}") else text + "]}")["events"]
+    asked = (event.get("params", {}) for event in events)
+    # the browser itself asks for updates, time and accounts: those have no origin
+    urls = {one["url"] for one in asked if "url" in one and one.get("initiator", "not an origin") != "not an origin"}
+    return done.stdout, sorted(url for url in urls if url.startswith(("http", "ws", "ftp")))
