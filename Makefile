@@ -1,6 +1,7 @@
 # make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
 # make test     the tests; WHEEL=1: against the built wheel, in a fresh environment outside the checkout
 # make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout
+# make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures  open the pages in headless Chromium and keep screenshots in runs/pictures
 # make maskcut  300 grids against the dense solver, an hour;  make clean: remove what make made
 
@@ -9,7 +10,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test check fuzz bench maskcut pictures clean
+.PHONY: report test check fuzz bench maskcut pictures notebooks clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -38,6 +39,9 @@ maskcut: $(READY)
 
 pictures: $(READY)
 	cd tests && ../$(BIN)/python pictures.py ../runs/pictures
+
+notebooks: $(READY)
+	$(BIN)/python demos/run_notebooks.py --out runs/notebooks
 
 # Made anew when a version changes; otherwise nothing is installed and no network is needed.
 $(READY): pyproject.toml constraints.txt

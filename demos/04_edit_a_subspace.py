@@ -1,0 +1,106 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Edit a subspace
+#
+# **What is a head for, and an atom?** Take it away, push along it, or put in what it was on another image, and see what the model answers.
+
+# %%
+# %matplotlib inline
+import torch
+from matplotlib.figure import Figure
+
+import crate_interp as ci
+
+edit = ci.hooks.edit  # plain functions (tensor, hook) -> tensor
+
+REAL = False  # True: CRATE-S trained on ImageNet-1k; download it first, ci.load says from where
+model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-fashion")
+data = ci.data.embedded("fashion")
+images, labels = model.preprocess(data["image"]), torch.tensor(data["label"])
+
+
+def accuracy(*hooks):
+    with torch.no_grad(), model.hooks(list(hooks)):
+        return (model(images).argmax(-1) == labels).float().mean().item()
+
+
+print(f"accuracy {accuracy():.3f} on {len(labels)} images, chance 0.1")
+
+# %% [markdown]
+# ## Ablate each head
+# At `attn.hook_z` a head is its output in its own subspace; `zero` takes it away, `mean` leaves what it says on average.
+
+# %%
+with torch.no_grad():
+    _, cache = model.run_with_cache(images)
+drop = torch.zeros(model.cfg.n_layers, model.cfg.n_heads)
+for layer in range(model.cfg.n_layers):
+    for head in range(model.cfg.n_heads):
+        drop[layer, head] = accuracy() - accuracy(
+            (f"blocks.{layer}.attn.hook_z", edit.mean(cache["z", layer], heads=head))
+        )
+figure = Figure(figsize=(4, 3), layout="constrained")
+axes = figure.subplots()
+image = axes.imshow(drop, cmap="RdBu_r", vmin=-drop.abs().max(), vmax=drop.abs().max())
+axes.set(xlabel="head", ylabel="layer", title="accuracy lost without the head")
+figure.colorbar(image)
+figure.savefig("ablated-heads.png", dpi=120)
+figure
+
+# %% [markdown]
+# ## Take the subspace itself out
+# Out of the normalised tokens the head has nothing left to read; out of the stream LayerNorm mixes, and something comes back.
+
+# %%
+layer, head = divmod(int(drop.argmax()), model.cfg.n_heads)
+take = edit.project_out(model.blocks[layer].attn.U[head])
+for point in ("ln1.hook_normalized", "hook_resid_pre"):
+    with torch.no_grad(), model.hooks([(f"blocks.{layer}.{point}", take)]):
+        code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1]["u", layer, "attn"]
+    print(
+        f"L{layer}H{head}, span taken out of {point}: largest code {code[:, :, head].abs().max():.2g}, accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}"
+    )
+
+# %% [markdown]
+# ## Steer along an atom, and re-threshold
+# In CRATE the code is the next stream: adding along atom j pushes that entry of every token.
+
+# %%
+last = model.cfg.n_layers - 1
+axis = torch.eye(model.cfg.d_mlp)[41]
+for strength in (-4, 0, 4, 8):
+    with torch.no_grad(), model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axis, strength))]):
+        counts = model(images).argmax(-1).bincount(minlength=10)
+    top = counts.topk(2).indices.tolist()
+    print(
+        f"atom 41 of layer {last}, strength {strength:+d}: most answered {[model.cfg.labels[k] for k in top]}, {counts[top].tolist()} of {len(labels)}"
+    )
+for by in (0.0, 0.2, 0.5):
+    print(
+        f"codes of every layer thresholded by {by} more: accuracy {accuracy(*[(f'blocks.{l}.mlp.hook_post', edit.threshold(by)) for l in range(last + 1)]):.3f}"
+    )
+
+# %% [markdown]
+# ## Patch from another image
+# One token of one layer at a time, from an image of another class: where is the answer?
+
+# %%
+clean = int((labels == 1).nonzero()[0])  # a trouser
+other = int((labels == 8).nonzero()[0])  # a bag
+gap = lambda logits: (logits[:, 1] - logits[:, 8]).mean()
+with torch.no_grad():
+    _, source = model.run_with_cache(images[clean : clean + 1])
+moved = ci.circuits.patching.get_act_patch_resid_pre(
+    model, images[other : other + 1], source, gap, positions=[0, 18, 25, 32]
+)
+print("logit of 'Trouser' minus 'Bag' with CLS (first column) or a middle patch put in from the trouser, by layer:")
+print(moved.numpy().round(2))

@@ -1,0 +1,49 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Watch it learn
+#
+# **When in training do compression, sparsity and attention become what they are?** The same probes on checkpoints along the training.
+
+# %%
+# %matplotlib inline
+import torch
+
+import crate_interp as ci
+
+NAME, DATA = "crate-tiny-fashion", "embedded:fashion"  # your own run: a list of folders for ci.load
+steps = [0, 10, 40, 160, 640, 2560]
+models = [ci.load(NAME, revision=f"step-{step}") for step in steps] + [ci.load(NAME)]
+names = [*(f"step {step}" for step in steps), "trained"]
+data = ci.data.embedded("fashion")
+images, labels = models[0].preprocess(data["image"]), torch.tensor(data["label"])
+with torch.no_grad():
+    for name, model in zip(names, models, strict=True):
+        print(f"{name:>10}: accuracy {(model(images).argmax(-1) == labels).float().mean():.3f} (chance 0.1)")
+
+# %%
+swept = [ci.sweep(model, DATA, limit=64, controls=False, progress=False) for model in models]
+ci.viz.layers(swept, "compression.official_rate", labels=names)
+
+# %%
+ci.viz.layers(swept, "sparsity.zero_fraction", labels=names)
+
+# %% [markdown]
+# One number a layer and step: the share of zeros in the code.
+
+# %%
+import pandas as pd
+
+zeros = [
+    result.layers().query("probe == 'sparsity' and statistic == 'zero_fraction'").set_index("layer")["mean"]
+    for result in swept
+]
+pd.concat(zeros, axis=1, keys=names).round(3)

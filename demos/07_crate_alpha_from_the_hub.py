@@ -1,0 +1,61 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # CRATE-alpha from the Hub
+#
+# **What to do with real weights?** CRATE-alpha B/16 (72 million parameters, Apache-2.0), trained by its authors on ImageNet-21k and then
+# ImageNet-1k: load, verify, look, attribute a logit. Without a network this notebook says so and stops asking.
+
+# %%
+# %matplotlib inline
+import torch
+
+import crate_interp as ci
+
+NAME = "crate-alpha-b16"
+row = ci.models().set_index("name").loc[NAME]
+print(f"{row['repo']}/{row['file']}, {row['params']:,} parameters, {row['licence']}, layout {row['status']}")
+try:
+    model = ci.load(NAME)
+except (ci.CheckpointError, OSError, ValueError) as error:
+    model = None
+    print(f"skipped: {error}")
+
+# %% [markdown]
+# Its stream is a sum, so a logit can be shared out among heads and atoms exactly. The patches are 16 pixels wide, 196 of them.
+
+# %%
+if model is not None:
+    images = model.preprocess(ci.data.embedded("cutouts")[:2]["image"])
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(images)
+    best = int(logits[0].argmax())
+    found = ci.circuits.logit_attribution(cache, best)
+    print(f"logit of class {best}: {logits[0, best]:.3f}, sum of all parts {found.total()[0]:.3f}")
+    display(found.table().head(12))  # noqa: F821
+    display(ci.viz.attention_on_image(cache, 8, images))  # noqa: F821
+
+# %% [markdown]
+# The same steps on a random network of the same family, so that this page shows something offline too. Its numbers mean nothing.
+
+# %%
+if model is None:
+    torch.manual_seed(0)
+    size = dict(d_model=64, n_layers=3, n_heads=4, image_size=64, patch_size=16, n_classes=10)
+    small = ci.HookedCrate(
+        ci.CrateConfig(family="crate-alpha", mean=[0.5] * 3, std=[0.5] * 3, resize=64, crop=64, **size)
+    ).eval()
+    images = small.preprocess(ci.data.embedded("cutouts")[:2]["image"])
+    with torch.no_grad():
+        logits, cache = small.run_with_cache(images)
+    found = ci.circuits.logit_attribution(cache, 3)
+    print(f"logit of class 3: {logits[0, 3]:.4f}, sum of all parts {found.total()[0]:.4f}")
+    display(found.table().head(6))  # noqa: F821
