@@ -86,7 +86,7 @@ for strength in (-4, 0, 4, 8):
     )
 for by in (0.0, 0.2, 0.5):
     print(
-        f"codes of every layer thresholded by {by} more: accuracy {accuracy(*[(f'blocks.{l}.mlp.hook_post', edit.threshold(by)) for l in range(last + 1)]):.3f}"
+        f"codes of every layer thresholded by {by} more: accuracy {accuracy(*[(f'blocks.{k}.mlp.hook_post', edit.threshold(by)) for k in range(last + 1)]):.3f}"
     )
 
 # %% [markdown]
