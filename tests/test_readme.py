@@ -25,6 +25,7 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
         "accuracy.png",
         "steps.png",
         "heads.html",
+        "circuit.json",
         "runs",
     }
     assert tuple(names["cache"]["pattern", 3].shape) == (8, 4, 50, 50)
