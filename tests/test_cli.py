@@ -76,6 +76,16 @@ def test_segment_on_the_embedded_model(tmp_path):
     fails("cannot write into", "audit", *command[1:], tmp_path / "file" / "o")
 
 
+def test_atlas_on_the_embedded_model(tmp_path):
+    out = tmp_path / "out"
+    command = ("atlas", "crate-tiny-fashion", "--data", "embedded:fashion")
+    done = run(*command, "--out", out, "--limit", 8, "--ablate", 0, "--top", 2)
+    assert done.returncode == 0 and "768 atoms" in done.stdout and "index.html" in done.stdout, done.stderr
+    assert len(list((out / "patches").iterdir())) == 768 and (out / "layer-5.html").exists()
+    (tmp_path / "file").write_text("")
+    fails("cannot write into", *command, "--out", tmp_path / "file" / "o")
+
+
 def test_convert(tmp_path):
     model = make("crate-alpha")
     torch.save(published_layout(model), tmp_path / "w.pth")

@@ -107,6 +107,19 @@ def test_the_last_row_of_the_lens_is_the_models_answer(name):
     assert html.count("<tr>") == LAYERS + 1 and "<kind" not in html
 
 
+def test_results_show_themselves_in_a_notebook():
+    model = ci.load("crate-tiny-cutouts")
+    data = "embedded:cutouts"
+    for result, words in (
+        (ci.sweep(model, data, limit=8, controls=False, progress=False), "zero_fraction"),
+        (ci.segment(model, data, limit=8, untrained=0, progress=False), "mask of another image"),
+        (ci.atoms(model, data, limit=8, progress=False), "coherence"),
+        (ci.audit(model, data, limit=4, untrained=0, progress=False), "compresses"),
+    ):
+        html = result._repr_html_()
+        assert words in html and html.startswith("<") and "nan, nan" not in html
+
+
 def test_what_does_not_fit_is_said(cache, model, images):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
     view = ci.viz

@@ -1,5 +1,6 @@
 """AuditResult: each layer against each claim, with intervals over samples, beside the same network untrained."""
 
+import html
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +53,9 @@ class AuditResult:
                 reason = self.meta["reasons"][layer].get(claim, "")
                 rows.append((layer, claim, value, low, high, word, beside[0], beside[3], n, reason))
         return pd.DataFrame(rows, columns=_COLUMNS)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text())}</pre>"
 
     def layers(self) -> pd.DataFrame:
         """The numbers measured beside the claims, a row per layer: means over samples (crate_interp/audit/claims.py says what each is)."""

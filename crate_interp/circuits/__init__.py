@@ -6,6 +6,7 @@ from crate_interp.circuits.attribution import LogitAttribution, logit_attributio
 from crate_interp.circuits.circuit import Circuit, Edge
 from crate_interp.circuits.composition import Composition, composition
 from crate_interp.circuits.evaluate import CircuitScores, evaluate
+from crate_interp.circuits.gradients import attribution_patch
 from crate_interp.circuits.paths import path_patch
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Edge",
     "LogitAttribution",
     "atlas",
+    "attribution_patch",
     "composition",
     "evaluate",
     "logit_attribution",

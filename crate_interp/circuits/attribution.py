@@ -120,7 +120,7 @@ def _checked(cache: Any) -> Any:
     if not model.cfg.residual:
         raise ValueError(
             f"in family {model.cfg.family!r} the sparse step replaces the stream, so parts of different layers do not add up to "
-            "a logit: use ci.circuits.path_patch, or transformer_lens.tools.analysis.attribution_patch."
+            "a logit: use ci.circuits.path_patch or ci.circuits.attribution_patch."
         )
     if not cache.has_batch_dim:
         raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")

@@ -43,7 +43,8 @@ def path_patch(
     to = [] if isinstance(receivers, str) else heads_of("receivers", receivers, layers, heads)
     if isinstance(receivers, str) and receivers != "logits":
         raise ValueError(f"receivers={receivers!r}: give 'logits' or (layer, head) pairs.")
-    _check(model, source, base, roles)
+    check_runs(model, source, base)
+    _check_roles(roles)
     last = max((layer for layer, _ in to), default=layers)
     before = [(layer, head) for layer in range(last) for head in range(heads)]
     chosen = before if senders is None else heads_of("senders", senders, layers, heads)
@@ -87,12 +88,16 @@ def _saying(to: list[Head], roles: Sequence[str], heard: dict[str, Tensor]) -> l
     return edits
 
 
-def _check(model: Any, source: Any, base: Any, roles: Any) -> None:
+def check_runs(model: Any, source: Any, base: Any) -> None:
+    """ValueError for a model without logits, and for two inputs that are not of one shape."""
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError("paths are patched in a classifier of images or a language model; of a CLIP give a tower.")
     if not isinstance(source, Tensor) or not isinstance(base, Tensor) or source.shape != base.shape:
         got = " and ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in (source, base))
         raise ValueError(f"source and base are {got}: give two tensors of one shape, preprocessed images or tokens.")
+
+
+def _check_roles(roles: Any) -> None:
     if not roles or isinstance(roles, str) or set(roles) - set(_ROLES):
         raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
 

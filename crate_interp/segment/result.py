@@ -1,5 +1,6 @@
 """SegmentResult: how well each layer and head segments, with intervals, beside what chance has."""
 
+import html
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,11 @@ class SegmentResult:
             f"SegmentResult of {self.meta['model'] or 'a model'} on {row['n']} images: fixed head {row['value']:.3f} "
             f"[{row['low']:.3f}, {row['high']:.3f}], mask of another image {number(row['other_image'])}, centre {row['centre']:.3f}"
         )
+
+    def _repr_html_(self) -> str:
+        header, rows = self.cells()
+        told = f"{repr(self)}; score ({', '.join(CELL.values())})"
+        return f"<p>{html.escape(told)}</p>" + pd.DataFrame(rows, columns=header).to_html(index=False)
 
     def save(self, folder: str | Path) -> Path:
         """Writes scores.csv, heads.csv, images.csv and segment.json into `folder`, the last one last."""

@@ -63,6 +63,9 @@ class AtomResult:
     weights: pd.DataFrame
     meta: dict[str, Any]
 
+    def _repr_html_(self) -> str:
+        return self.layers().to_html(index=False, float_format=lambda value: f"{value:.3g}")
+
     def table(self, dense: float = 0.5) -> pd.DataFrame:
         """One row per layer and atom: layer, atom, firing_rate, mean, mean_on, max, energy_share, state.
 

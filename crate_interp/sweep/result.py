@@ -1,5 +1,6 @@
 """SweepResult: tidy tables of what probes found, with provenance, saved as parquet and JSON."""
 
+import html
 import json
 from dataclasses import dataclass, field
 from functools import reduce
@@ -33,6 +34,11 @@ class SweepResult:
         model, n = self.meta.get("model") or "a model", self.meta.get("n_samples")
         count = len(self.meta.get("statistics", ()))
         return f"SweepResult of {model} on {n} samples: {count} statistics; .samples() .layers() .heads() .meta"
+
+    def _repr_html_(self) -> str:
+        table: Any = self.layer_table
+        wide = table.pivot_table(index="layer", columns=["probe", "statistic"], values="mean", sort=False)
+        return f"<p>{html.escape(repr(self))}</p>" + wide.to_html(float_format=lambda value: f"{value:.4g}")
 
     def samples(self) -> pd.DataFrame:
         """One row per sample and layer: sample, label, layer, then a column "probe.statistic" per `[batch]` statistic.

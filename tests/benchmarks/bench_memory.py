@@ -6,7 +6,7 @@ import tempfile
 
 from timing import verdict
 
-FEW, MANY = 256, 4096
+FEW, MANY = 256, 2048
 
 
 def child(what: str, n: int) -> None:
