@@ -20,7 +20,7 @@ test: $(READY)
 	bash tests/wheel.sh $(BIN)/python
 else
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 endif
 
 check: $(READY)

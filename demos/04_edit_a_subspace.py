@@ -58,32 +58,44 @@ figure
 
 # %% [markdown]
 # ## Take the subspace itself out
-# Out of the normalised tokens the head has nothing left to read; out of the stream LayerNorm mixes, and something comes back.
+# Out of the normalised tokens the head has nothing left to read; other heads lose what their subspaces share with it. Out of the
+# stream LayerNorm mixes, so that codes come back, and the skip path loses the span too. Beside: a random subspace of the same width.
 
 # %%
 layer, head = divmod(int(drop.argmax()), model.cfg.n_heads)
-take = edit.project_out(model.blocks[layer].attn.U[head])
+u = model.blocks[layer].attn.U[head]
+take = edit.project_out(u)
+other = edit.project_out(torch.randn(u.shape, generator=torch.Generator().manual_seed(0)))
 for point in ("ln1.hook_normalized", "hook_resid_pre"):
     with torch.no_grad(), model.hooks([(f"blocks.{layer}.{point}", take)]):
         code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1]["u", layer, "attn"]
     print(
-        f"L{layer}H{head}, span taken out of {point}: largest code {code[:, :, head].abs().max():.2g}, accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}"
+        f"L{layer}H{head}, span taken out of {point}: largest code {code[:, :, head].abs().max():.2g}, "
+        f"accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}, without a random subspace {accuracy((f'blocks.{layer}.{point}', other)):.3f}"
     )
 
 # %% [markdown]
 # ## Steer along an atom, and re-threshold
-# In CRATE the code is the next stream: adding along atom j pushes that entry of every token.
+# In CRATE the code is the next stream: adding along atom j pushes that entry of every token. Of the 128 atoms of the last layer, the
+# one whose push gathers the most answers, and the median atom beside it: most atoms move little.
 
 # %%
 last = model.cfg.n_layers - 1
-axis = torch.eye(model.cfg.d_mlp)[41]
-for strength in (-4, 0, 4, 8):
-    with torch.no_grad(), model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axis, strength))]):
-        counts = model(images).argmax(-1).bincount(minlength=10)
-    top = counts.topk(2).indices.tolist()
-    print(
-        f"atom 41 of layer {last}, strength {strength:+d}: most answered {[model.cfg.labels[k] for k in top]}, {counts[top].tolist()} of {len(labels)}"
-    )
+axes = torch.eye(model.cfg.d_mlp)
+
+
+def answers(atom, strength):
+    with torch.no_grad(), model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axes[atom], strength))]):
+        return model(images[:64]).argmax(-1).bincount(minlength=model.cfg.n_classes)
+
+
+gathered = torch.stack([answers(atom, 8).max() for atom in range(model.cfg.d_mlp)])
+for atom in (int(gathered.argmax()), int(gathered.argsort()[len(gathered) // 2])):
+    for strength in (0, 4, 8):
+        counts = answers(atom, strength)
+        print(
+            f"atom {atom} of layer {last}, strength {strength:+d}: most answered {model.cfg.labels[int(counts.argmax())]!r}, {int(counts.max())} of 64"
+        )
 for by in (0.0, 0.2, 0.5):
     print(
         f"codes of every layer thresholded by {by} more: accuracy {accuracy(*[(f'blocks.{k}.mlp.hook_post', edit.threshold(by)) for k in range(last + 1)]):.3f}"
@@ -95,12 +107,12 @@ for by in (0.0, 0.2, 0.5):
 
 # %%
 clean = int((labels == 1).nonzero()[0])  # a trouser
-other = int((labels == 8).nonzero()[0])  # a bag
+bag = int((labels == 8).nonzero()[0])  # a bag
 gap = lambda logits: (logits[:, 1] - logits[:, 8]).mean()
 with torch.no_grad():
     _, source = model.run_with_cache(images[clean : clean + 1])
 moved = ci.circuits.patching.get_act_patch_resid_pre(
-    model, images[other : other + 1], source, gap, positions=[0, 18, 25, 32]
+    model, images[bag : bag + 1], source, gap, positions=[0, 18, 25, 32]
 )
 print("logit of 'Trouser' minus 'Bag' with CLS (first column) or a middle patch put in from the trouser, by layer:")
 print(moved.numpy().round(2))

@@ -9,6 +9,7 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import D_MODEL, LAYERS, make, make_lm
+from crate_interp.sweep.atoms import layer_sums
 from crate_interp.viz.atlas import TILE, _tile
 
 LOOK = dict(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), labels=[f"<kind {number}>" for number in range(11)])
@@ -72,6 +73,15 @@ def test_without_ablations_and_in_batches():
     again = ci.atlas(model, data, ablate=0, batch_size=2, progress=False)
     assert found.table["raises"].equals(again.table["raises"])
     np.testing.assert_allclose(found.table["max"], again.table["max"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_overflows_nowhere(dtype):
+    found = ci.atoms(make_lm("crate-lm").to(dtype), torch.randint(47, (2, 11)), progress=False)
+    assert np.isfinite(found.table()["energy_share"]).all()
+    assert layer_sums(torch.full((1, 2, 3), 300.0, dtype=dtype), 0, 1, False).squares == pytest.approx(
+        2 * 300.0**2, rel=1e-2
+    )
 
 
 def test_tiles_are_the_patch_its_neighbours_and_a_box():

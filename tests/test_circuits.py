@@ -253,6 +253,7 @@ def test_what_does_not_fit_is_said():
     model, images = ready("crate")
     lm, tokens = ready("crate-lm")
     _, cache = model.run_with_cache(images)
+    _, alpha = ready("crate-alpha")[0].run_with_cache(images)
     metric = lambda logits: logits[:, 2].mean()  # noqa: E731
     for words, call in {
         "is no node": lambda: Circuit((Edge("head 1", "logits", 1.0),)),
@@ -282,6 +283,12 @@ def test_what_does_not_fit_is_said():
             model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
         ),
         "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
+        "mean over one input": lambda: evaluate(model, [(0, 0)], images[:1], metric),
+        "random=-1": lambda: evaluate(model, [(0, 0)], images, metric, random=-1),
+        "count=-1": lambda: composition(model).top(-1),
+        "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),
+        "target=True": lambda: logit_attribution(alpha, True),
+        "position='a'": lambda: logit_attribution(ready("gpt-baseline")[0].run_with_cache(tokens)[1], 1, position="a"),
         r"circuit=\[\]": lambda: evaluate(model, Circuit(()), images, metric),
         "positions=99": lambda: patching.get_act_patch_resid_pre(model, images, cache, metric, positions=99),
         "give images": lambda: patching.get_act_patch_resid_pre(model, tokens, cache, metric),

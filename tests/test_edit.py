@@ -129,6 +129,28 @@ def test_values():
     assert edit.patch_positions([(0, 0), (1, 2)], grid=(2, 3)) == [1, 6]
 
 
+def test_a_hook_that_comes_after_may_write_into_what_an_edit_made():
+    model, inputs = ready("crate")
+    _, cache = model.run_with_cache(inputs)
+    point, before = "blocks.1.attn.hook_z", cache["z", 1].clone()
+
+    def write(z, hook):
+        z[:, :, 1] = 0
+        return z
+
+    for function in (edit.patch(cache["z", 1]), edit.mean(cache["z", 1]), edit.resample(cache["z", 1])):
+        with torch.no_grad():
+            model.run_with_hooks(inputs, fwd_hooks=[(point, function), (point, write)])
+        assert cache["z", 1].equal(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_columns_that_depend_on_each_other_to_rounding_add_no_direction(dtype):
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(67, 16, generator=generator) @ torch.randn(16, 32, generator=generator)
+    assert edit._basis(u.to(dtype), True).shape[1] == 16
+
+
 def test_heads_and_queries_are_where_the_point_has_them():
     z = torch.rand(2, 3, 5, 7)
     assert edit.zero(heads=4)(z, At("blocks.0.attn.hook_z"))[:, :, 4].eq(0).all()
@@ -227,6 +249,10 @@ def test_what_does_not_fit_is_said():
         "low=2, high=1": lambda: edit.clamp(2, 1),
         "low=None": lambda: edit.clamp(),
         "cannot be had back": lambda: edit.threshold(-1),
+        "there is no other to draw": lambda: edit.resample(x[:1]),
+        "seed='a'": lambda: edit.noise(0.1, seed="a"),
+        "lambd=-1": lambda: edit.sparse_step(make().blocks[0], lambd=-1).__enter__(),
+        r"patch \(1.5, 0\)": lambda: edit.patch_positions([(1.5, 0)], (2, 3)),
         "points nowhere": lambda: edit.steer(torch.zeros(5), 1.0),
         "direction is a tensor": lambda: edit.steer(x, 1.0),
         "the direction has 4 dimensions": lambda: edit.steer(torch.ones(4), 1.0)(x, None),

@@ -42,13 +42,16 @@ def test_attention_of_images(cache):
     assert props["attentionHeadNames"] == [f"L{LAYERS - 1}H0", f"L{LAYERS - 1}H4"]
     assert np.abs(props["attention"] - pattern).max() <= pattern.max() / 500
     assert props["maxValue"] == pytest.approx(pattern.max()) and "sample 1" in page.title
-    assert page.html().count("Content-Security-Policy") == 1 and "unpkg.com" not in page.html().split("</script>")[-2]
+    assert (
+        page.html().split("</head>")[0].count("Content-Security-Policy") == 1
+        and "unpkg.com" not in page.html().split("</script>")[-2]
+    )
 
 
 def test_attention_of_texts():
     lm = ci.load("crate-tiny-lm")
     _, cache = lm.run_with_cache(TEXT)
-    for tokens in (TEXT, lm.to_tokens(TEXT), lm.to_str_tokens(TEXT)):
+    for tokens in (TEXT, lm.to_tokens(TEXT), lm.to_tokens(TEXT)[0].tolist(), lm.to_str_tokens(TEXT)):
         props = properties(ci.viz.attention(cache, 2, tokens=tokens))
         assert props["tokens"] == lm.to_str_tokens(TEXT) and props["maskUpperTri"] is True
     assert properties(ci.viz.attention(cache, 2))["tokens"][:2] == ["0", "1"]
@@ -134,6 +137,16 @@ def test_what_does_not_fit_is_said(cache, model, images):
         ("give the cache of", ValueError, lambda: view.activations({}, 0)),
         ("tokens are of 1 samples", ValueError, lambda: view.top_tokens(cache, 0, tokens=[["a"]])),
         ("count=0", ValueError, lambda: view.logit_lens(cache, count=0)),
+        ("count=0", ValueError, lambda: view.top_tokens(cache, 0, count=0)),
+        ("position=99", ValueError, lambda: view.logit_lens(cache, position=99)),
+        ("position=None", ValueError, lambda: view.logit_lens(cache, position=None)),
+        (
+            "no batch axis",
+            ValueError,
+            lambda: view.logit_lens(model.run_with_cache(images[:1], remove_batch_dim=True)[1]),
+        ),
+        ("holds NaN", ValueError, lambda: view.attention(model.run_with_cache(images * torch.nan)[1], 0)),
+        ("tokens of an image are patches", ValueError, lambda: view.attention(cache, 0, tokens="abc")),
         ("sample=-1", ValueError, lambda: view.logit_lens(cache, sample=-1)),
     ):
         with pytest.raises(kind, match=words):

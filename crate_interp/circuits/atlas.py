@@ -85,7 +85,11 @@ def atlas(
         raises, lowers = _said(model)
         nearest, cosines = _nearest(model)
     table["raises"], table["lowers"], table["nearest"], table["nearest_cosine"] = raises, lowers, nearest, cosines
-    meta = found.meta | {"ablate": ablate, "n_layers": len(model.blocks), "kind": model.cfg.kind}
+    meta = found.meta | {
+        "ablate": min(ablate, found.meta["n_samples"]),
+        "n_layers": len(model.blocks),
+        "kind": model.cfg.kind,
+    }
     return Atlas(table, found, meta)
 
 

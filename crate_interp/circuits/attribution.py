@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.norm import HookedLayerNorm
+from crate_interp.values import is_int
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class LogitAttribution:
         return self.table().head(20).to_html(index=False, float_format=lambda value: f"{value:.3f}")
 
 
-def logit_attribution(cache: Any, target: Any, *, minus: Any = None, position: int = -1) -> LogitAttribution:
+def logit_attribution(cache: Any, target: Any, *, minus: Any = None, position: Any = -1) -> LogitAttribution:
     """The logit of `target` as a sum over embedding, heads, atoms and biases: `sum_c <c, g * w_t - mean> / scale + constant`.
 
     c: what a part writes into the stream at the token that is read; w_t: the target's column of W_U; g and scale: of the last
@@ -85,11 +86,13 @@ def logit_attribution(cache: Any, target: Any, *, minus: Any = None, position: i
         if mean:
             return held.mean(dim=1)
         place = 0 if vision else position
-        if not -held.shape[1] <= place < held.shape[1]:
-            raise ValueError(f"position={position}: there are {held.shape[1]} tokens.")
+        if not is_int(place) or not -held.shape[1] <= place < held.shape[1]:
+            raise ValueError(f"position={position!r}: there are {held.shape[1]} tokens.")
         return held[:, place]
 
     scale = at("ln_final.hook_scale")  # [batch, 1]
+    if len(direction) not in (1, len(scale)):
+        raise ValueError(f"there are {len(direction)} targets for {len(scale)} samples: give one, or one per sample.")
     direction = direction.expand(len(scale), -1) / scale
     gains, entry = _gains(model)
     heads, atoms, biases = [], [], []
@@ -130,9 +133,17 @@ def _checked(cache: Any) -> Any:
 def _indices(model: Any, target: Any) -> Tensor:
     """A class or token, or one per sample, as indices `[1]` or `[batch]`; ValueError for one there is not."""
     index = model.to_single_token(target) if isinstance(target, str) else target
+    if not isinstance(index, (Tensor, int, list, tuple)) and not is_int(index):
+        raise ValueError(f"target={target!r}: give a number, a name, or one per sample.")
     found = torch.atleast_1d(torch.as_tensor(index, device=model.W_U.device))
     count = model.W_U.shape[1]
-    if found.is_floating_point() or found.ndim != 1 or not len(found) or bool(((found < 0) | (found >= count)).any()):
+    if (
+        found.is_floating_point()
+        or found.dtype == torch.bool
+        or found.ndim != 1
+        or not len(found)
+        or bool(((found < 0) | (found >= count)).any())
+    ):
         raise ValueError(f"target={target!r}: give a number from 0 to {count - 1}, its name, or one per sample.")
     return found
 

@@ -4,13 +4,14 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from crate_interp.circuits.drawing import drawn
 from crate_interp.whole import write_text
 
-_NODE = re.compile(r"L(\d+)[HA](\d+)|embed|logits")
+_NODE = re.compile(r"L(0|[1-9]\d*)[HA](0|[1-9]\d*)|embed|logits")
 LAST = 2**31 - 1  # the layer of the logits, after any other
 _FORMAT = "crate_interp circuit 1"
 
@@ -34,11 +35,13 @@ class Circuit:
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.edges, (list, tuple)):
+            raise ValueError(f"edges={self.edges!r}: give a list of Edge(source, target, weight).")
         object.__setattr__(self, "edges", tuple(self.edges))
         for edge in self.edges:
             if not isinstance(edge, Edge):
                 raise ValueError(f"a circuit is made of Edge(source, target, weight), got {edge!r}.")
-            if not isinstance(edge.weight, (int, float)) or not math.isfinite(edge.weight):
+            if not isinstance(edge.weight, Real) or not math.isfinite(edge.weight):
                 raise ValueError(
                     f"the edge {edge.source} -> {edge.target} has the weight {edge.weight!r}: give a finite number."
                 )
@@ -68,7 +71,7 @@ class Circuit:
 
     def save(self, path: str | Path) -> Path:
         """Writes JSON."""
-        edges = [[edge.source, edge.target, edge.weight] for edge in self.edges]
+        edges = [[edge.source, edge.target, float(edge.weight)] for edge in self.edges]
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(
@@ -87,7 +90,8 @@ class Circuit:
             raise ValueError(f"{str(path)!r} holds no circuit: {error}") from None
         if not right:
             raise ValueError(f"{str(path)!r} holds no circuit that Circuit.save wrote.")
-        return cls(edges, str(content.get("note", "")), dict(content.get("meta") or {}))
+        meta = content.get("meta")
+        return cls(edges, str(content.get("note", "")), meta if isinstance(meta, dict) else {})
 
     def svg(self) -> str:
         """A drawing, layers from left to right; the wider an edge the larger its weight, blue where it is above 0, red below."""

@@ -16,6 +16,7 @@ from crate_interp.circuits.linear import normed, pushed, stepped
 from crate_interp.measures.checks import qr
 from crate_interp.models.digest import model_digest
 from crate_interp.sweep.stream import batches, check_batch_size, check_model, run, samples_of
+from crate_interp.values import is_int
 
 THROUGH = ("direct", "linear", "data")
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
@@ -33,10 +34,16 @@ class Composition:
 
     def top(self, count: int = 20) -> pd.DataFrame:
         """The pairs with the highest scores."""
+        if not is_int(count) or count < 1:
+            raise ValueError(f"count={count!r}: give a whole number of at least 1.")
         return self.table.sort_values("score", ascending=False, kind="stable").head(count).reset_index(drop=True)
 
     def above(self) -> pd.DataFrame:
-        """The pairs above the 99th percentile of random subspaces; one pair in a hundred is so by chance."""
+        """The pairs above the 99th percentile of random subspaces.
+
+        One pair in a hundred is so by chance, but pairs share heads, so that their number scatters widely: compare with an
+        untrained network.
+        """
         table: Any = self.table
         return (
             table[table["score"] > table["percentile_99"]].sort_values("score", ascending=False).reset_index(drop=True)

@@ -1,6 +1,7 @@
 """Is a circuit what the model does? Faithfulness, completeness and minimality, beside random circuits of the same size."""
 
-from collections.abc import Callable, Sequence
+import html
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from tqdm.auto import tqdm
 from crate_hooks import edit, full_name
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.paths import Head, as_number, heads_of
+from crate_interp.values import is_int
 
 _ABLATIONS = ("mean", "zero")
 
@@ -21,9 +23,10 @@ _ABLATIONS = ("mean", "zero")
 class CircuitScores:
     """What is left of a metric with the circuit's heads alone, and without them, beside random circuits of as many heads.
 
-    `table`: measure, value, random_mean, random_low, random_high (the middle 95 %) and share_as_good, the share of random
-    circuits that do as well. `heads`: what taking each head out of the circuit costs (minimality). `meta`: the metric of the whole
-    model and with every head ablated.
+    `table`: measure, value, random_mean, random_low, random_high (the middle 95 %) and share_as_good, `(1 + k) / (1 + n)` where k of
+    n random circuits do as well. Best are faithfulness 1, completeness 0, minimality high. `heads`: what taking each head out of
+    the circuit costs (minimality). `meta`: the metric of the whole model and with every head ablated. All of one set of
+    inputs: where the two metrics are close the ratios scatter, so look at them, and at other inputs.
     """
 
     table: pd.DataFrame
@@ -33,21 +36,24 @@ class CircuitScores:
     def __repr__(self) -> str:
         table: Any = self.table
         rows = [f"{row.measure} {row.value:.3f} (random {row.random_mean:.3f})" for row in table.itertuples()]
-        return f"CircuitScores of {len(self.heads)} heads: {', '.join(rows)}"
+        span = f"metric {self.meta['whole']:.3g} with all heads, {self.meta['none']:.3g} with none"
+        return f"CircuitScores of {len(self.heads)} heads: {', '.join(rows)}; {span}"
 
     def _repr_html_(self) -> str:
-        return self.table.to_html(index=False, float_format=lambda value: f"{value:.3f}")
+        return f"<p>{html.escape(repr(self))}</p>" + self.table.to_html(
+            index=False, float_format=lambda value: f"{value:.3f}"
+        )
 
 
 def evaluate(
     model: Any,
-    circuit: Circuit | Sequence[Head],
+    circuit: Any,
     inputs: Tensor,
     metric: Callable[[Tensor], Any],
     *,
     reference: Tensor | None = None,
     ablation: str = "mean",
-    random: int = 20,
+    random: Any = 20,
     subsets: int = 10,
     seed: int = 0,
     progress: bool = True,
@@ -65,8 +71,13 @@ def evaluate(
     """
     if ablation not in _ABLATIONS:
         raise ValueError(f"ablation={ablation!r}: give 'mean' or 'zero'.")
+    for name, count in (("random", random), ("subsets", subsets)):
+        if not is_int(count) or count < 0:
+            raise ValueError(f"{name}={count!r}: give a whole number of at least 0.")
+    if ablation == "mean" and len(inputs if reference is None else reference) < 2:
+        raise ValueError("the mean over one input is that input: give reference=, several inputs, or ablation='zero'.")
     pairs = circuit.heads() if isinstance(circuit, Circuit) else circuit
-    own = frozenset(heads_of("circuit", list(pairs), model.cfg.n_layers, model.cfg.n_heads))
+    own = frozenset(heads_of("circuit", pairs, model.cfg.n_layers, model.cfg.n_heads))
     every = [(layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)]
     if len(own) == len(every):
         raise ValueError("the circuit has every head of the model: there is nothing to compare it with.")
@@ -143,6 +154,6 @@ def _table(scored: list[dict[str, float]]) -> pd.DataFrame:
         low, high = np.quantile(others, [0.025, 0.975]) if len(others) else (np.nan, np.nan)
         # near 1 is good for faithfulness, near 0 for completeness, high for minimality
         bad = {"faithfulness": lambda x: abs(x - 1), "completeness": abs, "minimality": lambda x: -x}[name]
-        good = np.mean([bad(other) <= bad(value) for other in others]) if len(others) else np.nan
+        good = (1 + sum(bad(other) <= bad(value) for other in others)) / (1 + len(others)) if len(others) else np.nan
         rows.append((name, value, others.mean() if len(others) else np.nan, low, high, good))
     return pd.DataFrame(rows, columns=["measure", "value", "random_mean", "random_low", "random_high", "share_as_good"])

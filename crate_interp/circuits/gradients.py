@@ -19,7 +19,7 @@ def attribution_patch(
     base: Tensor,
     metric: Callable[[Tensor], Any],
     *,
-    steps: int = 1,
+    steps: Any = 1,
     progress: bool = True,
 ) -> Float[Tensor, "layer head"]:
     """For each head, `<z_source - z_base, d metric / d z>`: what patching its output in would change, to first order.

@@ -98,7 +98,7 @@ def check_runs(model: Any, source: Any, base: Any) -> None:
 
 
 def _check_roles(roles: Any) -> None:
-    if not roles or isinstance(roles, str) or set(roles) - set(_ROLES):
+    if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
         raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
 
 

@@ -210,7 +210,7 @@ def layer_sums(code: Float[Tensor, "batch pos atom"], first: int, top: int, toge
         len(flat),
         _numpy(on.sum(dim=0)),
         _numpy(flat.clamp(min=0).sum(dim=0, dtype=torch.float64)),
-        _numpy(flat.square().sum(dim=0, dtype=torch.float64)),
+        _numpy(flat.float().square().sum(dim=0, dtype=torch.float64)),
         _numpy(flat.amax(dim=0).clamp(min=0)),
         _numpy(best.values.clamp(min=0)),
         _numpy(best.indices // pos).astype(np.int64) + first,
@@ -220,7 +220,7 @@ def layer_sums(code: Float[Tensor, "batch pos atom"], first: int, top: int, toge
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy().astype(np.float64)
+    return tensor.detach().cpu().double().numpy()  # bfloat16 has no numpy of its own
 
 
 def _weights(model: Any, layers: list[int]) -> pd.DataFrame:

@@ -125,6 +125,7 @@ def _tile(
 def _contexts(places: Places, model: Any, samples: Any, progress: bool) -> dict[tuple[int, int], str]:
     """A list of the contexts of each atom, the token it was largest at marked."""
     names = names_of(model)
+    names = [f" {name}" for name in names] if all(name.isdigit() for name in names) else names  # no tokenizer: ids
     lines: dict[tuple[int, int], list[str]] = {key: [""] * len(rows) for key, rows in places.items()}
     for sample, uses in tqdm(sorted(_by_sample(places).items()), desc="contexts", disable=not progress):
         tokens = samples.read(sample, sample + 1)[0].tolist()
@@ -172,9 +173,10 @@ def _index(atlas: Atlas) -> str:
     words = (
         f"{len(atlas.table):,} atoms of {meta['n_layers']} layers on {meta['n_samples']:,} {unit}. For each atom: the tokens in which "
         "its code was largest; how often it fires; the logits that its direction moves most on the direct path (a logit lens, "
-        "which later layers may re-code); the atoms of other layers with the largest cosine; and, where it was measured, how far "
-        f"the model's answers move when it is set to 0 (mean Kullback-Leibler divergence over {meta['ablate']} {unit})."
+        "which later layers may re-code); the atoms of other layers with the largest cosine"
     )
+    moved = f"; how far the model's answers move when it is set to 0 (mean Kullback-Leibler divergence over {meta['ablate']} {unit})"
+    words += f"{moved if meta['ablate'] else ''}."
     header, lines = _most_needed(atlas)
     layers: Any = atlas.atoms.layers()
     summary = [
@@ -183,7 +185,8 @@ def _index(atlas: Atlas) -> str:
     ]
     body = [_STYLE, f"<h1>{text(title)}</h1>", f"<p>{text(words)}</p>", _links(atlas)]
     body += ["<h2>Layers</h2>", table(list(layers.columns), summary)]
-    body += [f"<h2>The {len(lines)} atoms that answers depend on most</h2>", _linked(table(header, lines))]
+    if meta["ablate"]:
+        body += [f"<h2>The {len(lines)} atoms that answers depend on most</h2>", _linked(table(header, lines))]
     pairs = [("model", str(meta["model_digest"])), ("data", str(meta["data_fingerprint"]))]
     return page(title, [*body, "<h2>Where the numbers come from</h2>", facts(pairs)])
 

@@ -47,6 +47,10 @@ def attention(
     chosen = _numbers("heads", heads, len(pattern))
     names = _names(cache.model, tokens, pattern.shape[1], grid)
     values = pattern[chosen].float().cpu().numpy()
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"the pattern of layer {layer} holds NaN or Inf for sample {sample}: nothing can be drawn of it."
+        )
     largest = values.max(axis=(1, 2)).clip(min=1e-30)
     steps = (values / largest[:, None, None] * 255).round().astype(np.uint8)
     number = layer % len(cache.model.blocks)
@@ -109,6 +113,8 @@ def top_tokens(
     rows at most. Raises as `attention`.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
+    if not is_int(count) or count < 1:
+        raise ValueError(f"count={count!r}: give a whole number of at least 1.")
     n = len(next(iter(cache.values())))
     told = [None] * n if tokens is None else list(tokens)
     samples = list(range(n)) if n > 1 else [0, 0]  # of a single sample circuitsvis shows a single atom
@@ -139,7 +145,7 @@ def top_tokens(
 
 def _page(title: str, views: Sequence[tuple[str, dict[str, Any], str]]) -> Html:
     """circuitsvis' own bundle once, then each view: its component, its properties, and more of them as JavaScript."""
-    body = [f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">', f"<h1>{html.escape(title)}</h1>"]
+    body = [f"<h1>{html.escape(title)}</h1>"]
     body += [f'<div id="view-{number}"></div>' for number in range(len(views))]
     body.append(f"<script>{_bundle()}</script>")
     calls = [
@@ -147,7 +153,9 @@ def _page(title: str, views: Sequence[tuple[str, dict[str, Any], str]]) -> Html:
         for number, (component, props, more) in enumerate(views)
     ]
     body.append(f"<script>{_UNPACK}\n{chr(10).join(calls)}</script>")
-    return Html(title, body)
+    return Html(
+        title, body, f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    )  # it counts in the head alone
 
 
 @once
@@ -213,8 +221,10 @@ def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
         names = [str(position) for position in range(count)]
     elif isinstance(tokens, (list, tuple)) and all(isinstance(token, str) for token in tokens):
         names = list(tokens)
+    elif model.cfg.kind != "text":
+        raise ValueError(f"tokens={tokens!r}: the tokens of an image are patches; give a list of names, or None.")
     else:
-        found = model.to_str_tokens(tokens)
+        found = model.to_str_tokens(torch.tensor(tokens) if isinstance(tokens, list) else tokens)
         names = found[0] if len(found) == 1 and isinstance(found[0], list) else found
     if len(names) != count:
         raise ValueError(

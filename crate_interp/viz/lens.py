@@ -33,7 +33,7 @@ class LogitLens:
         return f"<table><caption>{html.escape(self.title)}</caption><tbody>{''.join(rows)}</tbody></table>"
 
 
-def logit_lens(cache: Any, *, sample: int = 0, position: int = -1, count: int = 5) -> LogitLens:
+def logit_lens(cache: Any, *, sample: Any = 0, position: Any = -1, count: int = 5) -> LogitLens:
     """The `count` likeliest answers by layer at one token: `softmax(LN(Z^l) W_U + b_U)`, TransformerLens' `cache.logit_lens()`.
 
     position: of language models; of images it is CLS (or each token where the mean is pooled, and `position` says which). In CRATE
@@ -48,6 +48,11 @@ def logit_lens(cache: Any, *, sample: int = 0, position: int = -1, count: int = 
     n = len(next(iter(cache.values())))
     if not is_int(sample) or not 0 <= sample < n:
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {n - 1}.")
+    if not cache.has_batch_dim:
+        raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
+    tokens = next((value.shape[1] for name, value in cache.items() if name.endswith("hook_resid_pre")), 0)
+    if not is_int(position) or (tokens and not -tokens <= position < tokens):
+        raise ValueError(f"position={position!r}: the cache has positions 0 to {tokens - 1}.")
     place = model.lens_positions if model.lens_positions is not None else position
     values = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
     best = values.softmax(dim=-1).topk(min(count, values.shape[-1]), dim=-1)

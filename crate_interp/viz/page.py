@@ -26,12 +26,12 @@ dt { opacity: .75; } dd { margin: 0; overflow-wrap: anywhere; }
 _INK = "#0a0b0c"  # drawn in this, then handed over to the page's own text colour
 
 
-def page(title: str, body: list[str]) -> str:
-    """A whole document."""
+def page(title: str, body: list[str], head: str = "") -> str:
+    """A whole document; head: what else stands there, such as a policy."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"{head}<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(body)
         + "\n</body></html>\n"
     )
@@ -43,13 +43,14 @@ class Html:
 
     title: str
     body: list[str]
+    head: str = ""
 
     def __repr__(self) -> str:
         return f"Html page {self.title!r}, {len(self.html()) / 1000:.0f} kB: .save(path) writes it"
 
     def html(self) -> str:
         """The whole document."""
-        return page(self.title, self.body)
+        return page(self.title, self.body, self.head)
 
     def save(self, path: str | Path) -> Path:
         """Writes the page; the folder is made where there is none."""

@@ -40,17 +40,21 @@ def mean(source: Any, *, heads: Any = None, atoms: Any = None, positions: Any = 
     return _edited(lambda tensor, hook: _like(average, tensor, hook), heads, atoms, positions)
 
 
-def resample(source: Any, *, seed: int = 0, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
-    """Puts what the same point held for another sample in their place, drawn anew for each sample of a batch.
+def resample(source: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
+    """Puts what the same point held for another sample in their place, one drawn for each sample of a batch.
 
     source: of samples that stand for the data, with the batch first. The same seed draws the same samples. Where source has as
     many samples as the batch no sample gets its own: give the run's own cache to shuffle it.
     """
     _require_source(source)
+    if len(source) < 2:
+        raise ValueError("source has one sample: there is no other to draw. Give the cache of several.")
+    if not isinstance(seed, Integral):
+        raise ValueError(f"seed={seed!r}: give a whole number.")
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(int(seed))
         if count == batch and batch > 1:  # round a random circle
             order = torch.randperm(batch, generator=generator)
             drawn = torch.empty_like(order)
@@ -102,12 +106,14 @@ def threshold(by: Any, *, atoms: Any = None, positions: Any = None) -> Edit:
     return _edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
 
 
-def noise(std: Any, *, seed: int = 0, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
+def noise(std: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
     """Adds Gaussian noise; the same seed and shape have the same noise, on every device."""
     _require_number("std", std)
+    if not isinstance(seed, Integral):
+        raise ValueError(f"seed={seed!r}: give a whole number.")
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(int(seed)))
         return tensor + std * drawn.to(tensor)
 
     return _edited(value, heads, atoms, positions)
@@ -119,7 +125,8 @@ def steer(direction: Any, strength: Any, *, unit: bool = True, positions: Any = 
     unit: of length 1 before, so that strength is in the unit of the stream. At points whose last axis is d_model.
     """
     _require_number("strength", strength)
-    if not isinstance(direction, Tensor) or direction.ndim != 1 or not _finite(direction):
+    right = isinstance(direction, Tensor) and direction.ndim == 1 and direction.is_floating_point()
+    if not right or not _finite(direction):
         raise ValueError(
             f"direction is {_told(direction)}: give finite numbers [d_model], such as model.blocks[0].mlp.D[:, 0]."
         )
@@ -140,8 +147,9 @@ def project_out(subspace: Any, *, orthonormal: bool = True, positions: Any = Non
 
     subspace `[d_model, width]` such as `attn.U[k]`, or `[head, d_model, width]` for the span of several. orthonormal=False takes
     it as it is, `x - U U^T x`, which is a projection only where U has orthonormal columns. At ln1.hook_normalized the codes of
-    head k are then 0, and for orthonormal U of all heads together the other heads' codes are as before. In the stream
-    (hook_resid_pre) neither holds: LayerNorm subtracts a mean and scales, and so mixes the span with the rest.
+    head k are then 0, and for orthonormal U of all heads together the other heads' codes are as before; trained subspaces
+    overlap, and other heads lose what they share with this one. In the stream (hook_resid_pre) neither holds: LayerNorm subtracts a
+    mean and scales, and so mixes the span with the rest, and the skip path loses it too. Compare with a random subspace.
     """
     basis = _basis(subspace, orthonormal)
 
@@ -194,6 +202,8 @@ def sparse_step(block: nn.Module, *, lambd: Any = None, eta: Any = None) -> Iter
         raise ValueError("give lambd=... or eta=..., a number.")
     for name, value in wanted.items():
         _require_number(name, value)
+        if value < 0:
+            raise ValueError(f"{name}={value}: give a number of at least 0.")
         if not isinstance(getattr(step, name, None), Real):
             raise ValueError(
                 f"the sparse step of this layer, {type(step).__name__}, has no {name}: hang edit.threshold on mlp.hook_post."
@@ -208,15 +218,16 @@ def sparse_step(block: nn.Module, *, lambd: Any = None, eta: Any = None) -> Iter
             setattr(step, name, value)
 
 
-def patch_positions(patches: Iterable[tuple[int, int]], grid: tuple[int, int]) -> list[int]:
+def patch_positions(patches: Iterable[Any], grid: Any) -> list[int]:
     """The positions of patches (row, column) among the tokens of an image, CLS being token 0; grid: rows and columns, `cfg.grid`."""
     found = []
     for row, column in patches:
-        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+        whole = isinstance(row, Integral) and isinstance(column, Integral)
+        if not whole or not (0 <= int(row) < grid[0] and 0 <= int(column) < grid[1]):
             raise ValueError(
                 f"patch ({row}, {column}): the grid has rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}."
             )
-        found.append(1 + row * grid[1] + column)
+        found.append(1 + int(row) * grid[1] + int(column))
     return found
 
 
@@ -279,12 +290,18 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
             f"the source is {list(source.shape)}, {_at(hook)} is {list(tensor.shape)}: give what this point held in a run of the "
             "same shape, or of one sample."
         )
-    return source.to(tensor).expand_as(tensor)
+    return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
 
 
 def _basis(subspace: Any, orthonormal: bool) -> Float[Tensor, "d_model rank"]:
     """An orthonormal basis of the span, of its rank; or the columns as they are."""
-    if not isinstance(subspace, Tensor) or subspace.ndim not in (2, 3) or 0 in subspace.shape or not _finite(subspace):
+    if (
+        not isinstance(subspace, Tensor)
+        or subspace.ndim not in (2, 3)
+        or 0 in subspace.shape
+        or not _finite(subspace)
+        or not subspace.is_floating_point()
+    ):
         raise ValueError(
             f"subspace is {_told(subspace)}: give finite numbers [d_model, width], such as model.blocks[0].attn.U[2], or "
             "[head, d_model, width]."
@@ -294,7 +311,9 @@ def _basis(subspace: Any, orthonormal: bool) -> Float[Tensor, "d_model rank"]:
     if not orthonormal:
         return columns
     left, values, _ = torch.linalg.svd(columns.double(), full_matrices=False)
-    rank = int((values > values[0] * 1e-7).sum())  # float32 columns that depend on each other do so to about this
+    rank = int(
+        (values > values[0] * 4 * torch.finfo(columns.dtype).eps).sum()
+    )  # columns depend on each other to rounding
     if not rank:
         raise ValueError("subspace is zero: it spans nothing.")
     return left[:, :rank].to(columns.dtype)
