@@ -4,21 +4,19 @@ Load a checkpoint as a hooked model, cache or stream its activations, measure co
 attention layer by layer, and look at it. Importing does nothing: every name below loads when it is first touched.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
     from crate_interp import circuits, data, maps, measures, probes, viz
-    from crate_interp.audit import AuditResult, audit
-    from crate_interp.checkpoints.errors import CheckpointError
+    from crate_interp.audits import AuditResult, audit
     from crate_interp.checkpoints.load import load
-    from crate_interp.checkpoints.registry import models
+    from crate_interp.checkpoints.registry import list_models
     from crate_interp.checkpoints.verify import verify
     from crate_interp.circuits import Atlas, atlas
     from crate_interp.config import CrateConfig
+    from crate_interp.errors import CheckpointError
     from crate_interp.models.autoencoder import HookedCrateMAE
     from crate_interp.models.clip import HookedCrateCLIP
     from crate_interp.models.context import Past
@@ -26,16 +24,16 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
-    from crate_interp.segment import SegmentResult, segment
-    from crate_interp.sweep import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
+    from crate_interp.segmentation import SegmentResult, segment
+    from crate_interp.sweeps import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
     from crate_interp.viz.report import report
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Atlas": ("crate_interp.circuits", "Atlas"),
-    "AtomResult": ("crate_interp.sweep", "AtomResult"),
-    "AuditResult": ("crate_interp.audit", "AuditResult"),
-    "CheckpointError": ("crate_interp.checkpoints.errors", "CheckpointError"),
+    "AtomResult": ("crate_interp.sweeps", "AtomResult"),
+    "AuditResult": ("crate_interp.audits", "AuditResult"),
+    "CheckpointError": ("crate_interp.errors", "CheckpointError"),
     "CrateConfig": ("crate_interp.config", "CrateConfig"),
     "HookedCrate": ("crate_interp.models.vision", "HookedCrate"),
     "HookedCrateCLIP": ("crate_interp.models.clip", "HookedCrateCLIP"),
@@ -43,25 +41,25 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "HookedCrateMAE": ("crate_interp.models.autoencoder", "HookedCrateMAE"),
     "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
-    "SegmentResult": ("crate_interp.segment", "SegmentResult"),
+    "SegmentResult": ("crate_interp.segmentation", "SegmentResult"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
-    "SweepResult": ("crate_interp.sweep", "SweepResult"),
+    "SweepResult": ("crate_interp.sweeps", "SweepResult"),
     "atlas": ("crate_interp.circuits", "atlas"),
-    "atoms": ("crate_interp.sweep", "atoms"),
-    "audit": ("crate_interp.audit", "audit"),
+    "atoms": ("crate_interp.sweeps", "atoms"),
+    "audit": ("crate_interp.audits", "audit"),
     "circuits": ("crate_interp.circuits", None),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
-    "linear_probe": ("crate_interp.sweep", "linear_probe"),
+    "linear_probe": ("crate_interp.sweeps", "linear_probe"),
+    "list_models": ("crate_interp.checkpoints.registry", "list_models"),
     "load": ("crate_interp.checkpoints.load", "load"),
     "maps": ("crate_interp.maps", None),
     "measures": ("crate_interp.measures", None),
-    "models": ("crate_interp.checkpoints.registry", "models"),
-    "probe": ("crate_interp.sweep", "probe"),
+    "probe": ("crate_interp.sweeps", "probe"),
     "probes": ("crate_interp.probes", None),
     "report": ("crate_interp.viz.report", "report"),
-    "segment": ("crate_interp.segment", "segment"),
-    "sweep": ("crate_interp.sweep", "sweep"),
+    "segment": ("crate_interp.segmentation", "segment"),
+    "sweep": ("crate_interp.sweeps", "sweep"),
     "verify": ("crate_interp.checkpoints.verify", "verify"),
     "viz": ("crate_interp.viz", None),
 }
@@ -89,10 +87,10 @@ __all__ = [
     "data",
     "hooks",
     "linear_probe",
+    "list_models",
     "load",
     "maps",
     "measures",
-    "models",
     "probe",
     "probes",
     "report",
@@ -105,7 +103,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'crate_interp' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'crate_interp' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     module, attribute = _PUBLIC[name]
     loaded = import_module(module)
     return loaded if attribute is None else getattr(loaded, attribute)
@@ -113,15 +113,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-class _Package(ModuleType):
-    """Keeps `models` and `sweep` functions: importing the folders of these names would put modules in their place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        is_folder = isinstance(value, ModuleType) and _PUBLIC.get(name, ("", None))[1] is not None
-        if not is_folder:
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

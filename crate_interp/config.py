@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from crate_interp import checks
 from crate_interp.families import FAMILIES, FIELDS_OF, OTHER_STEPS
-from crate_interp.hints import did_you_mean
-from crate_interp.values import height_width, is_number, whole
 
 VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
@@ -123,7 +122,9 @@ class CrateConfig:
         """ValueError for a field that only models of another kind have, set to something else than its default."""
         for name in foreign_fields(self.family):
             if getattr(self, name) != _DEFAULTS[name]:
-                raise ValueError(f"{name}={getattr(self, name)!r}: models of family {self.family!r} have no {name}.")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: models of family {self.family!r} have no {name}."
+                )
         for name in (
             "interpolate_pos",
             "bias",
@@ -143,13 +144,17 @@ class CrateConfig:
             if getattr(self, name) is None:
                 _set(self, name, facts.get(name))
         if self.d_mlp is None:
-            _set(self, "d_mlp", self.d_model * (1 if self.sparse_step == "ista" else facts["d_mlp_ratio"]))
+            _set(
+                self,
+                "d_mlp",
+                self.d_model * (1 if self.sparse_step == "ista" else facts["d_mlp_ratio"]),
+            )
         for name in ("resize", "crop"):
             value = getattr(self, name)
             if isinstance(value, (list, tuple)):
-                _set(self, name, height_width(name, value))
+                _set(self, name, checks.size(name, value))
             elif value is not None:
-                _set(self, name, whole(name, value))
+                _set(self, name, checks.count(name, value))
         for name in ("mean", "std", "labels"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
@@ -173,9 +178,13 @@ class CrateConfig:
                 f"variant={self.variant!r} needs n_heads * d_head = d_model, got {self.n_heads} * {self.d_head} != {self.d_model}."
             )
         if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(f"variant={self.variant!r} has no output matrix of its own: leave output_matrix out.")
+            raise ValueError(
+                f"variant={self.variant!r} has no output matrix of its own: leave output_matrix out."
+            )
         if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
-            raise ValueError(f"variant={self.variant!r}: only families crate and crate-alpha have it.")
+            raise ValueError(
+                f"variant={self.variant!r}: only families crate and crate-alpha have it."
+            )
 
     def _check_grid(self) -> None:
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
@@ -184,14 +193,23 @@ class CrateConfig:
                 f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size} on both sides: "
                 f"give an image_size such as ({height // patch_h * patch_h or patch_h}, {width // patch_w * patch_w or patch_w})."
             )
-        told = {"vision": (self.n_tokens, self.n_classes), "mae": (self.n_tokens, self.patch_values)}.get(self.kind)
+        told = {
+            "vision": (self.n_tokens, self.n_classes),
+            "mae": (self.n_tokens, self.patch_values),
+        }.get(self.kind)
         for name, value in zip(("n_ctx", "d_vocab"), told or (), strict=False):
             if getattr(self, name) not in (None, value):
-                raise ValueError(f"{name}={getattr(self, name)} contradicts the other fields, which make it {value}.")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} contradicts the other fields, which make it {value}."
+                )
             _set(self, name, value)
 
     def _check_text(self) -> None:
-        wanted = ("d_embed", "text_d_model", "text_n_layers", "text_n_heads") if self.kind == "clip" else ()
+        wanted = (
+            ("d_embed", "text_d_model", "text_n_layers", "text_n_heads")
+            if self.kind == "clip"
+            else ()
+        )
         for name in ("n_ctx", "d_vocab", *wanted):
             if getattr(self, name) is None:
                 raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
@@ -201,13 +219,21 @@ class CrateConfig:
             raise ValueError(f"prepend_bos={self.prepend_bos!r}: give True, False or None.")
         if self.tokenizer is not None:
             _one_of(self, "tokenizer", TOKENIZERS)
-        if not isinstance(self.window_pattern, str) or not self.window_pattern or set(self.window_pattern) - set("SL"):
-            raise ValueError(f"window_pattern={self.window_pattern!r}: give letters S (short) and L (long).")
-        if self.rotary and (self.d_head % 2 or not is_number(self.rotary_base) or self.rotary_base <= 0):
+        if (
+            not isinstance(self.window_pattern, str)
+            or not self.window_pattern
+            or set(self.window_pattern) - set("SL")
+        ):
+            raise ValueError(
+                f"window_pattern={self.window_pattern!r}: give letters S (short) and L (long)."
+            )
+        if self.rotary and (
+            self.d_head % 2 or not checks.is_number(self.rotary_base) or self.rotary_base <= 0
+        ):
             raise ValueError(
                 f"d_head={self.d_head}, rotary_base={self.rotary_base!r}: rotary codes need an even d_head and a base above 0."
             )
-        if self.softcap is not None and (not is_number(self.softcap) or self.softcap <= 0):
+        if self.softcap is not None and (not checks.is_number(self.softcap) or self.softcap <= 0):
             raise ValueError(f"softcap={self.softcap!r}: give a number above 0, or None.")
 
     def _check_preprocessing(self) -> None:
@@ -216,13 +242,21 @@ class CrateConfig:
         for name in ("mean", "std"):
             value = getattr(self, name)
             if value is not None and len(value) != self.channels:
-                raise ValueError(f"{name} has {len(value)} values for channels={self.channels}: give one per channel.")
-            if value is not None and not all(is_number(x) and (x > 0 or name == "mean") for x in value):
-                raise ValueError(f"{name}={value!r}: give finite numbers{', above 0' * (name == 'std')}.")
+                raise ValueError(
+                    f"{name} has {len(value)} values for channels={self.channels}: give one per channel."
+                )
+            if value is not None and not all(
+                checks.is_number(x) and (x > 0 or name == "mean") for x in value
+            ):
+                raise ValueError(
+                    f"{name}={value!r}: give finite numbers{', above 0' * (name == 'std')}."
+                )
         if self.labels is not None and not all(isinstance(name, str) for name in self.labels):
             raise ValueError("labels are names: give strings, one per class.")
         if self.labels is not None and len(self.labels) != self.n_classes:
-            raise ValueError(f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class.")
+            raise ValueError(
+                f"labels has {len(self.labels)} names for n_classes={self.n_classes}: give one per class."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields this family has, as JSON-native values; `CrateConfig.from_dict` is its inverse."""
@@ -331,7 +365,9 @@ def check_names(values: dict[str, Any]) -> None:
     """ValueError where a key is no CrateConfig field, with the nearest names."""
     for name in values:
         if name not in field_names():
-            hint = did_you_mean(name, field_names(), f"The fields are: {', '.join(field_names())}.")
+            hint = checks.did_you_mean(
+                name, field_names(), f"The fields are: {', '.join(field_names())}."
+            )
             raise ValueError(f"CrateConfig has no field {name!r}. {hint}")
 
 
@@ -347,7 +383,7 @@ def _one_of(cfg: CrateConfig, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(cfg, name)
     if value not in choices:
         raise ValueError(
-            f"{name}={value!r} is none of {', '.join(choices)}. {did_you_mean(str(value), choices)}".rstrip()
+            f"{name}={value!r} is none of {', '.join(choices)}. {checks.did_you_mean(str(value), choices)}".rstrip()
         )
 
 
@@ -356,16 +392,18 @@ def check_sizes(values: dict[str, Any]) -> dict[str, Any]:
     checked = dict(values)
     for name in set(_COUNTS + _OPTIONAL_COUNTS) & set(values):
         if values[name] is not None or name in _COUNTS:
-            checked[name] = whole(name, values[name])
+            checked[name] = checks.count(name, values[name])
     for name in {"image_size", "patch_size"} & set(values):
-        checked[name] = height_width(name, values[name])
+        checked[name] = checks.size(name, values[name])
     return checked
 
 
 def _owns_output_matrix(cfg: CrateConfig) -> bool:
     """Variants crate and fix have one; CRATE's vision code leaves it out where one head spans the whole stream."""
     whole_stream = (
-        cfg.n_heads == 1 and cfg.d_head == cfg.d_model and cfg.family in ("crate", "crate-alpha", "crate-mae")
+        cfg.n_heads == 1
+        and cfg.d_head == cfg.d_model
+        and cfg.family in ("crate", "crate-alpha", "crate-mae")
     )
     return cfg.variant in ("crate", "fix") and not whole_stream
 
@@ -382,5 +420,5 @@ def _share(cfg: CrateConfig, heads: str, width: str) -> int:
 
 def _non_negative(cfg: CrateConfig, name: str) -> None:
     value = getattr(cfg, name)
-    if not is_number(value) or value < 0:
+    if not checks.is_number(value) or value < 0:
         raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")

@@ -49,10 +49,37 @@ FAMILIES: dict[str, dict[str, Any]] = {
 OTHER_STEPS = {"crate-alpha": ("ista",), "crate-lm": ("ista",)}
 
 # The fields of CrateConfig that only models of some kinds have.
-_IMAGES = ("image_size", "patch_size", "channels", "interpolate_pos", "resize", "crop", "interpolation", "mean", "std")
+_IMAGES = (
+    "image_size",
+    "patch_size",
+    "channels",
+    "interpolate_pos",
+    "resize",
+    "crop",
+    "interpolation",
+    "mean",
+    "std",
+)
 FIELDS_OF = {
     "vision": (*_IMAGES, "n_classes", "d_features", "pool", "labels"),
     "mae": (*_IMAGES, "decoder_n_layers", "decoder_n_heads", "norm_pix_loss"),
-    "text": ("bias", "window", "window_pattern", "softcap", "rotary_base", "tokenizer", "prepend_bos", "d_embed"),
-    "clip": (*_IMAGES, "d_embed", "text_d_model", "text_n_layers", "text_n_heads", "tokenizer", "prepend_bos"),
+    "text": (
+        "bias",
+        "window",
+        "window_pattern",
+        "softcap",
+        "rotary_base",
+        "tokenizer",
+        "prepend_bos",
+        "d_embed",
+    ),
+    "clip": (
+        *_IMAGES,
+        "d_embed",
+        "text_d_model",
+        "text_n_layers",
+        "text_n_heads",
+        "tokenizer",
+        "prepend_bos",
+    ),
 }

@@ -10,8 +10,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_hooks import full_name
+from crate_interp import checks
 from crate_interp.measures import attention_map, attention_rollout, pca_map
-from crate_interp.values import height_width, is_int
 
 Grid = tuple[int, int]
 
@@ -51,7 +51,9 @@ def codes(
     values = _point(cache, layer, point)  # [batch, pos, d_mlp]
     wanted: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
     wanted = list(wanted) if isinstance(wanted, (list, tuple, range)) else [wanted]
-    if not wanted or not all(is_int(atom) and 0 <= atom < values.shape[-1] for atom in wanted):
+    if not wanted or not all(
+        checks.is_int(atom) and 0 <= atom < values.shape[-1] for atom in wanted
+    ):
         raise ValueError(f"atoms={atoms!r}: give whole numbers from 0 to {values.shape[-1] - 1}.")
     patches = values[:, 1:, wanted].transpose(1, 2)  # [batch, atom, patch]
     return patches.unflatten(-1, _grid(cache, patches.shape[-1], grid))
@@ -108,14 +110,22 @@ def windowed(
             "model.pad(images) makes multiples."
         )
     half = [max(side // 2 // p, 1) * p for side, p in zip((height, width), patch, strict=True)]
-    steps = half if stride is None else height_width("stride", stride)
-    if any(step % p or step > side for step, p, side in zip(steps, patch, (height, width), strict=True)):
+    steps = half if stride is None else checks.size("stride", stride)
+    if any(
+        step % p or step > side for step, p, side in zip(steps, patch, (height, width), strict=True)
+    ):
         raise ValueError(
             f"stride={stride}: give a multiple of the patch {patch}, at most a window, {height} x {width}."
         )
-    corners = [(top, left) for top in _starts(tall, height, steps[0]) for left in _starts(wide, width, steps[1])]
+    corners = [
+        (top, left)
+        for top in _starts(tall, height, steps[0])
+        for left in _starts(wide, width, steps[1])
+    ]
     total: Any = None
-    options: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}  # every patch is seen
+    options: dict[str, Any] = (
+        {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
+    )  # every patch is seen
     seen = torch.zeros(tall // patch[0], wide // patch[1], device=images.device)
     for top, left in tqdm(corners, desc="windows", disable=not progress):
         window = images[:, :, top : top + height, left : left + width]
@@ -123,7 +133,9 @@ def windowed(
             _, cache = model.run_with_cache(window, names_filter=names, **options)
         maps = read(cache)
         if maps.ndim != 4:
-            raise ValueError(f"read(cache) gave shape {list(maps.shape)}: maps of one window are [batch, map, h, w].")
+            raise ValueError(
+                f"read(cache) gave shape {list(maps.shape)}: maps of one window are [batch, map, h, w]."
+            )
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
         total = maps.new_zeros(*maps.shape[:2], *seen.shape) if total is None else total
@@ -139,15 +151,21 @@ def _starts(length: int, window: int, step: int) -> list[int]:
 
 def _point(cache: Any, layer: int, point: str) -> Tensor:
     if cache.model.cfg.kind not in ("vision", "mae"):
-        raise ValueError("maps over patches are read from the cache of a model of images; of a CLIP give cache.visual.")
+        raise ValueError(
+            "maps over patches are read from the cache of a model of images; of a CLIP give cache.visual."
+        )
     count = len(cache.model.blocks)
-    if not is_int(layer) or not -count <= layer < count:
+    if not checks.is_int(layer) or not -count <= layer < count:
         raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
     if not cache.has_batch_dim:
-        raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
+        raise ValueError(
+            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
+        )
     name = full_name(point, layer % count)
     if name not in cache.cache_dict:
-        raise KeyError(f"the cache lacks {name!r}: run_with_cache(images, names_filter=[{name!r}, ...]), or cache all.")
+        raise KeyError(
+            f"the cache lacks {name!r}: run_with_cache(images, names_filter=[{name!r}, ...]), or cache all."
+        )
     return cache[name]
 
 
@@ -163,7 +181,7 @@ def _whole_pattern(cache: Any, layer: int) -> Tensor:
 
 def _grid(cache: Any, patches: int, grid: Any) -> Grid:
     own = cache.model.cfg.grid
-    found = own if grid is None else height_width("grid", grid)
+    found = own if grid is None else checks.size("grid", grid)
     if found[0] * found[1] != patches:
         raise ValueError(
             f"there are {patches} patches, the grid is {found[0]} x {found[1]}: give grid=(rows, columns), the image's sides "
@@ -175,13 +193,21 @@ def _grid(cache: Any, patches: int, grid: Any) -> Grid:
 def _position(query: Any, grid: Grid) -> int:
     """Where a query is among the tokens: CLS, then the patches row by row."""
     count = grid[0] * grid[1] + 1
-    if is_int(query):
+    if checks.is_int(query):
         if not -count <= query < count:
             raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
         return int(query)
-    if not isinstance(query, (tuple, list)) or len(query) != 2 or not all(is_int(place) for place in query):
-        raise ValueError(f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch.")
+    if (
+        not isinstance(query, (tuple, list))
+        or len(query) != 2
+        or not all(checks.is_int(place) for place in query)
+    ):
+        raise ValueError(
+            f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch."
+        )
     row, column = query
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise ValueError(f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}.")
+        raise ValueError(
+            f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}."
+        )
     return 1 + row * grid[1] + column

@@ -39,7 +39,10 @@ with torch.no_grad():
     logits, cache = model.run_with_cache(images)
 for name in ("attn.hook_u", "attn.hook_pattern", "mlp.hook_post", "hook_resid_post"):
     print(f"{name:20} {list(cache[f'blocks.3.{name}'].shape)}")
-print("answers:", [model.cfg.labels[k] if model.cfg.labels else int(k) for k in logits.argmax(-1).tolist()])
+print(
+    "answers:",
+    [model.cfg.labels[k] if model.cfg.labels else int(k) for k in logits.argmax(-1).tolist()],
+)
 print("labels: ", [data.features["label"].int2str(k) for k in data[:2]["label"]])
 
 # %% [markdown]

@@ -29,7 +29,9 @@ print(found.text())
 
 # %%
 table = found.table()
-kept = table[["claim", "verdict", "untrained_verdict"]].replace({"kept": 1, "broken": 0, "undecided": 0})
+kept = table[["claim", "verdict", "untrained_verdict"]].replace(
+    {"kept": 1, "broken": 0, "undecided": 0}
+)
 kept.groupby("claim", sort=False).sum().rename(
     columns={"verdict": "layers that keep it", "untrained_verdict": "of the untrained twin"}
 )
@@ -38,6 +40,13 @@ kept.groupby("claim", sort=False).sum().rename(
 # The rate along the layers, of the trained network and of three checkpoints along its training.
 
 # %%
-steps = [ci.load("crate-tiny-fashion", revision=f"step-{n}") for n in (0, 160, 2560)] + [ci.load("crate-tiny-fashion")]
-swept = [ci.sweep(step, "embedded:fashion", limit=32, probes="compression", progress=False) for step in steps]
-ci.viz.layers(swept, "compression.official_rate", labels=["step 0", "step 160", "step 2560", "trained"])
+steps = [ci.load("crate-tiny-fashion", revision=f"step-{n}") for n in (0, 160, 2560)] + [
+    ci.load("crate-tiny-fashion")
+]
+swept = [
+    ci.sweep(step, "embedded:fashion", limit=32, probes="compression", progress=False)
+    for step in steps
+]
+ci.viz.layers(
+    swept, "compression.official_rate", labels=["step 0", "step 160", "step 2560", "trained"]
+)

@@ -21,7 +21,11 @@ import crate_interp as ci
 from crate_interp.viz.segment import sentence
 
 REAL = False  # True: CRATE-S trained on ImageNet-1k; download it first, and name data with masks, "voc:DIR"
-NAME, DATA = ("crate-small-imagenet1k", "voc:VOC2012:val") if REAL else ("crate-tiny-cutouts", "embedded:cutouts")
+NAME, DATA = (
+    ("crate-small-imagenet1k", "voc:VOC2012:val")
+    if REAL
+    else ("crate-tiny-cutouts", "embedded:cutouts")
+)
 model = ci.load(NAME)
 found = ci.segment(model, DATA, limit=64, untrained=1, progress=False)
 print(sentence(found))
@@ -31,9 +35,9 @@ print(sentence(found))
 # head for each image" is how scores are published; the mask itself chooses the head there, so its chance level is high too.
 
 # %%
-found.layers()[["way", "layer", "head", "value", "low", "high", "other_image", "random", "untrained", "centre"]].round(
-    3
-)
+found.layers()[
+    ["way", "layer", "head", "value", "low", "high", "other_image", "random", "untrained", "centre"]
+].round(3)
 
 # %% [markdown]
 # The image on which the fixed head does best, and the one on which it does worst.

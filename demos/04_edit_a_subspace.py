@@ -68,7 +68,9 @@ take = edit.project_out(u)
 other = edit.project_out(torch.randn(u.shape, generator=torch.Generator().manual_seed(0)))
 for point in ("ln1.hook_normalized", "hook_resid_pre"):
     with torch.no_grad(), model.hooks([(f"blocks.{layer}.{point}", take)]):
-        code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1]["u", layer, "attn"]
+        code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1][
+            "u", layer, "attn"
+        ]
     print(
         f"L{layer}H{head}, span taken out of {point}: largest code {code[:, :, head].abs().max():.2g}, "
         f"accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}, without a random subspace {accuracy((f'blocks.{layer}.{point}', other)):.3f}"
@@ -85,7 +87,10 @@ axes = torch.eye(model.cfg.d_mlp)
 
 
 def answers(atom, strength):
-    with torch.no_grad(), model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axes[atom], strength))]):
+    with (
+        torch.no_grad(),
+        model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axes[atom], strength))]),
+    ):
         return model(images[:64]).argmax(-1).bincount(minlength=model.cfg.n_classes)
 
 
@@ -114,5 +119,7 @@ with torch.no_grad():
 moved = ci.circuits.patching.get_act_patch_resid_pre(
     model, images[bag : bag + 1], source, gap, positions=[0, 18, 25, 32]
 )
-print("logit of 'Trouser' minus 'Bag' with CLS (first column) or a middle patch put in from the trouser, by layer:")
+print(
+    "logit of 'Trouser' minus 'Bag' with CLS (first column) or a middle patch put in from the trouser, by layer:"
+)
 print(moved.numpy().round(2))

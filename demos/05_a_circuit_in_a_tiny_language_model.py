@@ -26,7 +26,9 @@ REAL = False  # True: CRATE-LM of 12 layers from the Hub; it needs a tokenizer, 
 lm = ci.load("crate-lm-12l" if REAL else "crate-tiny-lm")
 layers, heads = lm.cfg.n_layers, lm.cfg.n_heads
 windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-print(f"{layers} layers of {heads} heads, {len(windows)} windows of {windows.shape[1]} tokens of held-out text")
+print(
+    f"{layers} layers of {heads} heads, {len(windows)} windows of {windows.shape[1]} tokens of held-out text"
+)
 
 # %% [markdown]
 # ## Induction
@@ -43,7 +45,10 @@ first, second = loss[:, :40].mean().item(), loss[:, 41:].mean().item()
 print(f"loss in the first copy {first:.2f} nats, in the second {second:.2f}")
 second_copy = slice(2, None)  # the diagonal begins two queries before it
 induction = torch.stack(
-    [cache["pattern", layer].diagonal(-39, dim1=-2, dim2=-1)[..., second_copy].mean((0, 2)) for layer in range(layers)]
+    [
+        cache["pattern", layer].diagonal(-39, dim1=-2, dim2=-1)[..., second_copy].mean((0, 2))
+        for layer in range(layers)
+    ]
 )
 even = (1 / torch.arange(42.0, 82)).mean().item()
 print(
@@ -59,7 +64,9 @@ print(
 # %%
 dot, close = lm.to_single_token("."), lm.to_single_token(".”")
 opening, closing = lm.to_single_token(" “"), lm.to_single_token("”")
-inside = ((windows == opening).cumsum(1) - ((windows == closing) | (windows == close)).cumsum(1) > 0)[:, :-1]
+inside = (
+    (windows == opening).cumsum(1) - ((windows == closing) | (windows == close)).cumsum(1) > 0
+)[:, :-1]
 ends = (windows[:, 1:] == close) & inside
 kept = ends.any(dim=1)
 tokens, ends = windows[kept], ends[kept]
@@ -74,7 +81,9 @@ def preference(logits, ends):
 
 with torch.no_grad():
     effects = preference(lm(tokens), ends) - preference(lm(unopened), ends)
-draws = torch.randint(len(effects), (2000, len(effects)), generator=torch.Generator().manual_seed(0))
+draws = torch.randint(
+    len(effects), (2000, len(effects)), generator=torch.Generator().manual_seed(0)
+)
 low, high = effects[draws].mean(dim=1).quantile(torch.tensor([0.025, 0.975])).tolist()
 effect = effects.mean().item()
 print(
@@ -108,7 +117,9 @@ with torch.no_grad():
     for layer in range(layers):
         for head in range(heads):
             change = (f"blocks.{layer}.attn.hook_z", edit.patch(cache["z", layer], heads=head))
-            carried[layer, head] = preference(lm.run_with_hooks(base, fwd_hooks=[change]), mine).mean() - before
+            carried[layer, head] = (
+                preference(lm.run_with_hooks(base, fwd_hooks=[change]), mine).mean() - before
+            )
 print("nats of the effect that each head carries alone (rows are layers):")
 print(carried.numpy().round(3))
 
@@ -129,10 +140,14 @@ scores
 
 # %%
 pairs = ci.circuits.composition(lm, through="linear").table
-places = zip(pairs["from_layer"], pairs["from_head"], pairs["to_layer"], pairs["to_head"], strict=True)
+places = zip(
+    pairs["from_layer"], pairs["from_head"], pairs["to_layer"], pairs["to_head"], strict=True
+)
 among = pairs[[(a, b) in chosen and (c, d) in chosen for a, b, c, d in places]]
 edges = [
-    ci.circuits.Edge(f"L{row.from_layer}H{row.from_head}", f"L{row.to_layer}H{row.to_head}", row.score)
+    ci.circuits.Edge(
+        f"L{row.from_layer}H{row.from_head}", f"L{row.to_layer}H{row.to_head}", row.score
+    )
     for row in among.itertuples()
 ]
 print(among.round(3).to_string(index=False))

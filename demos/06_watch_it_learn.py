@@ -27,7 +27,9 @@ data = ci.data.embedded("fashion")
 images, labels = models[0].preprocess(data["image"]), torch.tensor(data["label"])
 with torch.no_grad():
     for name, model in zip(names, models, strict=True):
-        print(f"{name:>10}: accuracy {(model(images).argmax(-1) == labels).float().mean():.3f} (chance 0.1)")
+        print(
+            f"{name:>10}: accuracy {(model(images).argmax(-1) == labels).float().mean():.3f} (chance 0.1)"
+        )
 
 # %%
 swept = [ci.sweep(model, DATA, limit=64, controls=False, progress=False) for model in models]
@@ -43,7 +45,9 @@ ci.viz.layers(swept, "sparsity.zero_fraction", labels=names)
 import pandas as pd
 
 zeros = [
-    result.layers().query("probe == 'sparsity' and statistic == 'zero_fraction'").set_index("layer")["mean"]
+    result.layers()
+    .query("probe == 'sparsity' and statistic == 'zero_fraction'")
+    .set_index("layer")["mean"]
     for result in swept
 ]
 pd.concat(zeros, axis=1, keys=names).round(3)

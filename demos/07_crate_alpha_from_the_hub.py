@@ -21,8 +21,10 @@ import torch
 import crate_interp as ci
 
 NAME = "crate-alpha-b16"
-row = ci.models().set_index("name").loc[NAME]
-print(f"{row['repo']}/{row['file']}, {row['params']:,} parameters, {row['licence']}, layout {row['status']}")
+row = ci.list_models().set_index("name").loc[NAME]
+print(
+    f"{row['repo']}/{row['file']}, {row['params']:,} parameters, {row['licence']}, layout {row['status']}"
+)
 try:
     model = ci.load(NAME)
 except (ci.CheckpointError, OSError, ValueError) as error:
@@ -51,7 +53,9 @@ if model is None:
     torch.manual_seed(0)
     size = dict(d_model=64, n_layers=3, n_heads=4, image_size=64, patch_size=16, n_classes=10)
     small = ci.HookedCrate(
-        ci.CrateConfig(family="crate-alpha", mean=[0.5] * 3, std=[0.5] * 3, resize=64, crop=64, **size)
+        ci.CrateConfig(
+            family="crate-alpha", mean=[0.5] * 3, std=[0.5] * 3, resize=64, crop=64, **size
+        )
     ).eval()
     images = small.preprocess(ci.data.embedded("cutouts")[:2]["image"])
     with torch.no_grad():

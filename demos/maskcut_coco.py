@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 import crate_interp as ci
 from crate_interp.data.coco import coco_image_ids, coco_results
 from crate_interp.measures import maskcut
-from crate_interp.sweep.stream import twin
+from crate_interp.sweeps.stream import twin
 
 
 def masks_of(model: Any, image: Tensor, layer: int, affinity: str) -> Tensor:
@@ -41,7 +41,10 @@ def masks_of(model: Any, image: Tensor, layer: int, affinity: str) -> Tensor:
 
 def at_size(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """The masks at the size (height, width) of the image, each pixel as its patch."""
-    wide = [Image.fromarray(mask.numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST) for mask in masks]
+    wide = [
+        Image.fromarray(mask.numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST)
+        for mask in masks
+    ]
     return torch.stack([torch.from_numpy(np.array(mask)) for mask in wide])
 
 
@@ -65,7 +68,12 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
         }
         annotations.append(annotation | {"area": int(mask.sum())})
     truth: Any = COCO()
-    truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": 1}], "info": {}}
+    truth.dataset = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": 1}],
+        "info": {},
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         truth.createIndex()
     return truth, [image["id"] for image in images]
@@ -84,20 +92,26 @@ def precision(truth: Any, results: Any) -> tuple[float, float]:
     return float(evaluation.stats[0]), float(evaluation.stats[1])
 
 
-def results_of(model: Any, data: Any, ids: list[int], truth: COCO, args: argparse.Namespace, what: str) -> list[dict]:
+def results_of(
+    model: Any, data: Any, ids: list[int], truth: COCO, args: argparse.Namespace, what: str
+) -> list[dict]:
     """COCO results of every image."""
     samples = ci.data.open_data(data, model.preprocess, args.limit)
     results: list[dict[str, Any]] = []
     for place in tqdm(range(samples.n), desc=what, unit="image"):
         size = truth.imgs[ids[place]]
-        masks = masks_of(model, samples.read(place, place + 1), args.layer % len(model.blocks), args.affinity)
+        masks = masks_of(
+            model, samples.read(place, place + 1), args.layer % len(model.blocks), args.affinity
+        )
         wide = at_size(masks, (size["height"], size["width"]))
         results += coco_results(wide, ids[place], [1.0, 0.5, 0.25])
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", default="crate-tiny-cutouts")
     parser.add_argument("--config", nargs="*", default=[], help="config fields, such as n_heads=6")
     parser.add_argument("--coco", type=Path, help="annotations; the embedded composites otherwise")
@@ -108,7 +122,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/maskcut"))
     args = parser.parse_args()
-    fields: dict[str, Any] = {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in args.config)}
+    fields: dict[str, Any] = {
+        name: json.loads(value) for name, value in (pair.split("=", 1) for pair in args.config)
+    }
     if args.size:
         fields |= {"resize": [args.size, args.size], "crop": None, "interpolate_pos": True}
     model = ci.load(args.source, **fields)
@@ -123,7 +139,9 @@ def main() -> None:
     for name, other in (("trained", model), ("random weights", twin(model, 0))):
         results = results_of(other, data, ids, truth, args, name)
         if other is model:
-            (args.out / "results.json").write_text(json.dumps(results))  # before loadRes, which writes into them
+            (args.out / "results.json").write_text(
+                json.dumps(results)
+            )  # before loadRes, which writes into them
         precisions = precision(truth, results)
         print(f"{name}: {len(results)} masks, AP {precisions[0]:.3f}, AP50 {precisions[1]:.3f}")
     print(f"written to {args.out / 'results.json'}")

@@ -20,12 +20,21 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(cfg.d_model, 3 * cfg.d_model, bias=False)
         self.out = nn.Linear(cfg.d_model, cfg.d_model)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        self.hook_attn_scores, self.hook_pattern, self.hook_z = HookPoint(), HookPoint(), HookPoint()
+        self.hook_attn_scores, self.hook_pattern, self.hook_z = (
+            HookPoint(),
+            HookPoint(),
+            HookPoint(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        codes = self.qkv(x).unflatten(-1, (3, self.cfg.n_heads, self.cfg.d_head))  # [batch, pos, role, head, d_head]
+        codes = self.qkv(x).unflatten(
+            -1, (3, self.cfg.n_heads, self.cfg.d_head)
+        )  # [batch, pos, role, head, d_head]
         q, k, v = (
-            hook(code) for hook, code in zip((self.hook_q, self.hook_k, self.hook_v), codes.unbind(2), strict=True)
+            hook(code)
+            for hook, code in zip(
+                (self.hook_q, self.hook_k, self.hook_v), codes.unbind(2), strict=True
+            )
         )
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * self.cfg.d_head**-0.5
         pattern = self.hook_pattern(self.hook_attn_scores(scores).softmax(dim=-1))
@@ -40,9 +49,15 @@ class Block(nn.Module):
         self.ln1, self.ln2 = nn.LayerNorm(cfg.d_model), nn.LayerNorm(cfg.d_model)
         self.attn = Attention(cfg)
         self.mlp = nn.Sequential(
-            nn.Linear(cfg.d_model, 4 * cfg.d_model), nn.GELU(), nn.Linear(4 * cfg.d_model, cfg.d_model)
+            nn.Linear(cfg.d_model, 4 * cfg.d_model),
+            nn.GELU(),
+            nn.Linear(4 * cfg.d_model, cfg.d_model),
         )
-        self.hook_resid_pre, self.hook_resid_mid, self.hook_resid_post = HookPoint(), HookPoint(), HookPoint()
+        self.hook_resid_pre, self.hook_resid_mid, self.hook_resid_post = (
+            HookPoint(),
+            HookPoint(),
+            HookPoint(),
+        )
 
     def forward(self, z: Tensor) -> Tensor:
         z = self.hook_resid_pre(z)

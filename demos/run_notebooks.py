@@ -22,7 +22,9 @@ HERE = Path(__file__).parent
 def sources(names: list[str]) -> list[Path]:
     """The notebooks as text, in order; SystemExit where none is meant."""
     found = sorted(HERE.glob("[0-9][0-9]_*.py"))
-    chosen = [path for path in found if not names or any(path.name.startswith(name) for name in names)]
+    chosen = [
+        path for path in found if not names or any(path.name.startswith(name) for name in names)
+    ]
     if not chosen:
         raise SystemExit(
             f"no notebook is called {', '.join(names)}: there are {', '.join(path.stem for path in found)}"
@@ -41,7 +43,9 @@ def as_notebook(path: Path) -> nbformat.NotebookNode:
 def run(path: Path, out: Path) -> float:
     """Executes one notebook in `out` and writes it there with its pictures; the seconds it took."""
     notebook, started = as_notebook(path), time.perf_counter()
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(out)}}).execute()
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(out)}}
+    ).execute()
     seconds = time.perf_counter() - started
     nbformat.write(notebook, out / path.with_suffix(".ipynb").name)
     for cell_number, cell in enumerate(notebook.cells):
@@ -53,7 +57,9 @@ def run(path: Path, out: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("runs/notebooks"))
     parser.add_argument("--sync", action="store_true")

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from train_tiny_cutouts import SAVED_STEPS, make_model
 
 import crate_interp as ci
-from crate_interp.segment import SegmentResult
-from crate_interp.segment.result import CELL
+from crate_interp.segmentation import SegmentResult
+from crate_interp.segmentation.result import CELL
 
 DATA = "embedded:cutouts"
 COLUMNS = ("value", "low", "high", "other_image", "random", "untrained", "all_foreground", "centre")
@@ -27,13 +27,18 @@ COLUMNS = ("value", "low", "high", "other_image", "random", "untrained", "all_fo
 
 def crates() -> list[tuple[str, ci.HookedCrate]]:
     """The model along its training."""
-    steps = [(f"step {step}", ci.load("crate-tiny-cutouts", revision=f"step-{step}")) for step in SAVED_STEPS]
+    steps = [
+        (f"step {step}", ci.load("crate-tiny-cutouts", revision=f"step-{step}"))
+        for step in SAVED_STEPS
+    ]
     return [*steps, ("trained", ci.load("crate-tiny-cutouts"))]
 
 
 def vits(folder: Path) -> list[tuple[str, PlainViT]]:
     """The plain ViT along its training, in the same way."""
-    files = [(f"step {step}", folder / "steps" / f"step-{step}.safetensors") for step in SAVED_STEPS]
+    files = [
+        (f"step {step}", folder / "steps" / f"step-{step}.safetensors") for step in SAVED_STEPS
+    ]
     models = []
     for name, file in [*files, ("trained", folder / "model.safetensors")]:
         model = make_model("vit")
@@ -54,7 +59,11 @@ def told(title: str, results: list[tuple[str, SegmentResult]]) -> str:
         row = result.overall()
         lines.append(f"{name:>9}  " + "  ".join(f"{row[column]:14.3f}" for column in COLUMNS))
     header, rows = results[-1][1].cells()
-    lines += ["", f"trained, by layer: score ({', '.join(CELL.values())})", "  ".join(f"{cell:>30}" for cell in header)]
+    lines += [
+        "",
+        f"trained, by layer: score ({', '.join(CELL.values())})",
+        "  ".join(f"{cell:>30}" for cell in header),
+    ]
     return "\n".join([*lines, *("  ".join(f"{cell:>30}" for cell in row) for row in rows), ""])
 
 
@@ -67,20 +76,35 @@ def picture(found: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> No
     for (title, results), colour in zip(found.items(), ("#1f6fb4", "#c05a1a"), strict=False):
         rows = [result.overall() for _, result in results]
         values = [row["value"] for row in rows]
-        bars = [[row["value"] - row["low"] for row in rows], [row["high"] - row["value"] for row in rows]]
-        axes.errorbar(range(len(rows)), values, yerr=bars, marker="o", markersize=4, color=colour, label=title)
+        bars = [
+            [row["value"] - row["low"] for row in rows],
+            [row["high"] - row["value"] for row in rows],
+        ]
+        axes.errorbar(
+            range(len(rows)), values, yerr=bars, marker="o", markersize=4, color=colour, label=title
+        )
         other = [row["other_image"] for row in rows]
-        axes.plot(range(len(rows)), other, ":", color=colour, label=f"{title}, mask of another image")
+        axes.plot(
+            range(len(rows)), other, ":", color=colour, label=f"{title}, mask of another image"
+        )
     names, last = [name for name, _ in found["CRATE"]], found["CRATE"][-1][1].overall()
     for name, style in (("all_foreground", "--"), ("centre", "-.")):
-        axes.axhline(last[name], linestyle=style, linewidth=0.8, color="#777777", label=name.replace("_", " "))
+        axes.axhline(
+            last[name],
+            linestyle=style,
+            linewidth=0.8,
+            color="#777777",
+            label=name.replace("_", " "),
+        )
     axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Jaccard index of the fixed head")
     axes.legend(fontsize=7, frameon=False)
     figure.savefig(path, dpi=150)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/emerges"))
     parser.add_argument("--vit", type=Path)
     args = parser.parse_args()

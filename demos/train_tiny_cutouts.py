@@ -34,7 +34,18 @@ from training import WARMUP, learning_rate, read_idx, save_resume, save_step, si
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
-LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+LABELS = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 SAVED_STEPS = (0, 30, 200, 1500)  # log-spaced; the last step is the model itself
 SIZE, BATCH, SEED, HELD_OUT = 64, 128, 0, 2000
 TEXTURES, COLUMNS = ("brick", "grass", "gravel"), {"train": (0, 352), "t10k": (352, 512)}
@@ -86,7 +97,9 @@ def tint(grey: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 class Composites:
     """Tinted objects on tinted textures; composite `index` of draw `draw` is always the same picture."""
 
-    def __init__(self, objects: tuple[np.ndarray, np.ndarray], textures: list[Pillow.Image]) -> None:
+    def __init__(
+        self, objects: tuple[np.ndarray, np.ndarray], textures: list[Pillow.Image]
+    ) -> None:
         self.images, self.labels = objects
         self.textures = textures
 
@@ -95,7 +108,9 @@ class Composites:
         grey = self.images[index]
         if rng.random() < 0.5:
             grey = grey[:, ::-1]
-        alpha = np.where(grey > 0, 255, 0).astype(np.uint8)  # the background of Fashion-MNIST is exactly 0
+        alpha = np.where(grey > 0, 255, 0).astype(
+            np.uint8
+        )  # the background of Fashion-MNIST is exactly 0
         cutout = Pillow.fromarray(np.dstack([tint(grey, rng), alpha]))
         texture = self.textures[int(rng.integers(len(self.textures)))]
         square = random_square(texture, SIZE, rng)
@@ -105,7 +120,9 @@ class Composites:
         """Images uint8 [batch, 3, h, w], labels [batch], masks bool [batch, h, w]."""
         indices = list(indices)
         pairs = [self.one(index, draw) for index in indices]
-        images = torch.from_numpy(np.stack([np.asarray(image) for image, _ in pairs])).permute(0, 3, 1, 2)
+        images = torch.from_numpy(np.stack([np.asarray(image) for image, _ in pairs])).permute(
+            0, 3, 1, 2
+        )
         masks = torch.from_numpy(np.stack([np.asarray(mask) > 127 for _, mask in pairs]))
         return images, torch.from_numpy(self.labels[indices]), masks
 
@@ -113,7 +130,9 @@ class Composites:
 def make_model(kind: str) -> HookedCrate:
     """The untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
-    size: dict[str, Any] = dict(d_model=WIDTH[kind], n_layers=6, n_heads=6, image_size=SIZE, patch_size=8, n_classes=10)
+    size: dict[str, Any] = dict(
+        d_model=WIDTH[kind], n_layers=6, n_heads=6, image_size=SIZE, patch_size=8, n_classes=10
+    )
     look: dict[str, Any] = dict(resize=SIZE, crop=SIZE, mean=MEAN, std=STD, labels=LABELS)
     cfg = CrateConfig(family="crate", **size, **look, model_name=f"{kind}-tiny-cutouts")
     return PlainViT(cfg) if kind == "vit" else HookedCrate(cfg)
@@ -129,16 +148,22 @@ def accuracy(model: HookedCrate, data: Composites, n: int, draw: int) -> float:
     return hits / n
 
 
-def train(args: argparse.Namespace, data: Composites, held: Composites) -> tuple[HookedCrate, dict[str, Any]]:
+def train(
+    args: argparse.Namespace, data: Composites, held: Composites
+) -> tuple[HookedCrate, dict[str, Any]]:
     """The trained model and what is known of its training; saves args.out/resume.pt as it goes and when interrupted."""
     model = make_model(args.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
+    )
     settings = dict(steps=args.steps, lr=args.lr, decay=args.decay, model=args.model)
     resume = args.out / "resume.pt"
     if resume.exists():
         saved = torch.load(resume, weights_only=True)
         if saved["settings"] != settings:
-            raise SystemExit(f"{resume} belongs to a run with other settings: remove it, or choose another --out")
+            raise SystemExit(
+                f"{resume} belongs to a run with other settings: remove it, or choose another --out"
+            )
         model.load_state_dict(saved["weights"])
         optimizer.load_state_dict(saved["optimizer"])
         step, facts = saved["step"], saved["facts"]
@@ -168,12 +193,16 @@ def train(args: argparse.Namespace, data: Composites, held: Composites) -> tuple
                     log.write(f"{step},{loss:.4f},{share:.4f},{facts['minutes']:.1f}\n")
     except KeyboardInterrupt:
         save()
-        raise SystemExit(f"stopped after {step} steps; the same command goes on from there") from None
+        raise SystemExit(
+            f"stopped after {step} steps; the same command goes on from there"
+        ) from None
     bar.close()
     return model.eval(), facts
 
 
-def one_step(model: HookedCrate, optimizer: torch.optim.Optimizer, data: Composites, step: int, lr: float) -> float:
+def one_step(
+    model: HookedCrate, optimizer: torch.optim.Optimizer, data: Composites, step: int, lr: float
+) -> float:
     """One update on composites that depend on the step alone; the loss before it."""
     per_epoch = len(data.labels) // BATCH
     epoch, place = divmod(step, per_epoch)
@@ -196,7 +225,9 @@ def save_sample(data: Composites, path: Path, n: int = 128) -> None:
     for index in range(n):
         picture, mask = data.one(index, 0)
         rows.append({"image": png(picture), "mask": png(mask), "label": int(data.labels[index])})
-    features = Features({"image": Image(), "mask": Image(), "label": ClassLabel(names=list(LABELS))})
+    features = Features(
+        {"image": Image(), "mask": Image(), "label": ClassLabel(names=list(LABELS))}
+    )
     Dataset.from_list(rows, features=features).to_parquet(path)
 
 
@@ -207,10 +238,18 @@ def png(picture: Pillow.Image) -> dict[str, Any]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-def finish(args: argparse.Namespace, model: HookedCrate, facts: dict[str, Any], n_train: int, test: Composites) -> None:
+def finish(
+    args: argparse.Namespace,
+    model: HookedCrate,
+    facts: dict[str, Any],
+    n_train: int,
+    test: Composites,
+) -> None:
     """The trained model's folder: weights, card and the sample of test composites."""
     if args.model == "vit":
-        save_file(model.state_dict(), args.out / "model.safetensors")  # plain_vit.PlainViT reads it, not ci.load
+        save_file(
+            model.state_dict(), args.out / "model.safetensors"
+        )  # plain_vit.PlainViT reads it, not ci.load
     else:
         model.save_pretrained(args.out)
     card = CARD.format(
@@ -223,7 +262,9 @@ def finish(args: argparse.Namespace, model: HookedCrate, facts: dict[str, Any], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
     parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-cutouts"))
@@ -231,7 +272,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--decay", type=float, default=0.05)
-    parser.add_argument("--pilot", action="store_true", help="choose a recipe: stop before the test images are read")
+    parser.add_argument(
+        "--pilot", action="store_true", help="choose a recipe: stop before the test images are read"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     images, labels = read_idx(args.fashion, "train")
@@ -245,7 +288,9 @@ def main() -> None:
         test = Composites(read_idx(args.fashion, "t10k"), read_textures(args.textures, "t10k"))
         facts["test"] = accuracy(model, test, len(test.labels), 0)
         finish(args, model, facts, len(data.labels), test)
-        print(f"test accuracy {facts['test']:.2%} on {len(test.labels):,} composites; written to {args.out}")
+        print(
+            f"test accuracy {facts['test']:.2%} on {len(test.labels):,} composites; written to {args.out}"
+        )
 
 
 if __name__ == "__main__":

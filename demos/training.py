@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from crate_interp.whole import write
+from crate_interp.files import write
 
 WARMUP = 0.05  # of the steps
 
@@ -19,13 +19,18 @@ WARMUP = 0.05  # of the steps
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up, then a cosine to zero."""
     warm = max(1, round(WARMUP * steps))
-    return peak * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))))
+    return peak * min(
+        (step + 1) / warm,
+        0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))),
+    )
 
 
 def save_step(model: nn.Module, out: Path, step: int) -> None:
     """The weights after `step` steps, in float16."""
     (out / "steps").mkdir(parents=True, exist_ok=True)
-    weights = {name: value.to(torch.float16).contiguous() for name, value in model.state_dict().items()}
+    weights = {
+        name: value.to(torch.float16).contiguous() for name, value in model.state_dict().items()
+    }
     path = out / "steps" / f"step-{step}.safetensors"
     save_file(weights, path)
     path.chmod(0o644)

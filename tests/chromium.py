@@ -18,21 +18,35 @@ def found() -> str | None:
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
-def opened(page: Path, size: tuple[int, int] = (1000, 900), picture: Path | None = None) -> tuple[str, list[str]]:
+def opened(
+    page: Path, size: tuple[int, int] = (1000, 900), picture: Path | None = None
+) -> tuple[str, list[str]]:
     """The page's document after its scripts have run, and the addresses that were asked for other than the page itself."""
     program = found()
     assert program is not None, "there is no Chromium"
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "net.json"
-        flags = [*FLAGS, f"--user-data-dir={place}/data", f"--window-size={size[0]},{size[1]}", f"--log-net-log={log}"]
+        flags = [
+            *FLAGS,
+            f"--user-data-dir={place}/data",
+            f"--window-size={size[0]},{size[1]}",
+            f"--log-net-log={log}",
+        ]
         what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
         done = subprocess.run(
-            [program, *flags, *what, page.resolve().as_uri()], capture_output=True, text=True, timeout=120
+            [program, *flags, *what, page.resolve().as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         text = log.read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("}") else text + "]}")["events"]
     asked = (event.get("params", {}) for event in events)
     # the browser itself asks for updates, time and accounts: those have no origin
-    urls = {one["url"] for one in asked if "url" in one and one.get("initiator", "not an origin") != "not an origin"}
+    urls = {
+        one["url"]
+        for one in asked
+        if "url" in one and one.get("initiator", "not an origin") != "not an origin"
+    }
     return done.stdout, sorted(url for url in urls if url.startswith(("http", "ws", "ftp")))

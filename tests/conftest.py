@@ -6,6 +6,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
+import jaxtyping
 import pytest
 import torch
 
@@ -13,7 +14,14 @@ import crate_interp as ci
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SKIPS = Path(__file__).parent / "SKIPS.md"
-BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = 2, 3, 5, 7, 31, 11  # pos is 13 (3 x 4 patches and CLS)
+BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = (
+    2,
+    3,
+    5,
+    7,
+    31,
+    11,
+)  # pos is 13 (3 x 4 patches and CLS)
 SIZES = dict(n_layers=LAYERS, n_heads=HEADS, d_head=D_HEAD, d_model=D_MODEL, n_classes=CLASSES)
 PLAIN = dict(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # pictures as [0, 1]
 IMAGE = dict(image_size=(6, 20), patch_size=(2, 5), channels=3)
@@ -24,9 +32,15 @@ def pytest_runtest_makereport(item, call):
     """A skip that tests/SKIPS.md does not list is a failure."""
     report = yield
     listed = SKIPS.read_text() if SKIPS.exists() else ""
-    if report.skipped and not hasattr(report, "wasxfail") and f"`{item.originalname}`" not in listed:
+    if (
+        report.skipped
+        and not hasattr(report, "wasxfail")
+        and f"`{item.originalname}`" not in listed
+    ):
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped, but tests/SKIPS.md does not list {item.originalname}"
+        report.longrepr = (
+            f"{item.nodeid} was skipped, but tests/SKIPS.md does not list {item.originalname}"
+        )
     return report
 
 
@@ -59,6 +73,18 @@ def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM"
             norm = value.ndim == 1 and ("weight" in parameter or "lambdas" in parameter)
             value.data = 0.3 * torch.randn_like(value) + (1.0 if norm else 0.0)
     return lm.eval()
+
+
+@pytest.fixture
+def unchecked():
+    """Switches the type checks of jaxtyping and beartype off while a test runs.
+
+    Users have no such checks, so that what a public function says of a wrong type is tested without them.
+    """
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(params=["crate", "crate-alpha"])

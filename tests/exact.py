@@ -45,7 +45,9 @@ def singular_values(w: np.ndarray) -> np.ndarray:
     """Descending, min(shape) of them, good to 25 digits of the largest."""
     w = exact(w)
     gram = w.T @ w if w.shape[0] > w.shape[1] else w @ w.T
-    return np.array([MP.sqrt(max(x, 0)) for x in MP.eigsy(MP.matrix(gram.tolist()), eigvals_only=True)][::-1])
+    return np.array(
+        [MP.sqrt(max(x, 0)) for x in MP.eigsy(MP.matrix(gram.tolist()), eigvals_only=True)][::-1]
+    )
 
 
 def basis(u: np.ndarray) -> np.ndarray:

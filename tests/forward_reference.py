@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 
 
-def forward(weights: dict, images: torch.Tensor, family: str, n_heads: int, patch: tuple, **cfg) -> torch.Tensor:
+def forward(
+    weights: dict, images: torch.Tensor, family: str, n_heads: int, patch: tuple, **cfg
+) -> torch.Tensor:
     """Logits of a state dict in the layout of CRATE or CRATE-alpha. cfg: variant, pool, eta, lambd."""
     eta, lambd, pool = cfg.get("eta", 0.1), cfg.get("lambd", 0.1), cfg.get("pool", "cls")
     w, eps = weights, 1e-5 if family == "crate" else 1e-6
@@ -33,14 +35,22 @@ def _crate_tokens(w, images, patch):
     p1, p2 = patch
     x = images.reshape(b, c, height // p1, p1, width // p2, p2).permute(0, 2, 4, 3, 5, 1)
     x = x.reshape(b, (height // p1) * (width // p2), p1 * p2 * c)
-    x = F.layer_norm(x, x.shape[-1:], w["to_patch_embedding.1.weight"], w["to_patch_embedding.1.bias"])
+    x = F.layer_norm(
+        x, x.shape[-1:], w["to_patch_embedding.1.weight"], w["to_patch_embedding.1.bias"]
+    )
     x = F.linear(x, w["to_patch_embedding.2.weight"], w["to_patch_embedding.2.bias"])
-    return F.layer_norm(x, x.shape[-1:], w["to_patch_embedding.3.weight"], w["to_patch_embedding.3.bias"])
+    return F.layer_norm(
+        x, x.shape[-1:], w["to_patch_embedding.3.weight"], w["to_patch_embedding.3.bias"]
+    )
 
 
 def _alpha_tokens(w, images):
     kernel = w["conv1.weight"]
-    return F.conv2d(images, kernel, w["conv1.bias"], stride=kernel.shape[2:]).flatten(2).transpose(1, 2)
+    return (
+        F.conv2d(images, kernel, w["conv1.bias"], stride=kernel.shape[2:])
+        .flatten(2)
+        .transpose(1, 2)
+    )
 
 
 def _mssa(w, p, x, n_heads, variant):
@@ -98,6 +108,10 @@ def published_layout(model) -> dict:
         if stem == "mlp":
             key = "1.fn." + ("weight" if model.cfg.family == "crate" else leaf)
         else:
-            key = f"{renamed.get(stem, stem)}.{leaf}" if stem else {"pos_embed": "pos_embedding"}.get(leaf, leaf)
+            key = (
+                f"{renamed.get(stem, stem)}.{leaf}"
+                if stem
+                else {"pos_embed": "pos_embedding"}.get(leaf, leaf)
+            )
         out[prefix + key] = value
     return out

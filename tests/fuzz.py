@@ -63,7 +63,8 @@ def originals(folder):
         found[name] = (
             path,
             path,
-            dict(n_heads=HEADS, image_size=(6, 20)) | (dict(patch_size=(2, 5)) if family == "crate" else {}),
+            dict(n_heads=HEADS, image_size=(6, 20))
+            | (dict(patch_size=(2, 5)) if family == "crate" else {}),
         )
     for name in ("crate-mae", "crate-lm", "crate-lm-vanilla", "gpt-baseline", "clipa"):
         path = folder / f"{name}.pt"
@@ -75,7 +76,13 @@ def originals(folder):
     found["crate-alpha npz"] = _npz(folder)
     sae = folder / "0.pt"
     torch.save(
-        {"W_enc": torch.randn(5, 7), "b_enc": torch.randn(7), "W_dec": torch.randn(7, 5), "b_dec": torch.randn(5)}, sae
+        {
+            "W_enc": torch.randn(5, 7),
+            "b_enc": torch.randn(7),
+            "W_dec": torch.randn(7, 5),
+            "b_dec": torch.randn(5),
+        },
+        sae,
     )
     found["sae"] = (sae, sae, dict(hook_name="blocks.0.mlp.hook_post"))
     own = make("crate-alpha", **shape).save_pretrained(folder / "own")
@@ -88,7 +95,9 @@ def originals(folder):
     saved = ci.load(HERE / "nanochat_crate_alpha").save_pretrained(folder / "saved chat")
     found["tokenizer.json"] = (saved / "tokenizer.json", saved, {})
     old = folder / "legacy.pth"
-    torch.save(published_layout(make("crate-alpha", **shape)), old, _use_new_zipfile_serialization=False)
+    torch.save(
+        published_layout(make("crate-alpha", **shape)), old, _use_new_zipfile_serialization=False
+    )
     found["crate-alpha legacy"] = (old, old, found["crate-alpha"][2])
     return found
 
@@ -104,7 +113,10 @@ def _npz(folder):
         f"{layer}OvercompleteISTABlock_0/D": (d, m), f"{layer}OvercompleteISTABlock_0/D1": (d, m),
     }  # fmt: skip
     rng = np.random.default_rng(0)
-    arrays = {f"params/{key}": rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+    arrays = {
+        f"params/{key}": rng.standard_normal(shape).astype(np.float32)
+        for key, shape in shapes.items()
+    }
     arrays |= {f"opt/{key}": value * 0 for key, value in arrays.items()}
     path = folder / "crate_alpha.npz"
     np.savez(path, **arrays)
@@ -136,7 +148,11 @@ def mutated(content, rng, suffix):
         end = len(data) - 1 - rng.randrange(min(len(data), 2000))  # a zip is read from its end
         data[end] = rng.randrange(256)
     elif suffix == ".pkl":  # the name of a special token
-        letters = [index for index in range(content.rindex(b"<|bos|>"), len(data)) if chr(data[index]) in "aestu"]
+        letters = [
+            index
+            for index in range(content.rindex(b"<|bos|>"), len(data))
+            if chr(data[index]) in "aestu"
+        ]
         data[rng.choice(letters)] = ord("x")
     elif kind < 10:
         data[place:place] = b" "
@@ -148,7 +164,9 @@ def mutated(content, rng, suffix):
 
 def high_water():
     """The most memory this process has held, in kB; ru_maxrss would begin at what its parent had when it forked."""
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+    return int(
+        next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    )
 
 
 def load(source, given):
@@ -187,7 +205,9 @@ def fuzz(count, seed=0, names=None):
     executed = []
     watching = [True]
     sys.addaudithook(
-        lambda event, args: executed.append(event) if watching and watching[0] and event in WATCHED else None
+        lambda event, args: (
+            executed.append(event) if watching and watching[0] and event in WATCHED else None
+        )
     )
     results = {}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():

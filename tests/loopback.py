@@ -25,7 +25,9 @@ class Repo:
     def commit(self, files, branch="main"):
         """A commit with these files and those of the branch; its hash."""
         content = {**self.commits.get(self.refs.get(branch, ""), {}), **files}
-        listing = "".join(f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in sorted(content.items()))
+        listing = "".join(
+            f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in sorted(content.items())
+        )
         sha = hashlib.sha1(f"{len(self.commits)} {listing}".encode()).hexdigest()
         self.commits[sha], self.refs[branch] = content, sha
         return sha
@@ -66,8 +68,13 @@ class Hub:
 
     @contextmanager
     def serve(self):
-        servers = {origin: ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, origin)) for origin in ("hub", "cdn")}
-        self.urls = {origin: f"http://127.0.0.1:{server.server_port}" for origin, server in servers.items()}
+        servers = {
+            origin: ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, origin))
+            for origin in ("hub", "cdn")
+        }
+        self.urls = {
+            origin: f"http://127.0.0.1:{server.server_port}" for origin, server in servers.items()
+        }
         for server in servers.values():
             server.daemon_threads = True
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -103,14 +110,22 @@ def _handler(hub, origin):
             if fault:
                 fault.times -= 1
             if fault and fault.status:
-                return self.reply(fault.status, fault.headers, b'{"error": "fault"}' if send_body else None)
+                return self.reply(
+                    fault.status, fault.headers, b'{"error": "fault"}' if send_body else None
+                )
             status, headers, body = _file(hub, origin, self.path, self.headers)
             start = self.headers.get("Range")
             if status == 200 and start:
                 begin = int(start.removeprefix("bytes=").split("-")[0])
                 headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
                 status, body = 206, body[begin:]
-            self.reply(status, headers, body if send_body else None, len(body), fault.truncate if fault else None)
+            self.reply(
+                status,
+                headers,
+                body if send_body else None,
+                len(body),
+                fault.truncate if fault else None,
+            )
 
         def hits(self, fault):
             return (
@@ -122,7 +137,10 @@ def _handler(hub, origin):
 
         def reply(self, status, headers, body, length=None, truncate=None):
             self.send_response(status)
-            headers = {"Content-Length": str(len(body or b"") if length is None else length), **headers}
+            headers = {
+                "Content-Length": str(len(body or b"") if length is None else length),
+                **headers,
+            }
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
@@ -145,9 +163,18 @@ def _file(hub, origin, path, headers):
     """(status, headers, body) of a file request."""
     if origin == "cdn":
         digest = path.removeprefix("/lfs/")
-        found = (data for repo in hub.repos.values() for files in repo.commits.values() for data in files.values())
+        found = (
+            data
+            for repo in hub.repos.values()
+            for files in repo.commits.values()
+            for data in files.values()
+        )
         body = next((data for data in found if hashlib.sha256(data).hexdigest() == digest), None)
-        return (200, {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}, body) if body is not None else (404, {}, b"")
+        return (
+            (200, {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}, body)
+            if body is not None
+            else (404, {}, b"")
+        )
     name, _, rest = path.lstrip("/").partition("/resolve/")
     if name not in hub.repos:
         return _error(404, "RepoNotFound")
@@ -169,7 +196,11 @@ def _file(hub, origin, path, headers):
         return 200, told, body
     size = str(hub.lying_sizes.get(file, len(body)))
     location = f"{hub.urls['cdn']}/lfs/{digest}"
-    return 302, told | {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": size, "Location": location}, b""
+    return (
+        302,
+        told | {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": size, "Location": location},
+        b"",
+    )
 
 
 def _post(hub, path, body):
@@ -185,14 +216,23 @@ def _post(hub, path, body):
     name = "/".join(path.removeprefix("/api/models/").split("/")[:2])
     if "/preupload/" in path:
         files = json.loads(body)["files"]
-        modes = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None} for file in files]
+        modes = [
+            {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            for file in files
+        ]
         return 200, {}, json.dumps({"files": modes}).encode()
     if "/commit/" in path:
         lines = [json.loads(line) for line in body.splitlines() if line]
         files = {
-            line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines if line["key"] == "file"
+            line["value"]["path"]: base64.b64decode(line["value"]["content"])
+            for line in lines
+            if line["key"] == "file"
         }
         sha = hub.repos[name].commit(files)
-        told = {"commitUrl": f"{hub.urls['hub']}/{name}/commit/{sha}", "commitOid": sha, "success": True}
+        told = {
+            "commitUrl": f"{hub.urls['hub']}/{name}/commit/{sha}",
+            "commitOid": sha,
+            "success": True,
+        }
         return 200, {}, json.dumps(told).encode()
     return 404, {}, b"{}"

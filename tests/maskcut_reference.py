@@ -63,7 +63,18 @@ def reference_masks(features, grid, n_masks=3, tau=0.15):
     return np.stack(masks + missing), gap
 
 
-NOISES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, np.inf)  # per dimension, where a blob has 1; inf: nothing else
+NOISES = (
+    0.0,
+    0.25,
+    0.5,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+    np.inf,
+)  # per dimension, where a blob has 1; inf: nothing else
 
 
 def planted(seed, grid, noise):
@@ -80,5 +91,9 @@ def planted(seed, grid, noise):
         else:
             blob = ((rows - y) / tall - 0.5) ** 2 + ((columns - x) / wide - 0.5) ** 2 <= 0.25
         signal[blob] = draw.standard_normal(d)
-    picture = draw.standard_normal((h, w, d)) if np.isinf(noise) else signal + noise * draw.standard_normal((h, w, d))
+    picture = (
+        draw.standard_normal((h, w, d))
+        if np.isinf(noise)
+        else signal + noise * draw.standard_normal((h, w, d))
+    )
     return picture.reshape(h * w, d)

@@ -29,8 +29,16 @@ def pages(out: Path) -> dict[str, tuple[Path, list[str], int]]:
     heads = [f"L3H{head}" for head in range(6)]
     return {
         "attention-image": (view.attention(cache, 3).save(out / "attention-image.html"), heads, 7),
-        "attention-text": (view.attention(told, 2, tokens=TEXT).save(out / "attention-text.html"), ["L2H0", "L2H3"], 5),
-        "atoms-image": (view.activations(cache, range(8)).save(out / "atoms-image.html"), ["CLS", "Atom"], 0),
+        "attention-text": (
+            view.attention(told, 2, tokens=TEXT).save(out / "attention-text.html"),
+            ["L2H0", "L2H3"],
+            5,
+        ),
+        "atoms-image": (
+            view.activations(cache, range(8)).save(out / "atoms-image.html"),
+            ["CLS", "Atom"],
+            0,
+        ),
         "atoms-text": (
             view.activations(told, range(8), tokens=TEXT).save(out / "atoms-text.html"),
             ["beg", "Layer"],
@@ -56,7 +64,9 @@ def looked_at(name: str, page: Path, words: list[str], canvases: int, out: Path)
     if document.count("<canvas") != canvases:
         wrong.append(f"{document.count('<canvas')} canvases, not {canvases}")
     with Image.open(picture) as shot:
-        colours = len(np.unique(np.asarray(shot.convert("RGB"))[150:].reshape(-1, 3), axis=0))  # below the heading
+        colours = len(
+            np.unique(np.asarray(shot.convert("RGB"))[150:].reshape(-1, 3), axis=0)
+        )  # below the heading
     if colours < 20:
         wrong.append(f"it is blank: {colours} colours")
     return wrong + [f"it asked for {url}" for url in asked]
@@ -72,7 +82,9 @@ def main() -> bool:
     for name, (page, words, canvases) in pages(out).items():
         wrong = looked_at(name, page, words, canvases, out)
         right &= not wrong
-        print(f"{name}: {'; '.join(wrong) or 'ok'}  {page.stat().st_size / 1e6:.2f} MB  {out / name}.png")
+        print(
+            f"{name}: {'; '.join(wrong) or 'ok'}  {page.stat().st_size / 1e6:.2f} MB  {out / name}.png"
+        )
     return right
 
 

@@ -37,7 +37,9 @@ def _mae(n_layers, d, h, p, m):
 
 
 def _vanilla_lm(n_layers, d, h, p, m):
-    keys = _under("transformer.", wte__weight=(47, d), wpe__weight=(13, d)) | {"lm_head.weight": (47, d)}
+    keys = _under("transformer.", wte__weight=(47, d), wpe__weight=(13, d)) | {
+        "lm_head.weight": (47, d)
+    }
     for layer in range(n_layers):
         keys |= _under(
             f"transformer.h.{layer}.", prenorm_1__weight=(d,), prenorm_1__bias=(d,), attn__c_attn__weight=(h * p, d),
@@ -48,12 +50,16 @@ def _vanilla_lm(n_layers, d, h, p, m):
 
 
 def _lm(n_layers, d, h, p, m):
-    keys = _vanilla_lm(n_layers, d, h, p, m) | _under("transformer.", ln_f__weight=(d,), ln_f__bias=(d,))
+    keys = _vanilla_lm(n_layers, d, h, p, m) | _under(
+        "transformer.", ln_f__weight=(d,), ln_f__bias=(d,)
+    )
     return keys | {f"transformer.h.{layer}.ista.weight": (m, d) for layer in range(n_layers)}
 
 
 def _gpt(n_layers, d, h, p, m):
-    keys = _under("transformer.", wte__weight=(47, d), wpe__weight=(13, d), ln_f__weight=(d,), ln_f__bias=(d,))
+    keys = _under(
+        "transformer.", wte__weight=(47, d), wpe__weight=(13, d), ln_f__weight=(d,), ln_f__bias=(d,)
+    )
     keys |= {"lm_head.weight": (47, d)}
     for layer in range(n_layers):
         weights = dict(
@@ -64,8 +70,14 @@ def _gpt(n_layers, d, h, p, m):
             mlp__c_fc=(m, d),
             mlp__c_proj=(d, m),
         )
-        keys |= _under(f"transformer.h.{layer}.", **{f"{name}__weight": shape for name, shape in weights.items()})
-        keys |= _under(f"transformer.h.{layer}.", **{f"{name}__bias": shape[:1] for name, shape in weights.items()})
+        keys |= _under(
+            f"transformer.h.{layer}.",
+            **{f"{name}__weight": shape for name, shape in weights.items()},
+        )
+        keys |= _under(
+            f"transformer.h.{layer}.",
+            **{f"{name}__bias": shape[:1] for name, shape in weights.items()},
+        )
     return keys
 
 
@@ -86,7 +98,9 @@ def _clip(n_layers, d, h, p, m):
         ln_final__weight=(t,), ln_final__bias=(t,), visual__class_embedding=(d,), visual__positional_embedding=(13, d),
         visual__proj=(d, e), visual__conv1__weight=(d, 3, 2, 5), visual__ln_post__weight=(d,), visual__ln_post__bias=(d,),
     )  # fmt: skip
-    norms = lambda width: {f"ln_{n}__{leaf}": (width,) for n in (1, 2) for leaf in ("weight", "bias")}  # noqa: E731
+    norms = lambda width: {
+        f"ln_{n}__{leaf}": (width,) for n in (1, 2) for leaf in ("weight", "bias")
+    }  # noqa: E731
     for layer in range(n_layers):
         keys |= _under(
             f"visual.transformer.resblocks.{layer}.", attn__in_proj_weight=(3 * h * p, d), attn__out_proj__weight=(d, h * p),
@@ -112,8 +126,12 @@ def published(case, n_layers=2, d=31, h=5, p=7, m=53):
     shapes = _SHAPES[case](n_layers, d, h, p, m)
     weights = {key: 0.2 * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
     if case.startswith(("crate-lm", "gpt")):
-        weights["lm_head.weight"] = weights["transformer.wte.weight"].clone()  # the published models tie them
+        weights["lm_head.weight"] = weights[
+            "transformer.wte.weight"
+        ].clone()  # the published models tie them
     if case == "clipa":  # and have one projection for query, key and value
-        for key in [key for key in weights if key.startswith("visual") and key.endswith("in_proj_weight")]:
+        for key in [
+            key for key in weights if key.startswith("visual") and key.endswith("in_proj_weight")
+        ]:
             weights[key] = weights[key].chunk(3)[0].repeat(3, 1)
     return weights

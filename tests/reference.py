@@ -10,13 +10,27 @@ from fractions import Fraction
 import numpy as np
 import scipy.optimize
 
-from exact import MP, basis, exact, floats, frobenius, identity, logdet, singular_values, softmax, solve, sqrt
+from exact import (
+    MP,
+    basis,
+    exact,
+    floats,
+    frobenius,
+    identity,
+    logdet,
+    singular_values,
+    softmax,
+    solve,
+    sqrt,
+)
 from forward_reference import _ista, _mssa, forward, published_layout  # noqa: F401
 
 
 def per_row(function):
     """The function of a row, for all rows of the last axis."""
-    return functools.wraps(function)(lambda x, *args: np.apply_along_axis(function, -1, x, *args)[()])
+    return functools.wraps(function)(
+        lambda x, *args: np.apply_along_axis(function, -1, x, *args)[()]
+    )
 
 
 # ---- measures, one sample at a time
@@ -31,7 +45,9 @@ def coding_rate(z: np.ndarray, eps: float) -> float:
 
 def subspace_coding_rate(z: np.ndarray, u: np.ndarray, eps: float) -> np.ndarray:
     """coding_rate of the codes z @ u[k] (p = their width), per head."""
-    return np.array([coding_rate(np.asarray(z, np.float64) @ np.asarray(uk, np.float64), eps) for uk in u])
+    return np.array(
+        [coding_rate(np.asarray(z, np.float64) @ np.asarray(uk, np.float64), eps) for uk in u]
+    )
 
 
 def rate_reduction(z: np.ndarray, u: np.ndarray, eps: float) -> float:
@@ -56,7 +72,11 @@ def mcr2_coding_rate(z: np.ndarray, membership: np.ndarray, eps: float) -> float
     for weights in exact(labels).T:
         size, scaled = sum(weights), sqrt(weights)[:, None] * z
         if size > 0:
-            total += size / (2 * n) * logdet(identity(n) + d / (size * MP.mpf(eps) ** 2) * (scaled @ scaled.T))
+            total += (
+                size
+                / (2 * n)
+                * logdet(identity(n) + d / (size * MP.mpf(eps) ** 2) * (scaled @ scaled.T))
+            )
     return floats(total)
 
 
@@ -64,11 +84,15 @@ def coding_length(z: np.ndarray, eps: float) -> float:
     """(N + d) / 2 log2 det of the N x N form."""
     n, d = z.shape
     gram = exact(z) @ exact(z).T
-    return floats((n + d) * logdet(identity(n) + d / (n * MP.mpf(eps) ** 2) * gram) / (2 * MP.log(2)))
+    return floats(
+        (n + d) * logdet(identity(n) + d / (n * MP.mpf(eps) ** 2) * gram) / (2 * MP.log(2))
+    )
 
 
 def dictionary_rate_change(z: np.ndarray, d: np.ndarray, eps: float) -> float:
-    return coding_rate(np.asarray(z, np.float64) @ np.asarray(d, np.float64).T, eps) - coding_rate(z, eps)
+    return coding_rate(np.asarray(z, np.float64) @ np.asarray(d, np.float64).T, eps) - coding_rate(
+        z, eps
+    )
 
 
 # ---- measures: gradients and steps
@@ -106,7 +130,9 @@ def gradient_step(z: np.ndarray, u: np.ndarray, eps: float, kappa: float) -> np.
 
 
 def neumann_step(z: np.ndarray, u: np.ndarray, eps: float, kappa: float) -> np.ndarray:
-    return floats(exact(z) - MP.mpf(kappa) * of_heads(z, u, eps, lambda c, a: a * c - a**2 * (c @ (c.T @ c))))
+    return floats(
+        exact(z) - MP.mpf(kappa) * of_heads(z, u, eps, lambda c, a: a * c - a**2 * (c @ (c.T @ c)))
+    )
 
 
 def first_order_step(z: np.ndarray, u: np.ndarray, eps: float, kappa: float) -> np.ndarray:
@@ -114,7 +140,9 @@ def first_order_step(z: np.ndarray, u: np.ndarray, eps: float, kappa: float) -> 
 
 
 def third_order_step(z: np.ndarray, u: np.ndarray, eps: float, kappa: float) -> np.ndarray:
-    return floats(exact(z) + MP.mpf(kappa) * of_heads(z, u, eps, lambda c, a: a**2 * ((c @ c.T) @ c)))
+    return floats(
+        exact(z) + MP.mpf(kappa) * of_heads(z, u, eps, lambda c, a: a**2 * ((c @ c.T) @ c))
+    )
 
 
 def attend(c: np.ndarray, scale: float = 1.0) -> np.ndarray:
@@ -137,7 +165,9 @@ def paper_mssa(z: np.ndarray, u: np.ndarray, eps: float) -> np.ndarray:
 def ista_step(z: np.ndarray, y: np.ndarray, d: np.ndarray, eta: float, lambd: float) -> np.ndarray:
     """The same in columns: relu(z + eta D^T (y - D z) - eta lambd) for each token."""
     d, eta, lambd = exact(d), MP.mpf(eta), MP.mpf(lambd)
-    moved = [x + eta * (d.T @ (t - d @ x)) - eta * lambd for x, t in zip(exact(z), exact(y), strict=True)]
+    moved = [
+        x + eta * (d.T @ (t - d @ x)) - eta * lambd for x, t in zip(exact(z), exact(y), strict=True)
+    ]
     return np.maximum(floats(moved), 0)
 
 
@@ -155,10 +185,14 @@ def rate_of_spectrum(spectrum: np.ndarray, n_tokens: int, width: int, eps) -> np
     return 0.5 * math.fsum(math.log1p(width / (n_tokens * eps**2) * float(x)) for x in spectrum)
 
 
-def objective_terms(z: np.ndarray, u: np.ndarray, eps: float, lambd: float, penalty, normalise: bool) -> np.ndarray:
+def objective_terms(
+    z: np.ndarray, u: np.ndarray, eps: float, lambd: float, penalty, normalise: bool
+) -> np.ndarray:
     """The three terms, signed: lambd times the penalty, R^c and -R."""
     weight = lambd / z.size if normalise else lambd
-    return np.array([weight * penalty(z).sum(), subspace_coding_rate(z, u, eps).sum(), -coding_rate(z, eps)])
+    return np.array(
+        [weight * penalty(z).sum(), subspace_coding_rate(z, u, eps).sum(), -coding_rate(z, eps)]
+    )
 
 
 def sparse_rate_reduction(z, u, eps, lambd, penalty=None, normalise=False) -> float:
@@ -177,7 +211,9 @@ def lasso_objective(z: np.ndarray, y: np.ndarray, d: np.ndarray, lambd) -> np.nd
     """1/2 |y - D z|^2 + <lambd, |z|> of each token."""
     rests = exact(y) - exact(z) @ exact(d).T
     penalties = abs(exact(z)) @ exact(np.broadcast_to(lambd, z.shape[1]))
-    return floats([rest @ rest / 2 + penalty for rest, penalty in zip(rests, penalties, strict=True)])
+    return floats(
+        [rest @ rest / 2 + penalty for rest, penalty in zip(rests, penalties, strict=True)]
+    )
 
 
 def lasso_kkt_residual(z: np.ndarray, y: np.ndarray, d: np.ndarray, lambd) -> np.ndarray:
@@ -310,7 +346,12 @@ def subspace_overlap(u: np.ndarray, v: np.ndarray) -> float:
 
 
 def head_overlap(u: np.ndarray) -> np.ndarray:
-    return np.array([np.mean([subspace_overlap(a, b) for j, b in enumerate(u) if j != i]) for i, a in enumerate(u)])
+    return np.array(
+        [
+            np.mean([subspace_overlap(a, b) for j, b in enumerate(u) if j != i])
+            for i, a in enumerate(u)
+        ]
+    )
 
 
 def incoherence(u: np.ndarray) -> float:
@@ -320,7 +361,9 @@ def incoherence(u: np.ndarray) -> float:
 def column_cosines(d: np.ndarray) -> np.ndarray:
     """The root of <a, b>^2 / (<a, a> <b, b>)."""
     gram = exact(d).T @ exact(d)
-    share = lambda i, j: gram[i, j] ** 2 / (gram[i, i] * gram[j, j]) if gram[i, i] * gram[j, j] else MP.mpf(0)  # noqa: E731
+    share = lambda i, j: (
+        gram[i, j] ** 2 / (gram[i, i] * gram[j, j]) if gram[i, i] * gram[j, j] else MP.mpf(0)
+    )  # noqa: E731
     return floats([[MP.sqrt(share(i, j)) for j in range(len(gram))] for i in range(len(gram))])
 
 
@@ -349,7 +392,9 @@ def projection_energy(z: np.ndarray, u: np.ndarray) -> np.ndarray:
 
 
 def membership_entropy(z: np.ndarray, u: np.ndarray) -> np.ndarray:
-    shares = [e / e.sum() if e.any() else np.full(len(u), 1 / len(u)) for e in projection_energy(z, u)]
+    shares = [
+        e / e.sum() if e.any() else np.full(len(u), 1 / len(u)) for e in projection_energy(z, u)
+    ]
     return attention_entropy(np.array(shares))
 
 
@@ -395,6 +440,10 @@ def bayes_mean(x: np.ndarray, u: np.ndarray, sigma: float) -> np.ndarray:
     for token in exact(x):
         covariances = [uk @ uk.T + s2 * identity(len(token)) for uk in u]
         solved = [solve(c, token[:, None])[:, 0] for c in covariances]
-        weights = softmax(np.array([-(token @ w + logdet(c)) / 2 for c, w in zip(covariances, solved, strict=True)]))
+        weights = softmax(
+            np.array(
+                [-(token @ w + logdet(c)) / 2 for c, w in zip(covariances, solved, strict=True)]
+            )
+        )
         out.append(sum(p * (uk @ (uk.T @ w)) for p, uk, w in zip(weights, u, solved, strict=True)))
     return floats(out)

@@ -38,8 +38,19 @@ def test_the_table_is_true(row):
 
 
 def test_the_table_of_models():
-    table = ci.models()
-    wanted = ["name", "family", "repo", "file", "revision", "sha256", "bytes", "licence", "params", "embedded"]
+    table = ci.list_models()
+    wanted = [
+        "name",
+        "family",
+        "repo",
+        "file",
+        "revision",
+        "sha256",
+        "bytes",
+        "licence",
+        "params",
+        "embedded",
+    ]
     assert list(table.columns)[: len(wanted)] == wanted and table["name"].is_unique
     for row in MODELS:
         assert row["status"] in (
@@ -56,7 +67,9 @@ def test_the_table_of_models():
 
 
 def test_all_assets_are_small():
-    assert sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) < 32_000_000
+    assert (
+        sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) < 32_000_000
+    )
 
 
 def accuracy(model):
@@ -70,7 +83,9 @@ def test_it_has_learned():
     # 256 test images: one in ten by chance, and the standard error of a share of 0.9 is 0.02
     assert accuracy(ci.load("crate-tiny-fashion")) > 0.84
     assert accuracy(ci.load("crate-tiny-fashion", revision="step-0")) < 0.25
-    steps = [accuracy(ci.load("crate-tiny-fashion", revision=f"step-{step}")) for step in (10, 160, 2560)]
+    steps = [
+        accuracy(ci.load("crate-tiny-fashion", revision=f"step-{step}")) for step in (10, 160, 2560)
+    ]
     assert steps == sorted(steps)
 
 

@@ -9,10 +9,14 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import D_MODEL, LAYERS, make, make_lm
-from crate_interp.sweep.atoms import layer_sums
+from crate_interp.sweeps.atom_statistics import layer_sums
 from crate_interp.viz.atlas import TILE, _tile
 
-LOOK = dict(mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), labels=[f"<kind {number}>" for number in range(11)])
+LOOK = dict(
+    mean=(0.5, 0.5, 0.5),
+    std=(0.25, 0.25, 0.25),
+    labels=[f"<kind {number}>" for number in range(11)],
+)
 MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate"]
 
 
@@ -41,7 +45,9 @@ def test_every_column_against_a_slow_form(name):
         wanted = (before.exp() * (before - after)).sum(dim=-1).mean().item()
         assert row["ablation"] == pytest.approx(wanted, rel=2e-2, abs=1e-6)
         block = model.blocks[layer]
-        direction = block.mlp.W_out[atom] if hasattr(block.mlp, "W_out") else torch.eye(D_MODEL)[atom]
+        direction = (
+            block.mlp.W_out[atom] if hasattr(block.mlp, "W_out") else torch.eye(D_MODEL)[atom]
+        )
         gamma = getattr(model.ln_final, "weight", None)
         moved = (direction if gamma is None else gamma * (direction - 0)) @ model.W_U
         if gamma is not None:  # LayerNorm takes the mean out before
@@ -50,15 +56,18 @@ def test_every_column_against_a_slow_form(name):
         said = re.findall(r"'([^']*)' ([+-][\d.]+)", row["raises"])
         assert len(said) == 3 and float(said[0][1]) == pytest.approx(moved.max().item(), abs=6e-3)
         names = model.cfg.labels or [str(token) for token in range(47)]
-        assert said[0][0] == names[int(moved.argmax())] and f"'{names[int(moved.argmin())]}'" in row["lowers"]
+        assert (
+            said[0][0] == names[int(moved.argmax())]
+            and f"'{names[int(moved.argmin())]}'" in row["lowers"]
+        )
         cosines = {
             (other, place): torch.cosine_similarity(block.mlp.D[:, atom], model.blocks[other].mlp.D[:, place], dim=0).item()
             for other in range(LAYERS) if other != layer for place in range(width)
         }  # fmt: skip
         best = max(cosines, key=cosines.get)
-        assert row["nearest"].startswith(f"L{best[0]}A{best[1]} ") and row["nearest_cosine"] == pytest.approx(
-            cosines[best], abs=1e-5
-        )
+        assert row["nearest"].startswith(f"L{best[0]}A{best[1]} ") and row[
+            "nearest_cosine"
+        ] == pytest.approx(cosines[best], abs=1e-5)
         top = found.atoms.top(layer, atom)
         assert top["value"].tolist() == pytest.approx(
             code.flatten().sort(descending=True).values[: len(top)].tolist(), rel=1e-6
@@ -79,20 +88,25 @@ def test_without_ablations_and_in_batches():
 def test_half_precision_overflows_nowhere(dtype):
     found = ci.atoms(make_lm("crate-lm").to(dtype), torch.randint(47, (2, 11)), progress=False)
     assert np.isfinite(found.table()["energy_share"]).all()
-    assert layer_sums(torch.full((1, 2, 3), 300.0, dtype=dtype), 0, 1, False).squares == pytest.approx(
-        2 * 300.0**2, rel=1e-2
-    )
+    assert layer_sums(
+        torch.full((1, 2, 3), 300.0, dtype=dtype), 0, 1, False
+    ).squares == pytest.approx(2 * 300.0**2, rel=1e-2)
 
 
 def test_tiles_are_the_patch_its_neighbours_and_a_box():
     picture = np.random.default_rng(0).integers(0, 256, (6, 20, 3), dtype=np.uint8)
     assert np.array_equal(
-        _tile(picture, 0, (2, 5)), np.asarray(Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR))
+        _tile(picture, 0, (2, 5)),
+        np.asarray(Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR)),
     )
     tile = _tile(picture, 1 + 1 * 4 + 2, (2, 5))  # row 1, column 2: rows 2 and 3, columns 10 to 14
-    around = np.asarray(Image.fromarray(picture[0:6, 5:20]).resize((TILE, TILE), Image.Resampling.NEAREST))
+    around = np.asarray(
+        Image.fromarray(picture[0:6, 5:20]).resize((TILE, TILE), Image.Resampling.NEAREST)
+    )
     inside = np.s_[TILE // 3 + 1 : TILE - TILE // 3 - 1, TILE // 3 + 1 : TILE - TILE // 3 - 1]
-    assert np.array_equal(tile[inside], around[inside]) and np.array_equal(tile[: TILE // 4], around[: TILE // 4])
+    assert np.array_equal(tile[inside], around[inside]) and np.array_equal(
+        tile[: TILE // 4], around[: TILE // 4]
+    )
     assert tuple(tile[TILE // 3 - 1, TILE // 2]) == (255, 120, 0)
     corner = _tile(picture, 1, (2, 5))
     assert (corner[0] == 128).all()  # beyond the edge
@@ -112,28 +126,40 @@ def test_pages_of_images(tmp_path):
         for source in re.findall(r'src="([^"]+)"', content):
             assert (index.parent / source).is_file()
     first = pages["layer-0.html"]
-    assert first.count("<article") == model.cfg.d_mlp and 'loading="lazy"' in first and "&lt;kind" in first
+    assert (
+        first.count("<article") == model.cfg.d_mlp
+        and 'loading="lazy"' in first
+        and "&lt;kind" in first
+    )
     with Image.open(index.parent / "patches" / "L1A4.webp") as strip:
         assert strip.size == (TILE * len(found.atoms.top(1, 4)), TILE)
     found = ci.atlas(model, data, top=3, progress=False)
     before = {path: path.read_bytes() for path in index.parent.rglob("*.*")}
     ci.viz.atlas_pages(found, model, data, tmp_path / "out", progress=False)
-    assert before == {path: path.read_bytes() for path in index.parent.rglob("*.*")}  # a second time the same
+    assert before == {
+        path: path.read_bytes() for path in index.parent.rglob("*.*")
+    }  # a second time the same
 
 
 def test_pages_of_texts_mark_the_token(tmp_path):
     lm = ci.load("crate-tiny-lm")
     texts = ["In the beginning was the Word, and the Word was with God.\n" * 20]
     found = ci.atlas(lm, texts, top=2, ablate=0, progress=False)
-    page = (ci.viz.atlas_pages(found, lm, texts, tmp_path, progress=False).parent / "layer-2.html").read_text()
+    page = (
+        ci.viz.atlas_pages(found, lm, texts, tmp_path, progress=False).parent / "layer-2.html"
+    ).read_text()
     assert page.count("<article") == 512 and not (tmp_path / "patches").exists()
     tokens = lm.windows(texts)
     for atom in (0, 77):
         article = page.split(f'<article id="a{atom}">')[1].split("</article>")[0]
         marks = re.findall(r"<mark>(.*?)</mark>", article)
         top = found.atoms.top(2, atom)
-        said = [lm.to_single_str_token(int(tokens[row.sample, row.token])) for row in top.itertuples()]
-        wanted = [word.replace("\n", "\u21b5").replace("<", "&lt;").replace(">", "&gt;") for word in said]
+        said = [
+            lm.to_single_str_token(int(tokens[row.sample, row.token])) for row in top.itertuples()
+        ]
+        wanted = [
+            word.replace("\n", "\u21b5").replace("<", "&lt;").replace(">", "&gt;") for word in said
+        ]
         assert marks == wanted
 
 
@@ -141,7 +167,9 @@ def test_a_large_atlas_of_noise_is_small(tmp_path):
     """12 layers of 384 atoms; noise is what a picture format likes least."""
     torch.manual_seed(0)
     size = dict(d_model=384, n_layers=12, n_heads=6, image_size=64, patch_size=16, n_classes=7)
-    model = ci.HookedCrate(ci.CrateConfig(family="crate", **size | {key: LOOK[key] for key in ("mean", "std")})).eval()
+    model = ci.HookedCrate(
+        ci.CrateConfig(family="crate", **size | {key: LOOK[key] for key in ("mean", "std")})
+    ).eval()
     data = torch.randn(24, 3, 64, 64)
     found = ci.atlas(model, data, ablate=0, progress=False)
     ci.viz.atlas_pages(found, model, data, tmp_path, progress=False)
@@ -156,9 +184,13 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     for words, call in {
         "ablate=-1": lambda: ci.atlas(model, data, ablate=-1),
         "top=0": lambda: ci.atlas(model, data, top=0),
-        "of another model": lambda: ci.viz.atlas_pages(found, make("crate", seed=3), data, tmp_path),
+        "of another model": lambda: ci.viz.atlas_pages(
+            found, make("crate", seed=3), data, tmp_path
+        ),
         "of another data": lambda: ci.viz.atlas_pages(found, model, data[:4] + 1, tmp_path),
-        "cannot write into": lambda: ci.viz.atlas_pages(found, model, data, tmp_path / "file" / "o"),
+        "cannot write into": lambda: ci.viz.atlas_pages(
+            found, model, data, tmp_path / "file" / "o"
+        ),
         "has the atoms 0 to": lambda: found.row(0, 999),
         "has the layers": lambda: found.row(9, 0),
         "this one has no logits": lambda: ci.atlas(autoencoder(), data),
@@ -169,5 +201,13 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
 
 
 def autoencoder():
-    size = dict(d_model=12, n_layers=1, n_heads=2, image_size=8, patch_size=4, decoder_n_layers=1, decoder_n_heads=2)
+    size = dict(
+        d_model=12,
+        n_layers=1,
+        n_heads=2,
+        image_size=8,
+        patch_size=4,
+        decoder_n_layers=1,
+        decoder_n_heads=2,
+    )
     return ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", **size)).eval()

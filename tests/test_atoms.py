@@ -41,23 +41,34 @@ def test_against_a_cache(model, images, result):
         np.testing.assert_allclose(table["firing_rate"], (flat > 0).mean(axis=0))
         np.testing.assert_allclose(table["mean"], flat.mean(axis=0), rtol=1e-5)
         np.testing.assert_allclose(table["max"], flat.max(axis=0), rtol=1e-5)
-        np.testing.assert_allclose(table["energy_share"], (flat**2).sum(axis=0) / (flat**2).sum(), rtol=1e-5)
+        np.testing.assert_allclose(
+            table["energy_share"], (flat**2).sum(axis=0) / (flat**2).sum(), rtol=1e-5
+        )
         on = (flat > 0).astype(float)
         np.testing.assert_allclose(result.coactivation(layer), on.T @ on / len(on))
         for atom in (0, 7, 30):
             top = result.top(layer, atom)
             wanted = np.sort(flat[:, atom])[::-1][:5]
             np.testing.assert_allclose(top["value"], wanted[wanted > 0], rtol=1e-5)
-            np.testing.assert_allclose(code[top["sample"], top["token"], atom], top["value"], rtol=1e-5)
+            np.testing.assert_allclose(
+                code[top["sample"], top["token"], atom], top["value"], rtol=1e-5
+            )
 
 
 def test_dead_and_dense(model, result):
     table = result.table().set_index(["layer", "atom"])
-    assert table.loc[(1, 3), "state"] == "dead" and table.loc[(1, 3), "mean_on"] == 0 and not len(result.top(1, 3))
+    assert (
+        table.loc[(1, 3), "state"] == "dead"
+        and table.loc[(1, 3), "mean_on"] == 0
+        and not len(result.top(1, 3))
+    )
     rates = table.loc[1]["firing_rate"]
     assert set(table.loc[1][rates > 0.5]["state"]) == {"dense"}
     layers = result.layers(dense=0.9).set_index("layer")
-    assert layers.loc[1, "dead"] == (rates == 0).sum() >= 1 and layers.loc[1, "dense"] == (rates > 0.9).sum()
+    assert (
+        layers.loc[1, "dead"] == (rates == 0).sum() >= 1
+        and layers.loc[1, "dense"] == (rates > 0.9).sum()
+    )
     d = model.blocks[2].mlp.D.detach()
     assert layers.loc[2, "coherence"] == pytest.approx(float(ci.measures.mutual_coherence(d)))
     assert layers.loc[2, "n_tokens"] == N * 13 and layers.loc[2, "atoms"] == d.shape[1]
@@ -68,16 +79,23 @@ def test_parts_merge_into_the_whole(model, images, result):
         ci.atoms(model, images[a:b], top=5, coactivation=True, first_sample=a, progress=False)
         for a, b in ((0, 2), (2, 3), (3, 7))
     ]
-    for merged in (parts[0].merge(parts[1]).merge(parts[2]), parts[2].merge(parts[0].merge(parts[1]))):
+    for merged in (
+        parts[0].merge(parts[1]).merge(parts[2]),
+        parts[2].merge(parts[0].merge(parts[1])),
+    ):
         whole, other = result.table(), merged.table()
         numbers = [name for name in whole if name != "state"]
-        np.testing.assert_allclose(whole[numbers], other[numbers], rtol=2e-6)  # batches of other sizes round otherwise
+        np.testing.assert_allclose(
+            whole[numbers], other[numbers], rtol=2e-6
+        )  # batches of other sizes round otherwise
         assert list(whole["state"]) == list(other["state"])
         for layer, atom in ((0, 0), (2, 11), (1, 30)):
             np.testing.assert_allclose(result.top(layer, atom), merged.top(layer, atom), rtol=1e-6)
         np.testing.assert_allclose(result.coactivation(1), merged.coactivation(1))
         assert merged.meta["n_samples"] == N and merged.meta["samples"] == [[0, 2], [2, 3], [3, 7]]
-    with pytest.raises(ValueError, match="samples 2 to 2 are in both: number them apart with first_sample"):
+    with pytest.raises(
+        ValueError, match="samples 2 to 2 are in both: number them apart with first_sample"
+    ):
         parts[1].merge(parts[0].merge(parts[1]))
     other = ci.atoms(model, images[:2], top=4, first_sample=9, progress=False)
     with pytest.raises(ValueError, match="the results differ in settings"):
@@ -103,7 +121,9 @@ def test_language_models():
         rate = (cache["post", 2] > 0).double().mean(dim=(0, 1)).numpy()
         table = result.table()
         np.testing.assert_allclose(table[table["layer"] == 2]["firing_rate"], rate)
-        assert result.layers()["coherence"].isna().all() == (name == "gpt-baseline") and list(result.sums) == [0, 2]
+        assert result.layers()["coherence"].isna().all() == (name == "gpt-baseline") and list(
+            result.sums
+        ) == [0, 2]
 
 
 def test_refusals(model, images, result):

@@ -8,13 +8,20 @@ import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_interp.circuits import attribution_patch, logit_attribution, patching, path_patch
 
-VISION, TEXT = ["crate", "crate-alpha"], ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
+VISION, TEXT = (
+    ["crate", "crate-alpha"],
+    ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"],
+)
 
 
 def ready(name, **over):
     if name in VISION:
-        return make(name, **over), torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-    return make_lm(name, **over), torch.randint(47, (BATCH, 11), generator=torch.Generator().manual_seed(1))
+        return make(name, **over), torch.randn(
+            BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1)
+        )
+    return make_lm(name, **over), torch.randint(
+        47, (BATCH, 11), generator=torch.Generator().manual_seed(1)
+    )
 
 
 @pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate", "gpt-baseline"])
@@ -29,12 +36,22 @@ def test_attributions_add_up_to_the_logit(name, minus):
     found = logit_attribution(cache, targets, minus=minus)
     right = wanted[torch.arange(BATCH), targets] - (0 if minus is None else wanted[:, minus])
     torch.testing.assert_close(found.total(), right, atol=1e-4, rtol=1e-4)
-    assert found.heads.shape == (BATCH, LAYERS, HEADS) and found.atoms.shape == (BATCH, LAYERS, model.cfg.d_mlp)
+    assert found.heads.shape == (BATCH, LAYERS, HEADS) and found.atoms.shape == (
+        BATCH,
+        LAYERS,
+        model.cfg.d_mlp,
+    )
     table = found.table()
     assert table["mean"].sum() == pytest.approx(right.mean().item(), abs=1e-3)
-    assert len(table) == 3 + LAYERS * (HEADS + model.cfg.d_mlp + 1) and table["mean"].abs().is_monotonic_decreasing
+    assert (
+        len(table) == 3 + LAYERS * (HEADS + model.cfg.d_mlp + 1)
+        and table["mean"].abs().is_monotonic_decreasing
+    )
     one = table.query("part == 'head' and layer == 1 and number == 2")["mean"].item()
-    assert one == pytest.approx(found.heads[:, 1, 2].mean().item(), rel=1e-6) and "<table" in found._repr_html_()
+    assert (
+        one == pytest.approx(found.heads[:, 1, 2].mean().item(), rel=1e-6)
+        and "<table" in found._repr_html_()
+    )
 
 
 @pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate"])
@@ -50,12 +67,17 @@ def test_an_attribution_is_what_the_logit_loses_with_the_part_where_the_scale_is
         ("ln_final.hook_scale", lambda s, hook: scale),
     ]
     # the sparse step reads the head too: its change is put back
-    without_head.append((f"blocks.{last}.hook_mlp_out", ci.hooks.edit.patch(cache[f"blocks.{last}.hook_mlp_out"])))
+    without_head.append(
+        (f"blocks.{last}.hook_mlp_out", ci.hooks.edit.patch(cache[f"blocks.{last}.hook_mlp_out"]))
+    )
     without_atom = [
         (f"blocks.{last}.mlp.hook_post", ci.hooks.edit.zero(atoms=4)),
         ("ln_final.hook_scale", lambda s, hook: scale),
     ]
-    for hooks, part in ((without_head, found.heads[:, last, 1]), (without_atom, found.atoms[:, last, 4])):
+    for hooks, part in (
+        (without_head, found.heads[:, last, 1]),
+        (without_atom, found.atoms[:, last, 4]),
+    ):
         changed = model.run_with_hooks(inputs, fwd_hooks=hooks)
         torch.testing.assert_close(part, read(logits) - read(changed), atol=1e-4, rtol=1e-3)
 
@@ -63,7 +85,9 @@ def test_an_attribution_is_what_the_logit_loses_with_the_part_where_the_scale_is
 def test_attribution_with_the_mean_pooled_and_before_the_softcap():
     model, inputs = ready("crate-alpha", pool="mean")
     logits, cache = model.run_with_cache(inputs)
-    torch.testing.assert_close(logit_attribution(cache, 5).total(), logits[:, 5], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        logit_attribution(cache, 5).total(), logits[:, 5], atol=1e-4, rtol=1e-4
+    )
     model, inputs = ready("nanochat-crate")
     logits, cache = model.run_with_cache(inputs)
     capped = 15 * torch.tanh(logit_attribution(cache, 5, position=3).total() / 15)
@@ -76,7 +100,14 @@ def test_path_patching_equals_a_slow_form(name):
     base = source.flip(0).contiguous()
     metric = (lambda out: out[:, 2].sum()) if name == "crate" else (lambda out: out[:, -1, 2].sum())
     found = path_patch(
-        model, source, base, metric, receivers=[(2, 1), (1, 3)], senders=[(0, 2), (1, 0)], roles=("k",), progress=False
+        model,
+        source,
+        base,
+        metric,
+        receivers=[(2, 1), (1, 3)],
+        senders=[(0, 2), (1, 0)],
+        roles=("k",),
+        progress=False,
     )
     assert found.isnan().sum() == LAYERS * HEADS - 2
     _, there = model.run_with_cache(source)
@@ -112,11 +143,15 @@ def test_sweeps_over_the_tokens_of_images():
     _, cache = model.run_with_cache(clean)
     found = patching.get_act_patch_resid_pre(model, corrupted, cache, metric)
     assert found.shape == (LAYERS, 13)
-    head = patching.get_act_patch_attn_head_out_by_pos(model, corrupted, cache, metric, layers=[1], positions=[0, 5])
+    head = patching.get_act_patch_attn_head_out_by_pos(
+        model, corrupted, cache, metric, layers=[1], positions=[0, 5]
+    )
     assert head.shape == (1, 2, HEADS)
     for layer, position in ((0, 0), (2, 7)):
         change = ci.hooks.edit.patch(cache["resid_pre", layer], positions=position)
-        out = model.run_with_hooks(corrupted, fwd_hooks=[(f"blocks.{layer}.hook_resid_pre", change)])
+        out = model.run_with_hooks(
+            corrupted, fwd_hooks=[(f"blocks.{layer}.hook_resid_pre", change)]
+        )
         assert found[layer, position].item() == pytest.approx(metric(out).item(), rel=1e-6)
     change = ci.hooks.edit.patch(cache["z", 1], positions=5, heads=3)
     out = model.run_with_hooks(corrupted, fwd_hooks=[("blocks.1.attn.hook_z", change)])
@@ -140,7 +175,9 @@ def test_sweeps_over_tokens_are_transformerlens_own():
         "get_act_patch_attn_head_pattern_by_pos",
         "get_act_patch_attn_head_v_by_pos",
     ):
-        mine, theirs = (getattr(room, name)(model, corrupted, cache, metric) for room in (patching, lens))
+        mine, theirs = (
+            getattr(room, name)(model, corrupted, cache, metric) for room in (patching, lens)
+        )
         assert torch.equal(mine, theirs), name
     assert "tokens as positions" in patching.get_act_patch_resid_mid.__doc__
 
@@ -152,7 +189,11 @@ def test_attribution_patching_equals_its_formula(name, steps):
     model, base = ready(name)
     model, base = model.double(), base.double() if base.is_floating_point() else base
     source = base.flip(0).contiguous()
-    metric = (lambda out: out[:, 2].sin().sum()) if name in VISION else (lambda out: out[:, -1, 2].sin().sum())
+    metric = (
+        (lambda out: out[:, 2].sin().sum())
+        if name in VISION
+        else (lambda out: out[:, -1, 2].sin().sum())
+    )
     found = attribution_patch(model, source, base, metric, steps=steps, progress=False)
     (_, there), (_, here) = model.run_with_cache(source), model.run_with_cache(base)
     points = [0.0] if steps == 1 else [(k + 0.5) / steps for k in range(steps)]
@@ -165,10 +206,15 @@ def test_attribution_patching_equals_its_formula(name, steps):
 
                 def move(z, hook, sign=sign, layer=layer, head=head):
                     z = z.clone()
-                    z[:, :, head] += sign * 1e-5 * (there["z", layer] - here["z", layer])[:, :, head]
+                    z[:, :, head] += (
+                        sign * 1e-5 * (there["z", layer] - here["z", layer])[:, :, head]
+                    )
                     return z
 
-                hooks = [("hook_embed", lambda e, hook, embed=embed: embed), (f"blocks.{layer}.attn.hook_z", move)]
+                hooks = [
+                    ("hook_embed", lambda e, hook, embed=embed: embed),
+                    (f"blocks.{layer}.attn.hook_z", move),
+                ]
                 ends.append(metric(model.run_with_hooks(base, fwd_hooks=hooks)).item())
             wanted += (ends[0] - ends[1]) / 2e-5 / steps
         assert found[layer, head].item() == pytest.approx(wanted, rel=1e-4, abs=1e-7)
@@ -184,7 +230,9 @@ def test_attribution_patching_ranks_heads_as_patching_does():
         metric = lambda logits, a=a, b=b: (logits[:, a] - logits[:, b]).mean()  # noqa: E731
         with torch.no_grad():
             _, cache = model.run_with_cache(source)
-            causal = patching.get_act_patch_attn_head_out_all_pos(model, base, cache, metric) - metric(model(base))
+            causal = patching.get_act_patch_attn_head_out_all_pos(
+                model, base, cache, metric
+            ) - metric(model(base))
         estimate = attribution_patch(model, source, base, metric, progress=False)
         ranks = [values.flatten().argsort().argsort().double() for values in (causal, estimate)]
         assert torch.corrcoef(torch.stack(ranks))[0, 1] > 0.8
@@ -193,9 +241,13 @@ def test_attribution_patching_ranks_heads_as_patching_does():
 def test_what_has_no_gradient_is_refused():
     model, images = ready("crate")
     for words, call in {
-        "two tensors of one shape": lambda: attribution_patch(model, images, images[:1], lambda out: out.sum()),
+        "two tensors of one shape": lambda: attribution_patch(
+            model, images, images[:1], lambda out: out.sum()
+        ),
         "steps=0": lambda: attribution_patch(model, images, images, lambda out: out.sum(), steps=0),
-        "the metric returned 1.0": lambda: attribution_patch(model, images, images, lambda out: 1.0, progress=False),
+        "the metric returned 1.0": lambda: attribution_patch(
+            model, images, images, lambda out: 1.0, progress=False
+        ),
         "depends on the logits": lambda: attribution_patch(
             model, images, images, lambda out: out.detach().sum(), progress=False
         ),

@@ -9,9 +9,9 @@ import torch
 import crate_interp as ci
 import reference
 from conftest import make, make_lm
-from crate_interp.audit.claims import CLAIMS, NUMBERS
-from crate_interp.audit.layer import SparseStep, of_attention, sparse_step
-from crate_interp.audit.result import verdict
+from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.audits.layer import SparseStep, of_attention, sparse_step
+from crate_interp.audits.result import verdict
 from crate_interp.measures import subspace_coding_rate_gradient
 
 HEADS, P = 3, 5
@@ -21,7 +21,9 @@ IMAGES = torch.randn(4, 1, 6, 20, generator=torch.Generator().manual_seed(3))
 
 
 def orthogonal(n, seed):
-    return torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[0]
+    return torch.linalg.qr(
+        torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    )[0]
 
 
 def ideal(eta=1.0, lambd=1.0, scale=1.0, square=False, spread=0.5):
@@ -64,7 +66,9 @@ def attention_replaced(model, update):
         return update(kept[hook.layer()], model.blocks[hook.layer()].attn.U.detach())
 
     pair = (("hook_resid_pre", keep), ("hook_attn_out", replace))
-    with model.hooks([(f"blocks.{layer}.{name}", hook) for layer in range(2) for name, hook in pair]):
+    with model.hooks(
+        [(f"blocks.{layer}.{name}", hook) for layer in range(2) for name, hook in pair]
+    ):
         yield
 
 
@@ -75,7 +79,9 @@ def words(model, update=None, eps=EPS, more=()):
         stack.enter_context(attention_replaced(model, update))
         if more:
             stack.enter_context(model.hooks(list(more)))
-        table = ci.audit(model, IMAGES, eps=eps, untrained=0, progress=False, lasso_tokens=13).table()
+        table = ci.audit(
+            model, IMAGES, eps=eps, untrained=0, progress=False, lasso_tokens=13
+        ).table()
     assert len(table) == 2 * len(CLAIMS)
     return {claim: set(table[table["claim"] == claim]["verdict"]) for claim in CLAIMS}
 
@@ -99,7 +105,9 @@ def test_a_step_uphill():
 def test_a_step_sideways():
     """Tokens turned into each other leave R^c as it is; a short descent after it lowers it. Neumann's form is nearly the gradient here."""
     skew = torch.randn(13, 13, generator=torch.Generator().manual_seed(0))
-    turn = torch.linalg.matrix_exp(0.3 * (skew - skew.T) / torch.linalg.matrix_norm(skew - skew.T, ord=2))
+    turn = torch.linalg.matrix_exp(
+        0.3 * (skew - skew.T) / torch.linalg.matrix_norm(skew - skew.T, ord=2)
+    )
 
     def update(z, u):
         turned = turn @ z
@@ -120,14 +128,18 @@ def largest_eigenvalue(model):
         _, cache = model.run_with_cache(IMAGES)
     for layer, block in enumerate(model.blocks):
         codes = torch.einsum("bnd,kdp->bknp", cache["resid_pre", layer], block.attn.U.detach())
-        least.append(float(torch.linalg.matrix_norm(codes, ord=2).square().amax(dim=1).min()) * P / 13)
+        least.append(
+            float(torch.linalg.matrix_norm(codes, ord=2).square().amax(dim=1).min()) * P / 13
+        )
     return least
 
 
 def test_an_eps_where_the_series_diverges_a_little():
     """In every sample some eigenvalue just above 1 breaks the condition, and the direction not yet."""
     model = ideal()
-    eps = (largest_eigenvalue(model)[0] / 1.02) ** 0.5  # the steps are of eps: only layer 0 is the same as at EPS
+    eps = (
+        largest_eigenvalue(model)[0] / 1.02
+    ) ** 0.5  # the steps are of eps: only layer 0 is the same as at EPS
     with attention_replaced(model, lambda z, u: descent(z, u, eps, 1.0)):
         table = ci.audit(model, IMAGES, eps=eps, untrained=0, progress=False).table()
     first = table[table["layer"] == 0].set_index("claim")["verdict"]
@@ -145,7 +157,12 @@ def test_a_code_too_large():
     The next layer's stream is thirty times as long: eps is so large that the series converges there too.
     """
     enlarge = [(lambda name: name.endswith("mlp.hook_post"), lambda code, hook: 30 * code)]
-    assert broken(words(ideal(), eps=300.0, more=enlarge)) == {"descends", "share", "converged", "kkt"}
+    assert broken(words(ideal(), eps=300.0, more=enlarge)) == {
+        "descends",
+        "share",
+        "converged",
+        "kkt",
+    }
 
 
 def test_half_a_step():
@@ -155,7 +172,12 @@ def test_half_a_step():
 
 def test_a_twentieth_of_a_step():
     """A step this short hardly applies the penalty: what is zero was so before."""
-    assert broken(words(ideal(eta=0.05, square=True, spread=0.8))) == {"share", "converged", "kkt", "threshold"}
+    assert broken(words(ideal(eta=0.05, square=True, spread=0.8))) == {
+        "share",
+        "converged",
+        "kkt",
+        "threshold",
+    }
 
 
 def test_zeros_by_sign():
@@ -233,7 +255,9 @@ def test_numbers_of_attention(audited):
             "gradient": -(change * exact).sum() / np.linalg.norm(change) / np.linalg.norm(exact),
             "step": -(change * exact).sum() / (exact**2).sum() * 9 / 4 * alpha * largest,
             "neumann": np.mean([(alpha * np.linalg.svd(z @ uk)[1] ** 2 > 1).mean() for uk in u]),
-            "neumann_direction": -(change * series).sum() / np.linalg.norm(change) / np.linalg.norm(series),
+            "neumann_direction": -(change * series).sum()
+            / np.linalg.norm(change)
+            / np.linalg.norm(series),
             "update_over_gradient": np.linalg.norm(change) / np.linalg.norm(exact),
             "update_over_neumann": np.linalg.norm(change) / np.linalg.norm(series),
         }
@@ -261,7 +285,9 @@ def test_numbers_of_the_sparse_step(audited):
     for index in range(3):
         start = np.maximum(y[index], 0) if warm else np.zeros_like(code[index])
         best = reference.lasso_solution(y[index], d, cfg.lambd)
-        zeros, free, bare = ((z == 0).mean() for z in (code[index], step(y[index], 0.0), step(mid[index], cfg.lambd)))
+        zeros, free, bare = (
+            (z == 0).mean() for z in (code[index], step(y[index], 0.0), step(mid[index], cfg.lambd))
+        )
         values = [total(z, index) for z in (start, code[index], best)]
         wanted = {
             "descends": (values[1] - values[0]) / values[0],
@@ -288,7 +314,9 @@ def test_the_step_that_is_audited_is_the_layers(name):
         for block in lm.blocks:
             if hasattr(block.mlp, "threshold"):
                 block.mlp.threshold.abs_()
-    _, cache = lm.run_with_cache(torch.randint(0, 47, (2, 13), generator=torch.Generator().manual_seed(0)))
+    _, cache = lm.run_with_cache(
+        torch.randint(0, 47, (2, 13), generator=torch.Generator().manual_seed(0))
+    )
     for layer, block in enumerate(lm.blocks):
         step = sparse_step(block.mlp)
         again = step.run(cache[f"blocks.{layer}.ln2.hook_normalized"], step.lambd)
@@ -309,9 +337,12 @@ def test_what_does_not_apply_says_why():
         chat.blocks[0].mlp.threshold[0] = -1.0
         for block in list(chat.blocks)[1:]:
             block.mlp.threshold.abs_()
-    table = ci.audit(chat, tokens, progress=False, untrained=0).table().set_index(["layer", "claim"])
+    table = (
+        ci.audit(chat, tokens, progress=False, untrained=0).table().set_index(["layer", "claim"])
+    )
     assert (
-        "negative" in table.loc[(0, "descends"), "reason"] and table.loc[(1, "descends"), "verdict"] != "not applicable"
+        "negative" in table.loc[(0, "descends"), "reason"]
+        and table.loc[(1, "descends"), "verdict"] != "not applicable"
     )
 
 
@@ -319,7 +350,13 @@ def test_the_untrained_stand_beside(audited):
     model, _, result = audited
     table = result.table()
     assert (table[table["verdict"] != "not applicable"]["untrained_verdict"] != "").all()
-    assert np.isfinite(table[table["verdict"] != "not applicable"][["value", "low", "high", "untrained"]]).all().all()
+    assert (
+        np.isfinite(
+            table[table["verdict"] != "not applicable"][["value", "low", "high", "untrained"]]
+        )
+        .all()
+        .all()
+    )
     lines = result.text().splitlines()
     assert len(lines) == 4 and lines[0].split()[1:] == list(CLAIMS) and "(" in lines[1]
     assert "AuditResult of" in repr(result) and set(result.layers().columns) == {"layer", *NUMBERS}
@@ -345,14 +382,19 @@ def test_verdicts():
         "broken",
         "undecided",
     ]
-    assert verdict("step", 0.1, 2.0) == "kept" and verdict("step", 2.1, 3.0) == "broken" == verdict("step", -1.0, 0.0)
+    assert verdict("step", 0.1, 2.0) == "kept" and verdict("step", 2.1, 3.0) == "broken" == verdict(
+        "step", -1.0, 0.0
+    )
     assert verdict("neumann", 0.0, 0.0) == "kept" and verdict("compresses", 0.0, 0.0) == "broken"
     assert verdict("share", np.nan, np.nan) == "undecided"
 
 
 def test_one_sample_decides_nothing_of_activations():
     table = ci.audit(ideal(), IMAGES[:1], untrained=0, progress=False).table().set_index("claim")
-    assert set(table["verdict"]) == {"undecided", "kept"} and (table.loc["complete", "verdict"] == "kept").all()
+    assert (
+        set(table["verdict"]) == {"undecided", "kept"}
+        and (table.loc["complete", "verdict"] == "kept").all()
+    )
 
 
 def test_refusals():

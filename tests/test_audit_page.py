@@ -10,7 +10,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.audit.claims import CLAIMS
+from crate_interp.audits.claims import CLAIMS
 from crate_interp.viz.published import PUBLISHED
 
 
@@ -36,7 +36,11 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     result = ci.audit(make("crate-alpha"), images, progress=False)
     path = ci.viz.audit_page(result, tmp_path)
     page = Page(path.read_text(encoding="utf-8"))
-    cells = [a for tag, a in page.tags if tag == "td" and a.get("class") in ("kept", "broken", "undecided", "none")]
+    cells = [
+        a
+        for tag, a in page.tags
+        if tag == "td" and a.get("class") in ("kept", "broken", "undecided", "none")
+    ]
     assert len(cells) == 3 * len(CLAIMS)
     verdicts = result.table()["verdict"].value_counts()
     for word in ("kept", "broken"):
@@ -44,24 +48,46 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     words = " ".join(" ".join(page.words).split())
     for claim in CLAIMS.values():
         assert claim.says.split("^")[0][:30] in words and claim.where in words
-    assert "untrained" in words and "overcomplete" in words and not any(tag == "script" for tag, _ in page.tags)
+    assert (
+        "untrained" in words
+        and "overcomplete" in words
+        and not any(tag == "script" for tag, _ in page.tags)
+    )
     assert not [a for _, a in page.tags if str(a.get("href", "")).startswith("http") or "src" in a]
     assert ci.AuditResult.load(tmp_path).table().equals(result.table())
     assert (tmp_path / "audit.txt").read_text() == result.text() + "\n"
 
 
 def test_the_report_links_to_it(images, tmp_path):
-    path = ci.report(make(), images, tmp_path, untrained=0, probes="sparsity", audit=True, progress=False)
+    path = ci.report(
+        make(), images, tmp_path, untrained=0, probes="sparsity", audit=True, progress=False
+    )
     assert 'href="audit.html"' in path.read_text() and (tmp_path / "audit.html").exists()
 
 
 def test_the_command(tmp_path):
-    command = [sys.executable, "-m", "crate_interp", "audit", "crate-tiny-fashion", "--data", "embedded:fashion"]
+    command = [
+        sys.executable,
+        "-m",
+        "crate_interp",
+        "audit",
+        "crate-tiny-fashion",
+        "--data",
+        "embedded:fashion",
+    ]
     done = subprocess.run(
-        [*command, "--limit", "8", "--out", str(tmp_path)], capture_output=True, text=True, check=True
+        [*command, "--limit", "8", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.split()[: 1 + len(CLAIMS)] == ["layer", *CLAIMS] and str(tmp_path / "audit.html") in done.stdout
-    failed = subprocess.run([*command, "--eps", "-1", "--out", str(tmp_path)], capture_output=True, text=True)
+    assert (
+        done.stdout.split()[: 1 + len(CLAIMS)] == ["layer", *CLAIMS]
+        and str(tmp_path / "audit.html") in done.stdout
+    )
+    failed = subprocess.run(
+        [*command, "--eps", "-1", "--out", str(tmp_path)], capture_output=True, text=True
+    )
     assert failed.returncode == 2 and "eps=-1.0: give a number above 0" in failed.stderr
 
 
@@ -69,7 +95,9 @@ def test_the_command(tmp_path):
 
 
 def test_several_results_in_one_figure(images):
-    results = [ci.sweep(make(seed=seed), images, probes="sparsity", progress=False) for seed in range(3)]
+    results = [
+        ci.sweep(make(seed=seed), images, probes="sparsity", progress=False) for seed in range(3)
+    ]
     figure = ci.viz.layers(results, "sparsity.hoyer", labels=["a", "b", "c"])
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     for name, result in zip("abc", results, strict=True):
@@ -80,7 +108,10 @@ def test_several_results_in_one_figure(images):
     assert len({line.get_label() for line in same.lines}) == 3  # of one name: numbered
     for match, call in (
         ("there is no result to draw", lambda: ci.viz.layers([], "sparsity.hoyer")),
-        ("there are 1 labels for 3 results", lambda: ci.viz.layers(results, "sparsity.hoyer", labels=["a"])),
+        (
+            "there are 1 labels for 3 results",
+            lambda: ci.viz.layers(results, "sparsity.hoyer", labels=["a"]),
+        ),
         ("has no statistic", lambda: ci.viz.layers(results, "sparsity.hoier")),
     ):
         with pytest.raises(ValueError, match=match):
@@ -90,17 +121,32 @@ def test_several_results_in_one_figure(images):
 def test_the_published_curve_stands_beside_a_crate_s_only(images):
     small = ci.sweep(make(), images, probes="sparsity", progress=False)
     assert not [
-        line for line in ci.viz.layers(small, "sparsity.zero_fraction").axes[0].lines if "figure" in line.get_label()
+        line
+        for line in ci.viz.layers(small, "sparsity.zero_fraction").axes[0].lines
+        if "figure" in line.get_label()
     ]
-    cfg = ci.CrateConfig(family="crate", d_model=576, n_layers=12, n_heads=12, image_size=32, patch_size=16)
+    cfg = ci.CrateConfig(
+        family="crate", d_model=576, n_layers=12, n_heads=12, image_size=32, patch_size=16
+    )
     torch.manual_seed(0)
     large = ci.HookedCrate(cfg).eval()
     result = ci.sweep(
-        large, torch.randn(2, 3, 32, 32), probes=["sparsity", "compression"], progress=False, controls=False
+        large,
+        torch.randn(2, 3, 32, 32),
+        probes=["sparsity", "compression"],
+        progress=False,
+        controls=False,
     )
-    for name, spread in (("sparsity.zero_fraction", "± 0.01"), ("compression.official_rate", "± 3")):
+    for name, spread in (
+        ("sparsity.zero_fraction", "± 0.01"),
+        ("compression.official_rate", "± 3"),
+    ):
         lines = {line.get_label(): line for line in ci.viz.layers(result, name).axes[0].lines}
-        (published,) = [line for label, line in lines.items() if "read off a figure" in label and spread in label]
+        (published,) = [
+            line
+            for label, line in lines.items()
+            if "read off a figure" in label and spread in label
+        ]
         np.testing.assert_allclose(published.get_ydata(), PUBLISHED[name][0])
     assert len(ci.viz.layers(result, "sparsity.hoyer").axes[0].lines) == 1
 
@@ -112,7 +158,9 @@ def test_accuracy_over_compression(images):
     swept = ci.sweep(model, many, probes="compression", progress=False)
     figure = ci.viz.beside(probed, "linear.accuracy", swept, "compression.subspace_rate_mid")
     upper, lower = figure.axes
-    assert {"control", "chance"} <= {line.get_label() for line in upper.lines} and lower.get_ylabel() == "nats"
+    assert {"control", "chance"} <= {
+        line.get_label() for line in upper.lines
+    } and lower.get_ylabel() == "nats"
     table = swept.layers()
     wanted = table[table["statistic"] == "subspace_rate_mid"]["mean"].to_numpy()
     np.testing.assert_allclose(lower.lines[0].get_ydata(), wanted)

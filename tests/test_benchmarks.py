@@ -13,7 +13,11 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 def run(name, *words):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, BENCHMARKS / name, *words], capture_output=True, text=True, env=environment, timeout=280
+        [sys.executable, BENCHMARKS / name, *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=280,
     )
 
 
@@ -35,5 +39,7 @@ def test_maskcut_is_faster_than_the_dense_solver():
 @pytest.mark.parametrize("name", ["bench_forward.py", "bench_probes.py"])
 def test_timings_refuse_two_threads(name):
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, BENCHMARKS / name], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / name], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 1 and "OMP_NUM_THREADS=1" in done.stderr

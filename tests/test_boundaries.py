@@ -16,20 +16,32 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"hints", "families", "values", "whole", "crate_hooks"},
+    {"checks", "families", "files", "errors", "crate_hooks"},
     {"measures"},
     {"config"},
     {"models"},
     {"checkpoints", "data"},
     {"probes", "maps"},
-    {"sweep"},
-    {"audit", "segment", "circuits"},
+    {"sweeps"},
+    {"audits", "segmentation", "circuits"},
     {"viz"},
     {"cli"},
 ]
 # the hooked models offer save_pretrained; the format lives with the other formats and is imported when it is called
 EXCEPTIONS = {("models/sharing.py", "checkpoints")}
-FREE_OF_TRANSFORMERLENS = {"hints", "families", "values", "config", "measures", "crate_hooks"}
+FREE_OF_TRANSFORMERLENS = {
+    "checks",
+    "errors",
+    "families",
+    "files",
+    "config",
+    "measures",
+    "crate_hooks",
+}
+
+FUNCTIONS = (
+    "atlas", "atoms", "audit", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
+)  # fmt: skip
 
 
 def sources():
@@ -50,7 +62,11 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names = [alias.name for alias in node.names]
-            yield from ([f"{node.module}.{name}" for name in names] if node.module == "crate_interp" else [node.module])
+            yield from (
+                [f"{node.module}.{name}" for name in names]
+                if node.module == "crate_interp"
+                else [node.module]
+            )
 
 
 def test_imports_flow_one_way():
@@ -65,7 +81,11 @@ def test_imports_flow_one_way():
             if room in FREE_OF_TRANSFORMERLENS:
                 assert parts[0] != "transformer_lens", path
             target = (
-                "crate_hooks" if parts[0] == "crate_hooks" else parts[1] if name.startswith("crate_interp.") else None
+                "crate_hooks"
+                if parts[0] == "crate_hooks"
+                else parts[1]
+                if name.startswith("crate_interp.")
+                else None
             )
             if target in (None, room, "__version__"):
                 continue
@@ -86,7 +106,7 @@ def test_public_names():
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
         "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
         "data", "hooks",
-        "linear_probe", "load", "maps", "measures", "models", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
+        "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None
@@ -95,14 +115,26 @@ def test_public_names():
         _ = ci.sweeep
 
 
-def test_folders_do_not_hide_the_functions_of_their_name():
-    code = (
-        "import crate_interp as ci, crate_interp.sweep.run, crate_interp.models.vision\n"
-        "from crate_interp.sweep import SweepResult\n"
-        "print(ci.sweep.__name__, ci.models.__name__, ci.probe.__name__, type(ci.models()).__name__)"
+def test_every_module_can_be_imported_by_its_own_name():
+    """`import a.b.c as r` reads attributes, so that a function of a module's name would hide the module."""
+    names = [
+        ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+        for root in (PACKAGE, HOOKS)
+        for path in sorted(root.rglob("*.py"))
+        if path.name != "__main__.py"
+    ]
+    lines = ["from types import ModuleType"]
+    for name in names:
+        lines += [
+            f"import {name} as r",
+            f"assert isinstance(r, ModuleType) and r.__name__ == {name!r}, r",
+        ]
+    lines += ["import crate_interp as ci"]
+    lines += [f"assert callable(ci.{name}), {name!r}" for name in FUNCTIONS]
+    out = subprocess.run(
+        [sys.executable, "-"], input="\n".join(lines), capture_output=True, text=True
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["sweep", "models", "probe", "DataFrame"]
+    assert not out.returncode, out.stderr.splitlines()[-1]
 
 
 def test_importing_does_nothing():
@@ -118,7 +150,11 @@ def test_importing_does_nothing():
 def test_importing_is_quick():
     code = "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
     times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout
+        )
         for _ in range(5)
     ]
     assert min(times) < 0.1
@@ -162,7 +198,11 @@ def test_versions_are_pinned_and_ranges_hold_them():
     from packaging.requirements import Requirement
 
     pyproject = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
-    pins = dict(line.split("==") for line in (HERE.parent / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = dict(
+        line.split("==")
+        for line in (HERE.parent / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     pins = {name.lower().replace("_", "-"): number for name, number in pins.items()}
     for text in [*pyproject["dependencies"], *pyproject["optional-dependencies"]["dev"]]:
         requirement = Requirement(text)

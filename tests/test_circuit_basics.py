@@ -13,7 +13,9 @@ TOKENS = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
 
 @pytest.fixture
 def clip():
-    return ci.load(FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3)
+    return ci.load(
+        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
+    )
 
 
 @pytest.fixture
@@ -37,12 +39,17 @@ def test_weights_by_role(name):
                 bias = 0
                 if name == "gpt-baseline":
                     bias = lm.blocks[layer].attn.qkv_proj.bias.view(3, HEADS, 6)["qkv".index(role)]
-                direct = torch.einsum("bnd,hdp->bnhp", x, getattr(lm, f"W_{role.upper()}")[layer]) + bias
+                direct = (
+                    torch.einsum("bnd,hdp->bnhp", x, getattr(lm, f"W_{role.upper()}")[layer]) + bias
+                )
                 torch.testing.assert_close(cache[role, layer], direct, atol=1e-5, rtol=1e-4)
     assert torch.equal(lm.W_K, lm.W_Q) == (name == "crate-lm")
     torch.testing.assert_close(lm.QK.AB[1, 2], lm.W_Q[1, 2] @ lm.W_K[1, 2].T)
     torch.testing.assert_close(lm.OV.AB[1, 2], lm.W_V[1, 2] @ lm.W_O[1, 2])
-    assert lm.W_in.shape == lm.W_out.transpose(1, 2).shape and lm.all_head_labels()[:2] == ["L0H0", "L0H1"]
+    assert lm.W_in.shape == lm.W_out.transpose(1, 2).shape and lm.all_head_labels()[:2] == [
+        "L0H0",
+        "L0H1",
+    ]
 
 
 def frozen_by_hand(x, weight, bias, scale):
@@ -70,7 +77,9 @@ def test_a_detached_scale_is_a_constant_to_gradients(name):
             with lm.hooks(fwd_hooks=fixed):
                 ends.append(lm(TOKENS, "loss").item())
             lm.embed.weight.data -= sign * step * direction
-    assert (frozen * direction).sum().item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-6)
+    assert (frozen * direction).sum().item() == pytest.approx(
+        (ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-6
+    )
 
 
 def test_gradients_of_every_point():
@@ -80,7 +89,11 @@ def test_gradients_of_every_point():
     vision = make("crate")
     for name in ("blocks.0.ln1.hook_scale", "ln_final.hook_scale"):
         seen = {}
-        with vision.hooks(bwd_hooks=[(name, lambda grad, hook, seen=seen: seen.update(size=grad.abs().sum().item()))]):
+        with vision.hooks(
+            bwd_hooks=[
+                (name, lambda grad, hook, seen=seen: seen.update(size=grad.abs().sum().item()))
+            ]
+        ):
             vision(torch.randn(2, 3, 6, 20)).sum().backward()
         assert seen["size"] > 0
 
@@ -96,9 +109,15 @@ def test_the_decoder_adds_up_signed():
         heads = cache.stack_head_results().unflatten(0, (2, 4))
         for layer in range(2):
             bias = mae.decoder_blocks[layer].attn.b_O
-            torch.testing.assert_close(heads[layer].sum(0) - bias, cache["attn_out", layer], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                heads[layer].sum(0) - bias, cache["attn_out", layer], atol=1e-4, rtol=1e-4
+            )
     refuses("no visual tower", lambda: plain.visual, AttributeError)
-    refuses("has no single stream", lambda: mae.run_with_cache(images, noise)[1].logit_lens(), AttributeError)
+    refuses(
+        "has no single stream",
+        lambda: mae.run_with_cache(images, noise)[1].logit_lens(),
+        AttributeError,
+    )
     refuses("noise is 0.75", lambda: mae(images, 0.75))
     refuses("mask_ratio=1: give a number", lambda: mae(images, noise, 1))
     cut = mae.run_with_cache(images, noise, pos_slice=0)[1]
@@ -122,7 +141,9 @@ def test_towers_share_points_and_keep_their_names(clip, pictures):
         back = lambda value, hook: cache[hook.name]  # noqa: E731
         clip.visual.run_with_hooks(pictures, fwd_hooks=[("blocks.1.hook_resid_post", back)])
         _, whole = clip.run_with_cache(pictures, tokens)
-        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1]) and whole.text["resid_post", 0].shape == (
+        assert torch.equal(whole.visual["pattern", 1], cache["pattern", 1]) and whole.text[
+            "resid_post", 0
+        ].shape == (
             2,
             8,
             24,
@@ -162,8 +183,12 @@ def test_hooks_in_place_on_untied_roles():
         return value
 
     with torch.no_grad():
-        other = lm.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_q", lambda v, hook: zero(v.clone(), hook))])
-    torch.testing.assert_close(lm.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_q", zero)]), other)
+        other = lm.run_with_hooks(
+            TOKENS, fwd_hooks=[("blocks.0.attn.hook_q", lambda v, hook: zero(v.clone(), hook))]
+        )
+    torch.testing.assert_close(
+        lm.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_q", zero)]), other
+    )
 
 
 def test_slices_of_a_cache_keep_reading_where_the_model_reads(images):
@@ -184,7 +209,10 @@ def test_neurons_are_refused_where_the_stream_is_replaced():
 
 
 def test_models_can_be_pickled():
-    for path in ("crate_lm_overcomplete/ckpt-crate-12l-overparam-600000.pt", "nanochat_crate_alpha/model.safetensors"):
+    for path in (
+        "crate_lm_overcomplete/ckpt-crate-12l-overparam-600000.pt",
+        "nanochat_crate_alpha/model.safetensors",
+    ):
         lm = ci.load(FIXTURES / path)
         assert torch.equal(pickle.loads(pickle.dumps(lm)).W_U, lm.W_U)
 
@@ -196,9 +224,16 @@ def test_configs_of_another_kind():
         lambda: ci.HookedCrateLM(vision),
     )
     refuses(
-        "HookedCrate takes a CrateConfig of family 'crate' or .*, got family 'crate-lm'", lambda: ci.HookedCrate(text)
+        "HookedCrate takes a CrateConfig of family 'crate' or .*, got family 'crate-lm'",
+        lambda: ci.HookedCrate(text),
     )
-    refuses("HookedCrateMAE takes .* 'crate-mae', got family 'crate'", lambda: ci.HookedCrateMAE(vision))
-    refuses("HookedCrateCLIP takes .* 'clipa', got family 'crate'", lambda: ci.HookedCrateCLIP(vision))
-    chat = ci.CrateConfig(family="nanochat-crate", d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
+    refuses(
+        "HookedCrateMAE takes .* 'crate-mae', got family 'crate'", lambda: ci.HookedCrateMAE(vision)
+    )
+    refuses(
+        "HookedCrateCLIP takes .* 'clipa', got family 'crate'", lambda: ci.HookedCrateCLIP(vision)
+    )
+    chat = ci.CrateConfig(
+        family="nanochat-crate", d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7
+    )
     assert chat.softcap == 15.0

@@ -9,15 +9,30 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, make, make_lm
-from crate_interp.circuits import Circuit, Edge, composition, evaluate, logit_attribution, patching, path_patch
+from crate_interp.circuits import (
+    Circuit,
+    Edge,
+    composition,
+    evaluate,
+    logit_attribution,
+    patching,
+    path_patch,
+)
 
-VISION, TEXT = ["crate", "crate-alpha"], ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"]
+VISION, TEXT = (
+    ["crate", "crate-alpha"],
+    ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"],
+)
 
 
 def ready(name, **over):
     if name in VISION:
-        return make(name, **over), torch.randn(BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-    return make_lm(name, **over), torch.randint(47, (BATCH, 11), generator=torch.Generator().manual_seed(1))
+        return make(name, **over), torch.randn(
+            BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1)
+        )
+    return make_lm(name, **over), torch.randint(
+        47, (BATCH, 11), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def share(rows, u):
@@ -54,12 +69,16 @@ def brute_linear(model, row, start, stop):
 def test_scores_of_weights_equal_brute_force(name, through):
     model, _ = ready(name)
     table = composition(model, through=through, role="k").table
-    assert len(table) == LAYERS * (LAYERS - 1) // 2 * HEADS**2 and table["score"].between(0, 1).all()
+    assert (
+        len(table) == LAYERS * (LAYERS - 1) // 2 * HEADS**2 and table["score"].between(0, 1).all()
+    )
     with torch.no_grad():
         for row in table.sample(12, random_state=0).itertuples():
             written = model.blocks[row.from_layer].attn.W_O[row.from_head]
             start = row.to_layer if through == "direct" else row.from_layer
-            arrived = torch.stack([brute_linear(model, one, start, row.to_layer) for one in written])
+            arrived = torch.stack(
+                [brute_linear(model, one, start, row.to_layer) for one in written]
+            )
             wanted = share(arrived, model.blocks[row.to_layer].attn.W_K[row.to_head])
             assert row.score == pytest.approx(wanted, rel=1e-4)
             assert row.chance == pytest.approx(model.cfg.d_head / D_MODEL)
@@ -75,14 +94,21 @@ def test_scores_of_data_equal_finite_differences(name):
     _, cache = model.run_with_cache(inputs)
     points = [f"blocks.{layer}.hook_attn_out" for layer in range(LAYERS)]
     for start, head, stop in ((0, 2, 1), (0, 4, 2), (1, 0, 2)):
-        step = 1e-6 * torch.einsum("bnp,pd->bnd", cache["z", start][:, :, head], model.blocks[start].attn.W_O[head])
+        step = 1e-6 * torch.einsum(
+            "bnp,pd->bnd", cache["z", start][:, :, head], model.blocks[start].attn.W_O[head]
+        )
         arrived = []
         for sign in (1, -1):
-            held = [(points[layer], lambda out, hook, name=points[layer]: cache[name]) for layer in range(LAYERS)]
+            held = [
+                (points[layer], lambda out, hook, name=points[layer]: cache[name])
+                for layer in range(LAYERS)
+            ]
             moved = cache[points[start]] + sign * step
             held[start] = (points[start], lambda out, hook, moved=moved: moved)
             with torch.no_grad(), model.hooks(held):
-                arrived.append(model.run_with_cache(inputs)[1][f"blocks.{stop}.ln1.hook_normalized"])
+                arrived.append(
+                    model.run_with_cache(inputs)[1][f"blocks.{stop}.ln1.hook_normalized"]
+                )
         rows = (arrived[0] - arrived[1]).flatten(0, 1) / 2e-6
         for reader in (0, 3):
             found = table.query(
@@ -98,8 +124,18 @@ def test_on_random_weights_only_chance_exceeds_the_baseline(through):
     exceed = count = 0
     for seed in range(4):
         torch.manual_seed(seed)
-        size = dict(d_model=37, n_layers=4, n_heads=7, d_head=5, image_size=(6, 20), patch_size=(2, 5), n_classes=3)
-        model = ci.HookedCrate(ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)).eval()
+        size = dict(
+            d_model=37,
+            n_layers=4,
+            n_heads=7,
+            d_head=5,
+            image_size=(6, 20),
+            patch_size=(2, 5),
+            n_classes=3,
+        )
+        model = ci.HookedCrate(
+            ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)
+        ).eval()
         data = torch.randn(3, 3, 6, 20) if through == "data" else None
         found = composition(model, data, through=through, progress=False)
         exceed, count = exceed + len(found.above()), count + len(found.table)
@@ -118,7 +154,10 @@ def planted():
     model = make("crate", **size)
     # directions without mean, which LayerNorm keeps
     basis = torch.linalg.qr(
-        torch.cat([torch.ones(67, 1), torch.randn(67, 66, generator=torch.Generator().manual_seed(4))], dim=1)
+        torch.cat(
+            [torch.ones(67, 1), torch.randn(67, 66, generator=torch.Generator().manual_seed(4))],
+            dim=1,
+        )
     )[0][:, 1:]
     spans = basis[:, : 3 * 20].T.reshape(20, 3, 67)
     with torch.no_grad():
@@ -129,7 +168,9 @@ def planted():
             block.mlp.D.copy_(torch.eye(67))
             block.attn.out_proj.bias.zero_()
         model.blocks[0].attn.u_proj.weight.copy_(spans[:5].reshape(15, 67))
-        model.blocks[0].attn.out_proj.weight.copy_(0.2 * spans[5:10].reshape(15, 67).T)  # little beside the stream
+        model.blocks[0].attn.out_proj.weight.copy_(
+            0.2 * spans[5:10].reshape(15, 67).T
+        )  # little beside the stream
         reading = spans[10:15].clone()
         reading[1] = torch.stack(
             [spans[7][0], spans[9][1], (spans[7][1] + spans[9][2]) / 2**0.5]
@@ -150,12 +191,20 @@ def test_a_planted_circuit_ranks_first_and_path_patching_confirms_it(through):
     top = found.top(3)
     assert set(zip(top["from_head"][:2], top["to_head"][:2], strict=True)) == {(2, 1), (4, 1)}
     assert top["score"][1] > 0.45 and top["score"][2] < 1e-9
-    assert {(edge.source, edge.target) for edge in found.circuit(2).edges} == {("L0H2", "L1H1"), ("L0H4", "L1H1")}
+    assert {(edge.source, edge.target) for edge in found.circuit(2).edges} == {
+        ("L0H2", "L1H1"),
+        ("L0H4", "L1H1"),
+    }
     generator = torch.Generator().manual_seed(7)
     source, base = torch.randn(2, 4, 3, 6, 20, generator=generator)
     before = model(base)
     moved = path_patch(
-        model, source, base, lambda out: (out - before).abs().mean(), receivers=[(1, 1)], progress=False
+        model,
+        source,
+        base,
+        lambda out: (out - before).abs().mean(),
+        receivers=[(1, 1)],
+        progress=False,
     )[0]
     # all that is left for the others is the scale of the norms, which every head changes
     assert set(moved.argsort(descending=True)[:2].tolist()) == {2, 4}
@@ -167,7 +216,9 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
     model, inputs = ready("crate-alpha")
     metric = lambda logits: logits[:, 2].mean()  # noqa: E731
     circuit = Circuit((Edge("L0H1", "L2H3", 1.0), Edge("L1H0", "L2H3", 0.5)))
-    found = evaluate(model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False)
+    found = evaluate(
+        model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False
+    )
     _, cache = model.run_with_cache(inputs)
     heads = [(0, 1), (1, 0), (2, 3)]
     every = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
@@ -175,7 +226,11 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
     def f(kept):
         hooks = []
         for layer in range(LAYERS):
-            z = cache["z", layer].mean(dim=0, keepdim=True) if ablation == "mean" else 0 * cache["z", layer][:1]
+            z = (
+                cache["z", layer].mean(dim=0, keepdim=True)
+                if ablation == "mean"
+                else 0 * cache["z", layer][:1]
+            )
 
             def put(out, hook, layer=layer, z=z):
                 out = out.clone()
@@ -190,7 +245,10 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
     span = f(every) - f([])
     rows = found.table.set_index("measure")["value"]
     assert rows["faithfulness"] == pytest.approx((f(heads) - f([])) / span, rel=1e-4)
-    costs = {head: abs(f(heads) - f([other for other in heads if other != head])) / abs(span) for head in heads}
+    costs = {
+        head: abs(f(heads) - f([other for other in heads if other != head])) / abs(span)
+        for head in heads
+    }
     assert rows["minimality"] == pytest.approx(min(costs.values()), rel=1e-3, abs=1e-5)
     np.testing.assert_allclose(found.heads["cost"], list(costs.values()), rtol=1e-3, atol=1e-5)
     gone = abs(f([]) - f([head for head in every if head not in heads])) / abs(span)
@@ -200,7 +258,9 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
         and "faithfulness" in repr(found)
         and "<table" in found._repr_html_()
     )
-    again = evaluate(model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False)
+    again = evaluate(
+        model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False
+    )
     assert again.table.equals(found.table)
 
 
@@ -210,7 +270,11 @@ def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
     found = evaluate(model, [(0, 2), (0, 4), (1, 1)], inputs, lambda out: (out[:, 0] - out[:, 1]).abs().mean(),
                      ablation="zero", random=30, progress=False)  # fmt: skip
     row = found.table.set_index("measure").loc["faithfulness"]
-    assert abs(row["value"] - 1) < 0.25 and row["share_as_good"] < 0.35 and abs(row["random_mean"] - 1) > 0.5
+    assert (
+        abs(row["value"] - 1) < 0.25
+        and row["share_as_good"] < 0.35
+        and abs(row["random_mean"] - 1) > 0.5
+    )
 
 
 def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
@@ -221,14 +285,20 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
         Edge("L0A12", "L1H0", 1.0),
     )
     circuit = Circuit(edges, note="<a & b>", meta={"seed": 3})
-    assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"] and circuit.heads() == [(0, 1), (1, 0)]
+    assert circuit.nodes() == ["embed", "L0H1", "L0A12", "L1H0", "logits"] and circuit.heads() == [
+        (0, 1),
+        (1, 0),
+    ]
     loaded = Circuit.load(circuit.save(tmp_path / "new" / "c.json"))
     assert loaded == circuit and loaded.meta == {"seed": 3} and loaded.note == "<a & b>"
     graph = circuit.to_networkx()
     assert graph.edges["L0H1", "L0A12"]["weight"] == -0.25 and graph.nodes["L1H0"]["layer"] == 1
     svg = circuit._repr_html_()
     assert (
-        svg.count("<rect") == 5 and svg.count("<path") == 4 and "<a" not in svg.replace("<a &", "<a") or "&lt;a" in svg
+        svg.count("<rect") == 5
+        and svg.count("<path") == 4
+        and "<a" not in svg.replace("<a &", "<a")
+        or "&lt;a" in svg
     )
     assert (
         svg.count("#c0432b") == 1
@@ -269,15 +339,21 @@ def test_what_does_not_fit_is_said():
         "has only one": lambda: composition(make("crate", n_layers=1)),
         "replaces the stream": lambda: logit_attribution(cache, 1),
         "got ActivationCache|got dict": lambda: logit_attribution(dict(cache), 1),
-        "give a number from 0 to": lambda: logit_attribution(ready("crate-alpha")[0].run_with_cache(images)[1], 99),
+        "give a number from 0 to": lambda: logit_attribution(
+            ready("crate-alpha")[0].run_with_cache(images)[1], 99
+        ),
         "receivers='x'": lambda: path_patch(model, images, images, metric, receivers="x"),
-        r"receivers=\[\(9, 0\)\]": lambda: path_patch(model, images, images, metric, receivers=[(9, 0)]),
+        r"receivers=\[\(9, 0\)\]": lambda: path_patch(
+            model, images, images, metric, receivers=[(9, 0)]
+        ),
         "no head of layer 1 or later": lambda: path_patch(
             model, images, images, metric, receivers=[(1, 0)], senders=[(2, 0)]
         ),
         "two tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
         "roles=": lambda: path_patch(model, images, images, metric, roles="q"),
-        "the metric returned a tensor": lambda: path_patch(model, images, images, lambda out: out, senders=[(0, 0)]),
+        "the metric returned a tensor": lambda: path_patch(
+            model, images, images, lambda out: out, senders=[(0, 0)]
+        ),
         "ablation='x'": lambda: evaluate(model, [(0, 0)], images, metric, ablation="x"),
         "every head of the model": lambda: evaluate(
             model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
@@ -288,11 +364,17 @@ def test_what_does_not_fit_is_said():
         "count=-1": lambda: composition(model).top(-1),
         "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),
         "target=True": lambda: logit_attribution(alpha, True),
-        "position='a'": lambda: logit_attribution(ready("gpt-baseline")[0].run_with_cache(tokens)[1], 1, position="a"),
+        "position='a'": lambda: logit_attribution(
+            ready("gpt-baseline")[0].run_with_cache(tokens)[1], 1, position="a"
+        ),
         r"circuit=\[\]": lambda: evaluate(model, Circuit(()), images, metric),
-        "positions=99": lambda: patching.get_act_patch_resid_pre(model, images, cache, metric, positions=99),
+        "positions=99": lambda: patching.get_act_patch_resid_pre(
+            model, images, cache, metric, positions=99
+        ),
         "give images": lambda: patching.get_act_patch_resid_pre(model, tokens, cache, metric),
-        "the clean run has 13 tokens": lambda: patching.get_act_patch_resid_pre(lm, tokens, cache, metric),
+        "the clean run has 13 tokens": lambda: patching.get_act_patch_resid_pre(
+            lm, tokens, cache, metric
+        ),
     }.items():
         with pytest.raises(ValueError, match=words):
             call()

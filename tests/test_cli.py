@@ -24,7 +24,11 @@ def run(*args, **kwargs):
 def fails(match, *args):
     """In this process: what is said of an error does not need a new one, which takes seconds to start."""
     said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stop:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stderr(said),
+        pytest.raises(SystemExit) as stop,
+    ):
         patch.setattr(sys, "argv", ["crate-interp", *map(str, args)])
         main()
     one_line(match, stop.value.code, said.getvalue())
@@ -41,12 +45,21 @@ def test_version_models_help():
     out = run("models").stdout
     assert "crate-tiny-fashion" in out and "step-2560" in out
     assert "UCSC-VLAA/CRATE-alpha/torch/crate_alpha_B16.pth" in out and "drive.google.com" in out
-    assert len(out.splitlines()) == len(ci.models())
+    assert len(out.splitlines()) == len(ci.list_models())
     assert "--config" in run("report", "--help").stdout
 
 
 def test_report_on_the_embedded_model(tmp_path):
-    done = run("report", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path / "out", "--limit", 32)
+    done = run(
+        "report",
+        "crate-tiny-fashion",
+        "--data",
+        "embedded:fashion",
+        "--out",
+        tmp_path / "out",
+        "--limit",
+        32,
+    )
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout and "CLS support" in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
@@ -56,11 +69,22 @@ def test_report_on_the_embedded_model(tmp_path):
 def test_segment_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     done = run(
-        "segment", "crate-tiny-cutouts", "--data", "embedded:cutouts", "--out", out, "--limit", 8, "--untrained", 0
+        "segment",
+        "crate-tiny-cutouts",
+        "--data",
+        "embedded:cutouts",
+        "--out",
+        out,
+        "--limit",
+        8,
+        "--untrained",
+        0,
     )
     assert done.returncode == 0, done.stderr
     assert (
-        "best head for each image" in done.stdout and "all foreground" in done.stdout and "segment.html" in done.stdout
+        "best head for each image" in done.stdout
+        and "all foreground" in done.stdout
+        and "segment.html" in done.stdout
     )
     assert {path.name for path in out.iterdir()} == {
         "segment.html",
@@ -80,7 +104,9 @@ def test_atlas_on_the_embedded_model(tmp_path):
     out = tmp_path / "out"
     command = ("atlas", "crate-tiny-fashion", "--data", "embedded:fashion")
     done = run(*command, "--out", out, "--limit", 8, "--ablate", 0, "--top", 2)
-    assert done.returncode == 0 and "768 atoms" in done.stdout and "index.html" in done.stdout, done.stderr
+    assert done.returncode == 0 and "768 atoms" in done.stdout and "index.html" in done.stdout, (
+        done.stderr
+    )
     assert len(list((out / "patches").iterdir())) == 768 and (out / "layer-5.html").exists()
     (tmp_path / "file").write_text("")
     fails("cannot write into", *command, "--out", tmp_path / "file" / "o")
@@ -96,7 +122,13 @@ def test_convert(tmp_path):
     assert loaded.cfg == model.cfg and "# new" in (tmp_path / "new" / "README.md").read_text()
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-    fails("is there already: give the name of a new folder", "convert", tmp_path / "w.pth", tmp_path / "new", *config)
+    fails(
+        "is there already: give the name of a new folder",
+        "convert",
+        tmp_path / "w.pth",
+        tmp_path / "new",
+        *config,
+    )
     fails("is there already", "convert", tmp_path / "w.pth", tmp_path / "w.pth", *config)
     fails("n_heads cannot be inferred", "convert", tmp_path / "w.pth", tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
@@ -113,21 +145,31 @@ def test_convert_a_language_model(tmp_path):
 def test_verify(tmp_path):
     done = run("verify", "crate-tiny-lm")
     report = json.loads(done.stdout)
-    assert done.returncode == 0 and report["ok"] and report["known"]["name"] == "crate-tiny-lm", done.stderr
+    assert done.returncode == 0 and report["ok"] and report["known"]["name"] == "crate-tiny-lm", (
+        done.stderr
+    )
     assert [check["name"] for check in report["checks"]] == [
         "loads strictly", "same output twice", "pattern rows sum to 1", "each hook edit changes the output",
     ]  # fmt: skip
-    assert report["params"] == 741376 and report["config"]["n_heads"] == 4 and len(report["fingerprint"]) == 8
+    assert (
+        report["params"] == 741376
+        and report["config"]["n_heads"] == 4
+        and len(report["fingerprint"]) == 8
+    )
     assert (
         report["digests"]["model.safetensors"]
-        == f"sha256:{ci.models().set_index('name').loc['crate-tiny-lm', 'sha256']}"
+        == f"sha256:{ci.list_models().set_index('name').loc['crate-tiny-lm', 'sha256']}"
     )
     path = tmp_path / "w.pth"
     torch.save(published_layout(make("crate-alpha")), path)
     path.write_bytes(path.read_bytes()[:-1000])
     done = run("verify", path, "--config", f"n_heads={HEADS}")
     report = json.loads(done.stdout)
-    assert done.returncode == 1 and not report["ok"] and "is not a readable checkpoint" in report["checks"][0]["detail"]
+    assert (
+        done.returncode == 1
+        and not report["ok"]
+        and "is not a readable checkpoint" in report["checks"][0]["detail"]
+    )
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
@@ -185,14 +227,34 @@ def test_errors_are_one_line(tmp_path):
     fails("write --family crate.", *fashion, "--config", "family=crate")
     done = run(*fashion, "--config", "mean=0.5")  # outside this process, which says types first
     one_line("mean=0.5: give a list", done.returncode, done.stderr)
-    fails("interpolate_pos='perhaps': give True or False", *fashion, "--config", "interpolate_pos=perhaps")
+    fails(
+        "interpolate_pos='perhaps': give True or False",
+        *fashion,
+        "--config",
+        "interpolate_pos=perhaps",
+    )
     fails("no probe is called ''", *fashion, "--probes", "")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
-    fails("no probe is called 'sparcity'. Did you mean sparsity", *report, "embedded:fashion", "--probes", "sparcity")
-    fails("--config 'n_heads': write NAME=VALUE", *report, "embedded:fashion", "--config", "n_heads")
+    fails(
+        "no probe is called 'sparcity'. Did you mean sparsity",
+        *report,
+        "embedded:fashion",
+        "--probes",
+        "sparcity",
+    )
+    fails(
+        "--config 'n_heads': write NAME=VALUE", *report, "embedded:fashion", "--config", "n_heads"
+    )
     (tmp_path / "file").write_text("")
-    fails("cannot write into", *report[:2], "--out", tmp_path / "file" / "o", "--data", "embedded:fashion")
+    fails(
+        "cannot write into",
+        *report[:2],
+        "--out",
+        tmp_path / "file" / "o",
+        "--data",
+        "embedded:fashion",
+    )
     (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 half a file")
     done = run("report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
     one_line("is not a readable checkpoint", done.returncode, done.stderr)

@@ -26,10 +26,20 @@ def square(left, top, side):
     return [[left, top, left + side, top, left + side, top + side, left, top + side]]
 
 
-def coco_file(folder, annotations, images=((7, "seven.png"), (5, "sub/five.png")), size=(13, 29), **tables):
+def coco_file(
+    folder, annotations, images=((7, "seven.png"), (5, "sub/five.png")), size=(13, 29), **tables
+):
     """An annotation file and its blank images of this (height, width)."""
-    rows = [{"id": number, "file_name": name, "height": size[0], "width": size[1]} for number, name in images]
-    tables = {"images": rows, "annotations": annotations, "categories": [{"id": 90}, {"id": 3}], **tables}
+    rows = [
+        {"id": number, "file_name": name, "height": size[0], "width": size[1]}
+        for number, name in images
+    ]
+    tables = {
+        "images": rows,
+        "annotations": annotations,
+        "categories": [{"id": 90}, {"id": 3}],
+        **tables,
+    }
     for _, name in images:
         if ".." not in name and name[0] != "/":
             (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +49,13 @@ def coco_file(folder, annotations, images=((7, "seven.png"), (5, "sub/five.png")
 
 
 def note(number, segmentation, image=7, category=3, **more):
-    return {"id": number, "image_id": image, "category_id": category, "segmentation": segmentation, **more}
+    return {
+        "id": number,
+        "image_id": image,
+        "category_id": category,
+        "segmentation": segmentation,
+        **more,
+    }
 
 
 def test_coco(tmp_path):
@@ -50,7 +66,9 @@ def test_coco(tmp_path):
     where = coco_file(
         tmp_path,
         [
-            note(1, square(3, 2, 4), category=3),  # the smaller one comes first in the file and is on top nevertheless
+            note(
+                1, square(3, 2, 4), category=3
+            ),  # the smaller one comes first in the file and is on top nevertheless
             note(2, square(1, 1, 9), category=90),
             note(3, crowd, iscrowd=1),
             note(4, square(20, 0, 3), category=90),
@@ -79,7 +97,9 @@ def test_compressed_runs_are_those_of_pycocotools(tmp_path):
     rows = []
     for number, pixels in zip((7, 5), drawn, strict=True):
         rle = mask.encode(np.asfortranarray(pixels.astype(np.uint8)))
-        rows.append(note(number, {"size": [13, 29], "counts": rle["counts"].decode()}, image=number))
+        rows.append(
+            note(number, {"size": [13, 29], "counts": rle["counts"].decode()}, image=number)
+        )
     assert np.array_equal(opened(model, coco_file(tmp_path, rows)).masks(0, 2).numpy(), drawn)
 
 
@@ -90,33 +110,58 @@ def test_bad_coco(tmp_path, monkeypatch):
         refused(model, match, coco_file(tmp_path, list(notes), **tables))
 
     cannot = "the segmentation of annotation 1 in '.*notes.json' cannot be drawn: "
-    fails(cannot + "a polygon has x far outside the image, which is 13 x 29", note(1, square(1e8, 0, 3)))
+    fails(
+        cannot + "a polygon has x far outside the image, which is 13 x 29",
+        note(1, square(1e8, 0, 3)),
+    )
     fails(cannot + "a polygon has y far outside", note(1, [[0, 0, 3, float("nan"), 3, 3]]))
-    fails(cannot + r"a polygon is a list x, y, x, y, ..., not one of shape \[7\]", note(1, [[0, 0, 3, 0, 3, 3, 1]]))
+    fails(
+        cannot + r"a polygon is a list x, y, x, y, ..., not one of shape \[7\]",
+        note(1, [[0, 0, 3, 0, 3, 3, 1]]),
+    )
     fails(cannot + "could not convert", note(1, [["a", 0, 3, 0, 3, 3]]))
     fails(cannot + "it is str, not a list", note(1, "square"))
-    fails(cannot + r"its size is \[13, 28\], the image is 13 x 29", note(1, {"size": [13, 28], "counts": [364]}))
+    fails(
+        cannot + r"its size is \[13, 28\], the image is 13 x 29",
+        note(1, {"size": [13, 28], "counts": [364]}),
+    )
     for counts in ([376], [378], [-1, 378], "6", "", "oooooooo"):
         fails(cannot + "its run lengths do not fill", note(1, {"size": [13, 29], "counts": counts}))
-    fails(cannot + "its run lengths are not all whole", note(1, {"size": [13, 29], "counts": [377.0]}))
+    fails(
+        cannot + "its run lengths are not all whole", note(1, {"size": [13, 29], "counts": [377.0]})
+    )
     fails(cannot + "its counts are int, not", note(1, {"size": [13, 29], "counts": 377}))
     fails(cannot + "'counts'", note(1, {"size": [13, 29]}))
     fails(cannot + "its counts hold characters", note(1, {"size": [13, 29], "counts": "\u00e9"}))
     fails("annotation 1 .* has the image_id 8, which is not in the file", note(1, [], image=8))
     fails("annotation 1 .* has the category_id 4", note(1, [], category=4))
     fails("gives an id twice in its annotations", note(1, []), note(1, []))
-    fails("number 0 of its annotations has no segmentation", {"id": 1, "image_id": 7, "category_id": 3})
+    fails(
+        "number 0 of its annotations has no segmentation",
+        {"id": 1, "image_id": 7, "category_id": 3},
+    )
     fails("no file of COCO annotations: it has no list of annotations", "x")
-    fails("has 255 categories: class maps hold 254 at most", categories=[{"id": number} for number in range(255)])
+    fails(
+        "has 255 categories: class maps hold 254 at most",
+        categories=[{"id": number} for number in range(255)],
+    )
     for name in ("../../etc/passwd", "/etc/passwd"):
         fails(f"names the file '{name}', which is not inside", images=[(7, name)])
     where = coco_file(tmp_path, [])
     Image.new("RGB", (28, 13)).save(tmp_path / "images" / "seven.png")
-    refused(model, "gives 'seven.png' as 13 x 29, the image is 13 x 28: masks would not lie on it", where)
+    refused(
+        model,
+        "gives 'seven.png' as 13 x 29, the image is 13 x 28: masks would not lie on it",
+        where,
+    )
     (tmp_path / "images" / "seven.png").unlink()
     refused(model, "cannot read the image .*seven.png", where)
     refused(model, "gone' is no folder", where.replace("/images", "/gone"))
-    refused(model, "cannot read the annotations .*missing.json", f"coco:{tmp_path}/missing.json:{tmp_path}")
+    refused(
+        model,
+        "cannot read the annotations .*missing.json",
+        f"coco:{tmp_path}/missing.json:{tmp_path}",
+    )
     (tmp_path / "notes.json").write_text("[" * 100_000)
     refused(model, "cannot read the annotations .*notes.json", where)
     monkeypatch.setitem(sys.modules, "pycocotools", None)
@@ -130,7 +175,15 @@ def test_coco_results_are_read_by_pycocotools(tmp_path, capsys):
     where = coco_file(
         tmp_path,
         [
-            note(number, square(number * 5, 2, 7), image, category, area=49, bbox=[number * 5, 2, 7, 7], iscrowd=0)
+            note(
+                number,
+                square(number * 5, 2, 7),
+                image,
+                category,
+                area=49,
+                bbox=[number * 5, 2, 7, 7],
+                iscrowd=0,
+            )
             for number, (image, category) in enumerate([(7, 3), (7, 90), (5, 90), (5, 3)], 1)
         ],
         size=(31, 41),

@@ -25,7 +25,12 @@ def test_defaults_of_the_families():
 
 def test_json_round_trip():
     cfg = ci.CrateConfig(
-        **BASE, image_size=(16, 48), patch_size=[16, 8], mean=[0.1] * 3, std=(0.2,) * 3, resize=[16, 48]
+        **BASE,
+        image_size=(16, 48),
+        patch_size=[16, 8],
+        mean=[0.1] * 3,
+        std=(0.2,) * 3,
+        resize=[16, 48],
     )
     again = ci.CrateConfig.from_dict(json.loads(json.dumps(cfg.to_dict())))
     assert again == cfg and hash(again) == hash(cfg) and again.patch_size == (16, 8)
@@ -41,7 +46,10 @@ def test_frozen():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(family="crat"), "family='crat' is none of crate, crate-alpha, .* Did you mean crate, "),
+        (
+            dict(family="crat"),
+            "family='crat' is none of crate, crate-alpha, .* Did you mean crate, ",
+        ),
         (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
         (dict(pool="max"), "pool='max' is none of cls, mean"),
         (dict(n_heads=3), "n_heads=3 does not divide d_model=32: give another n_heads, or d_head"),

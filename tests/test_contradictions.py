@@ -56,12 +56,20 @@ def test_heads_of_every_layer_of_an_npz(tmp_path):
 def test_one_head_over_the_whole_stream_may_keep_its_matrix(tmp_path):
     """The JAX code has an output kernel for one head too; the torch code has none."""
     arrays = dict(np.load(next((FIXTURES / "crate_alpha_jax").glob("*.npz"))))
-    for key in [key for key in arrays if key.startswith("params") and key.endswith("/kernel") and "Attention_0" in key]:
+    for key in [
+        key
+        for key in arrays
+        if key.startswith("params") and key.endswith("/kernel") and "Attention_0" in key
+    ]:
         shape = (32, 1, 32) if "proj" in key else (1, 32, 32)
         arrays[key] = arrays[key].reshape(shape)
     np.savez(tmp_path / "a.npz", **arrays)
     model = ci.load(tmp_path / "a.npz")
-    assert model.cfg.n_heads == 1 and model.cfg.output_matrix and model.blocks[0].attn.out_proj is not None
+    assert (
+        model.cfg.n_heads == 1
+        and model.cfg.output_matrix
+        and model.blocks[0].attn.out_proj is not None
+    )
     assert ci.load(model.save_pretrained(tmp_path / "own")).cfg == model.cfg
     plain = make("crate-alpha", n_heads=1, d_head=31)
     assert not plain.cfg.output_matrix and plain.blocks[0].attn.out_proj is None
@@ -78,7 +86,11 @@ def test_what_a_training_dict_says(tmp_path):
     for odd in (5, True, [1], torch.tensor([1, 2]), "abc"):
         torch.save({"model": gpt, "model_args": odd}, tmp_path / "a.pt")
         fails("n_heads cannot be inferred", tmp_path / "a.pt")
-    fails("holds weights under 'state_dict' and 'model'", {"model": weights(), "state_dict": weights()}, **ALPHA)
+    fails(
+        "holds weights under 'state_dict' and 'model'",
+        {"model": weights(), "state_dict": weights()},
+        **ALPHA,
+    )
 
 
 def test_the_command_line_in_a_namespace(tmp_path):
@@ -87,7 +99,10 @@ def test_the_command_line_in_a_namespace(tmp_path):
     from crate_interp.checkpoints.torchfile import read_torch
 
     loaded, _ = read_torch(MAE)
-    torch.save({"model": loaded["model"], "args": argparse.Namespace(norm_pix_loss=True)}, tmp_path / "b.pth")
+    torch.save(
+        {"model": loaded["model"], "args": argparse.Namespace(norm_pix_loss=True)},
+        tmp_path / "b.pth",
+    )
     assert ci.load(tmp_path / "b.pth", n_heads=4).cfg.norm_pix_loss
     assert not ci.load(tmp_path / "b.pth", n_heads=4, norm_pix_loss=False).cfg.norm_pix_loss
 
@@ -101,20 +116,35 @@ def test_a_copy_that_is_another_view():
         n_heads=5,
     )
     square = table[:31].clone()
-    fails("lm_head.weight differs from", lm | {"transformer.wte.weight": square, "lm_head.weight": square.T}, n_heads=5)
+    fails(
+        "lm_head.weight differs from",
+        lm | {"transformer.wte.weight": square, "lm_head.weight": square.T},
+        n_heads=5,
+    )
 
 
 def test_tokenizers_beside_the_weights(tmp_path):
     chat = ci.load(CHAT)
     folder = chat.save_pretrained(tmp_path / "chat")
-    file = shutil.copy(FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt", folder)
+    file = shutil.copy(
+        FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt", folder
+    )
     lm = ci.load(file, local_files_only=True, cache_dir=tmp_path / "empty")
-    with pytest.raises(ci.CheckpointError, match="openai-community/gpt2/tokenizer.json is not in the cache"):
+    with pytest.raises(
+        ci.CheckpointError, match="openai-community/gpt2/tokenizer.json is not in the cache"
+    ):
         lm.to_tokens("the")  # it was trained with that of GPT-2, whatever lies beside it
     make_lm("crate-lm").save_pretrained(folder)
     assert not (folder / "tokenizer.json").exists()  # the one of the model before
     content = json.loads(chat._tokenizer().to_json())
-    content |= {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}}
+    content |= {
+        "truncation": {
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 0,
+            "direction": "Right",
+        }
+    }
     saved = ci.load(CHAT).save_pretrained(tmp_path / "cut")
     (saved / "tokenizer.json").write_text(json.dumps(content))
     assert ci.load(saved).to_tokens("the theory and the thing").shape[1] > 3
@@ -137,7 +167,9 @@ def test_a_folder_is_never_half_of_two_models(tmp_path):
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
     twin = make("crate-alpha")
     twin.blocks[1].mlp.D = twin.blocks[0].mlp.D
-    assert torch.equal(ci.load(twin.save_pretrained(tmp_path / "b")).blocks[1].mlp.D, twin.blocks[0].mlp.D)
+    assert torch.equal(
+        ci.load(twin.save_pretrained(tmp_path / "b")).blocks[1].mlp.D, twin.blocks[0].mlp.D
+    )
 
 
 def test_an_autoencoder_that_contradicts_its_config(tmp_path):
@@ -157,17 +189,21 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     """torch's own list of safe classes is global to the process, and grows."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    pickled = (
-        b"\x80\x02}X\x01\x00\x00\x00actorch.distributed.device_mesh\nDeviceMesh\nX\x03\x00\x00\x00cpu](K\x00e\x86Rs."
-    )
+    pickled = b"\x80\x02}X\x01\x00\x00\x00actorch.distributed.device_mesh\nDeviceMesh\nX\x03\x00\x00\x00cpu](K\x00e\x86Rs."
     with torch.serialization.safe_globals([DeviceMesh]):
         fails(
-            "asks for torch.distributed.device_mesh.DeviceMesh", zipped_pickle(pickled, tmp_path / "a.pth"), n_heads=1
+            "asks for torch.distributed.device_mesh.DeviceMesh",
+            zipped_pickle(pickled, tmp_path / "a.pth"),
+            n_heads=1,
         )
     grows = b"\x80\x02}X\x01\x00\x00\x00ac__builtin__\nbytearray\nJ\x00\x94\x35\x77\x85Rs."
     fails("asks for __builtin__.bytearray", zipped_pickle(grows, tmp_path / "b.pth"), n_heads=1)
     assert not torch.distributed.is_initialized()
-    nested = b"\x80\x02}K\x01\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(26)) + b"K\x01s."
+    nested = (
+        b"\x80\x02}K\x01\x85q\x00"
+        + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(26))
+        + b"K\x01s."
+    )
     fails("asks for a tuple of shared tuples", zipped_pickle(nested, tmp_path / "c.pth"), n_heads=1)
 
 
@@ -184,7 +220,9 @@ def test_small_files_that_claim_much(tmp_path):
         ({"n_layers": 10**9}, "1000000000 layers are claimed"),
         ({"d_model": 2**31 - 1}, "fits in memory|wrong shapes|missing"),
     ):
-        (folder / "config.json").write_text(json.dumps(config | {"config": config["config"] | change}))
+        (folder / "config.json").write_text(
+            json.dumps(config | {"config": config["config"] | change})
+        )
         save_file({"cls_token": torch.ones(1, 1, 31)}, folder / "model.safetensors")
         fails(match, folder)
     (folder / "config.json").unlink()
@@ -224,29 +262,49 @@ def test_odd_arguments():
     fails("cannot be loaded|is no file", "~nosuchuser/m.pth")
     fails("has no published layout", {"a\nb": torch.ones(1)}, n_heads=1)
     fails("has no published layout", {"k" * 10**6: torch.ones(1)}, n_heads=1)
-    fails("on the meta device", {key: value.to("meta") for key, value in published("clipa").items()}, **GIVEN["clipa"])
+    fails(
+        "on the meta device",
+        {key: value.to("meta") for key, value in published("clipa").items()},
+        **GIVEN["clipa"],
+    )
     fails("n_heads=array", state, **ALPHA | {"n_heads": np.zeros((50, 20))})
     rows = published("clipa")
     key = "visual.transformer.resblocks.1.attn.in_proj_weight"
-    fails("has 4 rows, wanted query, key and value|wrong shapes", rows | {key: torch.ones(4, 31)}, **GIVEN["clipa"])
     fails(
-        r"keys not used \(1\): visual.ln_pre.weight", rows | {"visual.ln_pre.weight": torch.ones(31)}, **GIVEN["clipa"]
+        "has 4 rows, wanted query, key and value|wrong shapes",
+        rows | {key: torch.ones(4, 31)},
+        **GIVEN["clipa"],
+    )
+    fails(
+        r"keys not used \(1\): visual.ln_pre.weight",
+        rows | {"visual.ln_pre.weight": torch.ones(31)},
+        **GIVEN["clipa"],
     )
 
 
 def test_verify_says_what_it_checked(tmp_path, monkeypatch):
     step = ci.verify("crate-tiny-fashion", revision="step-10", progress=False)
     path = registry.ASSETS / "crate-tiny-fashion" / "steps" / "step-10.safetensors"
-    assert step["ok"] and step["digests"]["step-10.safetensors"] == f"sha256:{registry.sha256(path)}"
+    assert (
+        step["ok"] and step["digests"]["step-10.safetensors"] == f"sha256:{registry.sha256(path)}"
+    )
     monkeypatch.chdir(tmp_path)
     make("crate").save_pretrained("crate-tiny-fashion")  # a folder comes before a name
     shadow = ci.verify("crate-tiny-fashion", progress=False)
-    assert shadow["known"] is None and any("no digest of them is known" in limit for limit in shadow["cannot_check"])
+    assert shadow["known"] is None and any(
+        "no digest of them is known" in limit for limit in shadow["cannot_check"]
+    )
     state = ci.verify(weights(), progress=False, **ALPHA)
     assert state["ok"] and state["source"] == "a state dict" and len(json.dumps(state)) < 10_000
     bad = ci.verify(weights() | {"extra": torch.ones(3)}, progress=False, **ALPHA)
-    assert not bad["ok"] and "keys not used" in bad["checks"][0]["detail"] and len(json.dumps(bad)) < 3_000
+    assert (
+        not bad["ok"]
+        and "keys not used" in bad["checks"][0]["detail"]
+        and len(json.dumps(bad)) < 3_000
+    )
     gpt = ci.verify(published("gpt-baseline"), progress=False, n_heads=5)
     assert any("nanoGPT" in limit for limit in gpt["cannot_check"])
-    left = ci.verify(published("clipa") | {"extra": torch.ones(3)}, progress=False, **GIVEN["clipa"])
+    left = ci.verify(
+        published("clipa") | {"extra": torch.ones(3)}, progress=False, **GIVEN["clipa"]
+    )
     assert any("left out: extra" in limit for limit in left["cannot_check"])

@@ -31,7 +31,9 @@ def folder(tmp_path):
 
 
 def dataset(**columns):
-    return datasets.Dataset.from_dict({**columns, "picture": pictures()}).cast_column("picture", datasets.Image())
+    return datasets.Dataset.from_dict({**columns, "picture": pictures()}).cast_column(
+        "picture", datasets.Image()
+    )
 
 
 def test_every_kind_gives_the_same_images(preprocess, folder):
@@ -62,13 +64,17 @@ def test_class_labels_and_limit(preprocess):
 
 def test_fingerprints(preprocess, folder):
     one = open_data(IMAGES, preprocess).fingerprint
-    assert one == open_data(IMAGES.copy(), preprocess).fingerprint and one.startswith("tensor:sha256:")
+    assert one == open_data(IMAGES.copy(), preprocess).fingerprint and one.startswith(
+        "tensor:sha256:"
+    )
     assert one != open_data(IMAGES[::-1].copy(), preprocess).fingerprint
     assert one != open_data(IMAGES, preprocess, limit=3).fingerprint
     first = open_data(f"imagefolder:{folder}", preprocess).fingerprint
     (folder / "a" / "0.png").rename(folder / "a" / "9.png")
     assert open_data(f"imagefolder:{folder}", preprocess).fingerprint != first
-    assert open_data(dataset(), preprocess).fingerprint == open_data(dataset(), preprocess).fingerprint
+    assert (
+        open_data(dataset(), preprocess).fingerprint == open_data(dataset(), preprocess).fingerprint
+    )
 
 
 def test_embedded():
@@ -76,10 +82,13 @@ def test_embedded():
     assert len(data) == 256 and data.features["label"].names[9] == "Ankle boot"
     assert data[0]["image"].size == (28, 28)
     samples = open_data(
-        "embedded:fashion", make(channels=1, image_size=28, patch_size=4, mean=[0.0], std=[1.0]).preprocess
+        "embedded:fashion",
+        make(channels=1, image_size=28, patch_size=4, mean=[0.0], std=[1.0]).preprocess,
     )
     assert samples.n == 256 and samples.read(0, 256).shape == (256, 1, 28, 28)
-    assert len(set(samples.labels)) == 10 and samples.fingerprint.startswith("embedded:fashion:sha256:")
+    assert len(set(samples.labels)) == 10 and samples.fingerprint.startswith(
+        "embedded:fashion:sha256:"
+    )
 
 
 def test_bad_data(preprocess, tmp_path):
@@ -99,7 +108,9 @@ def test_bad_data(preprocess, tmp_path):
     fails("cannot take data from list", [1, 2])
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")
-    (tmp_path / "photos" / "z.png").write_text("no image")  # the last one: found before the first is measured
+    (tmp_path / "photos" / "z.png").write_text(
+        "no image"
+    )  # the last one: found before the first is measured
     fails(r"cannot read the image '.*z.png'", f"imagefolder:{tmp_path / 'photos'}")
     fails(r"data has shape \[3, 6, 20\]: images are", torch.zeros(3, 6, 20))
     fails("data is torch.int64: give preprocessed floats", torch.zeros(2, 3, 6, 20).long())

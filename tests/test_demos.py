@@ -21,7 +21,9 @@ def data():
     objects = np.zeros((13, 28, 28), np.uint8)
     for index, (top, left) in enumerate(random.integers(1, 10, (13, 2))):
         objects[index, top : top + 11, left : left + 7] = random.integers(1, 256, (11, 7))
-    textures = [Image.fromarray(random.integers(0, 256, (150, 97), dtype=np.uint8)) for _ in range(2)]
+    textures = [
+        Image.fromarray(random.integers(0, 256, (150, 97), dtype=np.uint8)) for _ in range(2)
+    ]
     return demo.Composites((objects, np.arange(13) % 10), textures)
 
 
@@ -32,9 +34,15 @@ def settings(folder, steps=5, model="crate"):
 
 def test_composites_have_exact_masks_and_do_not_depend_on_their_neighbours(data):
     images, labels, masks = data.batch([3, 7, 3], 2)
-    assert torch.equal(images[0], images[2]) and not torch.equal(images[0], data.batch([3], 1)[0][0])
+    assert torch.equal(images[0], images[2]) and not torch.equal(
+        images[0], data.batch([3], 1)[0][0]
+    )
     assert torch.equal(data.batch([7], 2)[0][0], images[1]) and labels.tolist() == [3, 7, 3]
-    assert images.shape == (3, 3, 64, 64) and masks.shape == (3, 64, 64) and images.dtype == torch.uint8
+    assert (
+        images.shape == (3, 3, 64, 64)
+        and masks.shape == (3, 64, 64)
+        and images.dtype == torch.uint8
+    )
     for mask in masks:
         rows, columns = (torch.nonzero(mask.any(dim=1 - axis)).flatten() for axis in (0, 1))
         height, width = len(rows), len(columns)

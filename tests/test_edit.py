@@ -39,14 +39,20 @@ def test_zeroing_a_head_is_zeroing_its_rows_of_the_output_map(name):
     model, inputs = ready(name)
     found = edited(model, inputs, "blocks.1.attn.hook_z", edit.zero(heads=[2, -1]))
     attn = model.blocks[1].attn
-    maps = [module for key, module in attn.named_modules() if key in ("out_proj", "W_O_proj", "o_proj", "c_proj")]
+    maps = [
+        module
+        for key, module in attn.named_modules()
+        if key in ("out_proj", "W_O_proj", "o_proj", "c_proj")
+    ]
     width = model.cfg.d_head
     with torch.no_grad():
         for head in (2, HEADS - 1):
             maps[0].weight[:, head * width : (head + 1) * width] = 0
         wanted = model(inputs)
     torch.testing.assert_close(found, wanted)
-    assert (found - edited(model, inputs, "blocks.1.attn.hook_z", lambda z, hook: z)).abs().max() == 0
+    assert (
+        found - edited(model, inputs, "blocks.1.attn.hook_z", lambda z, hook: z)
+    ).abs().max() == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -67,7 +73,9 @@ def orthonormal(model):
     """The same model with subspaces that are orthonormal and apart."""
     for block in model.blocks:
         count = HEADS * block.attn.cfg.d_head
-        q = torch.linalg.qr(torch.randn(D_MODEL, count, generator=torch.Generator().manual_seed(3)))[0]
+        q = torch.linalg.qr(
+            torch.randn(D_MODEL, count, generator=torch.Generator().manual_seed(3))
+        )[0]
         block.attn.u_proj.weight.data = q.T.contiguous()
     return model
 
@@ -78,7 +86,9 @@ def test_a_subspace_out_of_the_normalised_tokens_and_out_of_the_stream():
     codes = {}
     for point in ("ln1.hook_normalized", "hook_resid_pre"):
         with torch.no_grad(), model.hooks([(f"blocks.1.{point}", take)]):
-            codes[point] = model.run_with_cache(inputs, names_filter="blocks.1.attn.hook_u")[1]["blocks.1.attn.hook_u"]
+            codes[point] = model.run_with_cache(inputs, names_filter="blocks.1.attn.hook_u")[1][
+                "blocks.1.attn.hook_u"
+            ]
     before = model.run_with_cache(inputs)[1]["blocks.1.attn.hook_u"]
     others = [head for head in range(HEADS) if head != 2]
     after = codes["ln1.hook_normalized"]
@@ -92,13 +102,20 @@ def test_projections_of_bases_of_any_kind():
     generator = torch.Generator().manual_seed(0)
     x, u = (torch.randn(size, generator=generator) for size in ((2, 3, 11), (11, 5)))
     q = torch.linalg.qr(u)[0]
-    for basis in (u, 1e-3 * u, u @ torch.randn(5, 5, generator=generator), torch.cat([u, u[:, :2] + u[:, 2:4]], dim=1)):
+    for basis in (
+        u,
+        1e-3 * u,
+        u @ torch.randn(5, 5, generator=generator),
+        torch.cat([u, u[:, :2] + u[:, 2:4]], dim=1),
+    ):
         out, onto = edit.project_out(basis), edit.project_onto(basis)
         torch.testing.assert_close(out(x, None), x - x @ q @ q.T, atol=2e-5, rtol=0)
         torch.testing.assert_close(onto(x, None) + out(x, None), x)
         torch.testing.assert_close(out(out(x, None), None), out(x, None), atol=2e-6, rtol=0)
     two = torch.stack([u[:, :2], u[:, 2:4]])
-    torch.testing.assert_close(edit.project_onto(two)(x, None), edit.project_onto(u[:, :4])(x, None), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        edit.project_onto(two)(x, None), edit.project_onto(u[:, :4])(x, None), atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(edit.project_out(u, orthonormal=False)(x, None), x - x @ u @ u.T)
     assert edit.project_onto(q, positions=[1])(x, None)[:, [0, 2]].equal(x[:, [0, 2]])
 
@@ -106,7 +123,10 @@ def test_projections_of_bases_of_any_kind():
 def test_values():
     x = torch.arange(-30.0, 30.0).view(3, 4, 5)
     assert edit.scale(3, atoms=1)(x, None)[..., 1].equal(3 * x[..., 1])
-    assert edit.clamp(low=0)(x, None).equal(x.relu()) and edit.clamp(2, 2, positions=1)(x, None)[:, 1].eq(2).all()
+    assert (
+        edit.clamp(low=0)(x, None).equal(x.relu())
+        and edit.clamp(2, 2, positions=1)(x, None)[:, 1].eq(2).all()
+    )
     assert edit.threshold(4.0)(x, None).equal((x - 4).relu())
     assert edit.zero(positions=range(2))(x, None)[:, :2].eq(0).all()
     both = edit.zero(atoms=torch.tensor([1]), positions=[0, 2])(x, None)
@@ -122,8 +142,12 @@ def test_values():
     many = edit.resample(torch.arange(7.0).view(7, 1, 1).expand(7, 4, 5))(x, None)
     assert set(many.flatten(1).std(dim=1).tolist()) == {0.0}
     direction = torch.tensor([3.0, 0, 0, 4.0, 0])
-    assert (edit.steer(direction, 10)(x, None) - x).equal(torch.tensor([6.0, 0, 0, 8, 0]).expand(3, 4, 5))
-    assert (edit.steer(direction, 10, unit=False, positions=2)(x, None) - x)[:, 2].equal((10 * direction).expand(3, 5))
+    assert (edit.steer(direction, 10)(x, None) - x).equal(
+        torch.tensor([6.0, 0, 0, 8, 0]).expand(3, 4, 5)
+    )
+    assert (edit.steer(direction, 10, unit=False, positions=2)(x, None) - x)[:, 2].equal(
+        (10 * direction).expand(3, 5)
+    )
     step = edit.noise(0.5, seed=1)(x, None) - x
     assert step.equal(edit.noise(0.5, seed=1)(x, None) - x) and 0.35 < step.std() < 0.65
     assert edit.patch_positions([(0, 0), (1, 2)], grid=(2, 3)) == [1, 6]
@@ -138,7 +162,11 @@ def test_a_hook_that_comes_after_may_write_into_what_an_edit_made():
         z[:, :, 1] = 0
         return z
 
-    for function in (edit.patch(cache["z", 1]), edit.mean(cache["z", 1]), edit.resample(cache["z", 1])):
+    for function in (
+        edit.patch(cache["z", 1]),
+        edit.mean(cache["z", 1]),
+        edit.resample(cache["z", 1]),
+    ):
         with torch.no_grad():
             model.run_with_hooks(inputs, fwd_hooks=[(point, function), (point, write)])
         assert cache["z", 1].equal(before)
@@ -166,10 +194,18 @@ def test_edits_compose_leave_no_hook_and_carry_gradients(name):
     z = "blocks.1.attn.hook_z"
     stream = "blocks.2.hook_resid_pre"
     edits = [
-        (z, edit.compose(edit.zero(heads=0), edit.scale(2.0, heads=1), edit.mean(cache[z], heads=2))),
+        (
+            z,
+            edit.compose(
+                edit.zero(heads=0), edit.scale(2.0, heads=1), edit.mean(cache[z], heads=2)
+            ),
+        ),
         (stream, edit.steer(model.blocks[2].attn.W_Q[0][:, 0].detach(), 0.7, positions=[1])),
         (stream, edit.project_out(model.blocks[2].attn.W_Q[3])),
-        ("blocks.2.mlp.hook_post", edit.compose(edit.threshold(0.01), edit.clamp(high=1.0), edit.noise(0.01))),
+        (
+            "blocks.2.mlp.hook_post",
+            edit.compose(edit.threshold(0.01), edit.clamp(high=1.0), edit.noise(0.01)),
+        ),
         ("blocks.0.attn.hook_pattern", edit.resample(cache["pattern", 0], heads=3)),
     ]
     kept = {key: value.clone() for key, value in cache.items()}
@@ -179,7 +215,9 @@ def test_edits_compose_leave_no_hook_and_carry_gradients(name):
     assert not leftover_hooks(model) and out.isfinite().all()
     gradients = [value.grad for value in model.parameters() if value.grad is not None]
     assert gradients and all(gradient.isfinite().all() for gradient in gradients)
-    assert model.blocks[0].attn.W_Q.shape and any(gradient.abs().max() > 0 for gradient in gradients[:3])
+    assert model.blocks[0].attn.W_Q.shape and any(
+        gradient.abs().max() > 0 for gradient in gradients[:3]
+    )
     assert all(value.equal(kept[key]) for key, value in cache.items())  # nothing was written into
     one = model.run_with_hooks(inputs, fwd_hooks=edits)
     torch.testing.assert_close(one, out)
@@ -215,17 +253,27 @@ def test_a_threshold_at_the_code_is_a_larger_lambd_where_one_step_makes_it():
     eta, lambd = model.cfg.eta, model.cfg.lambd
     with torch.no_grad(), edit.sparse_step(model.blocks[0], lambd=lambd + 0.7):
         wanted = model(inputs)
-    torch.testing.assert_close(edited(model, inputs, "blocks.0.mlp.hook_post", edit.threshold(0.7 * eta)), wanted)
+    torch.testing.assert_close(
+        edited(model, inputs, "blocks.0.mlp.hook_post", edit.threshold(0.7 * eta)), wanted
+    )
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**16), st.sets(st.integers(0, 4), min_size=1), st.sets(st.integers(0, 2), min_size=1))
+@given(
+    st.integers(0, 2**16),
+    st.sets(st.integers(0, 4), min_size=1),
+    st.sets(st.integers(0, 2), min_size=1),
+)
 def test_what_was_not_chosen_stays_bit_for_bit(seed, atoms, positions):
     x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(seed))
     mask = torch.zeros(3, 5, dtype=torch.bool)
     for position in positions:
         mask[position, sorted(atoms)] = True
-    for function in (edit.zero, lambda **which: edit.scale(3.0, **which), lambda **which: edit.patch(-x, **which)):
+    for function in (
+        edit.zero,
+        lambda **which: edit.scale(3.0, **which),
+        lambda **which: edit.patch(-x, **which),
+    ):
         found = function(atoms=atoms, positions=sorted(positions))(x, None)
         assert found[:, ~mask].equal(x[:, ~mask]) and (found[:, mask] != x[:, mask]).all()
         reversed_order = function(positions=sorted(positions))(x, None)
@@ -264,8 +312,12 @@ def test_what_does_not_fit_is_said():
         "got 'none'": lambda: edit.compose(),
         r"patch \(2, 0\): the grid has rows 0 to 1": lambda: edit.patch_positions([(2, 0)], (2, 3)),
         "give lambd=": lambda: edit.sparse_step(make().blocks[0]).__enter__(),
-        "MLP, has no lambd": lambda: edit.sparse_step(make_lm("gpt-baseline").blocks[0], lambd=1.0).__enter__(),
-        "ThresholdODL, has no eta": lambda: edit.sparse_step(make_lm("nanochat-crate").blocks[0], eta=1.0).__enter__(),
+        "MLP, has no lambd": lambda: edit.sparse_step(
+            make_lm("gpt-baseline").blocks[0], lambd=1.0
+        ).__enter__(),
+        "ThresholdODL, has no eta": lambda: edit.sparse_step(
+            make_lm("nanochat-crate").blocks[0], eta=1.0
+        ).__enter__(),
         "lambd='a'": lambda: edit.sparse_step(make().blocks[0], lambd="a").__enter__(),
     }.items():
         with pytest.raises(ValueError, match=words):

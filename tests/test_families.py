@@ -26,7 +26,9 @@ def recorded(case):
 
 
 def same(ours, theirs, name, atol=2e-5, rtol=1e-4):
-    torch.testing.assert_close(ours, theirs, atol=atol, rtol=rtol, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(
+        ours, theirs, atol=atol, rtol=rtol, msg=lambda text: f"{name}: {text}"
+    )
 
 
 def check_blocks(cache, tensors, theirs, ours, seen, points=POINTS, atol=2e-5):
@@ -46,7 +48,9 @@ def check_blocks(cache, tensors, theirs, ours, seen, points=POINTS, atol=2e-5):
         seen.add(name)
 
 
-@pytest.mark.parametrize("case", ["crate_lm_overcomplete", "crate_lm_vanilla", "crate_lm_gpt_baseline"])
+@pytest.mark.parametrize(
+    "case", ["crate_lm_overcomplete", "crate_lm_vanilla", "crate_lm_gpt_baseline"]
+)
 def test_language_models(case):
     tensors, meta = recorded(case), json.loads((FIXTURES / case / "meta.json").read_text())
     (file,) = [name for name in meta["files"] if name != "io.safetensors"]
@@ -79,8 +83,16 @@ def test_language_models(case):
 
 def test_nanochat():
     folder, tensors = FIXTURES / "nanochat_crate_alpha", recorded("nanochat_crate_alpha")
-    plain, windowed = ci.load(folder / "model.safetensors"), ci.load(folder / "model.safetensors", window=True)
-    assert (plain.cfg.n_heads, plain.cfg.n_ctx, plain.cfg.d_vocab, plain.cfg.softcap) == (2, 16, 285, 15.0)
+    plain, windowed = (
+        ci.load(folder / "model.safetensors"),
+        ci.load(folder / "model.safetensors", window=True),
+    )
+    assert (plain.cfg.n_heads, plain.cfg.n_ctx, plain.cfg.d_vocab, plain.cfg.softcap) == (
+        2,
+        16,
+        285,
+        15.0,
+    )
     with torch.no_grad():
         logits, cache = windowed.run_with_cache(tensors["tokens"])
         free_logits, free = plain.run_with_cache(tensors["tokens"])
@@ -88,7 +100,9 @@ def test_nanochat():
     rotated = [name for name in tensors if name.endswith(".w")]
     for name in rotated:
         for role in "qkv":
-            same(cache[role, int(name.split(".")[1])].transpose(1, 2), tensors[name], name, atol=1e-4)
+            same(
+                cache[role, int(name.split(".")[1])].transpose(1, 2), tensors[name], name, atol=1e-4
+            )
     rest = {name: value for name, value in tensors.items() if name not in rotated}
     check_blocks(cache, rest, "blocks.", "blocks.", seen, atol=1e-4)
     check_blocks(free, tensors, "nw.blocks.", "blocks.", seen, atol=1e-4)
@@ -102,7 +116,9 @@ def test_nanochat():
         for model in (plain, windowed):
             same(model(tensors["short.tokens"]), tensors["short.logits"], "short.logits", atol=1e-4)
         past = ci.Past()
-        pieces = [windowed(tensors["tokens"][:, a:b], past=past) for a, b in ((0, 5), (5, 6), (6, 14))]
+        pieces = [
+            windowed(tensors["tokens"][:, a:b], past=past) for a, b in ((0, 5), (5, 6), (6, 14))
+        ]
     same(torch.cat(pieces, dim=1), tensors["logits_kv_cache"], "logits_kv_cache", atol=1e-4)
     assert (logits - free_logits).abs().max() > 0.1  # the switch does something
     named = {
@@ -124,7 +140,9 @@ def test_masked_autoencoder():
     assert (model.cfg.lambd, model.cfg.decoder_n_layers, model.cfg.decoder_n_heads) == (0.5, 2, 4)
     with torch.no_grad():
         out, cache = model.run_with_cache(tensors["images"], tensors["noise"])
-        normalised = ci.load(file, n_heads=4, norm_pix_loss=True)(tensors["images"], tensors["noise"])
+        normalised = ci.load(file, n_heads=4, norm_pix_loss=True)(
+            tensors["images"], tensors["noise"]
+        )
         full, whole = model.run_with_cache(tensors["images"], mask_ratio=0)
         interpolated, other = model.run_with_cache(tensors["interp.images"], mask_ratio=0)
     seen = {"images", "noise", "ids_restore", "interp.images"}
@@ -148,15 +166,23 @@ def test_masked_autoencoder():
         "interp.pos_embed": other["hook_pos_embed"][:1],
         "interp.tokens": other["hook_embed"] + other["hook_pos_embed"],
         "interp.key_last": other[f"blocks.{last}.attn.hook_u"].flatten(2),
-    } | {f"full.blocks.{layer}.out": whole[f"blocks.{layer}.hook_resid_post"] for layer in range(last + 1)}
+    } | {
+        f"full.blocks.{layer}.out": whole[f"blocks.{layer}.hook_resid_post"]
+        for layer in range(last + 1)
+    }
     for name, value in expected.items():
         same(value, tensors[name].squeeze() if "loss" in name else tensors[name], name)
     assert set(tensors) - seen == set(expected)
-    torch.testing.assert_close(model.unpatchify(model.patchify(tensors["images"])), tensors["images"], atol=0, rtol=0)
+    torch.testing.assert_close(
+        model.unpatchify(model.patchify(tensors["images"])), tensors["images"], atol=0, rtol=0
+    )
 
 
 def test_clip():
-    file, tensors = FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", recorded("crate_alpha_clipa")
+    file, tensors = (
+        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth",
+        recorded("crate_alpha_clipa"),
+    )
     model = ci.load(file, n_heads=4, text_n_heads=3)
     with torch.no_grad():
         similarity, cache = model.run_with_cache(tensors["images"], tensors["tokens"])
@@ -183,7 +209,10 @@ def test_clip():
 def test_sparse_autoencoder():
     tensors = recorded("crate_lm_sae")
     sae = ci.load(FIXTURES / "crate_lm_sae" / "0.pt")
-    assert sae.cfg.hook_name == "blocks.0.mlp.hook_post" and (sae.cfg.d_in, sae.cfg.d_sae) == (128, 256)
+    assert sae.cfg.hook_name == "blocks.0.mlp.hook_post" and (sae.cfg.d_in, sae.cfg.d_sae) == (
+        128,
+        256,
+    )
     with torch.no_grad():
         acts = sae.encode(tensors["x"])
         same(acts, tensors["acts"], "acts")
@@ -197,4 +226,6 @@ def test_sparse_autoencoder():
     lm = ci.load(FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt")
     with torch.no_grad():
         _, cache = lm.run_with_cache(recorded("crate_lm_overcomplete")["tokens"])
-    same(cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x")  # it reads the model's own hook point
+    same(
+        cache[sae.cfg.hook_name].flatten(0, 1), tensors["x"], "x"
+    )  # it reads the model's own hook point

@@ -50,7 +50,9 @@ def load_case(case, **over):
 
 
 def same(ours, recorded, name):
-    torch.testing.assert_close(ours, recorded, atol=2e-5, rtol=1e-4, msg=lambda text: f"{name}: {text}")
+    torch.testing.assert_close(
+        ours, recorded, atol=2e-5, rtol=1e-4, msg=lambda text: f"{name}: {text}"
+    )
 
 
 def in_block(cache, layer, kind):
@@ -95,7 +97,11 @@ def _patches(images, patch):
     height, width = patch
     rows = range(0, images.shape[2], height)
     columns = range(0, images.shape[3], width)
-    cuts = [images[:, :, r : r + height, c : c + width].permute(0, 2, 3, 1).flatten(1) for r in rows for c in columns]
+    cuts = [
+        images[:, :, r : r + height, c : c + width].permute(0, 2, 3, 1).flatten(1)
+        for r in rows
+        for c in columns
+    ]
     return torch.stack(cuts, dim=1)
 
 
@@ -123,8 +129,16 @@ def test_official_numbers():
         rate = table[table["layer"] == layer]["compression.official_rate"]
         zeros = table[table["layer"] == layer]["sparsity.zero_fraction"]
         assert rate.mean() == pytest.approx(meta["official_coding_rate"]["mean"][layer], rel=1e-4)
-        assert rate.std() == pytest.approx(meta["official_coding_rate"]["std"][layer], rel=1e-4)  # unbiased, as there
+        assert rate.std() == pytest.approx(
+            meta["official_coding_rate"]["std"][layer], rel=1e-4
+        )  # unbiased, as there
         assert zeros.mean() == pytest.approx(meta["official_sparsity"]["mean"][layer], rel=1e-4)
-        assert zeros.std(ddof=0) == pytest.approx(meta["official_sparsity"]["std"][layer], rel=1e-4)  # population
-        assert rate.mean() == pytest.approx(float(recorded["official_coding_rate_mean"][layer]), rel=1e-4)
-        assert zeros.mean() == pytest.approx(float(recorded["official_sparsity_mean"][layer]), rel=1e-4)
+        assert zeros.std(ddof=0) == pytest.approx(
+            meta["official_sparsity"]["std"][layer], rel=1e-4
+        )  # population
+        assert rate.mean() == pytest.approx(
+            float(recorded["official_coding_rate_mean"][layer]), rel=1e-4
+        )
+        assert zeros.mean() == pytest.approx(
+            float(recorded["official_sparsity_mean"][layer]), rel=1e-4
+        )

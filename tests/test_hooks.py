@@ -19,7 +19,9 @@ CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
 
 def test_names(model):
     assert hooks.full_name("attn.hook_u", 3) == "blocks.3.attn.hook_u"
-    assert hooks.every_layer(model, hooks.PATTERN) == [f"blocks.{layer}.attn.hook_pattern" for layer in range(LAYERS)]
+    assert hooks.every_layer(model, hooks.PATTERN) == [
+        f"blocks.{layer}.attn.hook_pattern" for layer in range(LAYERS)
+    ]
     assert hooks.every_layer(model, "hook_resid_pre", [2]) == ["blocks.2.hook_resid_pre"]
     for preset in (hooks.RESID, hooks.CODES, hooks.PATTERN, hooks.ATTENTION):
         assert set(hooks.every_layer(model, preset)) <= set(model.hook_dict)
@@ -45,7 +47,9 @@ def test_read_hands_over_at_once_and_lets_go(model, images):
 
     def look(layer, acts):
         order.append(layer)
-        assert not any(reference() is not None for reference in alive[:-1]), "an earlier layer's tensor is still held"
+        assert not any(reference() is not None for reference in alive[:-1]), (
+            "an earlier layer's tensor is still held"
+        )
         alive.append(weakref.ref(acts["attn.hook_pattern"]))
 
     after = lambda module, inputs, output: order.append("after 0")  # noqa: E731
@@ -60,7 +64,10 @@ def test_read_layers_runs_and_other_hooks(model, images):
     zero = lambda tensor, hook: tensor * 0  # noqa: E731
     with model.hooks(fwd_hooks=[("blocks.1.hook_resid_mid", zero)]):
         with hooks.read(
-            model, ["hook_resid_mid"], lambda layer, acts: acts["hook_resid_mid"].abs().max(), [0, 1]
+            model,
+            ["hook_resid_mid"],
+            lambda layer, acts: acts["hook_resid_mid"].abs().max(),
+            [0, 1],
         ) as seen:
             model(images)
             first = dict(seen)
@@ -71,7 +78,9 @@ def test_read_layers_runs_and_other_hooks(model, images):
 
 
 def test_read_changes_no_bit(model, images):
-    points = sorted({name.split(".", 2)[2] for name in model.hook_dict if name.startswith("blocks.0")})
+    points = sorted(
+        {name.split(".", 2)[2] for name in model.hook_dict if name.startswith("blocks.0")}
+    )
     gated = {"attn.hook_result", "attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input"}
     with hooks.read(model, [p for p in points if p not in gated], lambda layer, acts: None):
         out = model(images)
@@ -82,15 +91,24 @@ def test_read_cleans_up_after_errors(model, images):
     def broken(layer, acts):
         raise RuntimeError(f"in layer {layer}")
 
-    with pytest.raises(RuntimeError, match="in layer 0"), hooks.read(model, ["hook_resid_pre"], broken):
+    with (
+        pytest.raises(RuntimeError, match="in layer 0"),
+        hooks.read(model, ["hook_resid_pre"], broken),
+    ):
         model(images)
     assert leftover_hooks(model) == []
-    with pytest.raises(KeyError, match="no hook point"), hooks.read(model, ["hook_nothing"], broken):
+    with (
+        pytest.raises(KeyError, match="no hook point"),
+        hooks.read(model, ["hook_nothing"], broken),
+    ):
         pass
     with pytest.raises(ValueError, match="at least one hook point"), hooks.read(model, [], broken):
         pass
     with (
-        pytest.raises(RuntimeError, match=r"fired hook_resid_pre but not attn.hook_result: a point may need a switch"),
+        pytest.raises(
+            RuntimeError,
+            match=r"fired hook_resid_pre but not attn.hook_result: a point may need a switch",
+        ),
         hooks.read(model, ["hook_resid_pre", "attn.hook_result"], lambda layer, acts: None),
     ):
         model(images)
@@ -138,7 +156,14 @@ def catalogued(name):
         return model, torch.randint(47, (BATCH, 11)), {"N": 11, "p": 6}
     images = torch.randn(BATCH, 3, 6, 20)
     if name == "crate-mae":
-        size = dict(d_model=30, n_layers=3, n_heads=5, decoder_n_heads=5, image_size=(6, 20), patch_size=(2, 5))
+        size = dict(
+            d_model=30,
+            n_layers=3,
+            n_heads=5,
+            decoder_n_heads=5,
+            image_size=(6, 20),
+            patch_size=(2, 5),
+        )
         return (
             ci.HookedCrateMAE(ci.CrateConfig(family=name, **size)).eval(),
             images,
@@ -147,7 +172,15 @@ def catalogued(name):
     return make(name, d_features=17, d_mlp=None if name == "crate" else 37), images, {"f": 17}
 
 
-KINDS = ["crate", "crate-alpha", "crate-mae", "crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+KINDS = [
+    "crate",
+    "crate-alpha",
+    "crate-mae",
+    "crate-lm",
+    "crate-lm vanilla",
+    "gpt-baseline",
+    "nanochat-crate",
+]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -158,20 +191,34 @@ def test_the_catalogue_is_the_model(name):
     model.set_use_attn_result(False)
     model.set_use_split_qkv_input(True)
     _, split = model.run_with_cache(data)
-    sizes = {"B": BATCH, "N": 13, "K": HEADS, "p": D_HEAD, "d": D_MODEL, "m": model.cfg.d_mlp, "1": 1} | said
+    sizes = {
+        "B": BATCH,
+        "N": 13,
+        "K": HEADS,
+        "p": D_HEAD,
+        "d": D_MODEL,
+        "m": model.cfg.d_mlp,
+        "1": 1,
+    } | said
     listed = set()
     for section, point, shape, short in rows():
         named = re.findall(r"`([^`]*)`", section)
         if named and name not in named:
             continue
         decoder = "decoder block" in section
-        full = point if "In the whole model" in section else f"{'decoder_' * decoder}blocks.1.{point}"
+        full = (
+            point if "In the whole model" in section else f"{'decoder_' * decoder}blocks.1.{point}"
+        )
         listed.add(full)
         value = cache[full] if full in cache.cache_dict else split[full]
         assert list(value.shape) == [sizes[letter] for letter in shape.split()], full
         if full in cache.cache_dict and not point.startswith("ln_final."):
-            holder, there = (cache.decoder, full.removeprefix("decoder_")) if decoder else (cache, full)
-            assert holder[eval(short, {"l": 1})] is holder[there], short  # the catalogue's own words
+            holder, there = (
+                (cache.decoder, full.removeprefix("decoder_")) if decoder else (cache, full)
+            )
+            assert holder[eval(short, {"l": 1})] is holder[there], (
+                short
+            )  # the catalogue's own words
     live = {point for point in model.hook_dict if not re.match(r"(decoder_)?blocks\.[02]\.", point)}
     assert listed == live
 

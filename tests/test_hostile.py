@@ -43,10 +43,25 @@ def fails(match, source, **given):
 
 
 def layouts():
-    yield "crate", published_layout(make("crate")), dict(n_heads=5, image_size=(6, 20), patch_size=(2, 5))
+    yield (
+        "crate",
+        published_layout(make("crate")),
+        dict(n_heads=5, image_size=(6, 20), patch_size=(2, 5)),
+    )
     yield "crate-alpha", published_layout(make("crate-alpha")), dict(n_heads=5, image_size=(6, 20))
-    for name in ("crate-mae", "crate-lm", "crate-lm-vanilla", "gpt-baseline", "nanochat-crate", "clipa"):
-        sizes = {"crate-mae": dict(d=30), "nanochat-crate": dict(p=6), "crate-lm-vanilla": dict(h=7, p=5)}
+    for name in (
+        "crate-mae",
+        "crate-lm",
+        "crate-lm-vanilla",
+        "gpt-baseline",
+        "nanochat-crate",
+        "clipa",
+    ):
+        sizes = {
+            "crate-mae": dict(d=30),
+            "nanochat-crate": dict(p=6),
+            "crate-lm-vanilla": dict(h=7, p=5),
+        }
         yield name, published(name, **sizes.get(name, {})), GIVEN[name]
 
 
@@ -80,16 +95,24 @@ def test_the_payload_would_work(tmp_path):
 def test_a_namespace_is_admitted_for_the_autoencoder_only(name, tmp_path):
     weights, given = LAYOUTS[name]
     torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pth")
-    fails("holds an argparse.Namespace, which only files of family 'crate-mae' may", tmp_path / "a.pth", **given)
+    fails(
+        "holds an argparse.Namespace, which only files of family 'crate-mae' may",
+        tmp_path / "a.pth",
+        **given,
+    )
     weights, given = LAYOUTS["crate-mae"]
     torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "b.pth")
     assert ci.load(tmp_path / "b.pth", **given).cfg.lambd == 0.3
     with torch.serialization.safe_globals([]):
-        assert argparse.Namespace not in torch.serialization.get_safe_globals()  # admitted while that file was read
+        assert (
+            argparse.Namespace not in torch.serialization.get_safe_globals()
+        )  # admitted while that file was read
 
 
 def chat(tmp_path, **files):
-    folder = shutil.copytree(FIXTURES / "nanochat_crate_alpha", tmp_path / "chat", dirs_exist_ok=True)
+    folder = shutil.copytree(
+        FIXTURES / "nanochat_crate_alpha", tmp_path / "chat", dirs_exist_ok=True
+    )
     for name, content in files.items():
         (folder / name.replace("__", ".")).write_bytes(content)
     return folder
@@ -110,12 +133,15 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
         )
     good = (FIXTURES / "nanochat_crate_alpha" / "tokenizer.pkl").read_bytes()
     refuses_tokenizer(
-        "asks for tiktoken.core.Encodinh", chat(tmp_path, tokenizer__pkl=good.replace(b"Encoding", b"Encodinh"))
+        "asks for tiktoken.core.Encodinh",
+        chat(tmp_path, tokenizer__pkl=good.replace(b"Encoding", b"Encodinh")),
     )
     refuses_tokenizer("is damaged|has no end", chat(tmp_path, tokenizer__pkl=good[:100]))
     refuses_tokenizer("is damaged|has no end", chat(tmp_path, tokenizer__pkl=b""))
     refuses_tokenizer("holds a dict", chat(tmp_path, tokenizer__pkl=pickle.dumps({"a": 1})))
-    huge = b"\x80\x04}r" + struct.pack("<I", 2**32 - 1) + b"."  # a memo index that makes C's unpickler allocate 64 GB
+    huge = (
+        b"\x80\x04}r" + struct.pack("<I", 2**32 - 1) + b"."
+    )  # a memo index that makes C's unpickler allocate 64 GB
     refuses_tokenizer("holds a dict", chat(tmp_path, tokenizer__pkl=huge))
     reduced = b"\x80\x04\x8c\x0dtiktoken.core\x8c\x08Encoding\x93)R."  # calling the admitted class is not admitted
     refuses_tokenizer("uses REDUCE", chat(tmp_path, tokenizer__pkl=reduced))
@@ -125,7 +151,9 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
 def test_other_bad_tokenizers(tmp_path):
     refuses_tokenizer("is no tokenizer.json", chat(tmp_path, tokenizer__json=b"{"))
     refuses_tokenizer("is no tokenizer.json", chat(tmp_path, tokenizer__json=b"[" * 100_000))
-    refuses_tokenizer("is no tokenizer.json", chat(tmp_path, tokenizer__json=b'{"added_tokens": 3}'))
+    refuses_tokenizer(
+        "is no tokenizer.json", chat(tmp_path, tokenizer__json=b'{"added_tokens": 3}')
+    )
     folder = chat(tmp_path)
     for name in ("tokenizer.json", "tokenizer.pkl"):
         (folder / name).unlink()
@@ -140,7 +168,10 @@ def test_archives_that_lie(tmp_path):
     good = tmp_path / "good.pth"
     torch.save(weights, good)
     bomb = tmp_path / "bomb.pth"
-    with zipfile.ZipFile(good) as source, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(good) as source,
+        zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for info in source.infolist():
             target.writestr(info.filename, source.read(info))
         target.writestr("archive/data/999", bytes(10**8))
@@ -182,12 +213,22 @@ def test_headers_of_safetensors_that_lie(tmp_path):
     path.write_bytes((10**8).to_bytes(8, "little") + b"{" * 100)
     fails("claims a header of", path, **given)
     first, second = [name for name in header if name != "__metadata__"][:2]
-    fails("is not a readable checkpoint", written(header | {second: header[first]}), **given)  # overlapping
+    fails(
+        "is not a readable checkpoint", written(header | {second: header[first]}), **given
+    )  # overlapping
     beyond = header[first] | {"data_offsets": [0, 2**40], "shape": [2**38]}
     fails("is not a readable checkpoint", written(header | {first: beyond}), **given)
-    fails("is not a readable checkpoint", written(header | {first: header[first] | {"dtype": "F99"}}), **given)
+    fails(
+        "is not a readable checkpoint",
+        written(header | {first: header[first] | {"dtype": "F99"}}),
+        **given,
+    )
     integers = header | {first: header[first] | {"dtype": "I32"}}
-    fails(f"{re.escape(first)} is torch.int32, weights are dense floating point", written(integers), **given)
+    fails(
+        f"{re.escape(first)} is torch.int32, weights are dense floating point",
+        written(integers),
+        **given,
+    )
     fails("is not a readable checkpoint", written(header, good[8 + size : -4]), **given)
 
 
@@ -220,7 +261,11 @@ def test_symlinks_in_an_archive(tmp_path):
 def test_finite_weights_with_an_infinite_output():
     weights, given = LAYOUTS["crate-alpha"]
     key = "mlp_head.1.weight"
-    fails("the output on a fixed input is not", weights | {key: torch.full_like(weights[key], 3e38)}, **given)
+    fails(
+        "the output on a fixed input is not",
+        weights | {key: torch.full_like(weights[key], 3e38)},
+        **given,
+    )
 
 
 def test_no_unsafe_load_in_the_source():
@@ -239,13 +284,17 @@ def test_no_unsafe_load_in_the_source():
             "extractall",
         ):
             assert word not in text, f"{path}: {word}"
-        assert not re.search(r"^\s*(import|from) (pickle|dill|cloudpickle|joblib|shelve)\b", text, re.M), path
+        assert not re.search(
+            r"^\s*(import|from) (pickle|dill|cloudpickle|joblib|shelve)\b", text, re.M
+        ), path
 
 
 def test_500_mutations_of_every_layout():
     """In a process of its own, with an audit hook that sees every command, fork and connection."""
     out = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "fuzz.py"), "500"], capture_output=True, text=True
+        [sys.executable, str(Path(__file__).parent / "fuzz.py"), "500"],
+        capture_output=True,
+        text=True,
     )
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr[-2000:]
     lines = out.stdout.splitlines()
@@ -253,7 +302,9 @@ def test_500_mutations_of_every_layout():
         re.fullmatch(r"(.{20,}) 500 mutations: (\d+) loaded, (\d+) refused, slowest (.*) s", line)
         for line in lines[:-1]
     ]
-    assert len(counts) == 17 and all(int(count[2]) + int(count[3]) == 500 and int(count[2]) >= 50 for count in counts)
+    assert len(counts) == 17 and all(
+        int(count[2]) + int(count[3]) == 500 and int(count[2]) >= 50 for count in counts
+    )
     assert lines[-1] == "executed: 0"
 
 
@@ -261,7 +312,10 @@ def test_unowned_memory_is_not_taken(tmp_path):
     """Weights of a caller's own state dict stay the caller's; two parameters of a file never share memory."""
     weights, given = LAYOUTS["crate-alpha"]
     same = torch.randn(31)
-    shared = weights | {"transformer.layers.0.0.norm.weight": same, "transformer.layers.0.1.norm.weight": same}
+    shared = weights | {
+        "transformer.layers.0.0.norm.weight": same,
+        "transformer.layers.0.1.norm.weight": same,
+    }
     torch.save(shared, tmp_path / "a.pth")
     save_file({key: value.clone() for key, value in shared.items()}, tmp_path / "a.safetensors")
     for source in (shared, tmp_path / "a.pth", tmp_path / "a.safetensors"):

@@ -25,11 +25,17 @@ STANDINS = {
     "crate-alpha": ("crate_alpha/crate_alpha_B16.pth", dict(n_heads=4)),
     "crate-alpha jax": ("crate_alpha_jax/crate_alpha_B16_in1k.npz", dict(n_heads=4)),
     "clipa": ("crate_alpha_clipa/crate_alpha_CLIPA_L14.pth", dict(n_heads=4, text_n_heads=3)),
-    "crate-lm": ("crate_lm_overcomplete/ckpt-crate-12l-overparam-600000.pt", dict(n_heads=4, tokenizer="gpt2")),
+    "crate-lm": (
+        "crate_lm_overcomplete/ckpt-crate-12l-overparam-600000.pt",
+        dict(n_heads=4, tokenizer="gpt2"),
+    ),
     "sae": ("crate_lm_sae/0.pt", {}),
     "nanochat-crate": ("nanochat_crate_alpha/model.safetensors", {}),
 }
-BESIDE = {"config.json": "nanochat_crate_alpha/config.json", "tokenizer.pkl": "nanochat_crate_alpha/tokenizer.pkl"}
+BESIDE = {
+    "config.json": "nanochat_crate_alpha/config.json",
+    "tokenizer.pkl": "nanochat_crate_alpha/tokenizer.pkl",
+}
 
 
 @pytest.fixture
@@ -62,13 +68,23 @@ def table(hub, monkeypatch):
     rows = copy.deepcopy(list(registry.MODELS))
     for row in (row for row in rows if row["repo"] and row["file"]):
         path, config = standin(row)
-        pre = {name: row["config"][name] for name in ("resize", "crop", "mean", "std") if name in row["config"]}
+        pre = {
+            name: row["config"][name]
+            for name in ("resize", "crop", "mean", "std")
+            if name in row["config"]
+        }
         row.update(sha256=registry.sha256(path), bytes=path.stat().st_size, config=config | pre)
         repo = hub.repos.get(row["repo"]) or hub.repo(row["repo"])
-        beside = {name: (FIXTURES / BESIDE.get(name, "crate_lm_sae/0_cfg.json")).read_bytes() for name in row["beside"]}
+        beside = {
+            name: (FIXTURES / BESIDE.get(name, "crate_lm_sae/0_cfg.json")).read_bytes()
+            for name in row["beside"]
+        }
         sha = repo.commit({row["file"]: path.read_bytes(), **beside})
         if row["revision"]:
-            repo.commits[row["revision"]] = {**repo.commits.get(row["revision"], {}), **repo.commits[sha]}
+            repo.commits[row["revision"]] = {
+                **repo.commits.get(row["revision"], {}),
+                **repo.commits[sha],
+            }
     monkeypatch.setattr(registry, "MODELS", tuple(rows))
     return rows
 
@@ -93,10 +109,16 @@ def test_every_entry_of_the_table(name, table, tmp_path):
             assert torch.equal(ours, theirs)
     if row["family"] == "crate-alpha":
         tensors = recorded(local.parent.name)
-        images = tensors["images"] if "images" in tensors else tensors["images_nhwc"].permute(0, 3, 1, 2)
+        images = (
+            tensors["images"] if "images" in tensors else tensors["images_nhwc"].permute(0, 3, 1, 2)
+        )
         with torch.no_grad():
             torch.testing.assert_close(by_name(images), tensors["logits"], atol=2e-5, rtol=1e-4)
-        assert by_name.cfg.resize == 256 and by_name.cfg.crop == 224 and by_name.cfg.mean == (0.485, 0.456, 0.406)
+        assert (
+            by_name.cfg.resize == 256
+            and by_name.cfg.crop == 224
+            and by_name.cfg.mean == (0.485, 0.456, 0.406)
+        )
     if row["family"] == "nanochat-crate":
         assert by_name.to_tokens("the theory")[0].tolist() == [276, 260, 261, 269, 121]
 
@@ -124,7 +146,9 @@ def test_first_call_second_call_and_pinned_revision(table, hub, tmp_path):
     ci.load("crate-alpha-b16", cache_dir=tmp_path)
     assert len(hub.requests) == before  # a commit is final: nothing is even asked
     ci.load(REPO, file=FILE, revision="main", cache_dir=tmp_path)
-    assert [method for _, method, _, _ in hub.requests[before:]] == ["HEAD"]  # main may move; the content has not
+    assert [method for _, method, _, _ in hub.requests[before:]] == [
+        "HEAD"
+    ]  # main may move; the content has not
 
 
 def test_a_redirect_to_another_origin_gets_no_token(table, hub, tmp_path):
@@ -148,14 +172,24 @@ def test_a_dropped_connection_is_taken_up_again(table, hub, tmp_path, monkeypatc
 def test_a_download_that_fails_leaves_nothing_and_the_next_succeeds(table, hub, tmp_path):
     hub.fault("/lfs/", origin="cdn", method="GET", status=500, times=1)
     fails(f"cannot download {REPO}/{FILE} at revision .*500", REPO, file=FILE, cache_dir=tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix not in (".lock", ".TAG", "")]
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.suffix not in (".lock", ".TAG", "")
+    ]
     assert not list(tmp_path.rglob("*.incomplete"))
     ci.load(REPO, file=FILE, cache_dir=tmp_path)
 
 
 def test_401_403_and_gated(table, hub, tmp_path):
     hub.repos[REPO].token = "hf_right"
-    fails("has no repo 'UCSC-VLAA/CRATE-alpha', or it is private", REPO, file=FILE, cache_dir=tmp_path, token=False)
+    fails(
+        "has no repo 'UCSC-VLAA/CRATE-alpha', or it is private",
+        REPO,
+        file=FILE,
+        cache_dir=tmp_path,
+        token=False,
+    )
     hub.repos[REPO].gated = True
     fails("is gated: accept its terms", REPO, file=FILE, cache_dir=tmp_path, token=False)
     fails("is gated: accept its terms", REPO, file=FILE, cache_dir=tmp_path, token="hf_wrong")
@@ -171,7 +205,11 @@ def test_404(table, hub, tmp_path):
     fails("has no file 'x.pth'", REPO, file="x.pth", cache_dir=tmp_path)
     fails("has no revision 'v9'", REPO, file=FILE, revision="v9", cache_dir=tmp_path)
     hub.repo("some/one").commit({"weights.pth": b"x"})
-    fails("has no config.json, so it was not made by push_to_hub: name a weight file", "some/one", cache_dir=tmp_path)
+    fails(
+        "has no config.json, so it was not made by push_to_hub: name a weight file",
+        "some/one",
+        cache_dir=tmp_path,
+    )
     fails("is no name of a repo|no owner/repo", "a b/c", file="x", cache_dir=tmp_path)
     for name in ("../x", "/etc/passwd", "a\\b", "x/../../y", ""):
         fails("is no path inside a repo", REPO, file=name, cache_dir=tmp_path)
@@ -199,7 +237,9 @@ def test_wrong_size_and_wrong_digest(table, hub, tmp_path):
     files[FILE] = good[:-1]
     fails("wanted " + str(row["bytes"]), REPO, file=FILE, cache_dir=tmp_path / "b")
     files[FILE] = good[:-1] + bytes([good[-1] ^ 1])
-    said = fails("has the digest .* wanted " + row["sha256"], REPO, file=FILE, cache_dir=tmp_path / "c")
+    said = fails(
+        "has the digest .* wanted " + row["sha256"], REPO, file=FILE, cache_dir=tmp_path / "c"
+    )
     assert "load it again" in said
     files[FILE] = good
     ci.load(REPO, file=FILE, cache_dir=tmp_path / "d")
@@ -218,8 +258,17 @@ def test_server_gone_and_offline(table, hub, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     again = ci.load(REPO, file=FILE, revision="main", cache_dir=tmp_path)
     assert again.cfg == model.cfg
-    assert ci.load(REPO, file=FILE, revision="main", cache_dir=tmp_path, local_files_only=True).cfg == model.cfg
-    fails("cannot reach the Hub|cannot download", REPO, file=FILE, revision="main", cache_dir=tmp_path / "other")
+    assert (
+        ci.load(REPO, file=FILE, revision="main", cache_dir=tmp_path, local_files_only=True).cfg
+        == model.cfg
+    )
+    fails(
+        "cannot reach the Hub|cannot download",
+        REPO,
+        file=FILE,
+        revision="main",
+        cache_dir=tmp_path / "other",
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fails("HF_HUB_OFFLINE=1", REPO, file=FILE, revision="main", cache_dir=tmp_path / "other")
     assert ci.load(REPO, file=FILE, revision="main", cache_dir=tmp_path).cfg == model.cfg
@@ -256,7 +305,9 @@ def test_a_full_disk(table, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
-    fails("the disk is full: .* give another place: cache_dir=", REPO, file=FILE, cache_dir=tmp_path)
+    fails(
+        "the disk is full: .* give another place: cache_dir=", REPO, file=FILE, cache_dir=tmp_path
+    )
 
 
 def test_an_interrupt_leaves_no_half_file(table, hub, tmp_path, monkeypatch):
@@ -278,7 +329,9 @@ def test_an_interrupt_leaves_no_half_file(table, hub, tmp_path, monkeypatch):
 
 def push(model, name, hub):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "ENDPOINT", hub.urls["hub"])  # the client's upload side reads it here
+        patch.setattr(
+            constants, "ENDPOINT", hub.urls["hub"]
+        )  # the client's upload side reads it here
         model.push_to_hub(name, token="hf_x")
 
 
@@ -294,7 +347,10 @@ def test_sharing_a_model(hub, tmp_path):
     ):
         assert back.cfg == model.cfg and torch.equal(back.W_U, model.W_U)
         assert back.to_tokens("the theory").tolist() == model.to_tokens("the theory").tolist()
-    with pytest.raises(ValueError, match="holds a HookedCrateLM, not a HookedCrate: use HookedCrateLM.from_pretrained"):
+    with pytest.raises(
+        ValueError,
+        match="holds a HookedCrateLM, not a HookedCrate: use HookedCrateLM.from_pretrained",
+    ):
         ci.HookedCrate.from_pretrained("me/chat", cache_dir=tmp_path)
     sae = ci.load(FIXTURES / "crate_lm_sae" / "0.pt")
     push(sae, "me/sae", hub)
@@ -310,8 +366,13 @@ def test_a_published_layout_in_a_repo_nobody_listed(hub, tmp_path):
     model = ci.load("some/chat", cache_dir=tmp_path)
     assert model.cfg.family == "nanochat-crate" and model.to_tokens("the")[0, 0] == 276
     sae = (FIXTURES / "crate_lm_sae" / "0.pt").read_bytes()
-    hub.repo("some/sae").commit({"7.pt": sae, "7_cfg.json": (FIXTURES / "crate_lm_sae" / "0_cfg.json").read_bytes()})
-    assert ci.load("some/sae", file="7.pt", cache_dir=tmp_path).cfg.hook_name == "blocks.0.mlp.hook_post"
+    hub.repo("some/sae").commit(
+        {"7.pt": sae, "7_cfg.json": (FIXTURES / "crate_lm_sae" / "0_cfg.json").read_bytes()}
+    )
+    assert (
+        ci.load("some/sae", file="7.pt", cache_dir=tmp_path).cfg.hook_name
+        == "blocks.0.mlp.hook_post"
+    )
     hub.repo("some/bare").commit({"7.pt": sae})
     fails("nothing says which point it reads", "some/bare", file="7.pt", cache_dir=tmp_path)
 
@@ -345,7 +406,10 @@ def test_large_files_show_progress(table, tmp_path, monkeypatch, capsys):
     ):
         ci.load(name, cache_dir=tmp_path)
         shown = capsys.readouterr().err
-        assert f"checking {file.split('/')[-1]}: 100%" in shown and f"reading {file.split('/')[-1]}: 100%" in shown
+        assert (
+            f"checking {file.split('/')[-1]}: 100%" in shown
+            and f"reading {file.split('/')[-1]}: 100%" in shown
+        )
 
 
 def test_the_wordpieces_of_clip(hub, tmp_path):
@@ -354,18 +418,28 @@ def test_the_wordpieces_of_clip(hub, tmp_path):
 
     vocab = {
         name: index
-        for index, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "##s", "dog"])
+        for index, name in enumerate(
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "##s", "dog"]
+        )
     }
     core = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    core.normalizer, core.pre_tokenizer = (
+        normalizers.BertNormalizer(lowercase=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     core.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
     hub.repo("google-bert/bert-base-uncased").commit({"tokenizer.json": core.to_str().encode()})
     file = FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth"
     clip = ci.load(file, n_heads=4, text_n_heads=3, cache_dir=tmp_path)
-    assert clip.to_tokens(["A photo of Cats", "dog"]).tolist() == [[2, 4, 5, 6, 7, 8, 0, 0], [2, 9, 0, 0, 0, 0, 0, 0]]
+    assert clip.to_tokens(["A photo of Cats", "dog"]).tolist() == [
+        [2, 4, 5, 6, 7, 8, 0, 0],
+        [2, 9, 0, 0, 0, 0, 0, 0],
+    ]
     assert clip.to_tokens("dog " * 20).tolist() == [[2, *[9] * 7]]
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        assert torch.equal(clip(images, ["a photo", "dog"]), clip(images, clip.to_tokens(["a photo", "dog"])))
+        assert torch.equal(
+            clip(images, ["a photo", "dog"]), clip(images, clip.to_tokens(["a photo", "dog"]))
+        )
     assert (clip(images, ["a photo", "dog"]).abs() <= 100.001).all()

@@ -48,7 +48,7 @@ def test_real_sizes(name):
     cfg = model.cfg
     assert cfg.d_head * cfg.n_heads == cfg.d_model
     unpublished = ("crate_tiny", "crate_base", "crate_large", "crate_lm_12l_vanilla")
-    assert (params in set(ci.models()["params"].dropna())) == (name not in unpublished)
+    assert (params in set(ci.list_models()["params"].dropna())) == (name not in unpublished)
 
 
 def test_every_listed_model_is_tested():
@@ -76,16 +76,24 @@ def test_other_shapes(case, tmp_path):
     assert out.isfinite().all()
     torch.save({"model": weights}, tmp_path / "a.pth")
     assert torch.equal(run(ci.load(tmp_path / "a.pth", **GIVEN[case])), out)
-    save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {key: value.contiguous() for key, value in weights.items()}, tmp_path / "model.safetensors"
+    )
     assert torch.equal(run(ci.load(tmp_path / "model.safetensors", **GIVEN[case])), out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nanochat's has no tokenizer beside it here
         folder = model.save_pretrained(tmp_path / "own")
     back = ci.load(folder)
     assert back.cfg == model.cfg and torch.equal(run(back), out)
-    for (name, ours), (other, theirs) in zip(model.state_dict().items(), back.state_dict().items(), strict=True):
+    for (name, ours), (other, theirs) in zip(
+        model.state_dict().items(), back.state_dict().items(), strict=True
+    ):
         assert name == other and torch.equal(ours, theirs)
-    key = sorted(key for key in weights if "norm" not in key and weights[key].ndim == 2 and key in ALWAYS[case])[0]
+    key = sorted(
+        key
+        for key in weights
+        if "norm" not in key and weights[key].ndim == 2 and key in ALWAYS[case]
+    )[0]
     with pytest.raises(ci.CheckpointError, match="keys missing|is missing|has no published layout"):
         ci.load({name: value for name, value in weights.items() if name != key}, **GIVEN[case])
     broken = weights | {key: weights[key].clone().fill_(float("nan"))}
@@ -123,7 +131,9 @@ def test_traps_are_refused():
     untied[0] += 1
     fails(f"{key} holds three different projections", clip | {key: untied}, **GIVEN["clipa"])
     fails("text_n_heads cannot be inferred", clip, n_heads=5, image_size=(6, 20))
-    with pytest.warns(UserWarning, match="1 small tensors nobody has described are left out: extra"):
+    with pytest.warns(
+        UserWarning, match="1 small tensors nobody has described are left out: extra"
+    ):
         ci.load(clip | {"extra": torch.ones(3)}, **GIVEN["clipa"])
     fails(r"keys not used \(1\): extra", clip | {"extra": torch.ones(300, 300)}, **GIVEN["clipa"])
     chat = published("nanochat-crate", p=6)
@@ -141,7 +151,9 @@ def test_traps_are_refused():
 def test_lambdas_may_be_missing():
     chat = published("nanochat-crate", p=6)
     model = ci.load(chat, **GIVEN["nanochat-crate"])
-    assert torch.equal(model.resid_lambdas, torch.ones(2)) and torch.equal(model.x0_lambdas, torch.zeros(2))
+    assert torch.equal(model.resid_lambdas, torch.ones(2)) and torch.equal(
+        model.x0_lambdas, torch.zeros(2)
+    )
     other = ci.load(chat | {"x0_lambdas": torch.ones(2)}, **GIVEN["nanochat-crate"])
     assert not torch.equal(run(other), run(model))
 

@@ -57,11 +57,13 @@ def test_loss(lm):
         logits, loss = lm(tokens, "both")
         each = lm(tokens, "loss", loss_per_token=True)
     slow = [
-        -float(logits[row, pos].double().log_softmax(-1)[tokens[row, pos + 1]]) for row in range(2) for pos in range(10)
+        -float(logits[row, pos].double().log_softmax(-1)[tokens[row, pos + 1]])
+        for row in range(2)
+        for pos in range(10)
     ]
-    assert loss.item() == pytest.approx(np.mean(slow), rel=1e-5) and lm(tokens, "loss").item() == pytest.approx(
-        loss.item()
-    )
+    assert loss.item() == pytest.approx(np.mean(slow), rel=1e-5) and lm(
+        tokens, "loss"
+    ).item() == pytest.approx(loss.item())
     np.testing.assert_allclose(each.flatten(), slow, rtol=1e-4)
     assert lm(tokens, None) is None and torch.equal(lm(tokens), logits)
 
@@ -78,32 +80,49 @@ def test_stop_and_start(lm):
     with torch.no_grad():
         logits, cache = lm.run_with_cache(tokens)
         z = lm(tokens, stop_at_layer=2)
-        assert torch.equal(z, cache["resid_pre", 2]) and torch.equal(lm(tokens, stop_at_layer=-1), z)
+        assert torch.equal(z, cache["resid_pre", 2]) and torch.equal(
+            lm(tokens, stop_at_layer=-1), z
+        )
         assert torch.equal(lm(tokens, stop_at_layer=LAYERS), cache["resid_post", LAYERS - 1])
         torch.testing.assert_close(lm(z, start_at_layer=2), logits, atol=0, rtol=0)
         if lm.cfg.rotary:
-            refuses("start_at_layer=1: layers after that add the embedding x0", lambda: lm(z, start_at_layer=1))
+            refuses(
+                "start_at_layer=1: layers after that add the embedding x0",
+                lambda: lm(z, start_at_layer=1),
+            )
             lm.x0_lambdas.data[2:] = 0
         first = lm(tokens, stop_at_layer=1)
         torch.testing.assert_close(lm(first, start_at_layer=1), lm(tokens), atol=0, rtol=0)
         torch.testing.assert_close(
-            lm(first, start_at_layer=1, stop_at_layer=2), lm(tokens, stop_at_layer=2), atol=0, rtol=0
+            lm(first, start_at_layer=1, stop_at_layer=2),
+            lm(tokens, stop_at_layer=2),
+            atol=0,
+            rtol=0,
         )
-    refuses("the stream is torch.float64, the model torch.float32", lambda: lm(z.double(), start_at_layer=2))
+    refuses(
+        "the stream is torch.float64, the model torch.float32",
+        lambda: lm(z.double(), start_at_layer=2),
+    )
     refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))
     refuses("takes the stream of floats", lambda: lm(tokens, start_at_layer=2))
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.sampled_from(FAMILIES), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 99))
+@given(
+    st.sampled_from(FAMILIES),
+    st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    st.integers(0, 99),
+)
 def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
     lm, tokens = make_lm(name), ids(pos=N_CTX, seed=seed)
     cuts = np.cumsum([0, *pieces])[: N_CTX + 1]
     with torch.no_grad():
         past = ci.Past()
         parts = [
-            lm(tokens[:, a:b], past=past) for a, b in zip(cuts[:-1], cuts[1:], strict=True) if b <= N_CTX and b > a
+            lm(tokens[:, a:b], past=past)
+            for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+            if b <= N_CTX and b > a
         ]
         whole = lm(tokens[:, : past.length])
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-4)
@@ -126,7 +145,9 @@ def test_sampled_generation(lm):
     tokens = ids(pos=5)
 
     def draw(seed, **more):
-        return lm.generate(tokens, 6, do_sample=True, generator=torch.Generator().manual_seed(seed), **more)
+        return lm.generate(
+            tokens, 6, do_sample=True, generator=torch.Generator().manual_seed(seed), **more
+        )
 
     assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
     assert torch.equal(draw(1, top_k=1), lm.generate(tokens, 6))
@@ -134,12 +155,16 @@ def test_sampled_generation(lm):
     one = tokens[:1].expand(4000, -1)
     with torch.no_grad():
         chances = (lm(tokens[:1])[0, -1] / 2).softmax(-1)
-    drawn = lm.generate(one, 1, do_sample=True, temperature=2.0, generator=torch.Generator().manual_seed(0))[:, -1]
+    drawn = lm.generate(
+        one, 1, do_sample=True, temperature=2.0, generator=torch.Generator().manual_seed(0)
+    )[:, -1]
     seen = torch.bincount(drawn, minlength=VOCAB) / 4000
     spread = (chances * (1 - chances) / 4000).sqrt()
     assert ((seen - chances).abs() < 5 * spread + 1e-3).all()
     best = chances.topk(3).indices
-    drawn = lm.generate(one, 1, do_sample=True, top_k=3, generator=torch.Generator().manual_seed(0))[:, -1]
+    drawn = lm.generate(
+        one, 1, do_sample=True, top_k=3, generator=torch.Generator().manual_seed(0)
+    )[:, -1]
     assert set(drawn.tolist()) <= set(best.tolist())
 
 
@@ -158,13 +183,18 @@ def test_hooks_act_while_generating(lm):
 def test_bad_generation(lm):
     tokens = ids(pos=5)
     refuses("max_new_tokens=-1", lambda: lm.generate(tokens, -1))
-    refuses("temperature=0: give a number above 0", lambda: lm.generate(tokens, 1, do_sample=True, temperature=0))
+    refuses(
+        "temperature=0: give a number above 0",
+        lambda: lm.generate(tokens, 1, do_sample=True, temperature=0),
+    )
     refuses("top_k=0: give a whole number", lambda: lm.generate(tokens, 1, top_k=0))
     refuses("there is no token", lambda: lm.generate(tokens[:, :0], 1))
 
 
 def test_bad_tokens(lm):
-    refuses("tokens go from 0 to 47, the vocabulary from 0 to 46", lambda: lm(torch.tensor([[0, 47]])))
+    refuses(
+        "tokens go from 0 to 47, the vocabulary from 0 to 46", lambda: lm(torch.tensor([[0, 47]]))
+    )
     refuses("tokens go from -1 to 3", lambda: lm(torch.tensor([[3, -1]])))
     refuses("takes whole numbers", lambda: lm(torch.rand(2, 3)))
     refuses("takes whole numbers", lambda: lm(ids()[None]))
@@ -185,15 +215,18 @@ def test_bad_tokens(lm):
 
 
 def test_text(chat):
-    assert chat.to_tokens("the").tolist() == [[276, 260]] and chat.to_tokens("the", prepend_bos=False).tolist() == [
-        [260]
-    ]
+    assert chat.to_tokens("the").tolist() == [[276, 260]] and chat.to_tokens(
+        "the", prepend_bos=False
+    ).tolist() == [[260]]
     assert chat.to_string(chat.to_tokens("the thing", prepend_bos=False)) == ["the thing"]
     assert (
         chat.to_string(torch.tensor([260, 261])) == "theory"[:3] + chat.to_string(261)
         and chat.to_string([260]) == "the"
     )
-    assert chat.to_str_tokens("the", prepend_bos=False) == ["the"] and chat.to_single_token("the") == 260
+    assert (
+        chat.to_str_tokens("the", prepend_bos=False) == ["the"]
+        and chat.to_single_token("the") == 260
+    )
     assert chat.to_tokens(["the", "the"]).shape == (2, 2)
     with torch.no_grad():
         assert torch.equal(chat("the thing"), chat(chat.to_tokens("the thing")))
@@ -203,12 +236,17 @@ def test_text(chat):
         chat.to_str_tokens(["the", "x"]) == [["<|bos|>", "the"], ["<|bos|>", "x"]]
         and chat.to_single_str_token(260) == "the"
     )
-    assert chat.to_str_tokens(torch.tensor([[260], [120]])) == [["the"], ["x"]] and chat.to_string([[260], [120]]) == [
+    assert chat.to_str_tokens(torch.tensor([[260], [120]])) == [["the"], ["x"]] and chat.to_string(
+        [[260], [120]]
+    ) == [
         "the",
         "x",
     ]
     refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"))
-    refuses("have 2, 4 tokens: no CRATE was trained with padding", lambda: chat.to_tokens(["the", "xyz"]))
+    refuses(
+        "have 2, 4 tokens: no CRATE was trained with padding",
+        lambda: chat.to_tokens(["the", "xyz"]),
+    )
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
     refuses("the list is empty", lambda: chat.to_tokens([]))
     refuses("cannot make tokens of int", lambda: chat.to_tokens([3]))
@@ -220,7 +258,9 @@ def test_text(chat):
 def test_every_text_comes_back(chat, text):
     if text:
         assert chat.to_string(chat.to_tokens(text, prepend_bos=False)) == [text]
-    assert 276 not in chat.to_tokens(text + "<|bos|>", prepend_bos=False)  # text never makes a special token
+    assert 276 not in chat.to_tokens(
+        text + "<|bos|>", prepend_bos=False
+    )  # text never makes a special token
 
 
 def slow_bpe(piece, ranks):
@@ -228,7 +268,9 @@ def slow_bpe(piece, ranks):
     parts = [bytes([byte]) for byte in piece]
     while True:
         pairs = [
-            (ranks[a + b], place) for place, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ranks
+            (ranks[a + b], place)
+            for place, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
+            if a + b in ranks
         ]
         if not pairs:
             return [ranks[part] for part in parts]
@@ -241,7 +283,10 @@ def slow_bpe(piece, ranks):
 def test_bpe_agrees_with_a_slow_one(chat, text):
     import re
 
-    ranks = {bytes([b]): i for b, i in ((byte, chat._tokenizer().encode(chr(byte))[0]) for byte in range(128))}
+    ranks = {
+        bytes([b]): i
+        for b, i in ((byte, chat._tokenizer().encode(chr(byte))[0]) for byte in range(128))
+    }
     core = chat._tokenizer().core
     ranks |= {core.decode([i]).encode(): i for i in range(256, 276)}
     pieces = re.findall(r" ?[a-z]+|[0-9]{1,2}| ?[^\sa-z0-9]+|\s+", text)
@@ -256,7 +301,9 @@ def test_masks_and_windows():
     assert later.tolist() == [[j <= i for j in range(5)] for i in (3, 4)]
     lm = make_lm("nanochat-crate", n_layers=5, window_pattern="SSL")
     assert window_sizes(lm.cfg) == [6, 6, None, 6, None]  # n_ctx // 2; the last layer sees all
-    assert window_sizes(make_lm("nanochat-crate", n_layers=2, window=False, window_pattern="SS").cfg) == [None, None]
+    assert window_sizes(
+        make_lm("nanochat-crate", n_layers=2, window=False, window_pattern="SS").cfg
+    ) == [None, None]
 
 
 def test_rotations():
@@ -268,18 +315,26 @@ def test_rotations():
     assert cos.dtype == torch.bfloat16 and cos.shape == (9, 1, 3)
     exact = torch.arange(9)[:, None] / 1e4 ** (torch.arange(3) * 2 / 6)
     turned = rotate(codes, (exact.cos()[:, None].double(), exact.sin()[:, None].double()), 0.0)
-    torch.testing.assert_close(turned.square().mean(-1), torch.ones(1, 9, HEADS, dtype=torch.float64))
+    torch.testing.assert_close(
+        turned.square().mean(-1), torch.ones(1, 9, HEADS, dtype=torch.float64)
+    )
     gram = torch.einsum("bihp,bjhp->bhij", turned, turned)
     for distance in range(1, 5):
         diagonal = gram.diagonal(distance, dim1=-2, dim2=-1)
-        torch.testing.assert_close(diagonal, diagonal[..., :1].expand_as(diagonal), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            diagonal, diagonal[..., :1].expand_as(diagonal), atol=1e-6, rtol=1e-6
+        )
 
 
 def test_initialisation_and_configs():
     for name in FAMILIES:
         lm = make_lm(name)
         assert ci.CrateConfig.from_dict(lm.cfg.to_dict()) == lm.cfg
-        assert lm.W_E.shape == (VOCAB, D_MODEL) and lm.W_U.shape == (D_MODEL, VOCAB) and lm.b_U.shape == (VOCAB,)
+        assert (
+            lm.W_E.shape == (VOCAB, D_MODEL)
+            and lm.W_U.shape == (D_MODEL, VOCAB)
+            and lm.b_U.shape == (VOCAB,)
+        )
         half = make_lm(name).to(torch.bfloat16)
         assert half.cfg.dtype is torch.bfloat16 and half(ids()).dtype is torch.bfloat16
         lm(ids(), "loss").backward()
@@ -289,11 +344,23 @@ def test_initialisation_and_configs():
         lambda: ci.CrateConfig(family="crate-lm", d_model=8, n_layers=1, n_heads=2),
     )
     size = dict(d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
-    refuses("models of family 'crate-lm' have no pool", lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size))
-    refuses("rotary codes need an even d_head", lambda: ci.CrateConfig(family="nanochat-crate", d_head=3, **size))
-    refuses("window_pattern='X'", lambda: ci.CrateConfig(family="nanochat-crate", window_pattern="X", **size))
+    refuses(
+        "models of family 'crate-lm' have no pool",
+        lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size),
+    )
+    refuses(
+        "rotary codes need an even d_head",
+        lambda: ci.CrateConfig(family="nanochat-crate", d_head=3, **size),
+    )
+    refuses(
+        "window_pattern='X'",
+        lambda: ci.CrateConfig(family="nanochat-crate", window_pattern="X", **size),
+    )
     refuses("softcap=0", lambda: ci.CrateConfig(family="nanochat-crate", softcap=0, **size))
-    refuses("window='yes': give True or False", lambda: ci.CrateConfig(family="nanochat-crate", window="yes", **size))
+    refuses(
+        "window='yes': give True or False",
+        lambda: ci.CrateConfig(family="nanochat-crate", window="yes", **size),
+    )
     refuses(
         "sparse_step='odl' is none of tied-odl, ista",
         lambda: ci.CrateConfig(family="crate-lm", sparse_step="odl", **size),

@@ -24,13 +24,19 @@ def levels(result, name):
 def test_a_planted_label_is_found_and_a_permuted_one_is_not(images):
     model = make()
     _, cache = model.run_with_cache(images)
-    planted = (cache["resid_post", 2][:, 0, 0] > 1.0 * cache["resid_post", 2][:, 0, 0].median()).long().tolist()
+    planted = (
+        (cache["resid_post", 2][:, 0, 0] > 1.0 * cache["resid_post", 2][:, 0, 0].median())
+        .long()
+        .tolist()
+    )
     result = ci.linear_probe(model, images, labels=planted, progress=False)
     assert list(result.layers()["n"].unique()) == [30] and len(levels(result, "accuracy")) == 4
     assert levels(result, "accuracy")[3] > 0.9  # Z^3 is what it was made of
     assert abs(levels(result, "control") - 0.5).max() < 0.3  # 30 coins: three standard deviations
     assert levels(result, "chance") == pytest.approx(0.5, abs=0.02)
-    assert levels(result, "accuracy")[0] == pytest.approx(levels(result, "chance")[0])  # CLS has seen nothing yet
+    assert levels(result, "accuracy")[0] == pytest.approx(
+        levels(result, "chance")[0]
+    )  # CLS has seen nothing yet
     again = ci.linear_probe(model, images, labels=planted, progress=False)
     assert again.samples().equals(result.samples())
 
@@ -49,7 +55,9 @@ def test_by_hand(images):
     mean, std = x[~held].mean(axis=0), x[~held].std(axis=0)
     probe = LogisticRegression(max_iter=1000).fit((x[~held] - mean) / std, y[~held])
     right = probe.predict((x[held] - mean) / std) == y[held]
-    assert (right == (rows["linear.accuracy"].to_numpy()[held] == 1)).mean() > 0.95  # float32 features
+    assert (
+        right == (rows["linear.accuracy"].to_numpy()[held] == 1)
+    ).mean() > 0.95  # float32 features
 
 
 def test_equal_samples_are_on_one_side(images):
@@ -68,7 +76,10 @@ def test_labels_of_the_data_and_text():
     assert figure.axes[0].get_ylabel() == "share right"
     tokens = torch.randint(0, 47, (40, 13), generator=torch.Generator().manual_seed(0))
     last = ci.linear_probe(make_lm(), tokens, labels=(tokens[:, -1] % 2).tolist(), progress=False)
-    assert last.meta["probes"]["linear"]["settings"]["pool"] == "last" and last.meta["unit"] == "windows"
+    assert (
+        last.meta["probes"]["linear"]["settings"]["pool"] == "last"
+        and last.meta["unit"] == "windows"
+    )
 
 
 def test_refusals(images):

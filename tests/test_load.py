@@ -29,12 +29,15 @@ def given(model):
 
 def equal(a, b):
     assert a.cfg == b.cfg
-    for (name, left), (other, right) in zip(a.state_dict().items(), b.state_dict().items(), strict=True):
+    for (name, left), (other, right) in zip(
+        a.state_dict().items(), b.state_dict().items(), strict=True
+    ):
         assert name == other and torch.equal(left, right)
 
 
 @pytest.mark.parametrize(
-    "how", ["state dict", "module.", "training dict", "_orig_mod.module.", "safetensors", "torch file"]
+    "how",
+    ["state dict", "module.", "training dict", "_orig_mod.module.", "safetensors", "torch file"],
 )
 def test_every_wrapping(model, tmp_path, images, how):
     weights = published_layout(model)
@@ -46,7 +49,13 @@ def test_every_wrapping(model, tmp_path, images, how):
     if how == "training dict":
         source = tmp_path / "model_best.pth.tar"
         wrapped = {f"module.{name}": value for name, value in weights.items()}
-        extra = {"epoch": 3, "arch": "x", "best_acc1": torch.tensor(1.0), "optimizer": {"state": {}}, "scheduler": {}}
+        extra = {
+            "epoch": 3,
+            "arch": "x",
+            "best_acc1": torch.tensor(1.0),
+            "optimizer": {"state": {}},
+            "scheduler": {},
+        }
         torch.save({"state_dict": wrapped, **extra}, source)
     if how == "safetensors":
         source = tmp_path / "model.bin"  # told by content, not by name
@@ -72,7 +81,9 @@ def test_every_wrapping(model, tmp_path, images, how):
 )
 def test_other_shapes(family, over):
     model = make(family, **over)
-    said = {k: v for k, v in (IMAGE | over).items() if k not in ("d_head",)} | {"n_heads": model.cfg.n_heads}
+    said = {k: v for k, v in (IMAGE | over).items() if k not in ("d_head",)} | {
+        "n_heads": model.cfg.n_heads
+    }
     equal(ci.load(published_layout(model), **said), model)
 
 
@@ -84,7 +95,11 @@ def test_a_module_and_inference(images):
     model = make(image_size=12, patch_size=4)
     loaded = ci.load(Theirs(), n_heads=HEADS)  # square: sizes come from the tensors
     equal(loaded, model)
-    assert loaded.cfg.d_head == D_HEAD and loaded.cfg.n_classes == 11 and loaded.cfg.image_size == (12, 12)
+    assert (
+        loaded.cfg.d_head == D_HEAD
+        and loaded.cfg.n_classes == 11
+        and loaded.cfg.image_size == (12, 12)
+    )
 
 
 def test_variants(images):
@@ -94,7 +109,12 @@ def test_variants(images):
         fails("variant cannot be inferred .* one of c, n, t, identity", weights, **given(model))
         equal(ci.load(weights, variant=variant, **given(model)), model)
     with_output = published_layout(make(d_model=HEADS * D_HEAD))
-    fails(r"keys not used \(6\): transformer.layers.0.0.fn.to_out.0.weight", with_output, variant="c", **given(model))
+    fails(
+        r"keys not used \(6\): transformer.layers.0.0.fn.to_out.0.weight",
+        with_output,
+        variant="c",
+        **given(model),
+    )
 
 
 def test_dtype_and_device(model):
@@ -103,7 +123,9 @@ def test_dtype_and_device(model):
     assert double.cfg.dtype is torch.float64 and double.pos_embed.dtype is torch.float64
     half = {name: value.half() for name, value in weights.items()}
     assert ci.load(half, **given(model)).cfg.dtype is torch.float32
-    fails("dtype=torch.int64: give a floating torch dtype", weights, dtype=torch.int64, **given(model))
+    fails(
+        "dtype=torch.int64: give a floating torch dtype", weights, dtype=torch.int64, **given(model)
+    )
 
 
 def test_loading_draws_no_random_numbers_and_shares_no_memory(model):
@@ -133,35 +155,57 @@ def test_the_demo_head(tmp_path, images):
     del weights["head.bias"]
     fails(r"keys missing \(1\): head.bias \[11\]", weights, **given(model))
     fails(
-        "d_features=3 contradicts the tensors, which make it 17", published_layout(model), d_features=3, **given(model)
+        "d_features=3 contradicts the tensors, which make it 17",
+        published_layout(model),
+        d_features=3,
+        **given(model),
     )
-    fails("d_features=0: give a whole number", published_layout(model), d_features=0, **given(model))
+    fails(
+        "d_features=0: give a whole number", published_layout(model), d_features=0, **given(model)
+    )
 
 
 def test_what_tensors_cannot_tell(model):
     weights = published_layout(model)
     fails(r"n_heads cannot be inferred from the state dict: .* ci.load\(..., n_heads=6\)", weights)
-    fails(r"image_size cannot be inferred: 12 patches make no square grid", weights, n_heads=HEADS, patch_size=(2, 5))
+    fails(
+        r"image_size cannot be inferred: 12 patches make no square grid",
+        weights,
+        n_heads=HEADS,
+        patch_size=(2, 5),
+    )
     if model.cfg.family == "crate":
         fails("patch_size cannot be inferred: patches have 30 values", weights, n_heads=HEADS)
 
 
 def test_contradictions(model):
     weights = published_layout(model)
-    fails(r"d_model=64 contradicts the tensors, which make it 31", weights, **given(model) | {"d_model": 64})
+    fails(
+        r"d_model=64 contradicts the tensors, which make it 31",
+        weights,
+        **given(model) | {"d_model": 64},
+    )
     fails(r"n_heads=4 does not divide the 35 rows", weights, **given(model) | {"n_heads": 4})
     fails(r"patch_size=\(3, 5\) .*contradicts", weights, **given(model) | {"patch_size": (3, 5)})
-    fails(r"image_size=\(6, 25\) .*contradicts pos_embedding", weights, **given(model) | {"image_size": (6, 25)})
+    fails(
+        r"image_size=\(6, 25\) .*contradicts pos_embedding",
+        weights,
+        **given(model) | {"image_size": (6, 25)},
+    )
     fails(r"no field 'lambda'. Did you mean lambd\?", weights, **given(model), **{"lambda": 0.1})
 
 
 def test_leftovers_on_both_sides(model):
     weights = published_layout(model)
     key = "transformer.layers.1.1.norm.bias"
-    renamed = {name.replace("layers.1.1.norm.bias", "layers.1.1.nrom.bias"): value for name, value in weights.items()}
+    renamed = {
+        name.replace("layers.1.1.norm.bias", "layers.1.1.nrom.bias"): value
+        for name, value in weights.items()
+    }
     message = fails("does not fit", renamed, **given(model))
     assert (
-        "keys not used (1): transformer.layers.1.1.nrom.bias" in message and f"keys missing (1): {key} [31]" in message
+        "keys not used (1): transformer.layers.1.1.nrom.bias" in message
+        and f"keys missing (1): {key} [31]" in message
     )
     fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\], wanted \[31\]",
           weights | {key: torch.ones(30)}, **given(model))  # fmt: skip
@@ -177,7 +221,9 @@ def test_unknown_layouts(model):
         n_heads=1,
     )
     fails(
-        r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'", published_layout(model), family="vit"
+        r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'",
+        published_layout(model),
+        family="vit",
     )
     other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
     fails("the key .* is missing", published_layout(model), family=other, **given(model))
@@ -190,7 +236,11 @@ def test_bad_weights(model):
     for bad in (float("nan"), float("inf")):
         broken = weights["mlp_head.1.bias"].clone()
         broken[2] = bad
-        fails("mlp_head.1.bias holds 1 NaN or Inf of 11 numbers", weights | {"mlp_head.1.bias": broken}, **given(model))
+        fails(
+            "mlp_head.1.bias holds 1 NaN or Inf of 11 numbers",
+            weights | {"mlp_head.1.bias": broken},
+            **given(model),
+        )
     fails(
         "is torch.int64, weights are dense floating point",
         weights | {"cls_token": torch.ones(1, 1, 31).long()},
@@ -208,9 +258,19 @@ def test_bad_files(tmp_path, model):
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
     whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], whole[:5], b"", b"not a checkpoint at all", b"\x00" * 64):
+    for content in (
+        whole[: len(whole) // 2],
+        whole[:5],
+        b"",
+        b"not a checkpoint at all",
+        b"\x00" * 64,
+    ):
         path.write_bytes(content)
-        fails("is not a readable checkpoint.*truncated, or something else renamed", path, **given(model))
+        fails(
+            "is not a readable checkpoint.*truncated, or something else renamed",
+            path,
+            **given(model),
+        )
     path.write_bytes(pickle.dumps(_Evil(), protocol=2))
     fails("is not a readable checkpoint", path, **given(model))
     torch.save({"state_dict": _Evil()}, path)
@@ -238,18 +298,34 @@ def test_unknown_names():
         "UCSC-VLAA/CRATE-alpha",
     )
     fails("is no path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
-    fails(r"is not on the Hub: download it from https://drive.google.com/.* n_heads=12", "crate-small-imagenet1k")
+    fails(
+        r"is not on the Hub: download it from https://drive.google.com/.* n_heads=12",
+        "crate-small-imagenet1k",
+    )
     fails("what its files hold, .* is not known. Give a file of it", "youyou321-crate")
     fails("file='x' has no meaning for crate-tiny-fashion", "crate-tiny-fashion", file="x")
-    fails(r"has no revision 'step-7': give one of step-0, step-10", "crate-tiny-fashion", revision="step-7")
+    fails(
+        r"has no revision 'step-7': give one of step-0, step-10",
+        "crate-tiny-fashion",
+        revision="step-7",
+    )
 
 
 def test_own_folder_round_trip(model, tmp_path, images):
     model = make(
-        model.cfg.family, labels=[f"c{i}" for i in range(11)], mean=[0.1] * 3, std=[0.2] * 3, resize=8, crop=[6, 20]
+        model.cfg.family,
+        labels=[f"c{i}" for i in range(11)],
+        mean=[0.1] * 3,
+        std=[0.2] * 3,
+        resize=8,
+        crop=[6, 20],
     )
     folder = model.save_pretrained(tmp_path / "mine")
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
     loaded = ci.load(folder)
     equal(loaded, model)
     assert torch.equal(loaded(images), model(images))
@@ -294,12 +370,18 @@ def test_the_ablation_with_crates_own_step(images):
     loaded = ci.load(weights, **given(model))
     equal(loaded, model)
     assert not loaded.cfg.residual
-    named = {key.replace(".1.fn.D", ".1.fn.weight").replace("conv1", "x"): value for key, value in weights.items()}
+    named = {
+        key.replace(".1.fn.D", ".1.fn.weight").replace("conv1", "x"): value
+        for key, value in weights.items()
+    }
     z = loaded.embed(images)
     z = torch.cat([loaded.cls_token.expand(len(z), -1, -1), z], dim=1) + loaded.pos_embed
     for layer in range(loaded.cfg.n_layers):
         stem = f"transformer.layers.{layer}."
-        first, second = (tuple(named[f"{stem}{part}.norm.{leaf}"] for leaf in ("weight", "bias")) for part in (0, 1))
+        first, second = (
+            tuple(named[f"{stem}{part}.norm.{leaf}"] for leaf in ("weight", "bias"))
+            for part in (0, 1)
+        )
         mid = z + _mssa(named, f"{stem}0.fn.", F.layer_norm(z, (D_MODEL,), *first), HEADS, "crate")
         z = _ista(named[f"{stem}1.fn.weight"], F.layer_norm(mid, (D_MODEL,), *second), 0.1, 0.1)
     head = F.layer_norm(z[:, 0], (D_MODEL,), named["mlp_head.0.weight"], named["mlp_head.0.bias"])

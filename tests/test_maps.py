@@ -25,25 +25,36 @@ def test_attention_is_the_models_own_pattern(cache):
     maps = ci.maps.attention(cache, 1)
     assert maps.shape == (BATCH, HEADS, *GRID)
     assert torch.equal(maps.flatten(2), pattern[:, :, 0, 1:])
-    assert torch.equal(ci.maps.attention(cache, 1, query=(2, 1)).flatten(2), pattern[:, :, 1 + 2 * 4 + 1, 1:])
-    assert torch.equal(ci.maps.attention(cache, -2, query=3), ci.maps.attention(cache, 1, query=(0, 2)))
+    assert torch.equal(
+        ci.maps.attention(cache, 1, query=(2, 1)).flatten(2), pattern[:, :, 1 + 2 * 4 + 1, 1:]
+    )
+    assert torch.equal(
+        ci.maps.attention(cache, -2, query=3), ci.maps.attention(cache, 1, query=(0, 2))
+    )
     without = ci.maps.attention(cache, 1, cls_key=False).flatten(2)
-    assert torch.allclose(without, pattern[:, :, 0, 1:] / pattern[:, :, 0, 1:].sum(-1, keepdim=True), atol=1e-6)
+    assert torch.allclose(
+        without, pattern[:, :, 0, 1:] / pattern[:, :, 0, 1:].sum(-1, keepdim=True), atol=1e-6
+    )
     unscaled = ci.maps.attention(cache, 1, scaled=False, cls_key=False).flatten(2)
     assert (
-        torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1)) and (unscaled.amax(-1) >= without.amax(-1)).all()
+        torch.equal(unscaled.argsort(dim=-1), without.argsort(dim=-1))
+        and (unscaled.amax(-1) >= without.amax(-1)).all()
     )
 
 
 def test_codes_components_and_rollout(cache):
     post = cache["post", 2]
     maps = ci.maps.codes(cache, 2, [5, 0])
-    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5]) and torch.equal(maps[0, 1].flatten(), post[0, 1:, 0])
+    assert torch.equal(maps[1, 0].flatten(), post[1, 1:, 5]) and torch.equal(
+        maps[0, 1].flatten(), post[0, 1:, 0]
+    )
     parts = ci.maps.components(cache, 0, 2)
     keys = cache["blocks.0.attn.hook_k"].flatten(2)[:, 1:]
     assert torch.equal(parts, ci.measures.pca_map(keys, GRID, 2))
     patterns = torch.stack([cache["pattern", layer] for layer in range(LAYERS)], dim=1)
-    assert torch.equal(ci.maps.rollout(cache).flatten(1), ci.measures.attention_rollout(patterns)[:, 0, 1:])
+    assert torch.equal(
+        ci.maps.rollout(cache).flatten(1), ci.measures.attention_rollout(patterns)[:, 0, 1:]
+    )
 
 
 def test_windows_average_where_they_overlap(model, images):
@@ -52,7 +63,9 @@ def test_windows_average_where_they_overlap(model, images):
     assert torch.equal(whole, read(model.run_with_cache(images)[1]))  # one window
     wide = torch.cat([images, images[..., :10]], dim=-1)  # 6 x 30: 3 x 6 patches of 2 x 5
     found = ci.maps.windowed(model, wide, read, stride=(2, 10), progress=False)
-    left, right = (read(model.run_with_cache(wide[..., start : start + 20])[1]) for start in (0, 10))
+    left, right = (
+        read(model.run_with_cache(wide[..., start : start + 20])[1]) for start in (0, 10)
+    )
     assert found.shape == (BATCH, HEADS, 3, 6)
     torch.testing.assert_close(found[..., :2], left[..., :2])
     torch.testing.assert_close(found[..., 2:4], (left[..., 2:] + right[..., :2]) / 2)
@@ -63,21 +76,51 @@ def test_what_does_not_fit_is_said(model, images, cache):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
     _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
     _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    _, codes = model.run_with_cache(images, names_filter=lambda name: name.endswith(("hook_q", "hook_k")))
+    _, codes = model.run_with_cache(
+        images, names_filter=lambda name: name.endswith(("hook_q", "hook_k"))
+    )
     unscaled = dict(layers=[0], scaled=False)
     for words, kind, call in (
         ("layer=3: the model has layers 0 to 2", ValueError, lambda: ci.maps.attention(cache, 3)),
-        (r"the cache lacks 'blocks.1.attn.hook_pattern'", KeyError, lambda: ci.maps.attention(few, 1)),
-        (r"12 patches, the grid is 3 x 5", ValueError, lambda: ci.maps.attention(cache, 0, grid=(3, 5))),
-        ("rows 0 to 2 and columns 0 to 3", ValueError, lambda: ci.maps.attention(cache, 0, query=(3, 0))),
-        ("query=13: there are 13 tokens", ValueError, lambda: ci.maps.attention(cache, 0, query=13)),
+        (
+            r"the cache lacks 'blocks.1.attn.hook_pattern'",
+            KeyError,
+            lambda: ci.maps.attention(few, 1),
+        ),
+        (
+            r"12 patches, the grid is 3 x 5",
+            ValueError,
+            lambda: ci.maps.attention(cache, 0, grid=(3, 5)),
+        ),
+        (
+            "rows 0 to 2 and columns 0 to 3",
+            ValueError,
+            lambda: ci.maps.attention(cache, 0, query=(3, 0)),
+        ),
+        (
+            "query=13: there are 13 tokens",
+            ValueError,
+            lambda: ci.maps.attention(cache, 0, query=13),
+        ),
         ("give whole numbers from 0 to", ValueError, lambda: ci.maps.codes(cache, 0, 10**6)),
-        ("need at least that", ValueError, lambda: ci.maps.windowed(model, images[..., :15], ci.maps.rollout)),
-        ("at most a window", ValueError, lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25)),
+        (
+            "need at least that",
+            ValueError,
+            lambda: ci.maps.windowed(model, images[..., :15], ci.maps.rollout),
+        ),
+        (
+            "at most a window",
+            ValueError,
+            lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=25),
+        ),
         ("does not belong to images", ValueError, lambda: ci.viz.head_grid(cache, images[:1])),
         ("give a list of numbers", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[])),
         ("layers=1: give a list", ValueError, lambda: ci.viz.head_grid(cache, images, layers=1)),
-        (r"layers=\[-9\]: give a list", ValueError, lambda: ci.viz.head_grid(cache, images, layers=[-9])),
+        (
+            r"layers=\[-9\]: give a list",
+            ValueError,
+            lambda: ci.viz.head_grid(cache, images, layers=[-9]),
+        ),
         ("got list", ValueError, lambda: ci.viz.head_grid(cache, [1, 2])),
         ("the cache is of", ValueError, lambda: ci.viz.head_grid(codes, images[:1], **unscaled)),
         ("2 of 13 tokens", ValueError, lambda: ci.maps.attention(sliced, 0)),
@@ -85,13 +128,21 @@ def test_what_does_not_fit_is_said(model, images, cache):
         ("no batch axis", ValueError, lambda: ci.maps.attention(flat, 0)),
         ("atoms=1.5: give whole numbers", ValueError, lambda: ci.maps.codes(cache, 0, 1.5)),
         ("grid='a'", ValueError, lambda: ci.maps.attention(cache, 0, grid="a")),
-        (r"query='cls': give 0 for CLS", ValueError, lambda: ci.maps.attention(cache, 0, query="cls")),
+        (
+            r"query='cls': give 0 for CLS",
+            ValueError,
+            lambda: ci.maps.attention(cache, 0, query="cls"),
+        ),
         (
             r"maps of one window are \[batch, map, h, w\]",
             ValueError,
             lambda: ci.maps.windowed(model, images, ci.maps.rollout),
         ),
-        ("stride=4.0", ValueError, lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=4.0)),
+        (
+            "stride=4.0",
+            ValueError,
+            lambda: ci.maps.windowed(model, images, ci.maps.rollout, stride=4.0),
+        ),
         ("got shape", ValueError, lambda: ci.maps.windowed(model, images[0], ci.maps.rollout)),
     ):
         with pytest.raises(kind, match=words):
@@ -103,7 +154,9 @@ def test_numbers_of_any_kind_and_a_layer_named_twice(cache, images):
     for atoms in (np.array([3, 1]), torch.tensor([3, 1]), (np.int64(3), 1)):
         assert torch.equal(ci.maps.codes(cache, 0, atoms), whole)
     assert torch.equal(ci.maps.codes(cache, 0, torch.tensor(3)), whole[:, :1])
-    assert torch.equal(ci.maps.attention(cache, 0, query=np.int64(2)), ci.maps.attention(cache, 0, query=(0, 1)))
+    assert torch.equal(
+        ci.maps.attention(cache, 0, query=np.int64(2)), ci.maps.attention(cache, 0, query=(0, 1))
+    )
     assert ci.viz.head_grid(cache, images, layers=[0, 0, -LAYERS]).html().count('type="radio"') == 1
 
 
@@ -137,10 +190,14 @@ def test_the_page_of_heads(cache, images, tmp_path):
 def test_the_page_of_twelve_heads_of_197_tokens_is_small():
     torch.manual_seed(0)
     size = dict(d_model=24, n_layers=12, n_heads=12, image_size=224, patch_size=16, n_classes=3)
-    model = ci.HookedCrate(ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)).eval()
+    model = ci.HookedCrate(
+        ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)
+    ).eval()
     images = torch.randn(1, 3, 224, 224)  # noise: the largest picture a PNG can have
     with torch.no_grad():
-        _, cache = model.run_with_cache(images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN))
+        _, cache = model.run_with_cache(
+            images, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
+        )
     assert len(ci.viz.head_grid(cache, images).html()) < 1_000_000
 
 

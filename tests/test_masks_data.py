@@ -25,13 +25,18 @@ def mask_of(size, values, mode="L", seed=0):
     if mode == "1":
         return mask.point(lambda value: 255 * (value > 0)).convert("1")
     if mode == "P":
-        mask.putpalette([0, 0, 0, 128, 0, 0, 0, 128, 0] + [9] * 759)  # grey levels of colours are not the classes
+        mask.putpalette(
+            [0, 0, 0, 128, 0, 0, 0, 128, 0] + [9] * 759
+        )  # grey levels of colours are not the classes
     return mask
 
 
 def pictures(masks):
     """Images that show their masks: red is 10 times the class, so that a shifted mask is seen."""
-    return [Image.merge("RGB", [Image.fromarray(np.array(mask).astype(np.uint8) * np.uint8(10))] * 3) for mask in masks]
+    return [
+        Image.merge("RGB", [Image.fromarray(np.array(mask).astype(np.uint8) * np.uint8(10))] * 3)
+        for mask in masks
+    ]
 
 
 def table(masks, name="mask", images=None, **columns):
@@ -46,19 +51,32 @@ def opened(model, data, **kwargs):
 
 @pytest.mark.parametrize("mode", ["L", "P"])
 def test_masks_lie_on_their_images(mode):
-    model = make(resize=7, crop=(6, 7), image_size=(6, 7), patch_size=(2, 7), interpolation="nearest", **PLAIN)
+    model = make(
+        resize=7,
+        crop=(6, 7),
+        image_size=(6, 7),
+        patch_size=(2, 7),
+        interpolation="nearest",
+        **PLAIN,
+    )
     masks = [mask_of(size, [0, 1, 2], mode, seed) for seed, size in enumerate(SIZES)]
     samples = opened(model, table(masks, label=list("abcde")), limit=4)
     assert samples.n == 4 and samples.labels == list("abcd")
     maps = torch.cat([samples.masks(0, 3), samples.masks(3, 5)])
-    assert maps.dtype is torch.uint8 and maps.shape == (5, 6, 7) and set(maps.unique().tolist()) == {0, 1, 2}
+    assert (
+        maps.dtype is torch.uint8
+        and maps.shape == (5, 6, 7)
+        and set(maps.unique().tolist()) == {0, 1, 2}
+    )
     assert torch.equal(maps * 10, (samples.read(0, 5)[:, 0] * 255).round().to(torch.uint8))
     assert open_data(table(masks), model.preprocess).masks is None
 
 
 def test_preprocess_masks(model, tmp_path):
     by_hand = mask_of((11, 37), [0, 3, 255])
-    small = by_hand.resize((23, 7), Image.Resampling.NEAREST).crop((8, 0, 15, 6))  # shorter side 7: 7 * 37 / 11 = 23
+    small = by_hand.resize((23, 7), Image.Resampling.NEAREST).crop(
+        (8, 0, 15, 6)
+    )  # shorter side 7: 7 * 37 / 11 = 23
     wanted = torch.from_numpy(np.array(small))[None]
     by_hand.save(tmp_path / "mask.png")
     array = np.array(by_hand)[None]
@@ -66,7 +84,10 @@ def test_preprocess_masks(model, tmp_path):
         assert torch.equal(model.preprocess_masks(given), wanted)
     black_and_white = mask_of((11, 37), [0, 1], "1")
     assert set(model.preprocess_masks(black_and_white).unique().tolist()) == {0, 1}
-    assert torch.equal(model.preprocess_masks(np.array(black_and_white)[None]), model.preprocess_masks(black_and_white))
+    assert torch.equal(
+        model.preprocess_masks(np.array(black_and_white)[None]),
+        model.preprocess_masks(black_and_white),
+    )
 
 
 def test_bad_masks(model, tmp_path):
@@ -76,7 +97,10 @@ def test_bad_masks(model, tmp_path):
 
     fails("a mask has mode 'RGB': give one number per pixel", Image.new("RGB", (20, 7)))
     fails("a mask has mode 'I;16'", Image.fromarray(np.zeros((7, 20), np.uint16)))
-    fails(r"masks are torch.int64 of shape \[1, 7, 20\]: give uint8 or bool", np.zeros((1, 7, 20), np.int64))
+    fails(
+        r"masks are torch.int64 of shape \[1, 7, 20\]: give uint8 or bool",
+        np.zeros((1, 7, 20), np.int64),
+    )
     fails(r"masks are torch.uint8 of shape \[7, 20\]", np.zeros((7, 20), np.uint8))
     fails("there is no mask to preprocess", [])
     fails("cannot read a mask from float", [3.0])
@@ -98,9 +122,12 @@ def test_binary_is_decided_for_the_whole_data_set(model):
     assert torch.equal(opened(model, table(pure[:2] + white[2:])).masks(0, 5), maps)
     # the last image has a class 2: the others' 255 is "ignore", though they hold nothing else
     classes = opened(model, table([*pure[:4], mask_of(SIZES[4], [0, 2])]))
-    assert torch.equal(classes.masks(0, 4), maps[:4] * 255) and set(classes.masks(4, 5).unique().tolist()) == {0, 2}
+    assert torch.equal(classes.masks(0, 4), maps[:4] * 255) and set(
+        classes.masks(4, 5).unique().tolist()
+    ) == {0, 2}
     assert torch.equal(
-        opened(model, table([*pure[:4], mask_of(SIZES[4], [0, 2])]), limit=2).masks(0, 2), maps[:2] * 255
+        opened(model, table([*pure[:4], mask_of(SIZES[4], [0, 2])]), limit=2).masks(0, 2),
+        maps[:2] * 255,
     )
 
 
@@ -111,7 +138,9 @@ def test_which_column_holds_the_masks(model):
         assert samples.masks(0, 5).shape == (5, 6, 7)
         assert torch.equal(samples.read(0, 5), model.preprocess(pictures(masks)))
     assert opened(model, table(masks, "drawing")).masks is None
-    alone = datasets.Dataset.from_dict({"seg": pictures(masks)}).cast_column("seg", datasets.Image())
+    alone = datasets.Dataset.from_dict({"seg": pictures(masks)}).cast_column(
+        "seg", datasets.Image()
+    )
     assert opened(model, alone).masks is None  # the only picture is the image
     assert opened(model, torch.zeros(2, 3, 6, 7)).masks is None
 
@@ -127,26 +156,36 @@ def test_masks_that_do_not_fit(model):
 
     swapped = [*masks[:4], mask_of((41, 23), [0, 255])]
     fails(
-        "the mask of sample 4 is 41 x 23, its image 23 x 41: a mask has the size of its image", swapped, pictures(masks)
+        "the mask of sample 4 is 41 x 23, its image 23 x 41: a mask has the size of its image",
+        swapped,
+        pictures(masks),
     )
     coloured = [*masks[:3], Image.new("RGB", (19, 17)), masks[4]]
-    fails("the mask of sample 3 has mode 'RGB': give one number per pixel", coloured, pictures(masks))
+    fails(
+        "the mask of sample 3 has mode 'RGB': give one number per pixel", coloured, pictures(masks)
+    )
     fails("sample 4 has no mask: the column holds None", [*masks[:4], None], pictures(masks))
 
 
 def test_embedded_cutouts(model, tmp_path, monkeypatch):
     monkeypatch.setattr(named, "_ASSETS", tmp_path)
-    with pytest.raises(ValueError, match="the file of embedded:cutouts, .*cutouts.parquet', is missing"):
+    with pytest.raises(
+        ValueError, match="the file of embedded:cutouts, .*cutouts.parquet', is missing"
+    ):
         opened(model, "embedded:cutouts")
     masks = [mask_of(size, [0, 255], seed=seed) for seed, size in enumerate(SIZES)]
     features = datasets.Features(
-        image=datasets.Image(), mask=datasets.Image(), label=datasets.ClassLabel(names=["shoe", "bag"])
+        image=datasets.Image(),
+        mask=datasets.Image(),
+        label=datasets.ClassLabel(names=["shoe", "bag"]),
     )
     rows = {"image": pictures(masks), "mask": masks, "label": [0, 1, 1, 0, 1]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "cutouts.parquet")
     assert pyarrow.parquet.read_table(tmp_path / "cutouts.parquet").num_rows == 5
     samples = opened(model, "embedded:cutouts")
-    assert samples.labels == [0, 1, 1, 0, 1] and samples.fingerprint.startswith("embedded:cutouts:sha256:")
+    assert samples.labels == [0, 1, 1, 0, 1] and samples.fingerprint.startswith(
+        "embedded:cutouts:sha256:"
+    )
     assert torch.equal(samples.masks(0, 5), model.preprocess_masks(masks).clamp(max=1))
 
 
@@ -162,7 +201,9 @@ def voc(tmp_path):
         (folder / name).mkdir(parents=True)
     for index, size in enumerate(SIZES):
         mask_of(size, [0, 7, 255], "P", index).save(folder / "SegmentationClass" / f"{index}.png")
-        Image.new("RGB", size[::-1], (50 * index, 0, 0)).save(folder / "JPEGImages" / f"{index}.jpg", quality=100)
+        Image.new("RGB", size[::-1], (50 * index, 0, 0)).save(
+            folder / "JPEGImages" / f"{index}.jpg", quality=100
+        )
     Image.new("RGB", (20, 7)).save(folder / "JPEGImages" / "without.jpg")
     (folder / "ImageSets" / "Segmentation" / "val.txt").write_text("3\n1\n\n4\n")
     (folder / "ImageSets" / "Segmentation" / "train.txt").write_text("0\n../../../etc/passwd\n")
@@ -170,14 +211,21 @@ def voc(tmp_path):
 
 
 def test_voc(model, voc):
-    wanted = model.preprocess_masks([mask_of(size, [0, 7, 255], "P", index) for index, size in enumerate(SIZES)])
+    wanted = model.preprocess_masks(
+        [mask_of(size, [0, 7, 255], "P", index) for index, size in enumerate(SIZES)]
+    )
     samples = opened(model, f"voc:{voc}")
     assert samples.n == 5 and samples.labels is None and torch.equal(samples.masks(0, 5), wanted)
     assert set(samples.masks(0, 5).unique().tolist()) == {0, 7, 255}
     val = opened(model, f"voc:{voc}:val", limit=2)
     assert val.n == 2 and torch.equal(val.masks(0, 2), wanted[[3, 1]])
-    assert torch.allclose(val.read(0, 2)[:, 0].mean((1, 2)) * 255, torch.tensor([150.0, 50.0]), atol=5)
-    assert val.fingerprint.startswith("voc:names-and-sizes:sha256:") and val.fingerprint != samples.fingerprint
+    assert torch.allclose(
+        val.read(0, 2)[:, 0].mean((1, 2)) * 255, torch.tensor([150.0, 50.0]), atol=5
+    )
+    assert (
+        val.fingerprint.startswith("voc:names-and-sizes:sha256:")
+        and val.fingerprint != samples.fingerprint
+    )
     assert open_data(f"voc:{voc}", model.preprocess).masks is None
     # 255 is ignored even where nothing else is there
     for index, size in enumerate(SIZES):
@@ -186,8 +234,14 @@ def test_voc(model, voc):
 
 
 def test_bad_voc(model, voc, tmp_path):
-    refused(model, "missing' is no folder: give voc:DIR or voc:DIR:SPLIT", f"voc:{tmp_path}/missing")
-    refused(model, "has no folder JPEGImages: give voc:DIR with JPEGImages/ and SegmentationClass/", f"voc:{tmp_path}")
+    refused(
+        model, "missing' is no folder: give voc:DIR or voc:DIR:SPLIT", f"voc:{tmp_path}/missing"
+    )
+    refused(
+        model,
+        "has no folder JPEGImages: give voc:DIR with JPEGImages/ and SegmentationClass/",
+        f"voc:{tmp_path}",
+    )
     refused(model, "no split of .* is called 'test': there is train, val", f"voc:{voc}:test")
     refused(model, "names the file '../../../etc/passwd', which is not inside", f"voc:{voc}:train")
     lists = voc / "ImageSets" / "Segmentation"
@@ -195,7 +249,9 @@ def test_bad_voc(model, voc, tmp_path):
         (lists / "train.txt").write_text(name)
         refused(model, "which is not inside .*: it is not read", f"voc:{voc}:train")
     (lists / "val.txt").write_text("1 1\nwithout -1\n")
-    refused(model, "'without' of split 'val' has no file in '.*SegmentationClass'", f"voc:{voc}:val")
+    refused(
+        model, "'without' of split 'val' has no file in '.*SegmentationClass'", f"voc:{voc}:val"
+    )
     (lists / "val.txt").write_text("9")
     refused(model, "'9' of split 'val' has no file in '.*JPEGImages'", f"voc:{voc}:val")
     (lists / "val.txt").write_text("\n")
@@ -228,11 +284,20 @@ def test_cutouts(model, stamps, tmp_path):
     samples = opened(model, f"cutouts:{stamps}")
     assert samples.n == 4 and samples.labels == ["food", "food", "town", "town"]
     images, maps = samples.read(0, 4), samples.masks(0, 4)
-    assert images.shape == (4, 3, 6, 7) and maps.shape == (4, 6, 7) and set(maps.unique().tolist()) == {0, 1}
-    assert torch.equal(samples.read(2, 4), images[2:]) and torch.equal(samples.masks(2, 9), maps[2:])
+    assert (
+        images.shape == (4, 3, 6, 7)
+        and maps.shape == (4, 6, 7)
+        and set(maps.unique().tolist()) == {0, 1}
+    )
+    assert torch.equal(samples.read(2, 4), images[2:]) and torch.equal(
+        samples.masks(2, 9), maps[2:]
+    )
     large = make(image_size=224, patch_size=32, **PLAIN)
     again, other = opened(large, f"cutouts:{stamps}:0"), opened(large, f"cutouts:{stamps}:3")
-    assert again.fingerprint == samples.fingerprint != other.fingerprint and "seed=3" in other.fingerprint
+    assert (
+        again.fingerprint == samples.fingerprint != other.fingerprint
+        and "seed=3" in other.fingerprint
+    )
     assert not torch.equal(again.masks(0, 4), other.masks(0, 4))
     colour = torch.tensor([200, 90, 10]).view(3, 1, 1) / 255
     shown = (again.read(3, 4) - colour).abs().amax((0, 1)) < 0.01  # the object's own pixels
@@ -263,16 +328,30 @@ def test_what_is_no_object_is_skipped(model, stamps, tmp_path):
     thin.save(stamps / "thin.png")
     large = opened(make(image_size=224, patch_size=32, **PLAIN), f"cutouts:{stamps}")
     assert large.n == 5 and large.masks(4, 5).any()
-    refused(model, "missing' is no folder: give cutouts:DIR or cutouts:DIR:SEED", f"cutouts:{stamps}/missing")
+    refused(
+        model,
+        "missing' is no folder: give cutouts:DIR or cutouts:DIR:SEED",
+        f"cutouts:{stamps}/missing",
+    )
     refused(model, "the seed 'x' is no whole number: give cutouts:DIR:3", f"cutouts:{stamps}:x")
     (tmp_path / "none").mkdir()
-    refused(model, "has no objects: there is no PNG or WebP file with an alpha band", f"cutouts:{tmp_path}/none")
+    refused(
+        model,
+        "has no objects: there is no PNG or WebP file with an alpha band",
+        f"cutouts:{tmp_path}/none",
+    )
     for name in ("opaque.png", "text.png"):
         (stamps / name).rename(tmp_path / "none" / name)
     refused(
-        model, "2 PNG and WebP files were skipped: none has an alpha band that covers 3% to", f"cutouts:{tmp_path}/none"
+        model,
+        "2 PNG and WebP files were skipped: none has an alpha band that covers 3% to",
+        f"cutouts:{tmp_path}/none",
     )
     (stamps / "backgrounds").mkdir()
-    refused(model, "backgrounds' has no images: put backgrounds there, or remove it", f"cutouts:{stamps}")
+    refused(
+        model,
+        "backgrounds' has no images: put backgrounds there, or remove it",
+        f"cutouts:{stamps}",
+    )
     (stamps / "backgrounds" / "a.jpg").write_text("no image")
     refused(model, "cannot read the image .*a.jpg", f"cutouts:{stamps}")

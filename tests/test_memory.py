@@ -36,7 +36,9 @@ def share(path, dtype="float32", **given):
 
 def language_model():
     """A CRATE-LM of 80 MB in its published layout."""
-    cfg = ci.CrateConfig(family="crate-lm", d_model=512, n_layers=8, n_heads=8, n_ctx=64, d_vocab=16000)
+    cfg = ci.CrateConfig(
+        family="crate-lm", d_model=512, n_layers=8, n_heads=8, n_ctx=64, d_vocab=16000
+    )
     named = {
         "ln1": "prenorm_1",
         "ln2": "prenorm_2",
@@ -52,9 +54,14 @@ def language_model():
             value, leaf = (value.T.contiguous(), "weight") if stem == "mlp" else (value, leaf)
             weights[f"transformer.h.{layer}.{named[stem]}.{leaf}"] = value
         else:
-            top = {"embed.weight": "wte.weight", "pos_embed": "wpe.weight"}.get(name, name.replace("ln_final", "ln_f"))
+            top = {"embed.weight": "wte.weight", "pos_embed": "wpe.weight"}.get(
+                name, name.replace("ln_final", "ln_f")
+            )
             weights[f"transformer.{top}"] = value
-    return weights | {"lm_head.weight": weights["transformer.wte.weight"]}, {"n_head": 8, "block_size": 64}
+    return weights | {"lm_head.weight": weights["transformer.wte.weight"]}, {
+        "n_head": 8,
+        "block_size": 64,
+    }
 
 
 def test_a_training_dict_with_optimiser_state(tmp_path):
@@ -65,7 +72,9 @@ def test_a_training_dict_with_optimiser_state(tmp_path):
         for key, value in weights.items()
     }
     prefixed = {f"_orig_mod.{key}": value for key, value in weights.items()}
-    torch.save({"model": prefixed, "optimizer": state, "model_args": model_args}, tmp_path / "ckpt.pt")
+    torch.save(
+        {"model": prefixed, "optimizer": state, "model_args": model_args}, tmp_path / "ckpt.pt"
+    )
     assert share(tmp_path / "ckpt.pt") < 1.3
 
 

@@ -22,7 +22,10 @@ def data():
 
 
 def one_number(measure, points=("hook_resid_mid",), **over):
-    fields = dict(name="own", points=points, measure=measure, statistics={"a": ("", None, None, "x")}) | over
+    fields = (
+        dict(name="own", points=points, measure=measure, statistics={"a": ("", None, None, "x")})
+        | over
+    )
     return ci.Probe(**fields)
 
 
@@ -32,12 +35,17 @@ def refuses(match, call, error=ValueError):
 
 
 def test_sweeps_of_one_model_in_threads(model):
-    parts = [torch.randn(64, 3, 6, 20, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    parts = [
+        torch.randn(64, 3, 6, 20, generator=torch.Generator().manual_seed(seed))
+        for seed in range(3)
+    ]
     sweep = lambda part: ci.sweep(model, part, batch_size=4, progress=False)  # noqa: E731
     alone = [sweep(part) for part in parts]
     with ThreadPoolExecutor(3) as pool:
         for together, wanted in zip(pool.map(sweep, parts), alone, strict=True):
-            assert together.samples().equals(wanted.samples()) and together.heads().equals(wanted.heads())
+            assert together.samples().equals(wanted.samples()) and together.heads().equals(
+                wanted.heads()
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -64,8 +72,14 @@ def test_a_cut_cache(model, data):
 
 
 def test_a_point_that_never_fires(model, data):
-    probe = one_number(lambda block, acts: {"a": acts["attn.hook_result"].mean((1, 2, 3))}, ("attn.hook_result",))
-    refuses("only after model.set_use_attn_result", lambda: ci.sweep(model, data, probes=probe), KeyError)
+    probe = one_number(
+        lambda block, acts: {"a": acts["attn.hook_result"].mean((1, 2, 3))}, ("attn.hook_result",)
+    )
+    refuses(
+        "only after model.set_use_attn_result",
+        lambda: ci.sweep(model, data, probes=probe),
+        KeyError,
+    )
     model.set_use_attn_result(True)
     assert len(ci.sweep(model, data, probes=probe, progress=False).layers()) == 3
     model.set_use_split_qkv_input(True)
@@ -76,7 +90,10 @@ def test_a_probe_that_edits(model, data):
     def centre(block, acts):
         return {"a": acts["hook_resid_mid"].sub_(1).mean((1, 2))}
 
-    refuses("edits activations in place", lambda: ci.sweep(model, data, probes=one_number(centre), progress=False))
+    refuses(
+        "edits activations in place",
+        lambda: ci.sweep(model, data, probes=one_number(centre), progress=False),
+    )
     assert leftover_hooks(model) == []
 
 
@@ -90,15 +107,29 @@ def test_a_probe_of_the_last_stream_alone(model, data):
 def test_answers_of_mixed_types(model, data):
     def answer(block, acts):
         z = acts["hook_resid_mid"]
-        return {"a": torch.full((len(z),), 2**24 + 1), "b": z.mean((1, 2)), "c": z.half().mean((1, 2))}
+        return {
+            "a": torch.full((len(z),), 2**24 + 1),
+            "b": z.mean((1, 2)),
+            "c": z.half().mean((1, 2)),
+        }
 
     facts = ("", None, None, "x")
     probe = one_number(answer, statistics=dict.fromkeys("abc", facts))
     table = ci.sweep(model, data, probes=probe, progress=False).layers()
     assert (table.query("statistic == 'a'")["mean"] == 2**24 + 1).all()
-    ragged = one_number(lambda block, acts: {"a": torch.ones(len(acts["hook_resid_mid"]), len(acts["hook_resid_mid"]))})
-    refuses("has 2 heads in one batch", lambda: ci.sweep(model, data, probes=ragged, batch_size=3, progress=False))
-    refuses("returned NoneType", lambda: ci.sweep(model, data, probes=one_number(lambda *_: None), progress=False))
+    ragged = one_number(
+        lambda block, acts: {
+            "a": torch.ones(len(acts["hook_resid_mid"]), len(acts["hook_resid_mid"]))
+        }
+    )
+    refuses(
+        "has 2 heads in one batch",
+        lambda: ci.sweep(model, data, probes=ragged, batch_size=3, progress=False),
+    )
+    refuses(
+        "returned NoneType",
+        lambda: ci.sweep(model, data, probes=one_number(lambda *_: None), progress=False),
+    )
 
 
 # Without the type checks that are on in tests: what a user sees.
@@ -151,18 +182,28 @@ print(json.dumps(said))
 
 def test_wrong_types_are_said_in_one_line():
     done = subprocess.run(
-        [sys.executable, "-c", PREPARE], input=json.dumps(list(WRONG_TYPES)), capture_output=True, text=True
+        [sys.executable, "-c", PREPARE],
+        input=json.dumps(list(WRONG_TYPES)),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     for wrong, message in json.loads(done.stdout).items():
-        assert message.startswith("ValueError: ") and WRONG_TYPES[wrong] in message, f"{wrong}: {message}"
+        assert message.startswith("ValueError: ") and WRONG_TYPES[wrong] in message, (
+            f"{wrong}: {message}"
+        )
         assert "\n" not in message
 
 
 def test_what_is_no_model_and_no_image(data):
     model = make()
-    refuses(r"takes a tensor, got ndarray: use model\(model.preprocess", lambda: model(data.numpy()))
-    refuses("lies before start_at_layer=2", lambda: model(torch.zeros(1, 13, 31), start_at_layer=2, stop_at_layer=1))
+    refuses(
+        r"takes a tensor, got ndarray: use model\(model.preprocess", lambda: model(data.numpy())
+    )
+    refuses(
+        "lies before start_at_layer=2",
+        lambda: model(torch.zeros(1, 13, 31), start_at_layer=2, stop_at_layer=1),
+    )
     refuses("does not say how its pictures were normalised", lambda: model.preprocess(data.byte()))
 
 
@@ -190,7 +231,11 @@ def test_cached_gradients_stay(model, data):
 def test_a_key_that_names_a_parameter(model):
     weights = published_layout(model) | {"ln_final.weight": torch.zeros(31)}
     given = dict(n_heads=HEADS, image_size=IMAGE["image_size"], patch_size=IMAGE["patch_size"])
-    refuses(r"keys not used \(1\): ln_final.weight", lambda: ci.load(weights, **given), ci.CheckpointError)
+    refuses(
+        r"keys not used \(1\): ln_final.weight",
+        lambda: ci.load(weights, **given),
+        ci.CheckpointError,
+    )
 
 
 def test_files_that_claim_more_than_they_hold(tmp_path, model):
@@ -220,9 +265,17 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
 
 
 def test_a_clip_is_measured_by_its_towers():
-    clip = ci.load(FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3)
+    clip = ci.load(
+        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
+    )
     images = torch.randn(3, 3, 32, 32)
-    refuses("measure its towers, model.visual on images and model.text on texts", lambda: ci.sweep(clip, images))
+    refuses(
+        "measure its towers, model.visual on images and model.text on texts",
+        lambda: ci.sweep(clip, images),
+    )
     tower = ci.sweep(clip.visual, images, progress=False)
     _, cache = clip.visual.run_with_cache(images)
-    assert len(tower.layers()) and (ci.probe(cache).samples() - tower.samples()).abs().max().max() < 1e-4
+    assert (
+        len(tower.layers())
+        and (ci.probe(cache).samples() - tower.samples()).abs().max().max() < 1e-4
+    )

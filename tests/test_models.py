@@ -27,7 +27,9 @@ def test_equals_a_plain_forward(family, pool, images):
     model = make(family, pool=pool, eta=0.2, lambd=0.3)
     torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
     double = model.double()
-    torch.testing.assert_close(double(images.double()), plain(double, images.double()), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        double(images.double()), plain(double, images.double()), atol=1e-12, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("variant", ["c", "n", "t", "fix", "identity"])
@@ -38,13 +40,17 @@ def test_variants_equal_a_plain_forward(variant, images):
 
 def test_variants_are_what_their_names_say(images):
     # C adds sum_k U_k SSA_k, N takes it away, T uses the transpose, identity puts the heads side by side
-    c, n, t, i = (make(variant=v, d_model=HEADS * D_HEAD, n_layers=1) for v in ("c", "n", "t", "identity"))
+    c, n, t, i = (
+        make(variant=v, d_model=HEADS * D_HEAD, n_layers=1) for v in ("c", "n", "t", "identity")
+    )
     outs = []
     for model in (c, n, t, i):
         _, cache = model.run_with_cache(images)
         outs.append(cache["attn_out", 0])
         heads, u = cache["z", 0], model.blocks[0].attn.U
-    torch.testing.assert_close(outs[0], torch.einsum("bnhp,hdp->bnd", heads, u), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        outs[0], torch.einsum("bnhp,hdp->bnd", heads, u), atol=1e-5, rtol=1e-5
+    )
     torch.testing.assert_close(outs[1], -outs[0], atol=0, rtol=0)
     assert not torch.allclose(outs[2], outs[0], atol=1e-3)
     torch.testing.assert_close(outs[3], heads.flatten(2), atol=0, rtol=0)
@@ -53,7 +59,11 @@ def test_variants_are_what_their_names_say(images):
 def test_fix_is_crate_with_a_frozen_output_matrix():
     model = make(variant="fix")
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
-    assert frozen == {f"blocks.{layer}.attn.out_proj.{leaf}" for layer in range(LAYERS) for leaf in ("weight", "bias")}
+    assert frozen == {
+        f"blocks.{layer}.attn.out_proj.{leaf}"
+        for layer in range(LAYERS)
+        for leaf in ("weight", "bias")
+    }
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])
@@ -63,7 +73,9 @@ def test_one_head_over_the_whole_stream_has_no_output_matrix(family, images):
     torch.testing.assert_close(model(images), plain(model, images), atol=1e-5, rtol=1e-5)
     _, cache = model.run_with_cache(images)
     torch.testing.assert_close(cache["attn_out", 1], cache["z", 1][:, :, 0], atol=0, rtol=0)
-    assert "out_proj" in str([n for n, _ in make(family, n_heads=1, d_head=D_HEAD).named_parameters()])
+    assert "out_proj" in str(
+        [n for n, _ in make(family, n_heads=1, d_head=D_HEAD).named_parameters()]
+    )
 
 
 def test_identical_tokens_are_fixed_by_attention():
@@ -89,7 +101,9 @@ def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
 def test_official_initialisation():
     # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3; kaiming_uniform for D: E D^T D = 2 I
     torch.manual_seed(0)
-    model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=256, n_layers=1, n_heads=4, image_size=32))
+    model = ci.HookedCrate(
+        ci.CrateConfig(family="crate", d_model=256, n_layers=1, n_heads=4, image_size=32)
+    )
     u, d = model.blocks[0].attn.U, model.blocks[0].mlp.D
     assert (u.mT @ u).diagonal(dim1=-2, dim2=-1).mean().item() == pytest.approx(1 / 3, rel=0.03)
     assert (d.T @ d).diagonal().mean().item() == pytest.approx(2, rel=0.03)
@@ -100,13 +114,19 @@ def test_caching_everything_changes_no_bit(model, images):
     out, cache = model.run_with_cache(images)
     assert torch.equal(out, model(images))
     gated = {"hook_result", "hook_q_input", "hook_k_input", "hook_v_input"}
-    assert set(cache.cache_dict) == {n for n in model.hook_dict if n.rsplit(".", 1)[-1] not in gated}
+    assert set(cache.cache_dict) == {
+        n for n in model.hook_dict if n.rsplit(".", 1)[-1] not in gated
+    }
     assert leftover_hooks(model) == []
 
 
 @pytest.mark.filterwarnings("ignore:a hook on")  # the gated points are hooked too
 def test_a_hook_that_does_nothing_changes_no_bit(model, images):
-    for idle in (lambda tensor, hook: None, lambda tensor, hook: tensor, lambda tensor, hook: tensor.clone()):
+    for idle in (
+        lambda tensor, hook: None,
+        lambda tensor, hook: tensor,
+        lambda tensor, hook: tensor.clone(),
+    ):
         out = model.run_with_hooks(images, fwd_hooks=[(name, idle) for name in model.hook_dict])
         assert torch.equal(out, model(images))
     assert leftover_hooks(model) == []
@@ -120,13 +140,18 @@ def test_a_hook_that_is_never_called_is_said(model, images):
         lambda name: model.run_with_hooks(images, fwd_hooks=[(name, nothing)]),
         lambda name: model.add_hook(name, nothing),
     ):
-        with pytest.warns(UserWarning, match="hook_result' is never called: it fires only after model.set_use_attn"):
+        with pytest.warns(
+            UserWarning,
+            match="hook_result' is never called: it fires only after model.set_use_attn",
+        ):
             hang("blocks.0.attn.hook_result")
         with pytest.raises(KeyError, match="Did you mean blocks.0.hook_resid_mid"):
             hang("blocks.0.hook_resid_mdi")
     model.reset_hooks()
     model.set_use_split_qkv_input(True)
-    with pytest.warns(UserWarning, match="hook_u' is never called: it does not fire with split inputs"):
+    with pytest.warns(
+        UserWarning, match="hook_u' is never called: it does not fire with split inputs"
+    ):
         model.run_with_hooks(images, fwd_hooks=[("blocks.1.attn.hook_u", nothing)])
     with pytest.raises(KeyError, match="does not fire with split inputs"):
         model.run_with_cache(images, names_filter="blocks.1.attn.hook_u")
@@ -150,7 +175,10 @@ def test_no_hook_is_left_after_an_exception(model, images):
         with pytest.raises((RuntimeError, ValueError, KeyError)):
             call()
         assert leftover_hooks(model) == []
-    with pytest.raises(RuntimeError, match="in a hook"), model.hooks(fwd_hooks=[("hook_embed", broken)]):
+    with (
+        pytest.raises(RuntimeError, match="in a hook"),
+        model.hooks(fwd_hooks=[("hook_embed", broken)]),
+    ):
         model.run_with_cache(images)
     assert leftover_hooks(model) == []
 
@@ -186,7 +214,9 @@ def test_gradients_split_by_role(images):
     names = [f"blocks.1.attn.hook_{role}" for role in "uqkv"]
     with model.hooks(bwd_hooks=[(name, keep) for name in names]):
         model(images.double()).square().sum().backward()
-    torch.testing.assert_close(grads["q"] + grads["k"] + grads["v"], grads["u"], atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(
+        grads["q"] + grads["k"] + grads["v"], grads["u"], atol=1e-9, rtol=1e-9
+    )
 
 
 def test_an_edit_of_mlp_out_reaches_the_stream(model, images):
@@ -248,7 +278,9 @@ def test_gated_points(model, images):
     zero = lambda tensor, hook: torch.zeros_like(tensor)  # noqa: E731
     with model.hooks(fwd_hooks=[("blocks.0.attn.hook_k_input", zero)]):
         _, after = model.run_with_cache(images)
-    assert torch.equal(after["q", 0], cache["q", 0]) and not torch.equal(after["k", 0], cache["k", 0])
+    assert torch.equal(after["q", 0], cache["q", 0]) and not torch.equal(
+        after["k", 0], cache["k", 0]
+    )
 
 
 def test_config_follows_the_model(images):
@@ -267,7 +299,9 @@ def test_names_the_papers_use(model):
     assert block.mssa is block.attn and block.ista is block.mlp
     assert len(list(model.modules())) == len({id(module) for module in model.modules()})
     if model.cfg.family == "crate":
-        with pytest.raises(AttributeError, match="has no W_out: in CRATE the sparse code is the next stream"):
+        with pytest.raises(
+            AttributeError, match="has no W_out: in CRATE the sparse code is the next stream"
+        ):
             _ = block.mlp.W_out
     else:
         assert torch.equal(block.mlp.W_out, block.mlp.D1.T)
@@ -275,16 +309,21 @@ def test_names_the_papers_use(model):
 
 def test_bad_images(model, images):
     with pytest.raises(
-        ValueError, match=r"images are torch.uint8, the model takes floats: use model\(model.preprocess"
+        ValueError,
+        match=r"images are torch.uint8, the model takes floats: use model\(model.preprocess",
     ):
         model(images.to(torch.uint8))
-    with pytest.raises(ValueError, match=r"shape \(2, 1, 6, 20\), the model takes \[batch, 3, height, width\]"):
+    with pytest.raises(
+        ValueError, match=r"shape \(2, 1, 6, 20\), the model takes \[batch, 3, height, width\]"
+    ):
         model(images[:, :1])
     with pytest.raises(ValueError, match=r"shape \(3, 6, 20\)"):
         model(images[0])
     with pytest.raises(ValueError, match="there is no image in the batch"):
         model(images[:0])
-    with pytest.raises(ValueError, match=r"images are 4 x 20, the model was built for 6 x 20.*interpolate_pos=True"):
+    with pytest.raises(
+        ValueError, match=r"images are 4 x 20, the model was built for 6 x 20.*interpolate_pos=True"
+    ):
         model(images[:, :, :4])
 
 
@@ -295,7 +334,11 @@ def test_other_image_sizes(family, images):
     assert torch.equal(model(images), same(images))  # its own grid is untouched
     larger = torch.randn(BATCH, 3, 10, 35)
     out, cache = model.run_with_cache(larger)
-    assert out.shape == (BATCH, CLASSES) and cache["resid_pre", 0].shape == (BATCH, 1 + 5 * 7, D_MODEL)
+    assert out.shape == (BATCH, CLASSES) and cache["resid_pre", 0].shape == (
+        BATCH,
+        1 + 5 * 7,
+        D_MODEL,
+    )
     with pytest.raises(ValueError, match=r"both sides must be multiples of the patch \(2, 5\)"):
         model(torch.randn(BATCH, 3, 7, 20))
 
@@ -307,7 +350,11 @@ def test_interpolated_positions_follow_dino_not_a_plain_resize():
     got = interpolate_positions(table, (3, 4), (5, 7))
     assert torch.equal(got[:, 0], table[:, 0]) and got.shape == (1, 36, D_MODEL)
     image = table[:, 1:].reshape(1, 3, 4, D_MODEL).permute(0, 3, 1, 2)
-    resized = F.interpolate(image, size=(5, 7), mode="bicubic").permute(0, 2, 3, 1).reshape(1, 35, D_MODEL)
+    resized = (
+        F.interpolate(image, size=(5, 7), mode="bicubic")
+        .permute(0, 2, 3, 1)
+        .reshape(1, 35, D_MODEL)
+    )
     assert not torch.allclose(got[:, 1:], resized)
     torch.testing.assert_close(got[:, 1:], _dino(image, (5, 7)), atol=1e-12, rtol=1e-12)
 
@@ -323,7 +370,11 @@ def _dino(image, size):
             for j in range(base - 1, base + 3):
                 t = abs(x - j)
                 a = -0.75
-                w = (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+                w = (
+                    (a + 2) * t**3 - (a + 3) * t**2 + 1
+                    if t <= 1
+                    else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+                )
                 matrix[i, min(max(j, 0), length - 1)] += w
         return matrix
 

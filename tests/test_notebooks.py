@@ -57,7 +57,10 @@ def test_it_runs_and_shows_what_it_says(ran, name):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") for output in outputs if output.output_type == "stream")
     words, pictures = SAID[name]
-    assert words in text and sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    assert (
+        words in text
+        and sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    )
 
 
 def test_text_and_notebook_are_the_same():

@@ -35,7 +35,9 @@ def published(model, old_names=False):
     }
     for layer in range(model.cfg.n_layers):
         ours, theirs = f"blocks.{layer}.", f"Transformer/encoderblock_{layer}/"
-        attention = theirs + ("Attention_0/" if old_names else "MultiHeadDotProductSubspaceAttention_0/")
+        attention = theirs + (
+            "Attention_0/" if old_names else "MultiHeadDotProductSubspaceAttention_0/"
+        )
         proj, back = state[ours + "attn.u_proj.weight"].T, state[ours + "attn.out_proj.weight"].T
         heads, wide = (model.cfg.n_heads, model.cfg.d_head), model.cfg.d_model
         out[attention + "proj/kernel"] = proj if old_names else proj.reshape(wide, *heads)
@@ -53,7 +55,10 @@ def alpha():
     model = make("crate-alpha", ln_final_eps=1e-6)
     with torch.no_grad():  # the official start has ones and zeros, which hide a wrong place
         for value in model.parameters():
-            value.add_(0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel())))
+            value.add_(
+                0.1
+                * torch.randn(value.shape, generator=torch.Generator().manual_seed(value.numel()))
+            )
     return model
 
 
@@ -63,10 +68,16 @@ def save(path, weights, **more):
 
 
 def test_every_recorded_tensor():
-    meta, recorded = json.loads((FIXTURE / "meta.json").read_text()), load_file(FIXTURE / "io.safetensors")
+    meta, recorded = (
+        json.loads((FIXTURE / "meta.json").read_text()),
+        load_file(FIXTURE / "io.safetensors"),
+    )
     (file,) = [name for name in meta["files"] if name.endswith(".npz")]
     model = ci.load(FIXTURE / file)
-    assert (model.cfg.n_heads, model.cfg.ln_final_eps) == (meta["config"]["num_heads"], meta["config"]["head_ln_eps"])
+    assert (model.cfg.n_heads, model.cfg.ln_final_eps) == (
+        meta["config"]["num_heads"],
+        meta["config"]["head_ln_eps"],
+    )
     with torch.no_grad():
         logits, cache = model.run_with_cache(recorded["images_nhwc"].permute(0, 3, 1, 2))
     seen = {"images_nhwc", "logits", "embed", "patch_embed", "head_ln"}
@@ -125,7 +136,11 @@ def test_one_head_keeps_its_output_matrix(tmp_path):
 
 def test_only_the_weights_are_read(alpha, tmp_path):
     """What lies beside them may be anything: it is not looked at."""
-    path = save(tmp_path / "w.npz", published(alpha), **{"opt/0/mu/x": np.ones(3, "V2"), "chrono/time": np.ones(1)})
+    path = save(
+        tmp_path / "w.npz",
+        published(alpha),
+        **{"opt/0/mu/x": np.ones(3, "V2"), "chrono/time": np.ones(1)},
+    )
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("opt/evil.npy", object_array(tmp_path / "ran"))
     assert ci.load(path, **GIVEN).cfg == alpha.cfg and not (tmp_path / "ran").exists()
@@ -141,13 +156,17 @@ class _Evil:
 
 def object_array(target):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (1,)})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "|O", "fortran_order": False, "shape": (1,)}
+    )
     return file.getvalue() + pickle.dumps([_Evil(target)])
 
 
 def header(shape, dtype="<f4"):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue()
 
 
@@ -168,16 +187,32 @@ def test_files_made_to_harm(tmp_path):
     path, ran = tmp_path / "w.npz", tmp_path / "ran"
     refused("cls holds object, weights are", archive(path, **{"params/cls": object_array(ran)}))
     assert not ran.exists()
-    refused("weights do not compress so", archive(path, **{"params/cls": header((2**24,)) + bytes(2**26)}))
-    refused("claims shape .* and stores 8 bytes", archive(path, **{"params/cls": header((2**40,)) + bytes(8)}))
-    refused("claims shape .* and stores 8 bytes", archive(path, **{"params/cls": header((-2, -1)) + bytes(8)}))
-    refused("holds int64, weights are", archive(path, **{"params/cls": header((1,), "<i8") + bytes(8)}))
-    refused("holds >f4, weights are", archive(path, **{"params/cls": header((2,), ">f4") + bytes(8)}))
+    refused(
+        "weights do not compress so",
+        archive(path, **{"params/cls": header((2**24,)) + bytes(2**26)}),
+    )
+    refused(
+        "claims shape .* and stores 8 bytes",
+        archive(path, **{"params/cls": header((2**40,)) + bytes(8)}),
+    )
+    refused(
+        "claims shape .* and stores 8 bytes",
+        archive(path, **{"params/cls": header((-2, -1)) + bytes(8)}),
+    )
+    refused(
+        "holds int64, weights are", archive(path, **{"params/cls": header((1,), "<i8") + bytes(8)})
+    )
+    refused(
+        "holds >f4, weights are", archive(path, **{"params/cls": header((2,), ">f4") + bytes(8)})
+    )
     refused("is not a readable checkpoint", archive(path, **{"params/cls": b"no array"}))
     refused(
-        "is not a readable checkpoint", archive(path, **{"params/cls": b"\x93NUMPY\x01\x00\xff\xff" + b"{" * 70000})
+        "is not a readable checkpoint",
+        archive(path, **{"params/cls": b"\x93NUMPY\x01\x00\xff\xff" + b"{" * 70000}),
     )
-    slip = archive(path, **{"../../../tmp/slip": header((1,)) + bytes(4), "/etc/x": header((1,)) + bytes(4)})
+    slip = archive(
+        path, **{"../../../tmp/slip": header((1,)) + bytes(4), "/etc/x": header((1,)) + bytes(4)}
+    )
     refused("has no published layout: its 2 keys begin ../../../tmp/slip", slip)
 
 
@@ -187,7 +222,9 @@ def test_damaged_files(alpha, tmp_path):
     path.write_bytes(whole[: len(whole) // 2])
     refused("is not a readable checkpoint", path)
     middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])  # the archive's checksum tells
+    path.write_bytes(
+        whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    )  # the archive's checksum tells
     refused("is not a readable checkpoint", path)
 
 
@@ -195,12 +232,22 @@ def test_what_does_not_fit(alpha, tmp_path):
     weights = published(alpha)
     block = "Transformer/encoderblock_1/"
     proj = block + "MultiHeadDotProductSubspaceAttention_0/proj/kernel"
-    less = {name: value for name, value in weights.items() if name != block + "OvercompleteISTABlock_0/D"}
+    less = {
+        name: value
+        for name, value in weights.items()
+        if name != block + "OvercompleteISTABlock_0/D"
+    }
     refused(f"keys missing .*{block}OvercompleteISTABlock_0/D", save(tmp_path / "a.npz", less))
-    refused("keys not used .*: extra", save(tmp_path / "b.npz", weights | {"extra": np.ones(3, "f4")}))
+    refused(
+        "keys not used .*: extra", save(tmp_path / "b.npz", weights | {"extra": np.ones(3, "f4")})
+    )
     bad = weights | {proj: np.ones((D_MODEL, HEADS, D_HEAD, 1), "f4")}
     refused(f"{proj} has shape .*, the first layer makes it", save(tmp_path / "c.npz", bad))
-    refused(r"n_heads=3 contradicts the tensors, which make it 5", save(tmp_path / "d.npz", weights), n_heads=3)
+    refused(
+        r"n_heads=3 contradicts the tensors, which make it 5",
+        save(tmp_path / "d.npz", weights),
+        n_heads=3,
+    )
     old = save(tmp_path / "e.npz", published(alpha, old_names=True))
     refused("n_heads cannot be inferred", old)
     weights[proj] = weights[proj].copy()
@@ -226,7 +273,9 @@ def test_a_load_holds_the_weights_once(tmp_path):
     """Optimiser state as large as the weights lies beside them and is not read."""
     model = ci.HookedCrate(ci.CrateConfig(family="crate-alpha", d_model=512, n_layers=6, n_heads=8))
     weights = published(model)
-    path = save(tmp_path / "w.npz", weights, **{f"opt/{name}": value for name, value in weights.items()})
+    path = save(
+        tmp_path / "w.npz", weights, **{f"opt/{name}": value for name, value in weights.items()}
+    )
     command = [sys.executable, "-c", MEMORY, next(FIXTURE.glob("*.npz")), path]
     done = subprocess.run(command, capture_output=True, text=True)
     share, size = map(float, done.stdout.split())

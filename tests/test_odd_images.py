@@ -59,12 +59,15 @@ def test_odd_pictures_are_taken(model, name, tmp_path):
 
 def test_colours_of_odd_pictures(model):
     assert torch.equal(
-        model.preprocess(TAKEN["one-pixel.png"])[0, :, 3, 5], (torch.tensor([9, 90, 200]) / 255 - 0.5) / 0.25
+        model.preprocess(TAKEN["one-pixel.png"])[0, :, 3, 5],
+        (torch.tensor([9, 90, 200]) / 255 - 0.5) / 0.25,
     )
     grey = model.preprocess(TAKEN["grey.png"])[0]
     assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
     on_white = Image.blend(Image.new("RGB", (31, 23), "white"), colour(), 128 / 255)
-    torch.testing.assert_close(model.preprocess(with_alpha(colour())), model.preprocess(on_white), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        model.preprocess(with_alpha(colour())), model.preprocess(on_white), atol=0.05, rtol=0
+    )
 
 
 def broken(folder):
@@ -108,11 +111,17 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
 def test_broken_pictures_in_a_dataset(model, tmp_path):
     broken(tmp_path)
     for name in ("cut.jpg", "empty.png"):
-        files = [{"bytes": (tmp_path / file).read_bytes(), "path": None} for file in ("whole.jpg", name)]
-        data = datasets.Dataset.from_dict({"image": files}, features=datasets.Features(image=datasets.Image()))
+        files = [
+            {"bytes": (tmp_path / file).read_bytes(), "path": None} for file in ("whole.jpg", name)
+        ]
+        data = datasets.Dataset.from_dict(
+            {"image": files}, features=datasets.Features(image=datasets.Image())
+        )
         with pytest.raises(ValueError, match="cannot read the image of samples 0 to 1: "):
             ci.sweep(model, data, probes=["sparsity"], progress=False)
-    data = datasets.Dataset.from_dict({"image": [colour(), None]}).cast_column("image", datasets.Image())
+    data = datasets.Dataset.from_dict({"image": [colour(), None]}).cast_column(
+        "image", datasets.Image()
+    )
     with pytest.raises(ValueError, match="sample 1 has no image: the column holds None"):
         ci.sweep(model, data, probes=["sparsity"], progress=False)
 
@@ -126,7 +135,9 @@ def test_whole_patches(model, tmp_path):
         r"below, 40 x 56 above. Pad them, model\(model.pad\(images\)\), or load the model with resize=\(40, 56\), crop=None",
     ):
         model(images)
-    with pytest.raises(ValueError, match="images are 5 x 19: .* The nearest sizes that fit: 8 x 24 above. Pad"):
+    with pytest.raises(
+        ValueError, match="images are 5 x 19: .* The nearest sizes that fit: 8 x 24 above. Pad"
+    ):
         model(images[:, :, :5, :19])
     # what the message advises works
     assert model.pad(images).shape == (2, 3, 40, 56) and model(model.pad(images)).shape == (2, 3)
@@ -141,9 +152,14 @@ def test_padding_repeats_the_edge():
     image = torch.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
     padded = pad_to_patch(image, (2, 5))
     assert padded.shape == (2, 3, 6, 10) and torch.equal(padded[:, :, :5, :7], image)
-    assert torch.equal(padded[:, :, 5], padded[:, :, 4]) and (padded[..., 7:] == padded[..., 6:7]).all()
+    assert (
+        torch.equal(padded[:, :, 5], padded[:, :, 4])
+        and (padded[..., 7:] == padded[..., 6:7]).all()
+    )
     assert pad_to_patch(image, 1) is image
-    assert torch.equal(pad_to_patch(image.to(torch.uint8)[0, 0], 4)[:5, :7], image.to(torch.uint8)[0, 0])  # masks too
+    assert torch.equal(
+        pad_to_patch(image.to(torch.uint8)[0, 0], 4)[:5, :7], image.to(torch.uint8)[0, 0]
+    )  # masks too
     assert make().pad(image).shape == (2, 3, 6, 10)
     with pytest.raises(ValueError, match="images are 0 x 7: there is no pixel to repeat"):
         pad_to_patch(image[:, :, :0], 2)

@@ -25,7 +25,9 @@ def picture(height=6, width=20, mode="RGB", seed=0):
 
 def by_hand(image):
     x = torch.from_numpy(np.array(image)).permute(2, 0, 1).double() / 255
-    return ((x - torch.tensor(MEAN).double()[:, None, None]) / torch.tensor(STD).double()[:, None, None]).float()
+    return (
+        (x - torch.tensor(MEAN).double()[:, None, None]) / torch.tensor(STD).double()[:, None, None]
+    ).float()
 
 
 def test_pictures_paths_and_bytes_agree(model, tmp_path):
@@ -35,9 +37,18 @@ def test_pictures_paths_and_bytes_agree(model, tmp_path):
     for image, path in zip(images, paths, strict=True):
         image.save(path)
     array = np.stack([np.array(image) for image in images]).transpose(0, 3, 1, 2)
-    for given in (images, tuple(images), paths, [str(path) for path in paths], array, torch.from_numpy(array.copy())):
+    for given in (
+        images,
+        tuple(images),
+        paths,
+        [str(path) for path in paths],
+        array,
+        torch.from_numpy(array.copy()),
+    ):
         torch.testing.assert_close(model.preprocess(given), wanted, atol=1e-6, rtol=1e-6)
-    assert model.preprocess(images[0]).shape == model.preprocess(str(paths[0])).shape == (1, 3, 6, 20)
+    assert (
+        model.preprocess(images[0]).shape == model.preprocess(str(paths[0])).shape == (1, 3, 6, 20)
+    )
     assert model.double().preprocess(images[0]).dtype is torch.float64
 
 
@@ -49,22 +60,32 @@ def test_floats_are_taken_as_preprocessed(model):
 def test_resize_and_crop():
     model = make(resize=6, crop=(6, 20), **PLAIN)
     wide = picture(30, 103)
-    small = wide.resize((20, 6), Image.Resampling.BILINEAR)  # shorter side 6: width int(6 * 103 / 30) = 20
-    torch.testing.assert_close(model.preprocess(wide)[0], torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255)
+    small = wide.resize(
+        (20, 6), Image.Resampling.BILINEAR
+    )  # shorter side 6: width int(6 * 103 / 30) = 20
+    torch.testing.assert_close(
+        model.preprocess(wide)[0], torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
+    )
     larger = picture(30, 150)  # 6 x 30, the middle 20 columns
     middle = larger.resize((30, 6), Image.Resampling.BILINEAR).crop((5, 0, 25, 6))
-    torch.testing.assert_close(model.preprocess(larger)[0], torch.from_numpy(np.array(middle)).permute(2, 0, 1) / 255)
+    torch.testing.assert_close(
+        model.preprocess(larger)[0], torch.from_numpy(np.array(middle)).permute(2, 0, 1) / 255
+    )
     array = torch.from_numpy(np.array(larger)).permute(2, 0, 1)[None]
     torch.testing.assert_close(model.preprocess(array), model.preprocess(larger))
     exact = make(resize=(6, 20), **PLAIN)
     squeezed = larger.resize((20, 6), Image.Resampling.BILINEAR)
-    torch.testing.assert_close(exact.preprocess(larger)[0], torch.from_numpy(np.array(squeezed)).permute(2, 0, 1) / 255)
+    torch.testing.assert_close(
+        exact.preprocess(larger)[0], torch.from_numpy(np.array(squeezed)).permute(2, 0, 1) / 255
+    )
 
 
 def test_colours():
     grey, colour = make(channels=1, mean=[0.0], std=[1.0]), make(**PLAIN)
     image = picture()
-    torch.testing.assert_close(grey.preprocess(image)[0, 0], torch.from_numpy(np.array(image.convert("L"))) / 255)
+    torch.testing.assert_close(
+        grey.preprocess(image)[0, 0], torch.from_numpy(np.array(image.convert("L"))) / 255
+    )
     flat = colour.preprocess(picture(mode="L"))
     assert torch.equal(flat[0, 0], flat[0, 1]) and torch.equal(flat[0, 1], flat[0, 2])
     clear = Image.new("RGBA", (20, 6), (200, 0, 0, 0))  # transparent: white, not its hidden red
@@ -75,7 +96,9 @@ def test_colours():
 
 def test_no_pixel_is_invented():
     model = make(resize=5, crop=(6, 20), **PLAIN)
-    with pytest.raises(ValueError, match=r"crop=\(6, 20\) is larger than an image, 5 x 16 after resize=5"):
+    with pytest.raises(
+        ValueError, match=r"crop=\(6, 20\) is larger than an image, 5 x 16 after resize=5"
+    ):
         model.preprocess(picture())
     model = make(interpolate_pos=True, **PLAIN)
     assert model.preprocess(picture(8, 25)).shape == (1, 3, 8, 25)
@@ -102,12 +125,19 @@ def test_bad_input(model, tmp_path):
     )
     fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
     fails(r"images are torch.int64: give uint8 arrays", np.zeros((2, 3, 6, 20), np.int64))
-    fails(r"images have shape \(3, 6, 20\), wanted \[batch, 3, height, width\]", np.zeros((3, 6, 20), np.uint8))
+    fails(
+        r"images have shape \(3, 6, 20\), wanted \[batch, 3, height, width\]",
+        np.zeros((3, 6, 20), np.uint8),
+    )
     fails("the array is empty", np.zeros((0, 3, 6, 20), np.uint8))
 
 
 def published_preprocessing():
-    return [row for row in MODELS if row["config"].get("mean") and row["family"] in ("crate", "crate-alpha")]
+    return [
+        row
+        for row in MODELS
+        if row["config"].get("mean") and row["family"] in ("crate", "crate-alpha")
+    ]
 
 
 @pytest.mark.parametrize("row", published_preprocessing(), ids=lambda row: row["name"])
@@ -115,7 +145,9 @@ def test_what_the_papers_say(row):
     """Shorter side to 256 (bilinear), the middle 224 x 224, ImageNet's mean and std; by Pillow alone, pixel by pixel."""
     assert len(published_preprocessing()) >= 15
     kept = {name: value for name, value in row["config"].items() if name != "d_features"}
-    cfg = ci.CrateConfig(family=row["family"], d_model=kept.pop("n_heads"), n_layers=1, n_heads=1, **kept)
+    cfg = ci.CrateConfig(
+        family=row["family"], d_model=kept.pop("n_heads"), n_layers=1, n_heads=1, **kept
+    )
     pixels = np.random.default_rng(0).integers(0, 256, (300, 410, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     small = image.resize((int(256 * 410 / 300), 256), Image.Resampling.BILINEAR)

@@ -18,7 +18,9 @@ LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
 @pytest.fixture(scope="module")
 def mae():
-    return ci.load(next((FIXTURES / "crate_mae").glob("*.pth")), n_heads=4, lambd=0.5, image_size=32)
+    return ci.load(
+        next((FIXTURES / "crate_mae").glob("*.pth")), n_heads=4, lambd=0.5, image_size=32
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,9 @@ def test_language_models(name, tokens):
         if tied:
             u = lm.blocks[layer].attn.U.detach().numpy()
             wanted = [reference.subspace_coding_rate(z, u, 0.1).sum() for z in mid]
-            np.testing.assert_allclose(values(result, "compression.subspace_rate_mid", layer), wanted, rtol=1e-5)
+            np.testing.assert_allclose(
+                values(result, "compression.subspace_rate_mid", layer), wanted, rtol=1e-5
+            )
     probed = ci.probe(cache)
     assert probed.meta["probes"].keys() == result.meta["probes"].keys()
     np.testing.assert_allclose(
@@ -75,7 +79,9 @@ def test_uniform_causal_attention_is_what_it_is_compared_with(tokens):
     heads = result.heads()
     assert heads["mean"].to_numpy() == pytest.approx(wanted, rel=1e-5)
     assert values(result, "attention.entropy_uniform", 0) == pytest.approx(wanted, rel=1e-6)
-    windowed = values(sweep(make_lm("nanochat-crate"), tokens, "attention"), "attention.entropy_uniform", 0)
+    windowed = values(
+        sweep(make_lm("nanochat-crate"), tokens, "attention"), "attention.entropy_uniform", 0
+    )
     assert windowed == pytest.approx(sum(math.log(min(i, 7)) for i in range(1, 14)) / 13, rel=1e-6)
 
 
@@ -85,11 +91,21 @@ def test_positions(tokens):
     assert values(result, "attention.entropy_uniform", 0) == pytest.approx(math.log(13) / 2)
     _, cache = lm.run_with_cache(tokens)
     zeros = (cache["post", 1][:, 4] == 0).float().mean(dim=-1)
-    np.testing.assert_allclose(values(result, "sparsity.zero_fraction", 1), zeros.numpy(), rtol=1e-6)
-    for wrong, match in (("cls", "tokens='cls'"), ([], "tokens="), ([1, 1], "comes twice"), ([True], "tokens=")):
+    np.testing.assert_allclose(
+        values(result, "sparsity.zero_fraction", 1), zeros.numpy(), rtol=1e-6
+    )
+    for wrong, match in (
+        ("cls", "tokens='cls'"),
+        ([], "tokens="),
+        ([1, 1], "comes twice"),
+        ([True], "tokens="),
+    ):
         with pytest.raises(ValueError, match=match):
             ci.probes.attention(tokens=wrong)
-    for wrong, match in (([13], "the position 13, and there are 13 tokens"), ([0, -13], "names a position twice")):
+    for wrong, match in (
+        ([13], "the position 13, and there are 13 tokens"),
+        ([0, -13], "names a position twice"),
+    ):
         with pytest.raises(ValueError, match=match):
             sweep(lm, tokens, ci.probes.sparsity(tokens=wrong))
     with pytest.raises(ValueError, match="this model has none"):
@@ -154,27 +170,51 @@ def test_encoder_and_decoder_of_a_masked_autoencoder(mae):
         np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6)
         z = part["resid_mid", 1].numpy()
         np.testing.assert_allclose(
-            values(result, "compression.rate_mid", 1), [reference.coding_rate(one, 0.1) for one in z], rtol=1e-5
+            values(result, "compression.rate_mid", 1),
+            [reference.coding_rate(one, 0.1) for one in z],
+            rtol=1e-5,
         )
         u = part.model.blocks[1].attn.U.detach().numpy()
         rates = [reference.subspace_coding_rate(one, u, 0.1).sum() for one in z]
-        np.testing.assert_allclose(values(result, "compression.subspace_rate_mid", 1), rates, rtol=1e-5)
+        np.testing.assert_allclose(
+            values(result, "compression.subspace_rate_mid", 1), rates, rtol=1e-5
+        )
         assert {"compression", "attention", "alignment"} <= set(result.meta["probes"])
     assert "sparsity" in encoder.meta["probes"] and "sparsity" not in decoder.meta["probes"]
-    masked = sweep(mae, images, "compression", forward=lambda m, x: m(x, noise=torch.ones(len(x), 16).cumsum(1)))
+    masked = sweep(
+        mae,
+        images,
+        "compression",
+        forward=lambda m, x: m(x, noise=torch.ones(len(x), 16).cumsum(1)),
+    )
     assert "mask_ratio" not in masked.meta
-    assert abs(values(masked, "compression.rate_mid", 0) - values(encoder, "compression.rate_mid", 0)).min() > 1
-    with pytest.raises(KeyError, match="the layers of decoder_blocks have no hook point 'mlp.hook_post'"):
+    assert (
+        abs(
+            values(masked, "compression.rate_mid", 0) - values(encoder, "compression.rate_mid", 0)
+        ).min()
+        > 1
+    )
+    with pytest.raises(
+        KeyError, match="the layers of decoder_blocks have no hook point 'mlp.hook_post'"
+    ):
         sweep(mae, images, "sparsity", blocks="decoder_blocks")
-    with pytest.raises(ValueError, match="blocks='decoder': this HookedCrateMAE has blocks and decoder_blocks"):
+    with pytest.raises(
+        ValueError, match="blocks='decoder': this HookedCrateMAE has blocks and decoder_blocks"
+    ):
         sweep(mae, images, blocks="decoder")
 
 
 def test_towers_of_a_clip():
-    clip = ci.load(FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3)
+    clip = ci.load(
+        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
+    )
     texts = torch.randint(0, clip.text.cfg.d_vocab, (3, clip.text.cfg.n_ctx))
     result = sweep(clip.text, texts)
-    assert set(result.meta["probes"]) == {"compression", "sparsity", "attention"}  # a plain transformer: no U
+    assert set(result.meta["probes"]) == {
+        "compression",
+        "sparsity",
+        "attention",
+    }  # a plain transformer: no U
     uniform = math.log(clip.text.cfg.n_ctx)
     assert values(result, "attention.entropy_uniform", 0) == pytest.approx(uniform)  # no mask
     with pytest.raises(KeyError, match="attn.hook_u"):
@@ -186,7 +226,9 @@ def test_zero_codes_are_counted(images):
     quiet = lambda codes, hook: codes.index_fill(1, torch.tensor([2, 5]), 0.0)  # noqa: E731
     with model.hooks([("blocks.1.attn.hook_u", quiet)]):
         result = sweep(model, images)
-    assert result.meta["counts"] == {"compression.zero_codes": 2 * 5 * 5}  # tokens x heads x samples
+    assert result.meta["counts"] == {
+        "compression.zero_codes": 2 * 5 * 5
+    }  # tokens x heads x samples
     assert sweep(model, images).meta["counts"] == {"compression.zero_codes": 0}
     assert "compression.zero_codes" not in result.samples()
 
@@ -214,7 +256,9 @@ def test_text_is_cut_into_windows():
     assert same[0].samples().equals(same[1].samples())
     chat = make_lm("nanochat-crate")
     chat.tokenizer = Words()
-    assert torch.equal(chat.windows(texts), torch.tensor([[46, *joined[:12]], [46, *joined[12:24]]]))
+    assert torch.equal(
+        chat.windows(texts), torch.tensor([[46, *joined[:12]], [46, *joined[12:24]]])
+    )
     Words.bos = None
     with pytest.raises(ValueError, match="no separator to join texts"):
         lm.windows(texts)
@@ -230,7 +274,10 @@ def test_bad_text():
         ("data holds more than strings", ["1", 2]),
         ("give whole numbers", torch.zeros(3, 13)),
         ("the data is empty", torch.zeros(0, 13, dtype=torch.long)),
-        ("has no text column; its columns are picture", datasets.Dataset.from_dict({"picture": [1]})),
+        (
+            "has no text column; its columns are picture",
+            datasets.Dataset.from_dict({"picture": [1]}),
+        ),
         ("cannot take data from 'nothing'", "nothing"),
         ("no embedded data is called 'x'", "embedded:x"),
         ("write hf:owner/name:split", "hf:name"),
@@ -248,7 +295,11 @@ def test_embedded_text_is_what_the_tiny_model_has_not_seen():
     result = ci.sweep(lm, "embedded:held-out-text", probes="sparsity", limit=3, progress=False)
     assert result.meta["n_samples"] == 3
     windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-    assert windows.shape[1] == 128 and len(windows) > 300 and bool((windows[:, 0] == lm.tokenizer.bos).all())
+    assert (
+        windows.shape[1] == 128
+        and len(windows) > 300
+        and bool((windows[:, 0] == lm.tokenizer.bos).all())
+    )
     with torch.no_grad():
         loss = lm(windows[:64], return_type="loss").item()
     assert 2.5 < loss < 4.2  # 3.59 over all of it, 6.95 untrained
@@ -264,12 +315,25 @@ def controlled(images):
 
 def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images):
     table = controlled.controls()
-    assert set(table["control"]) == {"random weights", "random subspaces", "permuted heads", "tight frame"}
+    assert set(table["control"]) == {
+        "random weights",
+        "random subspaces",
+        "permuted heads",
+        "tight frame",
+    }
     assert (table["n"] == 2).all()  # the first batch
-    row = table.query("control == 'tight frame' and statistic == 'subspace_rate_mid' and layer == 1").iloc[0]
-    assert row["model_mean"] == pytest.approx(values(controlled, "compression.subspace_rate_mid", 1)[:2].mean())
+    row = table.query(
+        "control == 'tight frame' and statistic == 'subspace_rate_mid' and layer == 1"
+    ).iloc[0]
+    assert row["model_mean"] == pytest.approx(
+        values(controlled, "compression.subspace_rate_mid", 1)[:2].mean()
+    )
     assert not len(sweep(make(), images, controls=False).controls())
-    for control, gone in (("random subspaces", "rate_pre"), ("tight frame", "l1"), ("permuted heads", "rate_pre")):
+    for control, gone in (
+        ("random subspaces", "rate_pre"),
+        ("tight frame", "l1"),
+        ("permuted heads", "rate_pre"),
+    ):
         assert gone not in set(table[table["control"] == control]["statistic"])
 
 
@@ -289,7 +353,10 @@ def test_random_subspaces_keep_the_singular_values(controlled):
     table = controlled.controls()
     energy = table.query("control == 'random subspaces' and statistic == 'energy_head'")
     assert energy["control_mean"].to_numpy() == pytest.approx(7 / 31, abs=0.05)  # chance is p / d
-    assert set(table[table["control"] == "random subspaces"]["statistic"]) >= {"official_rate", "subspace_rate_mid"}
+    assert set(table[table["control"] == "random subspaces"]["statistic"]) >= {
+        "official_rate",
+        "subspace_rate_mid",
+    }
 
 
 def test_permuted_heads_are_the_next_heads_map(images):
@@ -297,10 +364,16 @@ def test_permuted_heads_are_the_next_heads_map(images):
     table = sweep(model, images[:2]).controls()
     _, cache = model.run_with_cache(images[:2])
     block = model.blocks[0]
-    written = sum(cache["z", 0][:, :, k] @ block.attn.W_O[(k - 1) % 5] for k in range(5)) + block.attn.b_O
+    written = (
+        sum(cache["z", 0][:, :, k] @ block.attn.W_O[(k - 1) % 5] for k in range(5)) + block.attn.b_O
+    )
     z = (cache["resid_pre", 0] + written).detach().numpy()
-    row = table.query("control == 'permuted heads' and statistic == 'rate_mid' and layer == 0").iloc[0]
-    assert row["control_mean"] == pytest.approx(np.mean([reference.coding_rate(one, 0.1) for one in z]), rel=1e-5)
+    row = table.query(
+        "control == 'permuted heads' and statistic == 'rate_mid' and layer == 0"
+    ).iloc[0]
+    assert row["control_mean"] == pytest.approx(
+        np.mean([reference.coding_rate(one, 0.1) for one in z]), rel=1e-5
+    )
 
 
 def test_random_weights_are_the_official_initialisation(images):
@@ -310,7 +383,9 @@ def test_random_weights_are_the_official_initialisation(images):
         torch.manual_seed(0)
         random = ci.HookedCrate(model.cfg).eval()
     wanted = values(sweep(random, images[:2], "compression"), "compression.official_rate", 2).mean()
-    row = table.query("control == 'random weights' and statistic == 'official_rate' and layer == 2").iloc[0]
+    row = table.query(
+        "control == 'random weights' and statistic == 'official_rate' and layer == 2"
+    ).iloc[0]
     assert row["control_mean"] == pytest.approx(wanted, rel=1e-6)
 
 
@@ -318,12 +393,21 @@ def test_a_users_probe_may_read_any_part_of_a_layer(images):
     """Under a control too, where the layer is a stand-in: its norm, its output map, its switches."""
 
     def measure(block, acts):
-        weight = block.ln1.weight.sum() + block.attn.W_O.sum() + block.attn.U.sum() + block.mlp.D.sum()
+        weight = (
+            block.ln1.weight.sum() + block.attn.W_O.sum() + block.attn.U.sum() + block.mlp.D.sum()
+        )
         return {"sum": acts["hook_resid_mid"].sum(dim=(1, 2)) + weight * block.residual}
 
     words = {"sum": ("", None, None, "A sum.")}
-    table = sweep(make("crate-alpha"), images, ci.Probe("own", ("hook_resid_mid",), measure, words)).controls()
-    assert set(table["control"]) == {"random weights", "random subspaces", "permuted heads", "tight frame"}
+    table = sweep(
+        make("crate-alpha"), images, ci.Probe("own", ("hook_resid_mid",), measure, words)
+    ).controls()
+    assert set(table["control"]) == {
+        "random weights",
+        "random subspaces",
+        "permuted heads",
+        "tight frame",
+    }
 
 
 def test_controls_survive_saving(controlled, tmp_path):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import crate_interp as ci
-from crate_interp.audit.claims import CLAIMS
+from crate_interp.audits.claims import CLAIMS
 
 PAGE = (Path(ci.__file__).parent / "measures" / "README.md").read_text(encoding="utf-8")
 
@@ -13,7 +13,10 @@ def rows(heading):
     """The cells of the tables under a heading, up to `heading`s that follow it."""
     part = PAGE.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in part.splitlines() if line.startswith("| `")]
-    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in lines
+    ]
 
 
 def plain(text):
@@ -49,7 +52,11 @@ def test_the_statistics_are_those_of_the_probes():
     for probe in ci.probes.resolve(None):
         for name, (unit, low, high, how) in probe.statistics.items():
             if name not in probe.counts:
-                bounds = "any" if low is None else f"{low:g} to {'' if high is None else f'{high:g}'}".strip()
+                bounds = (
+                    "any"
+                    if low is None
+                    else f"{low:g} to {'' if high is None else f'{high:g}'}".strip()
+                )
                 wanted[f"`{probe.name}.{name}`"] = [unit or "-", bounds, how]
     assert {row[0]: row[1:] for row in rows("## Statistics of the default probes")} == wanted
 

@@ -63,12 +63,22 @@ def test_it_is_one_file_that_works_offline(report, page):
 
 def test_it_is_readable(report, page):
     text = report.read_text(encoding="utf-8")
-    assert 'name="viewport"' in text and "color-scheme: light dark" in text and "currentColor" in text
-    pictures = [a for tag, a in page.tags if tag == "img" or (tag == "svg" and a.get("role") == "img")]
+    assert (
+        'name="viewport"' in text and "color-scheme: light dark" in text and "currentColor" in text
+    )
+    pictures = [
+        a for tag, a in page.tags if tag == "img" or (tag == "svg" and a.get("role") == "img")
+    ]
     assert all(len(a.get("alt") or a.get("aria-label") or "") > 20 for a in pictures)
-    assert len(pictures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) == 2 + 24  # layers, statistics
+    assert (
+        len(pictures) == len([tag for tag, _ in page.tags if tag == "figcaption"]) == 2 + 24
+    )  # layers, statistics
     words = " ".join(page.words)
-    assert "mine & <yours>" in words and "untrained, 2 seeds" in words and "Settings: eps = 0.1" in words
+    assert (
+        "mine & <yours>" in words
+        and "untrained, 2 seeds" in words
+        and "Settings: eps = 0.1" in words
+    )
 
 
 def test_every_statistic_has_a_figure_and_a_sentence(report, page):
@@ -87,7 +97,9 @@ def test_every_statistic_has_a_figure_and_a_sentence(report, page):
 def test_tables(report, model, data):
     table = pd.read_csv(report.parent / "layers.csv")
     result = ci.sweep(model, data, progress=False)
-    pd.testing.assert_frame_equal(table[result.layers().columns], result.layers(), check_dtype=False, rtol=1e-12)
+    pd.testing.assert_frame_equal(
+        table[result.layers().columns], result.layers(), check_dtype=False, rtol=1e-12
+    )
     twins = []
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -102,11 +114,15 @@ def test_tables(report, model, data):
         )
     samples = pd.read_parquet(report.parent / "samples.parquet")
     pd.testing.assert_frame_equal(samples, result.samples())
-    assert len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1 + 3 + LAYERS  # and the controls
+    assert (
+        len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1 + 3 + LAYERS
+    )  # and the controls
 
 
 def test_without_twins_and_with_other_probes(model, data, tmp_path):
-    path = ci.report(model, data, tmp_path, probes=["sparsity"], untrained=0, limit=2, progress=False)
+    path = ci.report(
+        model, data, tmp_path, probes=["sparsity"], untrained=0, limit=2, progress=False
+    )
     text = path.read_text()
     assert "untrained" not in text.replace("untrained twins", "") and "compression" not in text
     assert ci.SweepResult.load(tmp_path).meta["n_samples"] == 2
@@ -121,7 +137,9 @@ def test_a_second_report_leaves_no_figure_of_the_first(model, data, tmp_path):
     (out / "figures" / "mine.png").write_bytes(b"kept")
     ci.report(model, data, out, untrained=0, probes="sparsity", progress=False)
     attention = {name for name in figures() if name.startswith("attention-layer-")}
-    assert figures() - attention == {f"sparsity.{name}.png" for name in ("hoyer", "l1", "zero_fraction")} | {"mine.png"}
+    assert figures() - attention == {
+        f"sparsity.{name}.png" for name in ("hoyer", "l1", "zero_fraction")
+    } | {"mine.png"}
 
 
 def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
@@ -133,7 +151,11 @@ def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("crate_interp.viz.report"), "twin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ci.report(model, data, tmp_path, progress=False)
-    assert ci.SweepResult.load(tmp_path).layers().equals(ci.sweep(model, data, progress=False).layers())
+    assert (
+        ci.SweepResult.load(tmp_path)
+        .layers()
+        .equals(ci.sweep(model, data, progress=False).layers())
+    )
 
 
 def test_refusals(model, data, tmp_path):

@@ -11,9 +11,9 @@ from PIL import Image as Pillow
 
 import crate_interp as ci
 from crate_interp.measures import mass_mask, random_jaccard, top_mask
-from crate_interp.probes.segmentation import Targets, random_order, segmentation
-from crate_interp.segment.run import centred_map
-from crate_interp.segment.scores import fixed
+from crate_interp.probes.masks import Targets, random_order, segmentation
+from crate_interp.segmentation.run import centred_map
+from crate_interp.segmentation.scores import fixed
 
 PATCH, GRID = (4, 5), (3, 2)
 SIZE = (12, 10)
@@ -44,15 +44,23 @@ def dataset(n=7, seed=0, empty=(), binary=True):
         values = (random.random(SIZE) > 0.6) * 255 if binary else class_map(random)
         mask = np.zeros(SIZE, np.uint8) if index in empty else values.astype(np.uint8)
         picture = Pillow.fromarray(random.integers(0, 256, (*SIZE, 3), dtype=np.uint8))
-        rows.append({"image": picture, "mask": Pillow.fromarray(mask), "label": f"kind {index % 3}"})
-    return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image(), "label": Value("string")}))
+        rows.append(
+            {"image": picture, "mask": Pillow.fromarray(mask), "label": f"kind {index % 3}"}
+        )
+    return Dataset.from_list(
+        rows, features=Features({"image": Image(), "mask": Image(), "label": Value("string")})
+    )
 
 
 def slow_scores(pattern, masks, rule, resolution):
     """Scores [n, head] and of the best head [n] by sets of pixels and patches."""
     each, best = [], []
     for heads, mask in zip(pattern, masks, strict=True):
-        patch_of = {(r, c): (r // PATCH[0]) * GRID[1] + c // PATCH[1] for r in range(SIZE[0]) for c in range(SIZE[1])}
+        patch_of = {
+            (r, c): (r // PATCH[0]) * GRID[1] + c // PATCH[1]
+            for r in range(SIZE[0])
+            for c in range(SIZE[1])
+        }
         judged = {place for place in patch_of if mask[place] != 255}
         scores = []
         for kind in sorted({int(value) for value in mask.flatten()} - {0, 255}):
@@ -62,7 +70,9 @@ def slow_scores(pattern, masks, rule, resolution):
                 max(count, key=lambda patch: (count[patch], -patch))
             }
             unjudged = {
-                p for p in range(6) if sum(patch_of[place] == p and place not in judged for place in patch_of) > 10
+                p
+                for p in range(6)
+                if sum(patch_of[place] == p and place not in judged for place in patch_of) > 10
             }
             row = []
             for map in heads:
@@ -96,13 +106,22 @@ def test_scores_agree_with_sets_of_pixels(binary, chance, scaled):
             q, k = cache["q", layer][:, 0], cache["k", layer][:, 1:]
             pattern = torch.einsum("nhd,nphd->nhp", q, k).softmax(dim=-1)
         if chance == "_random":
-            pattern = torch.stack([maps[:, random_order(6, sample)] for sample, maps in enumerate(pattern)])
+            pattern = torch.stack(
+                [maps[:, random_order(6, sample)] for sample, maps in enumerate(pattern)]
+            )
         judges = masks[1:] + masks[:1] if chance == "_other" else masks
         for name, rule, share in (("mass", mass_mask, 0.7), ("top", top_mask, 0.4)):
             for resolution in ("token", "pixel"):
                 column = f"{name}_{resolution}{chance}"
-                each, best = slow_scores(pattern.numpy(), judges, lambda map, f=rule, s=share: f(map, s), resolution)
-                rows = result.head_samples().query("layer == @layer")[f"segmentation.{column}"].to_numpy().reshape(7, 3)
+                each, best = slow_scores(
+                    pattern.numpy(), judges, lambda map, f=rule, s=share: f(map, s), resolution
+                )
+                rows = (
+                    result.head_samples()
+                    .query("layer == @layer")[f"segmentation.{column}"]
+                    .to_numpy()
+                    .reshape(7, 3)
+                )
                 np.testing.assert_allclose(rows, each, rtol=1e-6)
                 found = result.samples().query("layer == @layer")[f"segmentation.{column}_best"]
                 np.testing.assert_allclose(found, best, rtol=1e-6)
@@ -127,13 +146,16 @@ def acts_for(targets, sharpness=50.0):
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
-    tokens = torch.tensor([[1, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0]], dtype=torch.bool)
+    tokens = torch.tensor(
+        [[1, 1, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0]], dtype=torch.bool
+    )
     masks = ci.measures.pixel_mask(tokens, GRID, PATCH).to(torch.uint8)
     probe, block = segmentation(mass=1.0 - 1e-6, scaled=scaled), model().blocks[0]
     both = {"masks": masks, "other_masks": masks.roll(-1, 0)}
     found = probe.measure(block, acts_for(tokens) | both)
     others = [
-        len(a & b) / len(a | b) for a, b in (({0, 1, 5}, {3}), ({3}, {0, 1, 2, 3, 4}), ({0, 1, 2, 3, 4}, {0, 1, 5}))
+        len(a & b) / len(a | b)
+        for a, b in (({0, 1, 5}, {3}), ({3}, {0, 1, 2, 3, 4}), ({0, 1, 2, 3, 4}, {0, 1, 5}))
     ]
     assert found["mass_token_other"].flatten().tolist() == pytest.approx(others)
     for name in ("mass_token", "mass_pixel", "mass_token_best", "mass_pixel_best"):
@@ -147,26 +169,46 @@ def test_random_order_scores_what_random_masks_do():
     tokens = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.bool).expand(4000, 8)
     masks = ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8)
     pattern = torch.cat([torch.zeros(1), torch.arange(8, 0, -1) / 36]).expand(4000, 1, 9, 9)
-    acts = {"attn.hook_pattern": pattern, "sample": torch.arange(4000), "masks": masks, "other_masks": masks}
+    acts = {
+        "attn.hook_pattern": pattern,
+        "sample": torch.arange(4000),
+        "masks": masks,
+        "other_masks": masks,
+    }
     block = model(image_size=(6, 20), patch_size=(3, 5)).blocks[0]
     found = segmentation().measure(block, acts)["top_token_random"].mean().item()
-    exact = sum(share * hits / (7 - hits) for hits, share in ((1, 2 * 5 * 3 / 56), (2, 5 * 4 / 56)))  # hypergeometric
+    exact = sum(
+        share * hits / (7 - hits) for hits, share in ((1, 2 * 5 * 3 / 56), (2, 5 * 4 / 56))
+    )  # hypergeometric
     assert found == pytest.approx(exact, abs=0.01)
-    assert random_jaccard(5 / 8, 2 / 8) == pytest.approx(exact, abs=0.02)  # the formula is for many patches
+    assert random_jaccard(5 / 8, 2 / 8) == pytest.approx(
+        exact, abs=0.02
+    )  # the formula is for many patches
 
 
 def test_a_class_too_small_for_any_patch_has_the_one_with_most_of_it():
     mask = torch.zeros(1, *SIZE, dtype=torch.uint8)
     mask[0, 5, 2:4], mask[0, 0, 0], mask[0, 8:12, 5:10] = 7, 7, 9
     targets = Targets(mask, PATCH)
-    assert targets.tokens().tolist() == [[False, False, True, False, False, False], [False] * 5 + [True]]
+    assert targets.tokens().tolist() == [
+        [False, False, True, False, False, False],
+        [False] * 5 + [True],
+    ]
 
 
 def test_the_head_is_chosen_on_the_other_half():
-    heads = np.array([[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]])  # [n, layer, head]
+    heads = np.array(
+        [[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]]
+    )  # [n, layer, head]
     score, place = fixed(heads)
     # on even samples head 1 is best, on odd ones head 0: each half is scored with what the other half chose
-    assert score.tolist() == [0.1, 0.2, 0.2, 0.1, 0.3] and place.tolist() == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 0]]
+    assert score.tolist() == [0.1, 0.2, 0.2, 0.1, 0.3] and place.tolist() == [
+        [0, 0],
+        [0, 1],
+        [0, 0],
+        [0, 1],
+        [0, 0],
+    ]
     score, place = fixed(np.full((5, 2, 3), 0.5))
     assert (place == 0).all() and (score == 0.5).all()  # of equal heads the first
 
@@ -174,13 +216,21 @@ def test_the_head_is_chosen_on_the_other_half():
 def slow_rows(sweep, name, kept):
     """(way, layer) -> (values, (layer, head) or None) from the tables of a sweep, sample by sample."""
     each = (
-        sweep.head_samples().pivot(index="sample", columns=["layer", "head"], values=f"segmentation.{name}").loc[kept]
+        sweep.head_samples()
+        .pivot(index="sample", columns=["layer", "head"], values=f"segmentation.{name}")
+        .loc[kept]
     )
-    best = sweep.samples().pivot(index="sample", columns="layer", values=f"segmentation.{name}_best").loc[kept]
+    best = (
+        sweep.samples()
+        .pivot(index="sample", columns="layer", values=f"segmentation.{name}_best")
+        .loc[kept]
+    )
     rows = {}
     for layer in (0, 1, None):
         columns = [pair for pair in each.columns if layer in (None, pair[0])]
-        chosen = [max(columns, key=lambda pair: each[pair].iloc[1 - half :: 2].mean()) for half in (0, 1)]
+        chosen = [
+            max(columns, key=lambda pair: each[pair].iloc[1 - half :: 2].mean()) for half in (0, 1)
+        ]
         values = [each[chosen[place % 2]].iloc[place] for place in range(len(kept))]
         rows["fixed head", layer] = (values, chosen[0] if chosen[0] == chosen[1] else None)
         if layer is not None:
@@ -191,12 +241,15 @@ def slow_rows(sweep, name, kept):
 
 def test_the_table_agrees_with_a_slow_one():
     net, data = model(5), dataset(9, empty=(4,))
-    result = ci.segment(net, data, untrained=2, batch_size=4, mass=0.5, fraction=0.4, progress=False)
+    result = ci.segment(
+        net, data, untrained=2, batch_size=4, mass=0.5, fraction=0.4, progress=False
+    )
     probe, kept = segmentation(mass=0.5, fraction=0.4), [0, 1, 2, 3, 5, 6, 7, 8]
     followed = [0, 1, 2, 5, 6, 7, 8]  # by an image with an object
     assert result.meta["without_object"] == 1 and result.meta["untrained"] == 2
     own, *twins = (
-        ci.sweep(other, data, probes=probe, controls=False, progress=False) for other in (net, model(0), model(1))
+        ci.sweep(other, data, probes=probe, controls=False, progress=False)
+        for other in (net, model(0), model(1))
     )
     masks = [np.where(np.asarray(data[place]["mask"]) == 255, 1, 0) for place in kept]
     flat = centred_map(GRID)[None].numpy()
@@ -207,8 +260,12 @@ def test_the_table_agrees_with_a_slow_one():
             wanted, random = slow_rows(own, name, kept), slow_rows(own, f"{name}_random", kept)
             other_image = slow_rows(own, f"{name}_other", followed)
             others = [slow_rows(twin, name, kept) for twin in twins]
-            centre = slow_scores([flat] * 8, masks, lambda map, f=function, s=share: f(map, s), resolution)[1].mean()
-            every = slow_scores([flat] * 8, masks, lambda map: torch.ones(6, dtype=torch.bool), resolution)[1].mean()
+            centre = slow_scores(
+                [flat] * 8, masks, lambda map, f=function, s=share: f(map, s), resolution
+            )[1].mean()
+            every = slow_scores(
+                [flat] * 8, masks, lambda map: torch.ones(6, dtype=torch.bool), resolution
+            )[1].mean()
             assert len(found) == len(wanted) == 7
             for row in found.to_dict("records"):
                 key = (row["way"], None if row["layer"] is pd.NA else row["layer"])
@@ -224,7 +281,9 @@ def test_the_table_agrees_with_a_slow_one():
                 assert row["all_foreground"] == pytest.approx(every, rel=1e-6)
                 assert row["low"] <= row["value"] <= row["high"] and row["low"] < row["high"]
                 named += wanted[key][1] is not None
-            heads = result.heads.query("rule == @rule and resolution == @resolution").set_index(["layer", "head"])
+            heads = result.heads.query("rule == @rule and resolution == @resolution").set_index(
+                ["layer", "head"]
+            )
             for column, sweeps, suffix in (
                 ("value", [own], ""),
                 ("random", [own], "_random"),
@@ -232,7 +291,10 @@ def test_the_table_agrees_with_a_slow_one():
                 ("untrained", twins, ""),
             ):
                 tables = [sweep.heads() for sweep in sweeps]
-                tables = [table[table["statistic"] == name + suffix]["mean"].to_numpy() for table in tables]
+                tables = [
+                    table[table["statistic"] == name + suffix]["mean"].to_numpy()
+                    for table in tables
+                ]
                 np.testing.assert_allclose(heads[column], np.mean(tables, axis=0), rtol=1e-6)
     assert 0 < named < 12  # halves agree on a head sometimes
     overall = slow_rows(own, "mass_token", kept)["fixed head", None][0]
@@ -257,7 +319,11 @@ def test_random_orders_differ_between_samples_and_leave_no_place_alone():
 
 def test_the_centred_map_is_a_mirror_of_itself_and_highest_in_the_middle():
     map = centred_map((5, 7)).view(5, 7)
-    assert torch.equal(map, map.flip(0)) and torch.equal(map, map.flip(1)) and map.argmax() == 2 * 7 + 3
+    assert (
+        torch.equal(map, map.flip(0))
+        and torch.equal(map, map.flip(1))
+        and map.argmax() == 2 * 7 + 3
+    )
 
 
 def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
@@ -268,8 +334,16 @@ def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
         ci.viz.segment_page(result, net, data, tmp_path / name)
         folders.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert folders[0] == folders[1]
-    assert set(folders[0]) == {"scores.csv", "heads.csv", "images.csv", "segment.json", "segment.html"}
-    assert json.loads(folders[0]["segment.json"])["probes"]["segmentation"]["settings"]["mass"] == 0.6
+    assert set(folders[0]) == {
+        "scores.csv",
+        "heads.csv",
+        "images.csv",
+        "segment.json",
+        "segment.html",
+    }
+    assert (
+        json.loads(folders[0]["segment.json"])["probes"]["segmentation"]["settings"]["mass"] == 0.6
+    )
     table = ci.segment(net, data, batch_size=2, progress=False).scores
     np.testing.assert_allclose(table["value"], result.scores["value"], rtol=1e-6)
 
@@ -279,15 +353,24 @@ def test_scores_of_every_head_are_kept_and_saved(tmp_path):
     table = ci.SweepResult.load(result.save(tmp_path)).head_samples()
     assert table.equals(result.head_samples()) and len(table) == 5 * 2 * 3
     assert table[table["sample"] == 2].filter(like="segmentation").isna().all(axis=None)
-    for means in (result.heads(), result.layers()):  # sample 1 is followed by the one without an object
+    for means in (
+        result.heads(),
+        result.layers(),
+    ):  # sample 1 is followed by the one without an object
         assert (means["n"] == 4 - means["statistic"].str.contains("_other")).all()
-    assert result.layers()["mean"].notna().all() and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
+    assert (
+        result.layers()["mean"].notna().all()
+        and ci.sweep(model(), dataset(3), progress=False).head_samples().empty
+    )
 
 
 def test_unscaled_maps_are_the_papers():
     net, data = model(), dataset()
     options = dict(untrained=0, progress=False)
-    paper, own = ci.segment(net, data, scaled=False, cls_key=False, **options), ci.segment(net, data, **options)
+    paper, own = (
+        ci.segment(net, data, scaled=False, cls_key=False, **options),
+        ci.segment(net, data, **options),
+    )
     top = [result.layers("top")["value"].to_numpy() for result in (paper, own)]
     np.testing.assert_array_equal(*top)  # neither scale nor CLS changes an order
     sizes = [result.layers("mass")["value"].to_numpy() for result in (paper, own)]
@@ -302,7 +385,9 @@ def test_what_cannot_be_judged_is_refused_before_work_starts():
         raise AssertionError("work has started")
 
     net.add_hook("hook_embed", forward)
-    lm = ci.HookedCrateLM(ci.CrateConfig(family="crate-lm", d_model=12, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7))
+    lm = ci.HookedCrateLM(
+        ci.CrateConfig(family="crate-lm", d_model=12, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
+    )
     for words, call in {
         "the data has none": lambda: ci.segment(net, data.remove_columns("mask"), progress=False),
         "model of images": lambda: ci.segment(lm, torch.zeros(3, 5, dtype=torch.long)),
@@ -378,8 +463,16 @@ def test_probes_of_different_shapes_share_the_table_of_heads():
         }
 
     facts = {name: ("", 0.0, 2.0, "A number.") for name in ("one", "two")}
-    probe = ci.Probe(name="own", points=("hook_resid_mid",), measure=some, statistics=facts, per_head=("one", "two"))
-    table = ci.sweep(model(), dataset(3), probes=[probe, "segmentation"], progress=False).head_samples()
+    probe = ci.Probe(
+        name="own",
+        points=("hook_resid_mid",),
+        measure=some,
+        statistics=facts,
+        per_head=("one", "two"),
+    )
+    table = ci.sweep(
+        model(), dataset(3), probes=[probe, "segmentation"], progress=False
+    ).head_samples()
     assert len(table) == 3 * 2 * 5 and not table.duplicated(["sample", "layer", "head"]).any()
     assert (table["own.one"].notna() == (table["head"] < 2)).all() and (table["own.two"] == 2).all()
     assert (table["segmentation.mass_token"].notna() == (table["head"] < 3)).all()
@@ -387,5 +480,7 @@ def test_probes_of_different_shapes_share_the_table_of_heads():
 
 def test_a_network_whose_attention_is_nan_is_no_score():
     with model().hooks([("blocks.1.attn.hook_q", lambda q, hook: q * torch.nan)]) as net:
-        with pytest.raises(ValueError, match="segmentation in layer 1, samples 0 to 6: a map holds NaN"):
+        with pytest.raises(
+            ValueError, match="segmentation in layer 1, samples 0 to 6: a map holds NaN"
+        ):
             ci.segment(net, dataset(), untrained=0, progress=False)

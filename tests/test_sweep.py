@@ -38,23 +38,35 @@ def column(result, name, layer):
 
 def cell(table, name, layer, head=None):
     probe, statistic = name.split(".")
-    rows = table[(table["probe"] == probe) & (table["statistic"] == statistic) & (table["layer"] == layer)]
+    rows = table[
+        (table["probe"] == probe) & (table["statistic"] == statistic) & (table["layer"] == layer)
+    ]
     return rows if head is None else rows[rows["head"] == head].iloc[0]
 
 
 def test_names():
-    assert ci.probes.available() == ["compression", "sparsity", "attention", "alignment", "segmentation"]
+    assert ci.probes.available() == [
+        "compression",
+        "sparsity",
+        "attention",
+        "alignment",
+        "segmentation",
+    ]
     assert ci.probes.DEFAULT == ("compression", "sparsity", "attention", "alignment")
 
 
 def test_a_sweep_equals_full_caches_number_for_number(model, data, result):
     parts = [ci.probe(cache) for cache in caches(model, data, 3)]
     swept = result.samples().drop(columns=["sample", "label"])
-    cached = pd.concat([part.samples() for part in parts], ignore_index=True).drop(columns=["sample", "label"])
+    cached = pd.concat([part.samples() for part in parts], ignore_index=True).drop(
+        columns=["sample", "label"]
+    )
     pd.testing.assert_frame_equal(swept, cached, check_exact=True)
     (whole,) = caches(model, data, N)
     at_once = ci.probe(whole)
-    pd.testing.assert_frame_equal(result.heads(), at_once.heads(), rtol=2e-5, atol=1e-7)  # other batches, other bits
+    pd.testing.assert_frame_equal(
+        result.heads(), at_once.heads(), rtol=2e-5, atol=1e-7
+    )  # other batches, other bits
     pd.testing.assert_frame_equal(result.layers(), at_once.layers(), rtol=2e-5, atol=1e-6)
 
 
@@ -66,24 +78,32 @@ def test_compression_numbers(model, data, result):
             stream = cache[f"resid_{half}", layer].numpy()
             rate = np.array([reference.coding_rate(z, 0.1) for z in stream])
             heads = np.array([reference.subspace_coding_rate(z, u, 0.1) for z in stream])
-            np.testing.assert_allclose(column(result, f"compression.rate_{half}", layer), rate, rtol=2e-5)
+            np.testing.assert_allclose(
+                column(result, f"compression.rate_{half}", layer), rate, rtol=2e-5
+            )
             np.testing.assert_allclose(
                 column(result, f"compression.subspace_rate_{half}", layer), heads.sum(1), rtol=2e-5
             )
             reduction = column(result, f"compression.reduction_{half}", layer)
-            np.testing.assert_allclose(reduction, rate - heads.sum(1), rtol=2e-5, atol=2e-5 * heads.sum(1).max())
+            np.testing.assert_allclose(
+                reduction, rate - heads.sum(1), rtol=2e-5, atol=2e-5 * heads.sum(1).max()
+            )
             rows = cell(result.heads(), f"compression.subspace_rate_{half}_head", layer)
             np.testing.assert_allclose(rows["mean"], heads.mean(0), rtol=2e-5)
             np.testing.assert_allclose(rows["std"], heads.std(0, ddof=1), rtol=2e-3)
         codes = cache["u", layer, "attn"].transpose(1, 2).numpy()
         official = np.array([reference.official_coding_rate(c) for c in codes])
-        np.testing.assert_allclose(column(result, "compression.official_rate", layer), official.sum(1), rtol=2e-5)
+        np.testing.assert_allclose(
+            column(result, "compression.official_rate", layer), official.sum(1), rtol=2e-5
+        )
         rows = cell(result.heads(), "compression.official_rate_head", layer)
         np.testing.assert_allclose(rows["mean"], official.mean(0), rtol=2e-5)
     final = [reference.coding_rate(z, 0.1) for z in cache["resid_post", -1].numpy()]
     np.testing.assert_allclose(column(result, "compression.rate_pre", LAYERS), final, rtol=2e-5)
     last = (
-        result.samples().query(f"layer == {LAYERS}").drop(columns=["sample", "label", "layer", "compression.rate_pre"])
+        result.samples()
+        .query(f"layer == {LAYERS}")
+        .drop(columns=["sample", "label", "layer", "compression.rate_pre"])
     )
     assert last.isna().all(axis=None)
 
@@ -92,8 +112,12 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
     (cache,) = caches(model, data, N)
     for layer in range(LAYERS):
         code = cache["post", layer].numpy()
-        np.testing.assert_allclose(column(result, "sparsity.zero_fraction", layer), (code == 0).mean((1, 2)), rtol=1e-6)
-        np.testing.assert_allclose(column(result, "sparsity.l1", layer), np.abs(code).sum(2).mean(1), rtol=1e-5)
+        np.testing.assert_allclose(
+            column(result, "sparsity.zero_fraction", layer), (code == 0).mean((1, 2)), rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            column(result, "sparsity.l1", layer), np.abs(code).sum(2).mean(1), rtol=1e-5
+        )
         hoyer = np.array([[reference.hoyer(token) for token in sample] for sample in code]).mean(1)
         np.testing.assert_allclose(column(result, "sparsity.hoyer", layer), hoyer, rtol=1e-5)
         pattern = cache["pattern", layer].numpy().astype(np.float64)  # [batch, head, query, key]
@@ -108,29 +132,47 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         mid = cache["resid_mid", layer].numpy()
         expected_energy = np.array([reference.projection_energy(z, u).mean(0) for z in mid])
         for name, value in {f"attention.{k}": v for k, v in expected.items()}.items():
-            np.testing.assert_allclose(cell(result.heads(), name, layer)["mean"], value.mean(0), rtol=1e-5)
-            np.testing.assert_allclose(cell(result.heads(), name, layer)["std"], value.std(0, ddof=1), rtol=1e-3)
+            np.testing.assert_allclose(
+                cell(result.heads(), name, layer)["mean"], value.mean(0), rtol=1e-5
+            )
+            np.testing.assert_allclose(
+                cell(result.heads(), name, layer)["std"], value.std(0, ddof=1), rtol=1e-3
+            )
         np.testing.assert_allclose(
-            cell(result.heads(), "alignment.energy_head", layer)["mean"], expected_energy.mean(0), rtol=1e-4
+            cell(result.heads(), "alignment.energy_head", layer)["mean"],
+            expected_energy.mean(0),
+            rtol=1e-4,
         )
         orthonormality = [np.linalg.norm(a.T @ a - np.eye(D_HEAD)) / D_HEAD**0.5 for a in u]
         np.testing.assert_allclose(
-            cell(result.heads(), "alignment.orthonormality", layer)["mean"], orthonormality, rtol=1e-5
+            cell(result.heads(), "alignment.orthonormality", layer)["mean"],
+            orthonormality,
+            rtol=1e-5,
         )
         gram = d.T @ d if d.shape[0] >= d.shape[1] else d @ d.T
-        defect = np.linalg.norm(gram - np.trace(gram) / len(gram) * np.eye(len(gram))) / len(gram) ** 0.5
+        defect = (
+            np.linalg.norm(gram - np.trace(gram) / len(gram) * np.eye(len(gram))) / len(gram) ** 0.5
+        )
         row = cell(result.layers(), "alignment.dictionary_defect", layer).iloc[0]
-        assert row["mean"] == pytest.approx(defect, rel=1e-5) and row["n"] == 1 and np.isnan(row["std"])
+        assert (
+            row["mean"] == pytest.approx(defect, rel=1e-5)
+            and row["n"] == 1
+            and np.isnan(row["std"])
+        )
 
 
 def test_tables(result):
     samples, layers, heads = result.samples(), result.layers(), result.heads()
-    assert list(samples.columns[:3]) == ["sample", "label", "layer"] and len(samples) == N * (LAYERS + 1)
+    assert list(samples.columns[:3]) == ["sample", "label", "layer"] and len(samples) == N * (
+        LAYERS + 1
+    )
     assert list(layers.columns) == ["probe", "statistic", "layer", "mean", "std", "n"]
     assert list(heads.columns) == ["probe", "statistic", "layer", "head", "mean", "std", "n"]
     per_sample = samples[samples["layer"] == 1]["sparsity.hoyer"]
     row = cell(layers, "sparsity.hoyer", 1).iloc[0]
-    assert row["mean"] == pytest.approx(per_sample.mean()) and row["std"] == pytest.approx(per_sample.std())
+    assert row["mean"] == pytest.approx(per_sample.mean()) and row["std"] == pytest.approx(
+        per_sample.std()
+    )
     assert row["n"] == N and cell(heads, "attention.entropy", 2, head=4)["n"] == N
     batch_statistics = {name for name in samples.columns[3:]}
     per_head = {f"{r.probe}.{r.statistic}" for r in heads.itertuples()}
@@ -148,7 +190,9 @@ def test_save_and_load(result, tmp_path):
     folder = result.save(tmp_path / "deep" / "result")
     again = ci.SweepResult.load(folder)
     for name in ("samples", "layers", "heads"):
-        pd.testing.assert_frame_equal(getattr(again, name)(), getattr(result, name)(), check_exact=True)
+        pd.testing.assert_frame_equal(
+            getattr(again, name)(), getattr(result, name)(), check_exact=True
+        )
     assert again.meta == result.meta == json.loads((folder / "meta.json").read_text())
     (folder / "meta.json").unlink()
     with pytest.raises(ValueError, match="holds no saved SweepResult"):
@@ -163,7 +207,11 @@ def test_tables_are_copies(result):
 
 def test_provenance(model, data, result):
     meta = result.meta
-    assert meta["data_fingerprint"].startswith("tensor:sha256:") and meta["n_samples"] == N and meta["seconds"] > 0
+    assert (
+        meta["data_fingerprint"].startswith("tensor:sha256:")
+        and meta["n_samples"] == N
+        and meta["seconds"] > 0
+    )
     assert meta["dtype"] == "float32" and meta["versions"]["torch"] == torch.__version__
     stated = {"eps": 0.1, "at": ["pre", "mid"], "norm": False, "tokens": "all", "basis": "stored"}
     assert meta["probes"]["compression"]["settings"] == stated and meta["blocks"] == "blocks"
@@ -185,20 +233,32 @@ def test_settings_are_written_into_the_result(model, data):
 
 def test_a_users_own_probe(model, data):
     def measure(block, acts):
-        return {"size": acts["hook_attn_out"].norm(dim=(1, 2)), "codes": acts["attn.hook_u"].norm(dim=(1, 3))}
+        return {
+            "size": acts["hook_attn_out"].norm(dim=(1, 2)),
+            "codes": acts["attn.hook_u"].norm(dim=(1, 3)),
+        }
 
-    words = {"size": ("units", 0.0, None, "how far"), "codes": ("units", 0.0, None, "how far a head")}
-    own = ci.Probe(name="own", points=("hook_attn_out", "attn.hook_u"), measure=measure, statistics=words)
+    words = {
+        "size": ("units", 0.0, None, "how far"),
+        "codes": ("units", 0.0, None, "how far a head"),
+    }
+    own = ci.Probe(
+        name="own", points=("hook_attn_out", "attn.hook_u"), measure=measure, statistics=words
+    )
     weights = ci.Probe(
         name="atoms", points=(), statistics={"norm": ("", 0.0, None, "x"), "head": ("", 0.0, None, "y")},
         measure=lambda block, acts: {"norm": block.mlp.D.norm(), "head": block.attn.U.norm(dim=(1, 2))},
     )  # fmt: skip
     result = ci.sweep(model, data, probes=[own, weights], batch_size=2, progress=False)
     (cache,) = caches(model, data, N)
-    np.testing.assert_allclose(column(result, "own.size", 2), cache["attn_out", 2].norm(dim=(1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(
+        column(result, "own.size", 2), cache["attn_out", 2].norm(dim=(1, 2)), rtol=1e-5
+    )
     expected = cache["u", 2, "attn"].norm(dim=(1, 3)).mean(0)
     np.testing.assert_allclose(cell(result.heads(), "own.codes", 2)["mean"], expected, rtol=1e-5)
-    assert cell(result.layers(), "atoms.norm", 0).iloc[0]["mean"] == pytest.approx(model.blocks[0].mlp.D.norm().item())
+    assert cell(result.layers(), "atoms.norm", 0).iloc[0]["mean"] == pytest.approx(
+        model.blocks[0].mlp.D.norm().item()
+    )
     assert len(cell(result.heads(), "atoms.head", 0)) == HEADS
     only = ci.sweep(model, data, probes=weights, progress=False)
     assert len(only.layers()) == LAYERS
@@ -226,7 +286,10 @@ def test_probes_that_answer_wrongly(model, data):
     )
     fails(r"p.a must be .*, got float", lambda z: {"a": 3.0})
     nan, inf = float("nan"), float("inf")
-    fails("p.a is NaN or Inf in layer 0 for 2 samples: 1, 4", lambda z: {"a": torch.tensor([0, nan, 0, 0, inf, 0, 0])})
+    fails(
+        "p.a is NaN or Inf in layer 0 for 2 samples: 1, 4",
+        lambda z: {"a": torch.tensor([0, nan, 0, 0, inf, 0, 0])},
+    )
     for bad, match in (
         (dict(name="a.b"), "without dots"),
         (dict(points="hook_u"), "is a string"),
@@ -241,7 +304,12 @@ def test_refusals(model, data):
         with pytest.raises(error, match=match):
             ci.sweep(*args, progress=False, **kwargs)
 
-    fails("no probe is called 'compresion'. Did you mean compression", model, data, probes="compresion")
+    fails(
+        "no probe is called 'compresion'. Did you mean compression",
+        model,
+        data,
+        probes="compresion",
+    )
     fails("there is no probe to run", model, data, probes=[])
     fails("two probes share a name", model, data, probes=["sparsity", ci.probes.sparsity()])
     fails("batch_size=0: give", model, data, batch_size=0)
@@ -259,8 +327,12 @@ def test_refusals_of_a_cache(model, data):
     _, cache = model.run_with_cache(data[:1], remove_batch_dim=True)
     with pytest.raises(ValueError, match="the cache has no batch axis"):
         ci.probe(cache)
-    _, cache = model.run_with_cache(data, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN))
-    with pytest.raises(KeyError, match=r"the cache lacks 13 hook points the probes read: blocks.0.hook_resid_pre"):
+    _, cache = model.run_with_cache(
+        data, names_filter=ci.hooks.every_layer(model, ci.hooks.PATTERN)
+    )
+    with pytest.raises(
+        KeyError, match=r"the cache lacks 13 hook points the probes read: blocks.0.hook_resid_pre"
+    ):
         ci.probe(cache)
     assert len(ci.probe(cache, "attention").heads()) == 5 * LAYERS * HEADS
 
@@ -275,11 +347,15 @@ def test_hooks_on_the_model_act_and_stay(model, data):
 def test_one_head_and_float64_and_labels(data):
     model = make(n_heads=1, d_head=31).double()
     result = ci.sweep(model, data.double(), progress=False)
-    assert "head_overlap" not in set(result.heads()["statistic"]) and result.meta["dtype"] == "float64"
+    assert (
+        "head_overlap" not in set(result.heads()["statistic"]) and result.meta["dtype"] == "float64"
+    )
     named = make(labels=[str(i) for i in range(CLASSES)])
     assert ci.sweep(named, data, progress=False).samples()["label"].isna().all()
 
 
 def test_a_zero_token_is_valid(model):
-    result = ci.sweep(model, torch.zeros(3, 3, 6, 20), progress=False)  # black images: equal patches, no NaN
+    result = ci.sweep(
+        model, torch.zeros(3, 3, 6, 20), progress=False
+    )  # black images: equal patches, no NaN
     assert np.isfinite(result.layers()["mean"]).all()

@@ -26,7 +26,9 @@ def test_shorthand(run):
     assert torch.equal(cache["scale", 1, "ln1"], cache["blocks.1.ln1.hook_scale"])
     assert torch.equal(cache["grad", 1, "mlp"], cache["blocks.1.mlp.hook_grad"])
     assert torch.equal(cache["recon", 1, "mlp"], cache["blocks.1.mlp.hook_recon"])
-    assert torch.equal(cache["embed"], cache["hook_embed"]) and torch.equal(cache["pos_embed"], cache["hook_pos_embed"])
+    assert torch.equal(cache["embed"], cache["hook_embed"]) and torch.equal(
+        cache["pos_embed"], cache["hook_pos_embed"]
+    )
     assert torch.equal(cache["pooled"], cache["hook_pooled"])
     assert isinstance(model, TransformerLensModelWithWeights)
 
@@ -78,14 +80,20 @@ def test_logit_attributions_sum_to_the_logit(run):
     torch.testing.assert_close(attributions.sum(dim=0), wanted, atol=1e-5, rtol=1e-5)
     # one part, directly: centred, over the final scale, against gamma * W_U
     part = parts[3] - parts[3].mean(dim=-1, keepdim=True)
-    direct = (part / cache["ln_final.hook_scale"][:, 0] * (model.ln_final.weight * model.W_U.T[CLS])).sum(dim=-1)
+    direct = (
+        part / cache["ln_final.hook_scale"][:, 0] * (model.ln_final.weight * model.W_U.T[CLS])
+    ).sum(dim=-1)
     torch.testing.assert_close(attributions[3], direct, atol=1e-5, rtol=1e-5)
 
 
 def test_logit_lens(run):
     model, logits, cache = run
     lens = cache.logit_lens(positions=None)
-    assert lens.labels[0] == "0_pre" and lens.labels[-1] == "final_post" and len(lens.labels) == LAYERS + 1
+    assert (
+        lens.labels[0] == "0_pre"
+        and lens.labels[-1] == "final_post"
+        and len(lens.labels) == LAYERS + 1
+    )
     values = lens.values  # [stack, batch, pos, class]
     torch.testing.assert_close(values[-1][:, 0], logits, atol=1e-5, rtol=1e-5)
     for layer in range(LAYERS):
@@ -106,7 +114,9 @@ def test_accumulated_resid(run):
     _, _, cache = run
     stack = cache.accumulated_resid(incl_mid=True)
     assert len(stack) == 2 * LAYERS + 1
-    assert torch.equal(stack[1], cache["resid_mid", 0]) and torch.equal(stack[-1], cache["resid_post", -1])
+    assert torch.equal(stack[1], cache["resid_mid", 0]) and torch.equal(
+        stack[-1], cache["resid_post", -1]
+    )
 
 
 def test_pos_slice_cuts_the_declared_axis(model, images):
@@ -132,7 +142,8 @@ def test_names_filter(model, images):
         _, cache = model.run_with_cache(images, names_filter=chosen)
         assert set(cache.cache_dict) == set(names)
     with pytest.raises(
-        KeyError, match=r"no hook point is called 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre"
+        KeyError,
+        match=r"no hook point is called 'blocks.0.hook_resid_prex'. Did you mean blocks.0.hook_resid_pre",
     ):
         model.run_with_cache(images, names_filter="blocks.0.hook_resid_prex")
     with pytest.raises(KeyError, match="matches none of the"):
@@ -168,5 +179,7 @@ def test_labels_are_tokens():
     assert model.to_tokens(["class 3", "class 7"]).tolist() == CLS
     directions = model.tokens_to_residual_directions("class 7")
     torch.testing.assert_close(directions, model.W_U[:, 7] * model.ln_final.weight, atol=0, rtol=0)
-    with pytest.raises(ValueError, match="no class is called 'shoe': the labels are class 0, class 1"):
+    with pytest.raises(
+        ValueError, match="no class is called 'shoe': the labels are class 0, class 1"
+    ):
         model.to_single_token("shoe")

@@ -140,7 +140,9 @@ def readout(lm, z):
         return lm.cfg.softcap * torch.tanh(x @ lm.W_U / lm.cfg.softcap)
     if not hasattr(final, "weight"):
         return z @ lm.W_U
-    x = (z - z.mean(dim=-1, keepdim=True)) / (z.var(dim=-1, correction=0, keepdim=True) + eps).sqrt()
+    x = (z - z.mean(dim=-1, keepdim=True)) / (
+        z.var(dim=-1, correction=0, keepdim=True) + eps
+    ).sqrt()
     return (x * final.weight + (0 if final.bias is None else final.bias)) @ lm.W_U
 
 
@@ -151,7 +153,9 @@ def test_logit_lens(lm, clean):
             values = result.values
             assert values.shape[0] == LAYERS + 1
             for layer in range(LAYERS):
-                torch.testing.assert_close(values[layer], readout(lm, cache["resid_pre", layer]), atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(
+                    values[layer], readout(lm, cache["resid_pre", layer]), atol=1e-4, rtol=1e-4
+                )
             torch.testing.assert_close(values[-1], logits, atol=1e-4, rtol=1e-4)
 
 
@@ -160,7 +164,9 @@ def test_direct_logit_attribution(lm, clean):
     with torch.no_grad():
         logits, cache = lm.run_with_cache(clean)
         answers = torch.tensor([RIGHT, WRONG])
-        found = direct_logit_attribution(lm, clean, answer_tokens=answers, unit="component", cache=cache)
+        found = direct_logit_attribution(
+            lm, clean, answer_tokens=answers, unit="component", cache=cache
+        )
         parts, labels = cache.decompose_resid(return_labels=True, pos_slice=-1)
         directions = lm.tokens_to_residual_directions(answers)
         final = lm.ln_final
@@ -172,7 +178,9 @@ def test_direct_logit_attribution(lm, clean):
             scaled = centred / scale
         direct = (scaled * directions).sum(dim=-1)
         torch.testing.assert_close(found.attribution, direct, atol=1e-4, rtol=1e-4)
-        if lm.cfg.family != "nanochat-crate":  # there the stream is mixed anew before each layer, and capped at the end
+        if (
+            lm.cfg.family != "nanochat-crate"
+        ):  # there the stream is mixed anew before each layer, and capped at the end
             constant = 0 if getattr(final, "bias", None) is None else (final.bias @ lm.W_U)[answers]
             picked = logits[[0, 1], -1, answers] - constant
             torch.testing.assert_close(direct.sum(dim=0), picked, atol=1e-4, rtol=1e-4)
@@ -226,7 +234,10 @@ def test_no_op_hooks_change_no_bit(lm, clean):
         )
         cached, cache = lm.run_with_cache(clean)
         same = lm.run_with_hooks(
-            clean, fwd_hooks=[(name, lambda value, hook: value.clone()) for name in lm.matching_points(None)]
+            clean,
+            fwd_hooks=[
+                (name, lambda value, hook: value.clone()) for name in lm.matching_points(None)
+            ],
         )
     assert torch.equal(plain, hooked) and torch.equal(plain, cached)
     torch.testing.assert_close(same, plain, atol=1e-6, rtol=1e-5)

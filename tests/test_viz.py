@@ -6,7 +6,7 @@ import torch
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
-from crate_interp.sweep.text import as_text
+from crate_interp.sweeps.text import as_text
 from crate_interp.viz.summary import summary
 
 
@@ -39,19 +39,27 @@ def test_a_statistic_per_sample(result, twins):
     np.testing.assert_allclose(dashed.get_ydata(), expected)
     assert dashed.get_linestyle() == "--"
     axes = figure.axes[0]
-    assert axes.get_xlabel() == "layer" and axes.get_ylabel() == "nats" and axes.get_title() == "compression.rate_pre"
+    assert (
+        axes.get_xlabel() == "layer"
+        and axes.get_ylabel() == "nats"
+        and axes.get_title() == "compression.rate_pre"
+    )
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == ["model", "± 1 std over images", "untrained, 2 seeds"]
     band = axes.collections[0].get_datalim(axes.transData)
-    assert band.y0 == pytest.approx((rows["mean"] - rows["std"]).min()) and band.y1 == pytest.approx(
-        (rows["mean"] + rows["std"]).max()
-    )
+    assert band.y0 == pytest.approx(
+        (rows["mean"] - rows["std"]).min()
+    ) and band.y1 == pytest.approx((rows["mean"] + rows["std"]).max())
 
 
 def test_a_statistic_per_head(result):
     figure = ci.viz.layers(result, "attention.entropy_cls")
     drawn = lines(figure)
-    wide = result.heads().query("statistic == 'entropy_cls'").pivot(index="layer", columns="head", values="mean")
+    wide = (
+        result.heads()
+        .query("statistic == 'entropy_cls'")
+        .pivot(index="layer", columns="head", values="mean")
+    )
     assert len(drawn) == HEADS + 1
     for head in range(HEADS):
         np.testing.assert_allclose(drawn[head].get_ydata(), wide[head])
@@ -65,14 +73,22 @@ def test_weights_have_no_band(result):
 
 def test_heads(result):
     figure = ci.viz.heads(result, "alignment.energy_head")
-    wide = result.heads().query("statistic == 'energy_head'").pivot(index="layer", columns="head", values="mean")
+    wide = (
+        result.heads()
+        .query("statistic == 'energy_head'")
+        .pivot(index="layer", columns="head", values="mean")
+    )
     np.testing.assert_allclose(figure.axes[0].get_images()[0].get_array(), wide)
-    with pytest.raises(ValueError, match="has one value per layer, not per head: draw it with ci.viz.layers"):
+    with pytest.raises(
+        ValueError, match="has one value per layer, not per head: draw it with ci.viz.layers"
+    ):
         ci.viz.heads(result, "compression.rate_mid")
 
 
 def test_unknown_statistics(result):
-    with pytest.raises(ValueError, match=r"no statistic 'compression.rate_midd'. Did you mean compression.rate_mid"):
+    with pytest.raises(
+        ValueError, match=r"no statistic 'compression.rate_midd'. Did you mean compression.rate_mid"
+    ):
         ci.viz.layers(result, "compression.rate_midd")
 
 
@@ -84,7 +100,11 @@ def test_attention_on_image(model, images):
     underlay, overlay = panel.get_images()
     expected = cache["pattern", LAYERS - 1][1, 3, 0, 1:].reshape(3, 4)
     np.testing.assert_allclose(overlay.get_array(), expected)
-    assert overlay.get_extent() == [0, 20, 6, 0] and np.asarray(underlay.get_array()).shape == (6, 20, 3)
+    assert overlay.get_extent() == [0, 20, 6, 0] and np.asarray(underlay.get_array()).shape == (
+        6,
+        20,
+        3,
+    )
     assert f"max {expected.max():.2f}" in panel.get_title()
     with pytest.raises(ValueError, match="layer=3: the model has layers 0 to 2"):
         ci.viz.attention_on_image(cache, 3, images)
@@ -97,10 +117,15 @@ def test_attention_on_image(model, images):
 
 def test_summary(result, twins):
     header, rows = summary(result, twins)
-    assert header[0] == "layer" and [row[0] for row in rows] == [str(layer) for layer in range(LAYERS)]
+    assert header[0] == "layer" and [row[0] for row in rows] == [
+        str(layer) for layer in range(LAYERS)
+    ]
     value = result.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item()
     random = np.mean(
-        [t.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item() for t in twins]
+        [
+            t.layers().query("statistic == 'subspace_rate_mid' and layer == 1")["mean"].item()
+            for t in twins
+        ]
     )
     assert rows[1][2] == f"{value:.4g} ({random:.4g})"
     text = as_text(header, rows).splitlines()

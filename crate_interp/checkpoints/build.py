@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from crate_interp.checkpoints import own
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import (
     Fields,
@@ -21,13 +20,19 @@ from crate_interp.checkpoints.layouts.layout import (
 )
 from crate_interp.checkpoints.tensors import Contents, check_dense, check_weights
 from crate_interp.config import CrateConfig, check_sizes
+from crate_interp.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
 from crate_interp.models.hooked import set_runtime
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
-_MODELS = {"vision": HookedCrate, "mae": HookedCrateMAE, "text": HookedCrateLM, "clip": HookedCrateCLIP}
+_MODELS = {
+    "vision": HookedCrate,
+    "mae": HookedCrateMAE,
+    "text": HookedCrateLM,
+    "clip": HookedCrateCLIP,
+}
 _TOWERS = {  # beginning of the names of a tower's parameters -> the field that counts its layers
     "vision": {"": "n_layers"},
     "mae": {"": "n_layers", "decoder_": "decoder_n_layers"},
@@ -39,7 +44,12 @@ _SMALL = 2**16  # numbers in a key that a tolerant layout leaves out
 
 
 def from_layout(
-    contents: Contents, family: str | None, row: Fields, given: Fields, where: str, dtype: torch.dtype
+    contents: Contents,
+    family: str | None,
+    row: Fields,
+    given: Fields,
+    where: str,
+    dtype: torch.dtype,
 ) -> Any:
     """The model of a file in a published layout. `row`: what the table of models says; `given`: what the caller said."""
     for key, value in contents.tensors.items():
@@ -47,12 +57,18 @@ def from_layout(
     shapes = {key: tuple(value.shape) for key, value in contents.tensors.items()}
     layout = find_layout(shapes, family, where)
     if contents.namespace and layout.family != "crate-mae":
-        raise CheckpointError(f"{where} holds an argparse.Namespace, which only files of family 'crate-mae' may.")
+        raise CheckpointError(
+            f"{where} holds an argparse.Namespace, which only files of family 'crate-mae' may."
+        )
     cfg = make_config(layout, shapes, contents.config, row, given, where)
     tensors = dict(contents.tensors)
     contents.tensors.clear()  # so that a tensor can be let go as soon as it has been copied
     tensors = as_parameters(layout, tensors)
-    counts = {"n_layers": cfg.n_layers, "decoder_n_layers": cfg.decoder_n_layers, "text_n_layers": cfg.text_n_layers}
+    counts = {
+        "n_layers": cfg.n_layers,
+        "decoder_n_layers": cfg.decoder_n_layers,
+        "text_n_layers": cfg.text_n_layers,
+    }
     target_of = key_map(layout, counts)
     if layout.tolerant:
         _leave_out(tensors, target_of, where)
@@ -68,31 +84,50 @@ def make_config(
     given, told = check_sizes(given), check_sizes(layout.translate(file_config))
     for name, value in told.items():
         if name in own.STRUCTURE and name in given and given[name] != value:
-            raise CheckpointError(f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}.")
+            raise CheckpointError(
+                f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}."
+            )
         if name in own.STRUCTURE and name not in given and row.get(name, value) != value:
-            raise CheckpointError(f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}.")
+            raise CheckpointError(
+                f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
+            )
     said = {**told, **check_sizes(row), **given}
     inferred = infer_config(layout, shapes, said, where)
     values = {**layout.defaults, **inferred, **said}
-    return CrateConfig(family=layout.family, **values | _output_matrix(layout, shapes, values, where))
+    return CrateConfig(
+        family=layout.family, **values | _output_matrix(layout, shapes, values, where)
+    )
 
 
 def _output_matrix(layout: Layout, shapes: dict, values: dict, where: str) -> Fields:
     """That there is an output matrix where the torch code would have none: one head in the JAX code has it all the same."""
-    outputs = [source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])]
+    outputs = [
+        source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])
+    ]
     has_output = any(key in shapes for key in outputs)
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
-    if layout.family in ("crate", "crate-alpha") and not has_output and not whole_stream and "variant" not in values:
+    if (
+        layout.family in ("crate", "crate-alpha")
+        and not has_output
+        and not whole_stream
+        and "variant" not in values
+    ):
         raise CheckpointError(
             f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), so it is one of c, n, t, "
             "identity. Give it: ci.load(..., variant='c')."
         )
     own = values.get("variant", "crate") in ("crate", "fix")
-    return {"output_matrix": True} if whole_stream and has_output and own and "output_matrix" not in values else {}
+    return (
+        {"output_matrix": True}
+        if whole_stream and has_output and own and "output_matrix" not in values
+        else {}
+    )
 
 
 def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    ours = {key.split(".")[0] for key in target_of}  # a key under a known module would change what it computes
+    ours = {
+        key.split(".")[0] for key in target_of
+    }  # a key under a known module would change what it computes
     small = [
         key
         for key, value in tensors.items()
@@ -124,17 +159,28 @@ def build(
         with torch.device("meta"):
             model = HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
     except (RuntimeError, TypeError, OverflowError):  # sizes whose product no tensor can have
-        raise CheckpointError(f"the config of {where} describes no model that fits in memory.") from None
+        raise CheckpointError(
+            f"the config of {where} describes no model that fits in memory."
+        ) from None
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key_of = {target: key for key, target in target_of.items()}
     unused = [key for key in tensors if target_of.get(key) not in wanted]
-    missing = [f"{key_of.get(name, name)} {list(shape)}" for name, shape in wanted.items() if name not in named]
+    missing = [
+        f"{key_of.get(name, name)} {list(shape)}"
+        for name, shape in wanted.items()
+        if name not in named
+    ]
     wrong = [
         f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
         for name, key in named.items()
         if name in wanted and tuple(tensors[key].shape) != wanted[name]
     ]
-    _raise_leftovers(f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers", unused, missing, wrong)
+    _raise_leftovers(
+        f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers",
+        unused,
+        missing,
+        wrong,
+    )
     check_weights(tensors, where, dtype)
     model.load_state_dict(_take(tensors, named, dtype, owned), assign=True)
     for part in model.runtime_configs():
@@ -142,14 +188,18 @@ def build(
     return model.eval()
 
 
-def _take(tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool) -> dict[str, Tensor]:
+def _take(
+    tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool
+) -> dict[str, Tensor]:
     """The parameters, each in memory of its own; every source tensor is let go before the next is copied."""
     weights, places = {}, set()
     for name, key in named.items():
         value = tensors.pop(key).detach()
         place = value.untyped_storage().data_ptr()
         taken = value.to("cpu", dtype, copy=not owned or place in places).contiguous()
-        if taken.untyped_storage().nbytes() > taken.nbytes:  # a part of a larger tensor would keep all of it alive
+        if (
+            taken.untyped_storage().nbytes() > taken.nbytes
+        ):  # a part of a larger tensor would keep all of it alive
             taken = taken.clone()
         places.add(taken.untyped_storage().data_ptr())
         weights[name] = taken

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.errors import CheckpointError
 from crate_interp.models.embed import cat_tokens
 from crate_interp.models.sae import SparseAutoencoder
 
@@ -56,7 +56,9 @@ def whole(model: Any) -> Tensor:
 def tokens_of(model: Any) -> Tensor:
     """Z^0 of a vision model on two patches, `[1, 3, d_model]`: cheap for any image size."""
     height, width = model.cfg.patch_size
-    patches = model.embed(wave(1, model.cfg.channels, height, 2 * width, model=model))[:, : model.cfg.n_tokens - 1]
+    patches = model.embed(wave(1, model.cfg.channels, height, 2 * width, model=model))[
+        :, : model.cfg.n_tokens - 1
+    ]
     tokens = cat_tokens(model.cls_token, patches)
     return tokens + model.pos_embed[:, : tokens.shape[1]]
 

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from crate_interp.checkpoints import registry
-from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.errors import CheckpointError
 
 _REASONS = {
     401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
@@ -45,7 +45,9 @@ def fetch(
             endpoint=os.environ.get("HF_ENDPOINT") or None,
         )  # fmt: skip
     except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
-        raise _kind(error, local_files_only)(_explain(error, repo, file, revision, local_files_only)) from None
+        raise _kind(error, local_files_only)(
+            _explain(error, repo, file, revision, local_files_only)
+        ) from None
     return Path(path)
 
 
@@ -60,7 +62,9 @@ def check_file(file: Any) -> None:
         or "\\" in file
         or "\0" in file
     ):
-        raise CheckpointError(f"file={file!r} is no path inside a repo: give one such as 'torch/crate_alpha_B16.pth'.")
+        raise CheckpointError(
+            f"file={file!r} is no path inside a repo: give one such as 'torch/crate_alpha_B16.pth'."
+        )
 
 
 def check_digest(path: Path, row: dict[str, Any]) -> None:
@@ -68,9 +72,13 @@ def check_digest(path: Path, row: dict[str, Any]) -> None:
     size = path.stat().st_size
     remedy = f"Remove {path} and load it again; if it fails anew the file on the Hub has changed: give revision='main' to take it as it is."
     if row["bytes"] is not None and size != row["bytes"]:
-        raise CheckpointError(f"{row['name']}: {path} has {size} bytes, wanted {row['bytes']}. {remedy}")
+        raise CheckpointError(
+            f"{row['name']}: {path} has {size} bytes, wanted {row['bytes']}. {remedy}"
+        )
     if row["sha256"] is not None and (digest := registry.sha256(path)) != row["sha256"]:
-        raise CheckpointError(f"{row['name']}: {path} has the digest {digest}, wanted {row['sha256']}. {remedy}")
+        raise CheckpointError(
+            f"{row['name']}: {path} has the digest {digest}, wanted {row['sha256']}. {remedy}"
+        )
 
 
 def _explain(error: Exception, repo: str, file: str, revision: str | None, local_only: bool) -> str:
@@ -84,7 +92,11 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
         return f"the Hub has no repo {repo!r}, or it is private: check the name, or give a token with access: token='hf_...'."
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repo} has no revision {revision!r}: give a branch, a tag or a full commit hash, or leave it out."
-    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    cause = (
+        error.__cause__
+        if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
+        else error
+    )
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if status in _REASONS:
         return f"cannot download {what}: {_REASONS[status]}. Nothing was kept."
@@ -107,7 +119,11 @@ def _kind(error: Exception, local_only: bool) -> type[CheckpointError]:
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError):
-        off = local_only or isinstance(error.__cause__, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE
+        off = (
+            local_only
+            or isinstance(error.__cause__, errors.OfflineModeIsEnabled)
+            or constants.HF_HUB_OFFLINE
+        )
         return NotCached if off else CheckpointError
     return MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
+from crate_interp import checks
 from crate_interp.checkpoints import hub, own, registry, sae
 from crate_interp.checkpoints.build import build, from_layout
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.fixed import check_output
 from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_file, state_dict_of
 from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
 from crate_interp.config import check_names
-from crate_interp.hints import did_you_mean
+from crate_interp.errors import CheckpointError
 from crate_interp.models.sae import SAEConfig
 
 
@@ -35,7 +35,7 @@ def load(
     """A hooked model in eval mode, from whatever holds its weights (family "sae": the sparse autoencoder).
 
     source, the first that fits: an existing file in a published layout (torch, safetensors or npz) or a folder made by
-    save_pretrained; a name of ci.models(); "owner/repo" on the Hub, with `file` where it has several; a state dict or
+    save_pretrained; a name of ci.list_models(); "owner/repo" on the Hub, with `file` where it has several; a state dict or
     module in a published layout.
     family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate", "clipa", "sae"; None tells it
     from the keys. revision: a branch, tag or commit on the Hub (None: the one the table pins); "step-N" of an embedded model.
@@ -48,14 +48,20 @@ def load(
     """
     dtype = torch.float32 if dtype is None else dtype
     if dtype not in DTYPES:
-        raise CheckpointError(f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32.")
+        raise CheckpointError(
+            f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
+        )
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
-        raise CheckpointError(f"cannot load {source!r}: give a file, a folder, a name of ci.models(), or a state dict.")
+        raise CheckpointError(
+            f"cannot load {source!r}: give a file, a folder, a name of ci.list_models(), or a state dict."
+        )
     device = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
         check_names({name: value for name, value in config.items() if name != "hook_name"})
-        model = check_output(_resolve(source, family, file, revision, net, config, dtype), _short(source))
+        model = check_output(
+            _resolve(source, family, file, revision, net, config, dtype), _short(source)
+        )
     except CheckpointError:
         raise
     except ValueError as error:  # a config the tensors allow and CrateConfig does not
@@ -79,7 +85,9 @@ def _device(device: Any) -> torch.device:
     except (RuntimeError, TypeError):
         found = None
     if found is None or found.type == "meta":
-        raise CheckpointError(f"device={device!r} is none torch can compute on: give 'cpu', 'cuda' or 'cuda:1'.")
+        raise CheckpointError(
+            f"device={device!r} is none torch can compute on: give 'cpu', 'cuda' or 'cuda:1'."
+        )
     return found
 
 
@@ -88,23 +96,37 @@ def _short(source: Any) -> str:
 
 
 def _resolve(
-    source: Any, family: str | None, file: Any, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+    source: Any,
+    family: str | None,
+    file: Any,
+    revision: str | None,
+    net: dict,
+    given: dict,
+    dtype: torch.dtype,
 ) -> Any:
     if isinstance(source, (Mapping, torch.nn.Module)):
         _has_no(revision, file, "a state dict")
         contents = Contents(state_dict_of(source, "the state dict"), model_args(source))
-        return attach(_from_contents(contents, family, {}, given, "the state dict", dtype), None, net)
+        return attach(
+            _from_contents(contents, family, {}, given, "the state dict", dtype), None, net
+        )
     path = Path(source).expanduser()
-    if os.path.isdir(path):  # os.path says no where pathlib raises: a name too long for a file is no file
+    if os.path.isdir(
+        path
+    ):  # os.path says no where pathlib raises: a name too long for a file is no file
         _has_no(revision, file, str(path))
         weights = path / own.WEIGHTS
-        if own.is_foreign(path / own.CONFIG) and weights.exists():  # a snapshot of nanochat's repo, say
+        if (
+            own.is_foreign(path / own.CONFIG) and weights.exists()
+        ):  # a snapshot of nanochat's repo, say
             return _from_file(weights, family, {}, given, dtype, net)
         return _from_folder(path, weights, family, given, dtype, net)
     if os.path.exists(path):
         _has_no(revision, file, str(path))
         row = registry.of_digest(path) or {}
-        return _from_file(path, family or row.get("family"), row.get("config", {}), given, dtype, net)
+        return _from_file(
+            path, family or row.get("family"), row.get("config", {}), given, dtype, net
+        )
     row = registry.find(str(source))
     if row is not None and row["embedded"]:
         _has_no(None, file, row["name"])
@@ -129,24 +151,33 @@ def _has_no(revision: str | None, file: Any, where: str) -> None:
             f"revision={revision!r} has no meaning for {where}: it chooses a step of an embedded model, or a commit on the Hub."
         )
     if file is not None:
-        raise CheckpointError(f"file={file!r} has no meaning for {where}: it chooses a file of a repo on the Hub.")
+        raise CheckpointError(
+            f"file={file!r} has no meaning for {where}: it chooses a file of a repo on the Hub."
+        )
 
 
 def _unknown(source: str) -> str:
-    hint = did_you_mean(source, registry.names())
+    hint = checks.did_you_mean(source, registry.names())
     shown = source if len(source) <= 200 else source[:200] + "..."
-    text = f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. {hint} ci.models() lists the known ones."
+    text = f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. {hint} ci.list_models() lists the known ones."
     return text.replace("  ", " ")
 
 
 def _check_step(row: dict[str, Any], revision: str | None) -> None:
     known = [f"step-{step}" for step in row["steps"]]
     if revision not in (None, *known):
-        raise CheckpointError(f"{row['name']} has no revision {revision!r}: give one of {', '.join(known)}, or None.")
+        raise CheckpointError(
+            f"{row['name']} has no revision {revision!r}: give one of {', '.join(known)}, or None."
+        )
 
 
 def _from_row(
-    row: dict[str, Any], family: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+    row: dict[str, Any],
+    family: str | None,
+    revision: str | None,
+    net: dict,
+    given: dict,
+    dtype: torch.dtype,
 ) -> Any:
     """A file of the table, from the Hub; where it lies elsewhere, the error says how to go on."""
     if row["file"] is None:
@@ -170,7 +201,13 @@ def _from_row(
 
 
 def _from_repo(
-    repo: str, family: str | None, file: Any, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+    repo: str,
+    family: str | None,
+    file: Any,
+    revision: str | None,
+    net: dict,
+    given: dict,
+    dtype: torch.dtype,
 ) -> Any:
     if file is not None:
         hub.check_file(file)
@@ -190,7 +227,9 @@ def _from_repo(
     return _from_file(path, family, {}, given, dtype, net)
 
 
-def _own_repo(repo: str, family: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype) -> Any:
+def _own_repo(
+    repo: str, family: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
+) -> Any:
     """A repo made by push_to_hub."""
     try:
         config = hub.fetch(repo, own.CONFIG, revision=revision, **net)
@@ -213,22 +252,35 @@ def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
         hub.fetch(repo, file, revision=revision, **net)
 
 
-def _from_folder(folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict) -> Any:
+def _from_folder(
+    folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict
+) -> Any:
     said = given | ({"family": family} if family else {})
     cfg = own.read_config(folder, said)
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     contents = read_file(weights)
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
-        raise CheckpointError(f"family={family!r} contradicts {folder / own.CONFIG}, which says 'sae'.")
+        raise CheckpointError(
+            f"family={family!r} contradicts {folder / own.CONFIG}, which says 'sae'."
+        )
     if isinstance(cfg, SAEConfig):
-        config = {"act_name": cfg.hook_name, "act_size": cfg.d_in, "dict_size": cfg.d_sae, "l1_coeff": cfg.l1_coeff}
+        config = {
+            "act_name": cfg.hook_name,
+            "act_size": cfg.d_in,
+            "dict_size": cfg.d_sae,
+            "l1_coeff": cfg.l1_coeff,
+        }
         config["model_name"] = cfg.model_name
         return sae.from_contents(Contents(contents.tensors, config), given, str(weights), dtype)
-    return attach(build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, net)
+    return attach(
+        build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, net
+    )
 
 
-def _from_file(path: Path, family: str | None, row: dict, given: dict, dtype: torch.dtype, net: dict) -> Any:
+def _from_file(
+    path: Path, family: str | None, row: dict, given: dict, dtype: torch.dtype, net: dict
+) -> Any:
     model = _from_contents(read_file(path), family, row, given, str(path), dtype)
     return attach(model, path.parent, net)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.tensors import read_config as read_config_file
 from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config import CrateConfig
+from crate_interp.errors import CheckpointError
+from crate_interp.files import write, write_text
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.tokenizer import Tokenizer
-from crate_interp.whole import write, write_text
 
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 # Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
@@ -64,7 +64,11 @@ def save(model: Any, folder: Path) -> Path:
     write_text(folder / CONFIG, config)
     if not (folder / CARD).exists():
         params = sum(value.numel() for value in weights.values())
-        shown = {name: value for name, value in said.items() if value is not None and name not in ("labels", "family")}
+        shown = {
+            name: value
+            for name, value in said.items()
+            if value is not None and name not in ("labels", "family")
+        }
         fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
         name = model.cfg.model_name or folder.resolve().name
         card = _CARD.format(name=name, params=params, family=said["family"], fields=fields)
@@ -126,9 +130,13 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
         )
     content = read_json(path)
     if not isinstance(content, dict) or content.get("library") != "crate_interp":
-        raise CheckpointError(f"{path} was not written by crate_interp: give the weight file in that folder instead.")
+        raise CheckpointError(
+            f"{path} was not written by crate_interp: give the weight file in that folder instead."
+        )
     if content.get("format") != 1 or not isinstance(content.get("config"), dict):
-        raise CheckpointError(f"{path} has format {content.get('format')!r}; this version reads format 1.")
+        raise CheckpointError(
+            f"{path} has format {content.get('format')!r}; this version reads format 1."
+        )
     if content["config"].get("family") == "sae":
         return _sae_config(content["config"], path)
     try:
@@ -138,7 +146,9 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
         raise CheckpointError(f"{path}: {error}") from None
     for name in STRUCTURE:
         if name in given and getattr(asked, name) != getattr(stored, name):
-            raise CheckpointError(f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}.")
+            raise CheckpointError(
+                f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."
+            )
     return asked
 
 

@@ -17,7 +17,7 @@ MODELS: tuple[dict[str, Any], ...] = tuple(
 )
 
 
-def models() -> Any:
+def list_models() -> Any:
     """A pandas table of the known models: name, family, repo, file, revision, sha256, bytes, licence, params, embedded,
     status, config, paper, beside, link, note, steps.
 
@@ -47,7 +47,9 @@ def weights_of(row: dict[str, Any], revision: str | None) -> Path:
 
 def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
     """The rows of a repo on the Hub, or of one file in it."""
-    return [row for row in MODELS if row["repo"] == repo and row["file"] and file in (None, row["file"])]
+    return [
+        row for row in MODELS if row["repo"] == repo and row["file"] and file in (None, row["file"])
+    ]
 
 
 def of_digest(path: Path) -> dict[str, Any] | None:

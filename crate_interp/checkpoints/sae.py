@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.tensors import Contents, check_weights
+from crate_interp.errors import CheckpointError
 from crate_interp.models.sae import SAEConfig, SparseAutoencoder
 
 KEYS = ("W_enc", "b_enc", "W_dec", "b_dec")
@@ -16,13 +16,19 @@ def is_sae(contents: Contents) -> bool:
     return {"W_enc", "W_dec"} <= set(contents.tensors)
 
 
-def from_contents(contents: Contents, given: dict[str, Any], where: str, dtype: torch.dtype) -> SparseAutoencoder:
+def from_contents(
+    contents: Contents, given: dict[str, Any], where: str, dtype: torch.dtype
+) -> SparseAutoencoder:
     """The autoencoder; CheckpointError for other keys, shapes that do not fit, or where nothing says what it reads."""
     tensors, said = contents.tensors, contents.config
     if set(tensors) != set(KEYS):
-        raise CheckpointError(f"{where} has the keys {', '.join(tensors)}; a sparse autoencoder has {', '.join(KEYS)}.")
+        raise CheckpointError(
+            f"{where} has the keys {', '.join(tensors)}; a sparse autoencoder has {', '.join(KEYS)}."
+        )
     if unknown := set(given) - {"hook_name"}:
-        raise CheckpointError(f"a sparse autoencoder has no {', '.join(sorted(unknown))}: only hook_name can be given.")
+        raise CheckpointError(
+            f"a sparse autoencoder has no {', '.join(sorted(unknown))}: only hook_name can be given."
+        )
     hook_name = given.get("hook_name", said.get("act_name"))
     if not isinstance(hook_name, str):
         raise CheckpointError(
@@ -34,18 +40,31 @@ def from_contents(contents: Contents, given: dict[str, Any], where: str, dtype: 
     wanted = {"W_enc": (d_in, d_sae), "b_enc": (d_sae,), "W_dec": (d_sae, d_in), "b_dec": (d_in,)}
     for name, size in wanted.items():
         if tuple(tensors[name].shape) != size or not all(size):
-            raise CheckpointError(f"{where}: {name} is {list(tensors[name].shape)}, wanted {list(size)}.")
+            raise CheckpointError(
+                f"{where}: {name} is {list(tensors[name].shape)}, wanted {list(size)}."
+            )
     for name, value in (("act_size", d_in), ("dict_size", d_sae)):
         if said.get(name, value) != value:
-            raise CheckpointError(f"{where}: its config says {name}={said[name]!r}, the tensors make it {value}.")
+            raise CheckpointError(
+                f"{where}: its config says {name}={said[name]!r}, the tensors make it {value}."
+            )
     if not isinstance(said.get("l1_coeff"), (int, float, type(None))):
-        raise CheckpointError(f"{where}: its config says l1_coeff={said['l1_coeff']!r}, wanted a number.")
+        raise CheckpointError(
+            f"{where}: its config says l1_coeff={said['l1_coeff']!r}, wanted a number."
+        )
     check_weights(tensors, where, dtype)
     cfg = SAEConfig(
-        hook_name=hook_name, d_in=d_in, d_sae=d_sae, l1_coeff=said.get("l1_coeff"), model_name=said.get("model_name")
+        hook_name=hook_name,
+        d_in=d_in,
+        d_sae=d_sae,
+        l1_coeff=said.get("l1_coeff"),
+        model_name=said.get("model_name"),
     )
     with torch.device("meta"):
         sae = SparseAutoencoder(cfg)
-    copied = {name: value.detach().to("cpu", dtype, copy=True).contiguous() for name, value in tensors.items()}
+    copied = {
+        name: value.detach().to("cpu", dtype, copy=True).contiguous()
+        for name, value in tensors.items()
+    }
     sae.load_state_dict(copied, assign=True)
     return sae.eval()

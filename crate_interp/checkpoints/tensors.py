@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.npz import is_npz, read_npz
 from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.checkpoints.torchfile import check_total, open_torch, read_torch
+from crate_interp.errors import CheckpointError
 from crate_interp.measures.checks import all_finite
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
@@ -45,7 +45,9 @@ def read_file(path: Path) -> Contents:
         with open(path, "rb") as file:
             head = file.read(9)
         if len(head) == 9 and head[8:9] == b"{":
-            return Contents(_read_safetensors(path, head), read_config(path.parent / "config.json"), owned=True)
+            return Contents(
+                _read_safetensors(path, head), read_config(path.parent / "config.json"), owned=True
+            )
         if is_npz(path):
             return Contents(read_npz(path), owned=True)
         loaded, namespace = read_torch(path)
@@ -53,7 +55,9 @@ def read_file(path: Path) -> Contents:
         if zipfile.is_zipfile(path):
             tensors = _copied(tensors, path, namespace is not None)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a readable checkpoint: {error}. Is it truncated?") from None
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint: {error}. Is it truncated?"
+        ) from None
     except CheckpointError:
         raise
     except Exception:  # what a parser raises on bytes it was not made for has no common class
@@ -63,7 +67,9 @@ def read_file(path: Path) -> Contents:
             "Is it truncated, or something else renamed? If it holds Python objects beside tensors, save the state dict "
             "alone: torch.save(model.state_dict(), path)."
         ) from None
-    beside = read_config(path.with_name(f"{path.stem}_cfg.json"))  # how the sparse autoencoders are published
+    beside = read_config(
+        path.with_name(f"{path.stem}_cfg.json")
+    )  # how the sparse autoencoders are published
     config = dict(namespace or {}) or model_args(loaded) or beside
     return Contents(tensors, config, namespace is not None, owned=True)
 
@@ -74,7 +80,9 @@ def model_args(loaded: Any) -> dict[str, Any]:
     if not isinstance(said, Mapping):
         return {}
     return {
-        key: value for key, value in said.items() if isinstance(key, str) and isinstance(value, (bool, int, float, str))
+        key: value
+        for key, value in said.items()
+        if isinstance(key, str) and isinstance(value, (bool, int, float, str))
     }
 
 
@@ -82,14 +90,18 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
     """The tensors, copied out of the file; the header's size is checked before it is parsed."""
     size = int.from_bytes(head[:8], "little")
     if size > _MAX_HEADER or size > path.stat().st_size:
-        raise CheckpointError(f"{path} claims a header of {size} bytes: it is damaged or was made to harm.")
+        raise CheckpointError(
+            f"{path} claims a header of {size} bytes: it is damaged or was made to harm."
+        )
     with safe_open(path, framework="pt", device="cpu") as file:
         names = list(file.keys())
     if len(names) > _MAX_TENSORS:
         raise CheckpointError(f"{path} has {len(names)} tensors: no checkpoint has so many.")
     with open(path, "rb") as raw:
         header = json.loads(raw.read(8 + size)[8:])  # safe_open has checked it
-    sizes = {name: header[name]["data_offsets"][1] - header[name]["data_offsets"][0] for name in names}
+    sizes = {
+        name: header[name]["data_offsets"][1] - header[name]["data_offsets"][0] for name in names
+    }
     tensors = {}
     with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
         for group in _shares(sizes):
@@ -148,7 +160,9 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{where} holds a {type(loaded).__name__}, wanted a state dict: names and tensors.")
+        raise CheckpointError(
+            f"{where} holds a {type(loaded).__name__}, wanted a state dict: names and tensors."
+        )
     held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
     if len(held) > 1:
         raise CheckpointError(
@@ -157,7 +171,11 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     loaded = loaded[held[0]] if held else loaded
     if not loaded:
         raise CheckpointError(f"{where} holds no tensors.")
-    odd = [key for key, value in loaded.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    odd = [
+        key
+        for key, value in loaded.items()
+        if not isinstance(key, str) or not isinstance(value, Tensor)
+    ]
     if odd:
         raise CheckpointError(
             f"{where} is no state dict: {odd[0]!r} is a {type(loaded[odd[0]]).__name__}, not a tensor."
@@ -182,7 +200,9 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
                 f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; nothing was loaded."
             )
         if value.dtype != dtype and not all_finite(value.to(dtype)):
-            raise CheckpointError(f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype.")
+            raise CheckpointError(
+                f"{where}: {name} holds numbers too large for {dtype}: load it with another dtype."
+            )
 
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
@@ -194,7 +214,9 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
             f"{where}: {name} is {kind}, weights are dense floating point tensors of 16 bits or more."
         )
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise CheckpointError(f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view).")
+        raise CheckpointError(
+            f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view)."
+        )
 
 
 def _copied(mapped: dict[str, Tensor], path: Path, namespace: bool) -> dict[str, Tensor]:
@@ -202,7 +224,10 @@ def _copied(mapped: dict[str, Tensor], path: Path, namespace: bool) -> dict[str,
     for name, value in mapped.items():
         check_dense(name, value, str(path))
     check_total(mapped, path)
-    place = {name: (value.data_ptr(), tuple(value.shape), value.stride()) for name, value in mapped.items()}
+    place = {
+        name: (value.data_ptr(), tuple(value.shape), value.stride())
+        for name, value in mapped.items()
+    }
     sizes = {name: value.nbytes for name, value in mapped.items()}
     groups = _shares(sizes)
     mapped.clear()
@@ -212,6 +237,8 @@ def _copied(mapped: dict[str, Tensor], path: Path, namespace: bool) -> dict[str,
             fresh = state_dict_of(open_torch(path, namespace)[0], str(path))
             for name in group:
                 if place[name] not in copies:
-                    copies[place[name]] = fresh[name].detach().clone(memory_format=torch.contiguous_format)
+                    copies[place[name]] = (
+                        fresh[name].detach().clone(memory_format=torch.contiguous_format)
+                    )
                 bar.update(sizes[name])
     return {name: copies[where] for name, where in place.items()}

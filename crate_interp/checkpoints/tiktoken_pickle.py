@@ -3,7 +3,7 @@
 from pickletools import genops
 from typing import Any, cast
 
-from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.errors import CheckpointError
 from crate_interp.models.tokenizer import Tokenizer
 
 _THE_ONE = ("tiktoken.core", "Encoding")
@@ -38,7 +38,9 @@ def read_tokenizer(content: bytes) -> Tokenizer:
     except Exception:  # a damaged pickle breaks the machine in any way
         raise CheckpointError("the tokenizer's pickle is damaged.") from None
     if not isinstance(record, _Encoding):
-        raise CheckpointError(f"the tokenizer's pickle holds a {type(record).__name__}, wanted a tiktoken.Encoding.")
+        raise CheckpointError(
+            f"the tokenizer's pickle holds a {type(record).__name__}, wanted a tiktoken.Encoding."
+        )
     return _build(record)
 
 
@@ -89,7 +91,9 @@ def _compose(name: str, argument: Any, stack: list[Any]) -> None:
             raise CheckpointError("the tokenizer's pickle is damaged.")
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
     else:
-        raise CheckpointError(f"the tokenizer's pickle uses {name}, which no tiktoken.Encoding needs: nothing was run.")
+        raise CheckpointError(
+            f"the tokenizer's pickle uses {name}, which no tiktoken.Encoding needs: nothing was run."
+        )
 
 
 def _after_mark(stack: list[Any]) -> list[Any]:
@@ -117,11 +121,15 @@ def _build(record: dict[str, Any]) -> Tokenizer:
         known = [(left, right) for left, right in splits if left in ranks and right in ranks]
         known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges += [(spelled[left], spelled[right]) for left, right in known]
-    core = Core(models.BPE(vocab={spelled[token]: rank for token, rank in ranks.items()}, merges=merges))
+    core = Core(
+        models.BPE(vocab={spelled[token]: rank for token, rank in ranks.items()}, merges=merges)
+    )
     try:
         split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     except Exception:
-        raise CheckpointError(f"the tokenizer's pattern {pattern!r} is no regular expression.") from None
+        raise CheckpointError(
+            f"the tokenizer's pattern {pattern!r} is no regular expression."
+        ) from None
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -145,7 +153,10 @@ def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, i
         and sorted(ranks.values()) == list(range(len(ranks)))
         and isinstance(pattern, str)
         and isinstance(specials, dict)
-        and all(isinstance(name, str) and type(index) is int and index >= 0 for name, index in specials.items())
+        and all(
+            isinstance(name, str) and type(index) is int and index >= 0
+            for name, index in specials.items()
+        )
     )
     if not right:
         raise CheckpointError(
@@ -158,4 +169,6 @@ def _byte_alphabet() -> dict[int, str]:
     """The printable character that stands for each byte in byte-level BPE, as GPT-2 assigns them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(256 + place) for place, byte in enumerate(others)
+    }

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.checkpoints import hub
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.tiktoken_pickle import read_tokenizer
+from crate_interp.errors import CheckpointError
 from crate_interp.models.tokenizer import Tokenizer, parse
 
 _ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
@@ -28,7 +28,9 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
     found = next((path for path in beside if path.exists()), None)
     if found is None and kind == "file":
         where = f"in {folder}" if folder else "where a state dict comes from"
-        raise CheckpointError(f"there is no {_JSON} and no {_PICKLE} {where}: give token ids, or put the file there.")
+        raise CheckpointError(
+            f"there is no {_JSON} and no {_PICKLE} {where}: give token ids, or put the file there."
+        )
     return _read(found or hub.fetch(_ON_THE_HUB[kind], _JSON, **net))
 
 
@@ -45,4 +47,6 @@ def _read(path: Path) -> Tokenizer:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except Exception:  # the tokenizers library raises bare exceptions
-        raise CheckpointError(f"{path} is no tokenizer.json that the tokenizers library reads.") from None
+        raise CheckpointError(
+            f"{path} is no tokenizer.json that the tokenizers library reads."
+        ) from None

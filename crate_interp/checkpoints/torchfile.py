@@ -12,10 +12,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.errors import CheckpointError
 
 _MAX_MEMBERS, _MAX_PICKLE = 200_000, 2**26
-_NAMESPACE = "argparse.Namespace"  # what the trainer of the masked autoencoder keeps its command line in
+_NAMESPACE = (
+    "argparse.Namespace"  # what the trainer of the masked autoencoder keeps its command line in
+)
 # What a pickle of tensors asks for. torch has a list of its own for weights_only=True, but that one is global to the process:
 # other libraries add to it, and torch itself puts classes on it that open network connections.
 _ALLOWED = re.compile(
@@ -53,25 +55,37 @@ def open_torch(path: Path, namespace: bool) -> tuple[Any, Mapping[str, Any] | No
     with _lock, torch.serialization.safe_globals([argparse.Namespace]):
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, wanted a state dict: names and tensors.")
-    said = {key: vars(value) for key, value in loaded.items() if isinstance(value, argparse.Namespace)}
-    return {key: value for key, value in loaded.items() if key not in said}, dict(next(iter(said.values()), {}))
+        raise CheckpointError(
+            f"{path} holds a {type(loaded).__name__}, wanted a state dict: names and tensors."
+        )
+    said = {
+        key: vars(value) for key, value in loaded.items() if isinstance(value, argparse.Namespace)
+    }
+    return {key: value for key, value in loaded.items() if key not in said}, dict(
+        next(iter(said.values()), {})
+    )
 
 
 def _pickles(path: Path, mapped: bool) -> Iterable[bytes | BinaryIO]:
     """The pickles of a file: the one in a zip, or the several at the beginning of a file of the older kind."""
     if not mapped:
         with open(path, "rb") as file:
-            for _ in range(5):  # magic number, version, system, the object, the keys of its storages
+            for _ in range(
+                5
+            ):  # magic number, version, system, the object, the keys of its storages
                 yield file
         return
     _check_archive(path)
     with zipfile.ZipFile(path) as archive:
         found = [
-            info for info in archive.infolist() if info.filename.endswith("/data.pkl") or info.filename == "data.pkl"
+            info
+            for info in archive.infolist()
+            if info.filename.endswith("/data.pkl") or info.filename == "data.pkl"
         ]
         if len(found) != 1 or found[0].file_size > _MAX_PICKLE:
-            raise CheckpointError(f"{path} is a zip without one data.pkl: it is not a readable checkpoint.")
+            raise CheckpointError(
+                f"{path} is a zip without one data.pkl: it is not a readable checkpoint."
+            )
         yield archive.read(found[0])
 
 
@@ -105,12 +119,21 @@ def _check_archive(path: Path) -> None:
     if len(members) > _MAX_MEMBERS:
         raise CheckpointError(f"{path} has {len(members)} entries: no checkpoint has so many.")
     size = path.stat().st_size
-    if sum(info.file_size for info in members) > size or any(info.compress_type for info in members):
-        raise CheckpointError(f"{path} claims entries larger than the file: it is damaged or was made to harm.")
+    if sum(info.file_size for info in members) > size or any(
+        info.compress_type for info in members
+    ):
+        raise CheckpointError(
+            f"{path} claims entries larger than the file: it is damaged or was made to harm."
+        )
 
 
 def check_total(tensors: Mapping[str, Tensor], path: Path) -> None:
     """CheckpointError where views of one another claim more than the file holds; the same view twice counts once."""
-    places = {(value.data_ptr(), tuple(value.shape), value.stride()): value.nbytes for value in tensors.values()}
+    places = {
+        (value.data_ptr(), tuple(value.shape), value.stride()): value.nbytes
+        for value in tensors.values()
+    }
     if sum(places.values()) > 2 * path.stat().st_size + 2**20:
-        raise CheckpointError(f"{path} claims more numbers than it holds: its tensors are views of one another.")
+        raise CheckpointError(
+            f"{path} claims more numbers than it holds: its tensors are views of one another."
+        )

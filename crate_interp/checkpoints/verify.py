@@ -10,8 +10,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_interp.checkpoints import fixed, registry
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.load import load
+from crate_interp.errors import CheckpointError
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
 
@@ -43,28 +43,43 @@ def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, A
     checks = [_check("loads strictly", True, _LOADED)]
     out = fixed.output(model)
     again = fixed.output(model)
-    checks.append(_check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input"))
+    checks.append(
+        _check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input")
+    )
     hooked = isinstance(model, HookedModel)
     if hooked:
         checks += [_patterns(model), _edits(model, progress)]
     row = _row(source, options)
-    notes = [" ".join(str(warning.message).split()) for warning in said if issubclass(warning.category, UserWarning)]
-    limits = notes + list(_UNKNOWABLE[model.cfg.kind]) if hooked else ["which language model it was trained on"]
+    notes = [
+        " ".join(str(warning.message).split())
+        for warning in said
+        if issubclass(warning.category, UserWarning)
+    ]
+    limits = (
+        notes + list(_UNKNOWABLE[model.cfg.kind])
+        if hooked
+        else ["which language model it was trained on"]
+    )
     if model.cfg.family == "gpt-baseline":
         limits.append(
             "whether it is CRATE-LM's baseline (ReLU): nanoGPT's own checkpoints have the same keys, and a GELU"
         )
     if row is None or not row["sha256"]:
-        limits.append("whether these are the bytes its authors published: no digest of them is known")
+        limits.append(
+            "whether these are the bytes its authors published: no digest of them is known"
+        )
     return {
         "source": name,
         "ok": all(check["ok"] for check in checks),
         "config": model.cfg.to_dict(),
         "params": sum(value.numel() for value in model.parameters()),
-        "digests": _digests(source, options.get("revision")) | {"config and weights": model_digest(model)},
+        "digests": _digests(source, options.get("revision"))
+        | {"config and weights": model_digest(model)},
         "known": None
         if row is None
-        else {name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")},
+        else {
+            name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")
+        },
         "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
         "checks": checks,
         "cannot_check": limits,
@@ -84,7 +99,9 @@ def _row(source: Any, options: dict[str, Any]) -> dict[str, Any] | None:
         return registry.of_digest(path) if path.is_file() else None
     row = registry.find(str(source))
     rows = registry.of_repo(str(source), options.get("file")) if row is None else [row]
-    pinned = len(rows) == 1 and (rows[0]["embedded"] or options.get("revision") in (None, rows[0]["revision"]))
+    pinned = len(rows) == 1 and (
+        rows[0]["embedded"] or options.get("revision") in (None, rows[0]["revision"])
+    )
     return rows[0] if pinned else None
 
 
@@ -94,7 +111,13 @@ def _digests(source: Any, revision: str | None) -> dict[str, str]:
     path, row = Path(source).expanduser(), registry.find(str(source))
     if not path.exists() and row and row["embedded"]:
         path = registry.weights_of(row, revision)
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else []
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.iterdir() if p.is_file())
+        if path.is_dir()
+        else []
+    )
     return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
 
 
@@ -104,14 +127,20 @@ def _patterns(model: Any) -> dict[str, Any]:
 
     def look(pattern: Tensor, hook: Any) -> None:
         nonlocal worst, count
-        worst = max(worst, float((pattern.double().sum(dim=-1) - 1).abs().max()), -float(pattern.min()))
+        worst = max(
+            worst, float((pattern.double().sum(dim=-1) - 1).abs().max()), -float(pattern.min())
+        )
         count += 1
 
-    with model.hooks(fwd_hooks=[(name, look) for name in model.hook_dict if name.endswith("hook_pattern")]):
+    with model.hooks(
+        fwd_hooks=[(name, look) for name in model.hook_dict if name.endswith("hook_pattern")]
+    ):
         fixed.output(model)
     bound = 100 * torch.finfo(model.cfg.dtype).eps
     return _check(
-        "pattern rows sum to 1", worst < bound, f"{count} patterns, largest deviation {worst:.2g}, bound {bound:.2g}"
+        "pattern rows sum to 1",
+        worst < bound,
+        f"{count} patterns, largest deviation {worst:.2g}, bound {bound:.2g}",
     )
 
 

@@ -1,13 +1,13 @@
 """Circuits: which heads read what others wrote, what each adds to a logit, and whether that is what the model does."""
 
 from crate_interp.circuits import patching
-from crate_interp.circuits.atlas import Atlas, atlas
+from crate_interp.circuits.atlases import Atlas, atlas
 from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
 from crate_interp.circuits.circuit import Circuit, Edge
-from crate_interp.circuits.composition import Composition, composition
-from crate_interp.circuits.evaluate import CircuitScores, evaluate
+from crate_interp.circuits.compositions import Composition, composition
 from crate_interp.circuits.gradients import attribution_patch
 from crate_interp.circuits.paths import path_patch
+from crate_interp.circuits.scores import CircuitScores, evaluate
 
 __all__ = [
     "Atlas",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.circuits.drawing import drawn
-from crate_interp.whole import write_text
+from crate_interp.files import write_text
 
 _NODE = re.compile(r"L(0|[1-9]\d*)[HA](0|[1-9]\d*)|embed|logits")
 LAST = 2**31 - 1  # the layer of the logits, after any other
@@ -40,13 +40,17 @@ class Circuit:
         object.__setattr__(self, "edges", tuple(self.edges))
         for edge in self.edges:
             if not isinstance(edge, Edge):
-                raise ValueError(f"a circuit is made of Edge(source, target, weight), got {edge!r}.")
+                raise ValueError(
+                    f"a circuit is made of Edge(source, target, weight), got {edge!r}."
+                )
             if not isinstance(edge.weight, Real) or not math.isfinite(edge.weight):
                 raise ValueError(
                     f"the edge {edge.source} -> {edge.target} has the weight {edge.weight!r}: give a finite number."
                 )
             if place_of(edge.source) >= place_of(edge.target):
-                raise ValueError(f"the edge {edge.source} -> {edge.target} does not go to a later place.")
+                raise ValueError(
+                    f"the edge {edge.source} -> {edge.target} does not go to a later place."
+                )
         pairs = [(edge.source, edge.target) for edge in self.edges]
         if len(set(pairs)) < len(pairs):
             raise ValueError("an edge is there twice: give each pair one weight.")
@@ -58,7 +62,11 @@ class Circuit:
 
     def heads(self) -> list[tuple[int, int]]:
         """(layer, head) of the nodes that are heads."""
-        return [(place_of(name)[0], number_of(name)) for name in self.nodes() if name.startswith("L") and "H" in name]
+        return [
+            (place_of(name)[0], number_of(name))
+            for name in self.nodes()
+            if name.startswith("L") and "H" in name
+        ]
 
     def to_networkx(self) -> Any:
         """A networkx.DiGraph with `weight` on edges and `layer` on nodes (-1 for the embedding, LAST for the logits)."""
@@ -66,7 +74,9 @@ class Circuit:
 
         graph = networkx.DiGraph(note=self.note)
         graph.add_nodes_from((name, {"layer": place_of(name)[0]}) for name in self.nodes())
-        graph.add_weighted_edges_from((edge.source, edge.target, edge.weight) for edge in self.edges)
+        graph.add_weighted_edges_from(
+            (edge.source, edge.target, edge.weight) for edge in self.edges
+        )
         return graph
 
     def save(self, path: str | Path) -> Path:
@@ -75,7 +85,11 @@ class Circuit:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(
-            path, json.dumps({"format": _FORMAT, "note": self.note, "edges": edges, "meta": self.meta}, indent=1) + "\n"
+            path,
+            json.dumps(
+                {"format": _FORMAT, "note": self.note, "edges": edges, "meta": self.meta}, indent=1
+            )
+            + "\n",
         )
         return path
 
@@ -85,7 +99,11 @@ class Circuit:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             right = isinstance(content, dict) and content["format"] == _FORMAT
-            edges = tuple(Edge(str(a), str(b), weight) for a, b, weight in content["edges"]) if right else ()
+            edges = (
+                tuple(Edge(str(a), str(b), weight) for a, b, weight in content["edges"])
+                if right
+                else ()
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{str(path)!r} holds no circuit: {error}") from None
         if not right:
@@ -96,7 +114,11 @@ class Circuit:
     def svg(self) -> str:
         """A drawing, layers from left to right; the wider an edge the larger its weight, blue where it is above 0, red below."""
         places = {name: place_of(name) for name in self.nodes()}
-        return drawn(places, [(edge.source, edge.target, float(edge.weight)) for edge in self.edges], self.note)
+        return drawn(
+            places,
+            [(edge.source, edge.target, float(edge.weight)) for edge in self.edges],
+            self.note,
+        )
 
     def _repr_html_(self) -> str:
         return self.svg()

@@ -6,7 +6,9 @@ import math
 _WIDE, _TALL, _BOX = 120, 40, (72, 24)  # between columns, between rows, of a node
 
 
-def drawn(places: dict[str, tuple[int, int]], edges: list[tuple[str, str, float]], title: str) -> str:
+def drawn(
+    places: dict[str, tuple[int, int]], edges: list[tuple[str, str, float]], title: str
+) -> str:
     """nodes: name -> (layer, order in it); a column for each place that has a node."""
     columns = sorted(set(places.values()))
     rows = {place: [name for name in places if places[name] == place] for place in columns}
@@ -16,9 +18,14 @@ def drawn(places: dict[str, tuple[int, int]], edges: list[tuple[str, str, float]
         names = rows[place]
         for row, name in enumerate(names):
             spots[name] = (20.0 + column * _WIDE, 30 + (row + (most - len(names)) / 2) * _TALL)
-    width, height = 40 + max(len(columns) - 1, 0) * _WIDE + _BOX[0], 60 + (most - 1) * _TALL + _BOX[1]
+    width, height = (
+        40 + max(len(columns) - 1, 0) * _WIDE + _BOX[0],
+        60 + (most - 1) * _TALL + _BOX[1],
+    )
     largest = max((abs(weight) for *_, weight in edges), default=0) or 1
-    parts = [_edge(spots[a], spots[b], a, b, weight, abs(weight) / largest) for a, b, weight in edges]
+    parts = [
+        _edge(spots[a], spots[b], a, b, weight, abs(weight) / largest) for a, b, weight in edges
+    ]
     parts += [_node(name, spot) for name, spot in spots.items()]
     words = html.escape(title or "circuit", quote=True)
     return (
@@ -27,7 +34,14 @@ def drawn(places: dict[str, tuple[int, int]], edges: list[tuple[str, str, float]
     )
 
 
-def _edge(start: tuple[float, float], end: tuple[float, float], a: str, b: str, weight: float, share: float) -> str:
+def _edge(
+    start: tuple[float, float],
+    end: tuple[float, float],
+    a: str,
+    b: str,
+    weight: float,
+    share: float,
+) -> str:
     x0, y0 = start[0] + _BOX[0], start[1] + _BOX[1] / 2
     x1, y1 = end[0], end[1] + _BOX[1] / 2
     if start[1] == end[1] and x1 - x0 > _WIDE:  # around the nodes between

@@ -9,8 +9,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_hooks import full_name
+from crate_interp import checks
 from crate_interp.circuits.paths import check_runs
-from crate_interp.values import is_int
 
 
 def attribution_patch(
@@ -33,19 +33,22 @@ def attribution_patch(
     in shape, steps below 1, and a metric that is no number or has no gradient.
     """
     check_runs(model, source, base)
-    if not is_int(steps) or steps < 1:
+    if not checks.is_int(steps) or steps < 1:
         raise ValueError(f"steps={steps!r}: give a whole number of at least 1.")
     names = [full_name("attn.hook_z", layer) for layer in range(model.cfg.n_layers)]
     with torch.no_grad():
         there, here = (
-            model.run_with_cache(inputs, names_filter=[*names, "hook_embed"])[1] for inputs in (source, base)
+            model.run_with_cache(inputs, names_filter=[*names, "hook_embed"])[1]
+            for inputs in (source, base)
         )
     total = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, dtype=torch.float64)
     for step in tqdm(range(steps), desc="attribution patching", disable=not progress):
         share = 0.0 if steps == 1 else (step + 0.5) / steps
         embed = here["hook_embed"] + share * (there["hook_embed"] - here["hook_embed"])
         for layer, gradient in enumerate(_gradients(model, base, metric, names, embed)):
-            change = (there[names[layer]] - here[names[layer]]) * gradient  # [batch, pos, head, d_head]
+            change = (
+                there[names[layer]] - here[names[layer]]
+            ) * gradient  # [batch, pos, head, d_head]
             total[layer] += change.double().sum(dim=(0, 1, 3)).cpu() / steps
     return total.float()
 
@@ -64,7 +67,12 @@ def _gradients(
     with torch.enable_grad():
         hooks = [("hook_embed", lambda tensor, hook: embed), *((name, keep) for name in names)]
         value = metric(model.run_with_hooks(inputs, fwd_hooks=hooks))
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad or not value.isfinite().all():
+        if (
+            not isinstance(value, Tensor)
+            or value.numel() != 1
+            or not value.requires_grad
+            or not value.isfinite().all()
+        ):
             got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise ValueError(
                 f"the metric returned {got}: return one finite number that depends on the logits, as a tensor."

@@ -49,7 +49,9 @@ _LINEAR: dict[type, Callable[[Any, Rows], Rows]] = {
 
 
 def pushed(
-    function: Callable[[Tensor], Tensor], at: Tensor, tangents: Float[Tensor, "count batch pos d_model"]
+    function: Callable[[Tensor], Tensor],
+    at: Tensor,
+    tangents: Float[Tensor, "count batch pos d_model"],
 ) -> Float[Tensor, "count batch pos d_model"]:
     """The derivative of a function of the stream at `at` `[batch, pos, d_model]` along each of several tangents.
 
@@ -60,4 +62,6 @@ def pushed(
         out = function(x)
         w = torch.zeros_like(out, requires_grad=True)
         (back,) = torch.autograd.grad(out, x, w, create_graph=True)
-        return torch.stack([torch.autograd.grad(back, w, tangent, retain_graph=True)[0] for tangent in tangents])
+        return torch.stack(
+            [torch.autograd.grad(back, w, tangent, retain_graph=True)[0] for tangent in tangents]
+        )

@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_hooks import edit, full_name
-from crate_interp.values import is_int
+from crate_interp import checks
 
 Head = tuple[int, int]
 _ROLES = ("q", "k", "v")
@@ -56,7 +56,9 @@ def path_patch(
     names = [full_name("attn.hook_z", layer) for layer in range(layers)]
     found = torch.full((layers, heads), torch.nan)
     with torch.no_grad():
-        spoken, held = (model.run_with_cache(inputs, names_filter=names)[1] for inputs in (source, base))
+        spoken, held = (
+            model.run_with_cache(inputs, names_filter=names)[1] for inputs in (source, base)
+        )
         for layer, head in tqdm(chosen, desc="path patching", disable=not progress):
             frozen = [(name, edit.patch(held[name])) for name in names]
             told = edit.patch(spoken[names[layer]], heads=head, positions=positions)
@@ -69,16 +71,22 @@ def path_patch(
     return found
 
 
-def _listening(to: list[Head], roles: Sequence[str], heard: dict[str, Tensor]) -> list[tuple[str, Any]]:
+def _listening(
+    to: list[Head], roles: Sequence[str], heard: dict[str, Tensor]
+) -> list[tuple[str, Any]]:
     def listen(tensor: Tensor, hook: Any) -> None:
         heard[hook.name] = tensor.clone()
 
     return [
-        (full_name(f"attn.hook_{role}", layer), listen) for layer in sorted({pair[0] for pair in to}) for role in roles
+        (full_name(f"attn.hook_{role}", layer), listen)
+        for layer in sorted({pair[0] for pair in to})
+        for role in roles
     ]
 
 
-def _saying(to: list[Head], roles: Sequence[str], heard: dict[str, Tensor]) -> list[tuple[str, Any]]:
+def _saying(
+    to: list[Head], roles: Sequence[str], heard: dict[str, Tensor]
+) -> list[tuple[str, Any]]:
     edits = []
     for layer in sorted({pair[0] for pair in to}):
         heads = [head for own, head in to if own == layer]
@@ -91,10 +99,17 @@ def _saying(to: list[Head], roles: Sequence[str], heard: dict[str, Tensor]) -> l
 def check_runs(model: Any, source: Any, base: Any) -> None:
     """ValueError for a model without logits, and for two inputs that are not of one shape."""
     if model.cfg.kind not in ("vision", "text"):
-        raise ValueError("paths are patched in a classifier of images or a language model; of a CLIP give a tower.")
+        raise ValueError(
+            "paths are patched in a classifier of images or a language model; of a CLIP give a tower."
+        )
     if not isinstance(source, Tensor) or not isinstance(base, Tensor) or source.shape != base.shape:
-        got = " and ".join(str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in (source, base))
-        raise ValueError(f"source and base are {got}: give two tensors of one shape, preprocessed images or tokens.")
+        got = " and ".join(
+            str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+            for x in (source, base)
+        )
+        raise ValueError(
+            f"source and base are {got}: give two tensors of one shape, preprocessed images or tokens."
+        )
 
 
 def _check_roles(roles: Any) -> None:
@@ -105,9 +120,16 @@ def _check_roles(roles: Any) -> None:
 def heads_of(name: str, pairs: Any, layers: int, heads: int) -> list[Head]:
     """(layer, head) pairs as such; ValueError for heads there are not, and for none."""
     right = isinstance(pairs, (list, tuple)) and all(
-        isinstance(pair, (list, tuple)) and len(pair) == 2 and all(is_int(number) for number in pair) for pair in pairs
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and all(checks.is_int(number) for number in pair)
+        for pair in pairs
     )
-    if not right or not pairs or not all(0 <= layer < layers and 0 <= head < heads for layer, head in pairs):
+    if (
+        not right
+        or not pairs
+        or not all(0 <= layer < layers and 0 <= head < heads for layer, head in pairs)
+    ):
         raise ValueError(
             f"{name}={pairs!r}: give (layer, head) pairs, layers 0 to {layers - 1}, heads 0 to {heads - 1}."
         )

@@ -16,7 +16,6 @@ from crate_interp.data.coco_regions import check_region, region
 from crate_interp.data.files import check_image, inside, names_and_sizes, path_and_option
 from crate_interp.data.masks import IGNORE, class_maps
 from crate_interp.data.samples import Samples, picture_samples
-from crate_interp.values import is_int
 
 _NEEDED = {  # table -> what its rows must have
     "images": ("id", "file_name", "width", "height"),
@@ -30,7 +29,9 @@ _KINDS = {
 
 
 def coco_samples(
-    where: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None
+    where: str,
+    preprocess: Callable[[Any], Tensor],
+    preprocess_masks: Callable[[Any], Tensor] | None,
 ) -> Samples:
     """The images of "ANNOTATIONS.json:IMAGEDIR", or of "ANNOTATIONS.json", which lie beside it, in the file's order.
 
@@ -52,10 +53,17 @@ def coco_samples(
 
     def read_masks(start: int, stop: int) -> Tensor:
         assert preprocess_masks is not None
-        maps = [_class_map((row["height"], row["width"]), regions[row["id"]], classes) for row in images[start:stop]]
-        return class_maps(preprocess_masks, [Image.fromarray(drawn) for drawn in maps], binary=False)
+        maps = [
+            _class_map((row["height"], row["width"]), regions[row["id"]], classes)
+            for row in images[start:stop]
+        ]
+        return class_maps(
+            preprocess_masks, [Image.fromarray(drawn) for drawn in maps], binary=False
+        )
 
-    return picture_samples(paths, f"coco:{listing}", preprocess, read_masks if preprocess_masks else None)
+    return picture_samples(
+        paths, f"coco:{listing}", preprocess, read_masks if preprocess_masks else None
+    )
 
 
 def coco_image_ids(where: str) -> list[int]:
@@ -85,8 +93,13 @@ def coco_results(
     for mask, score in zip(masks, values, strict=True):
         if mask.any():
             rle = encode(np.asfortranarray(mask.astype(np.uint8)))
-            rle = {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode("ascii")}
-            results.append({"image_id": index(image_id), "category_id": 1, "segmentation": rle, "score": score})
+            rle = {
+                "size": [int(side) for side in rle["size"]],
+                "counts": rle["counts"].decode("ascii"),
+            }
+            results.append(
+                {"image_id": index(image_id), "category_id": 1, "segmentation": rle, "score": score}
+            )
     return results
 
 
@@ -99,11 +112,15 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     for table, fields in _NEEDED.items():
         rows = content.get(table) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(f"{str(path)!r} is no file of COCO annotations: it has no list of {table}.")
+            raise ValueError(
+                f"{str(path)!r} is no file of COCO annotations: it has no list of {table}."
+            )
         for number, row in enumerate(rows):
             for field in fields:
                 if field not in row or not _KINDS.get(field, is_int)(row[field]):
-                    raise ValueError(f"{str(path)!r}: number {number} of its {table} has no {field} that can be used.")
+                    raise ValueError(
+                        f"{str(path)!r}: number {number} of its {table} has no {field} that can be used."
+                    )
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{str(path)!r} gives an id twice in its {table}.")
     return content
@@ -124,11 +141,18 @@ def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list
 def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
     """Category id -> class."""
     if len(categories) >= IGNORE:
-        raise ValueError(f"{str(path)!r} has {len(categories)} categories: class maps hold 254 at most.")
-    return {identity: number for number, identity in enumerate(sorted(row["id"] for row in categories), 1)}
+        raise ValueError(
+            f"{str(path)!r} has {len(categories)} categories: class maps hold 254 at most."
+        )
+    return {
+        identity: number
+        for number, identity in enumerate(sorted(row["id"] for row in categories), 1)
+    }
 
 
-def _by_image(path: Path, tables: dict[str, Any], classes: dict[int, int]) -> dict[int, list[dict[str, Any]]]:
+def _by_image(
+    path: Path, tables: dict[str, Any], classes: dict[int, int]
+) -> dict[int, list[dict[str, Any]]]:
     """Image id -> its annotations, every one of which can be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
@@ -148,12 +172,16 @@ def _class_map(
 ) -> UInt8[np.ndarray, "height width"]:
     crowds = [region(row["segmentation"], size) for row in rows if row.get("iscrowd")]
     objects = [
-        (region(row["segmentation"], size), classes[row["category_id"]]) for row in rows if not row.get("iscrowd")
+        (region(row["segmentation"], size), classes[row["category_id"]])
+        for row in rows
+        if not row.get("iscrowd")
     ]
     drawn = np.zeros(size, np.uint8)
     for pixels in crowds:
         drawn[pixels] = IGNORE
-    for pixels, number in sorted(objects, key=lambda pair: -pair[0].sum()):  # the smallest last, on top
+    for pixels, number in sorted(
+        objects, key=lambda pair: -pair[0].sum()
+    ):  # the smallest last, on top
         drawn[pixels] = number
     return drawn
 

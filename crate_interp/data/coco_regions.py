@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from crate_interp.values import is_int
+from crate_interp import checks
 
 
 def region(segmentation: Any, size: tuple[int, int]) -> Bool[np.ndarray, "height width"]:
@@ -25,7 +25,9 @@ def region(segmentation: Any, size: tuple[int, int]) -> Bool[np.ndarray, "height
             return np.zeros(size, bool)
         merged: Any = mask.merge(mask.frPyObjects(polygons, *size))
         runs = _runs(merged["counts"].decode("ascii"))
-    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)  # outside and inside by turns, column by column
+    flat = np.repeat(
+        np.arange(len(runs)) % 2 == 1, runs
+    )  # outside and inside by turns, column by column
     return flat.reshape(size[::-1]).T
 
 
@@ -41,7 +43,9 @@ def check_region(segmentation: Any, size: tuple[int, int], what: str) -> None:
             for polygon in segmentation:
                 _check_polygon(polygon, size)
         else:
-            raise ValueError(f"it is {type(segmentation).__name__}, not a list of polygons or run lengths")
+            raise ValueError(
+                f"it is {type(segmentation).__name__}, not a list of polygons or run lengths"
+            )
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         raise ValueError(f"the segmentation of {what} cannot be drawn: {error}.") from None
 
@@ -49,11 +53,15 @@ def check_region(segmentation: Any, size: tuple[int, int], what: str) -> None:
 def _check_polygon(polygon: Any, size: tuple[int, int]) -> None:
     points = np.asarray(polygon, dtype=np.float64)
     if points.ndim != 1 or len(points) % 2:
-        raise ValueError(f"a polygon is a list x, y, x, y, ..., not one of shape {list(points.shape)}")
+        raise ValueError(
+            f"a polygon is a list x, y, x, y, ..., not one of shape {list(points.shape)}"
+        )
     for axis, side in (("x", size[1]), ("y", size[0])):
         values = points["xy".index(axis) :: 2]
         if not ((values >= -side) & (values <= 2 * side)).all():  # NaN is neither
-            raise ValueError(f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}")
+            raise ValueError(
+                f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}"
+            )
 
 
 def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> None:
@@ -61,13 +69,15 @@ def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> None:
         raise ValueError(f"its size is {segmentation['size']}, the image is {size[0]} x {size[1]}")
     runs = _runs(segmentation["counts"])
     if any(run < 0 for run in runs) or sum(runs) != size[0] * size[1]:
-        raise ValueError(f"its run lengths do not fill the {size[0]} x {size[1]} pixels of the image")
+        raise ValueError(
+            f"its run lengths do not fill the {size[0]} x {size[1]} pixels of the image"
+        )
 
 
 def _runs(counts: Any) -> list[int]:
     """Run lengths; compressed ones are numbers of 5 bits a character, from the third on as differences to the last but one."""
     if isinstance(counts, list):
-        if not all(is_int(run) for run in counts):
+        if not all(checks.is_int(run) for run in counts):
             raise ValueError("its run lengths are not all whole numbers")
         return counts
     if not isinstance(counts, str):

@@ -9,7 +9,13 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.data.cutouts import paste, random_square
-from crate_interp.data.files import check_image, first_folders, names_and_sizes, path_and_option, pictures_under
+from crate_interp.data.files import (
+    check_image,
+    first_folders,
+    names_and_sizes,
+    path_and_option,
+    pictures_under,
+)
 from crate_interp.data.masks import class_maps
 from crate_interp.data.samples import Samples
 from crate_interp.models.preprocess import loaded
@@ -20,7 +26,9 @@ BACKGROUNDS = "backgrounds"
 
 
 def cutout_samples(
-    where: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None
+    where: str,
+    preprocess: Callable[[Any], Tensor],
+    preprocess_masks: Callable[[Any], Tensor] | None,
 ) -> Samples:
     """Composites of the objects of "DIR" or "DIR:SEED" (default 0), one for each, 224 x 224 before the model's resize.
 
@@ -33,18 +41,25 @@ def cutout_samples(
     if not folder.is_dir():
         raise ValueError(f"{str(folder)!r} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
     if option is not None and not (option.isascii() and option.isdecimal()):
-        raise ValueError(f"cutouts:{where}: the seed {option!r} is no whole number: give cutouts:DIR:3 or the like.")
+        raise ValueError(
+            f"cutouts:{where}: the seed {option!r} is no whole number: give cutouts:DIR:3 or the like."
+        )
     seed = int(option or 0)
     backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
     names = [path.relative_to(folder).as_posix() for path in objects]
     listing = names_and_sizes(objects + backgrounds, names + [path.name for path in backgrounds])
 
     def composites(start: int, stop: int) -> list[tuple[Image.Image, Image.Image]]:
-        return [_composite(objects[index], backgrounds, (seed, index)) for index in range(start, min(stop, len(names)))]
+        return [
+            _composite(objects[index], backgrounds, (seed, index))
+            for index in range(start, min(stop, len(names)))
+        ]
 
     def read_masks(start: int, stop: int) -> Tensor:
         assert preprocess_masks is not None
-        return class_maps(preprocess_masks, [mask for _, mask in composites(start, stop)], binary=True)
+        return class_maps(
+            preprocess_masks, [mask for _, mask in composites(start, stop)], binary=True
+        )
 
     return Samples(
         n=len(names),
@@ -57,12 +72,16 @@ def cutout_samples(
 
 def _objects(folder: Path) -> list[Path]:
     paths = [
-        path for path in pictures_under(folder, (".png", ".webp")) if path.relative_to(folder).parts[0] != BACKGROUNDS
+        path
+        for path in pictures_under(folder, (".png", ".webp"))
+        if path.relative_to(folder).parts[0] != BACKGROUNDS
     ]
     objects = [path for path in paths if _is_object(path)]
     if not objects:
         looked = (
-            f"{len(paths)} PNG and WebP files were skipped: none has" if paths else "there is no PNG or WebP file with"
+            f"{len(paths)} PNG and WebP files were skipped: none has"
+            if paths
+            else "there is no PNG or WebP file with"
         )
         raise ValueError(
             f"the folder {str(folder)!r} has no objects: {looked} an alpha band that covers {COVER[0]:.0%} to {COVER[1]:.0%} "
@@ -87,13 +106,17 @@ def _backgrounds(folder: Path) -> list[Path]:
         return []
     paths = pictures_under(folder)
     if not paths:
-        raise ValueError(f"the folder {str(folder)!r} has no images: put backgrounds there, or remove it.")
+        raise ValueError(
+            f"the folder {str(folder)!r} has no images: put backgrounds there, or remove it."
+        )
     for path in paths:
         check_image(path)
     return paths
 
 
-def _composite(cutout: Path, backgrounds: list[Path], seed: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
+def _composite(
+    cutout: Path, backgrounds: list[Path], seed: tuple[int, int]
+) -> tuple[Image.Image, Image.Image]:
     rng = np.random.default_rng(seed)
     if backgrounds:
         picture = loaded(backgrounds[int(rng.integers(len(backgrounds)))])[0].convert("RGB")

@@ -8,7 +8,9 @@ from PIL import Image
 SHARE = (0.45, 0.8)  # of the picture's side: what the longer side of an object takes
 
 
-def paste(cutout: Image.Image, background: Image.Image, rng: np.random.Generator) -> tuple[Image.Image, Image.Image]:
+def paste(
+    cutout: Image.Image, background: Image.Image, rng: np.random.Generator
+) -> tuple[Image.Image, Image.Image]:
     """The object at a random place and scale on a square background, and its mask (mode "L", 0 or 255).
 
     cutout: mode RGBA, cropped to its alpha and scaled so that its longer side is 45 to 80 % of the background's; the mask

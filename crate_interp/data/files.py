@@ -23,7 +23,9 @@ def pictures_under(folder: Path, suffixes: Sequence[str] = ()) -> list[Path]:
     Links to files count, links to folders are not followed: they may lead in a circle.
     """
     known = set(suffixes) or set(Image.registered_extensions())
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in known and _is_file(path))
+    return sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in known and _is_file(path)
+    )
 
 
 def _is_file(path: Path) -> bool:
@@ -64,7 +66,9 @@ def inside(folder: Path, name: str, where: Path) -> Path:
 
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
     """A fingerprint of files by their names and sizes; their content is not read."""
-    listing = "\n".join(f"{name} {path.stat().st_size}" for name, path in zip(names, paths, strict=True))
+    listing = "\n".join(
+        f"{name} {path.stat().st_size}" for name, path in zip(names, paths, strict=True)
+    )
     return f"names-and-sizes:sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
 
 

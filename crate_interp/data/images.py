@@ -13,12 +13,18 @@ from crate_interp.data.samples import Samples, picture_samples
 from crate_interp.measures.checks import all_finite
 
 
-def tensor_samples(images: Tensor, preprocess: Callable[[Any], Tensor], limit: int | None) -> Samples:
+def tensor_samples(
+    images: Tensor, preprocess: Callable[[Any], Tensor], limit: int | None
+) -> Samples:
     """A float tensor (taken as preprocessed) or a uint8 tensor `[n, channels, h, w]`."""
     if images.ndim != 4:
-        raise ValueError(f"data has shape {list(images.shape)}: images are [n, channels, height, width].")
+        raise ValueError(
+            f"data has shape {list(images.shape)}: images are [n, channels, height, width]."
+        )
     if not (images.is_floating_point() or images.dtype == torch.uint8):
-        raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 images (0 to 255).")
+        raise ValueError(
+            f"data is {images.dtype}: give preprocessed floats, or uint8 images (0 to 255)."
+        )
     images = images[:limit].detach()
     if images.is_floating_point():
         bad = [index for index, image in enumerate(images) if not all_finite(image)]
@@ -30,19 +36,29 @@ def tensor_samples(images: Tensor, preprocess: Callable[[Any], Tensor], limit: i
     for part in images.split(256):
         digest.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
     read = lambda start, stop: preprocess(images[start:stop])  # noqa: E731
-    return Samples(n=len(images), labels=None, fingerprint=f"tensor:sha256:{digest.hexdigest()}", read=read)
+    return Samples(
+        n=len(images), labels=None, fingerprint=f"tensor:sha256:{digest.hexdigest()}", read=read
+    )
 
 
 def folder_samples(folder: Path, preprocess: Callable[[Any], Tensor]) -> Samples:
     """The pictures under a folder in the order of their names; labels are the sub-folders, where every picture has one."""
     if not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is no folder: give imagefolder:DIR with a folder of images.")
+        raise ValueError(
+            f"{str(folder)!r} is no folder: give imagefolder:DIR with a folder of images."
+        )
     paths = pictures_under(folder)
     if not paths:
-        raise ValueError(f"the folder {str(folder)!r} has no images (files ending in .png, .jpg and the like).")
+        raise ValueError(
+            f"the folder {str(folder)!r} has no images (files ending in .png, .jpg and the like)."
+        )
     for path in paths:
         check_image(path)
     names = [path.relative_to(folder).as_posix() for path in paths]
     return picture_samples(
-        paths, f"imagefolder:{names_and_sizes(paths, names)}", preprocess, None, first_folders(names)
+        paths,
+        f"imagefolder:{names_and_sizes(paths, names)}",
+        preprocess,
+        None,
+        first_folders(names),
     )

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from crate_interp.hints import did_you_mean
+from crate_interp import checks
 
 _EMBEDDED = {  # files in assets/
     "fashion": "fashion.parquet",
@@ -44,11 +44,15 @@ def embedded(name: str) -> Any:
 
 def _embedded_file(name: str) -> Path:
     if name not in _EMBEDDED:
-        hint = did_you_mean(name, _EMBEDDED)
-        raise ValueError(f"no embedded data is called {name!r}: there is {', '.join(_EMBEDDED)}. {hint}".rstrip())
+        hint = checks.did_you_mean(name, _EMBEDDED)
+        raise ValueError(
+            f"no embedded data is called {name!r}: there is {', '.join(_EMBEDDED)}. {hint}".rstrip()
+        )
     path = _ASSETS / _EMBEDDED[name]
     if not path.is_file():
-        raise ValueError(f"the file of embedded:{name}, {str(path)!r}, is missing: install crate_interp again.")
+        raise ValueError(
+            f"the file of embedded:{name}, {str(path)!r}, is missing: install crate_interp again."
+        )
     return path
 
 
@@ -61,4 +65,6 @@ def _from_hub(name: str) -> Any:
     try:
         return datasets.load_dataset(repo, split=split)
     except Exception as error:  # of many libraries: network, missing repository, wrong split
-        raise ValueError(f"cannot load 'hf:{name}': {' '.join(str(error).split())[:300]}") from error
+        raise ValueError(
+            f"cannot load 'hf:{name}': {' '.join(str(error).split())[:300]}"
+        ) from error

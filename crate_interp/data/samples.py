@@ -35,13 +35,21 @@ def picture_samples(
     labels: list[Any] | None = None,
 ) -> Samples:
     """Files of pictures as samples, read as they are asked for."""
-    return Samples(len(pictures), labels, fingerprint, lambda start, stop: preprocess(pictures[start:stop]), masks)
+    return Samples(
+        len(pictures),
+        labels,
+        fingerprint,
+        lambda start, stop: preprocess(pictures[start:stop]),
+        masks,
+    )
 
 
 def check_limit(limit: Any) -> None:
     """ValueError for what is neither None nor a number of samples."""
     if limit is not None and (not isinstance(limit, Integral) or limit < 1):
-        raise ValueError(f"limit={limit!r}: give a whole number of at least 1, or None for all samples.")
+        raise ValueError(
+            f"limit={limit!r}: give a whole number of at least 1, or None for all samples."
+        )
 
 
 def first(samples: Samples, limit: int | None) -> Samples:

@@ -56,10 +56,16 @@ def open_data(
     return first(samples, limit)
 
 
-def _named(data: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None) -> Samples:
+def _named(
+    data: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None
+) -> Samples:
     scheme, _, name = data.partition(":")
-    if scheme == "imagefolder" and name:  # without one it would be the folder one happens to stand in
+    if (
+        scheme == "imagefolder" and name
+    ):  # without one it would be the folder one happens to stand in
         return folder_samples(Path(expanduser(name)), preprocess)
     if scheme in _WITH_MASKS and name:
         return _WITH_MASKS[scheme](name, preprocess, preprocess_masks)
-    return table_samples(named_dataset(data, _KINDS), preprocess, preprocess_masks, named_fingerprint(data))
+    return table_samples(
+        named_dataset(data, _KINDS), preprocess, preprocess_masks, named_fingerprint(data)
+    )

@@ -33,19 +33,25 @@ def table_samples(
             f"the dataset has no image column; its columns are {', '.join(dataset.column_names) or 'none'}."
         )
     if not hasattr(dataset, "__len__"):
-        raise ValueError("the dataset is a stream without a length: give a map-style datasets.Dataset.")
+        raise ValueError(
+            "the dataset is a stream without a length: give a map-style datasets.Dataset."
+        )
     label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
     label = label or next((n for n in ("label", "labels") if n in features), None)
     names = getattr(features[label], "names", None) if label else None
     image = next((name for name in columns if name not in MASK_COLUMNS), columns[0])
     mask = next((name for name in MASK_COLUMNS if name in columns and name != image), None)
-    without_masks = dataset.remove_columns([mask]) if mask else dataset  # which would be decoded for nothing
+    without_masks = (
+        dataset.remove_columns([mask]) if mask else dataset
+    )  # which would be decoded for nothing
     return Samples(
         n=len(dataset),
         labels=list(dataset[label]) if label else None,
         fingerprint=fingerprint or f"datasets:{dataset._fingerprint}",
         read=lambda start, stop: preprocess(_pictures(without_masks, image, start, stop)),
-        masks=None if mask is None or preprocess_masks is None else _masks(dataset, image, mask, preprocess_masks),
+        masks=None
+        if mask is None or preprocess_masks is None
+        else _masks(dataset, image, mask, preprocess_masks),
         names=None if names is None else tuple(names),
     )
 
@@ -58,10 +64,15 @@ def _masks(
     @cache
     def binary() -> bool:
         """Of the whole data set, and only when the first mask is asked for: every mask may have to be read."""
-        return is_binary(_pictures(only_masks, mask, index, index + 1)[0] for index in range(len(dataset)))
+        return is_binary(
+            _pictures(only_masks, mask, index, index + 1)[0] for index in range(len(dataset))
+        )
 
     def masks(start: int, stop: int) -> Tensor:
-        drawn, shown = _pictures(only_masks, mask, start, stop), _pictures(without_masks, image, start, stop)
+        drawn, shown = (
+            _pictures(only_masks, mask, start, stop),
+            _pictures(without_masks, image, start, stop),
+        )
         for index, (one, picture) in enumerate(zip(drawn, shown, strict=True), start):
             check_mask(one.mode, one.size, picture.size, f"sample {index}")
         return class_maps(preprocess_masks, drawn, binary())
@@ -73,7 +84,9 @@ def _pictures(dataset: Any, column: str, start: int, stop: int) -> list[Any]:
     try:
         pictures = list(dataset[start:stop][column])
     except Exception as error:  # every decoder of Pillow has its own
-        raise ValueError(f"cannot read the {column} of samples {start} to {stop - 1}: {error}") from error
+        raise ValueError(
+            f"cannot read the {column} of samples {start} to {stop - 1}: {error}"
+        ) from error
     missing = [start + index for index, picture in enumerate(pictures) if picture is None]
     if missing:
         raise ValueError(f"sample {missing[0]} has no {column}: the column holds None.")

@@ -16,7 +16,9 @@ _KINDS = (
 )
 
 
-def open_text(data: Any, windows: Callable[[list[str]], Tensor], limit: int | None = None) -> Samples:
+def open_text(
+    data: Any, windows: Callable[[list[str]], Tensor], limit: int | None = None
+) -> Samples:
     """The samples of a language model: windows of tokens, the first `limit` of them; `windows` makes them of texts.
 
     data: whole numbers `[n, pos]` (taken as token ids), a list of strings, a datasets.Dataset (its first text column),
@@ -35,19 +37,30 @@ def open_text(data: Any, windows: Callable[[list[str]], Tensor], limit: int | No
     else:
         raise ValueError(f"cannot take text from {type(data).__name__}: give {_KINDS}.")
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError("the data is empty: there is no text in it." if not texts else "data holds more than strings.")
+        raise ValueError(
+            "the data is empty: there is no text in it."
+            if not texts
+            else "data holds more than strings."
+        )
     return first(_token_samples(windows(texts)), limit)
 
 
 def _token_samples(tokens: Tensor) -> Samples:
     if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise ValueError(f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos].")
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos]."
+        )
     if 0 in tokens.shape:
         raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
     tokens = tokens.long()
     digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
     digest.update(tokens.cpu().contiguous().numpy().data)
-    return Samples(len(tokens), None, f"tokens:sha256:{digest.hexdigest()}", lambda start, stop: tokens[start:stop])
+    return Samples(
+        len(tokens),
+        None,
+        f"tokens:sha256:{digest.hexdigest()}",
+        lambda start, stop: tokens[start:stop],
+    )
 
 
 def _texts_of(dataset: Any) -> list[str]:
@@ -55,7 +68,9 @@ def _texts_of(dataset: Any) -> list[str]:
 
     features = dataset.features or {}
     columns = [
-        n for n, f in features.items() if isinstance(f, datasets.Value) and f.dtype in ("string", "large_string")
+        n
+        for n, f in features.items()
+        if isinstance(f, datasets.Value) and f.dtype in ("string", "large_string")
     ]
     if not columns:
         raise ValueError(

@@ -21,7 +21,9 @@ IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentati
 
 
 def voc_samples(
-    where: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None
+    where: str,
+    preprocess: Callable[[Any], Tensor],
+    preprocess_masks: Callable[[Any], Tensor] | None,
 ) -> Samples:
     """The images of "DIR:SPLIT", in the order of that list, or of "DIR", all that have a mask, by name.
 
@@ -34,15 +36,21 @@ def voc_samples(
         raise ValueError(f"{str(folder)!r} is no folder: give voc:DIR or voc:DIR:SPLIT.")
     for name in (IMAGES, MASKS):
         if not (folder / name).is_dir():
-            raise ValueError(f"{str(folder)!r} has no folder {name}: give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR.")
+            raise ValueError(
+                f"{str(folder)!r} has no folder {name}: give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR."
+            )
     images, masks = _by_name(folder / IMAGES), _by_name(folder / MASKS)
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
     if not names:
-        raise ValueError(f"the data is empty: no image in {str(folder / IMAGES)!r} has a mask in {MASKS}/.")
+        raise ValueError(
+            f"the data is empty: no image in {str(folder / IMAGES)!r} has a mask in {MASKS}/."
+        )
     for name in names:
         for kind, found in ((IMAGES, images), (MASKS, masks)):
             if name not in found:
-                raise ValueError(f"{name!r} of split {split!r} has no file in {str(folder / kind)!r}.")
+                raise ValueError(
+                    f"{name!r} of split {split!r} has no file in {str(folder / kind)!r}."
+                )
         check_mask(*header(masks[name]), check_image(images[name]), repr(name))
     pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
     paths = [*pictures, *drawn]
@@ -52,11 +60,15 @@ def voc_samples(
         assert preprocess_masks is not None
         return class_maps(preprocess_masks, drawn[start:stop], binary=False)
 
-    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks if preprocess_masks else None)
+    return picture_samples(
+        pictures, f"voc:{listing}", preprocess, read_masks if preprocess_masks else None
+    )
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in pictures_under(folder)}
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): path for path in pictures_under(folder)
+    }
 
 
 def _split(folder: Path, split: str) -> list[str]:
@@ -64,9 +76,13 @@ def _split(folder: Path, split: str) -> list[str]:
     known = sorted(path.stem for path in (folder / SPLITS).glob("*.txt"))
     if split not in known:
         there = f"there is {', '.join(known)}" if known else f"there are no lists in {SPLITS}/"
-        raise ValueError(f"no split of {str(folder)!r} is called {split!r}: {there}. voc:DIR takes all masks.")
+        raise ValueError(
+            f"no split of {str(folder)!r} is called {split!r}: {there}. voc:DIR takes all masks."
+        )
     path = folder / SPLITS / f"{split}.txt"
-    names = [line.split()[0] for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    names = [
+        line.split()[0] for line in path.read_text(errors="replace").splitlines() if line.strip()
+    ]
     if not names:
         raise ValueError(f"the data is empty: {str(path)!r} holds no name.")
     for name in names:

@@ -12,6 +12,7 @@ from crate_interp.measures.attention import (
     official_attention_entropy,
     top_mass,
 )
+from crate_interp.measures.cuts import maskcut, normalised_cut
 from crate_interp.measures.denoising import paper_posterior_mean, posterior_mean
 from crate_interp.measures.gradients import (
     coding_rate_gradient,
@@ -21,8 +22,14 @@ from crate_interp.measures.gradients import (
 )
 from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, lasso_solution
 from crate_interp.measures.maps import attention_map, attention_rollout, pca_map, pca_mask
-from crate_interp.measures.maskcut import maskcut, normalised_cut
-from crate_interp.measures.masks import jaccard, mass_mask, pixel_mask, random_jaccard, token_mask, top_mask
+from crate_interp.measures.masks import (
+    jaccard,
+    mass_mask,
+    pixel_mask,
+    random_jaccard,
+    token_mask,
+    top_mask,
+)
 from crate_interp.measures.objective import layer_objectives, sparse_rate_reduction
 from crate_interp.measures.ranks import effective_rank, stable_rank
 from crate_interp.measures.rates import (

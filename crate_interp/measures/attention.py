@@ -22,8 +22,12 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
         entropy = -(pattern.log() * pattern).sum(dim=-1)
     else:  # in pieces that stay in a processor's cache: a pattern is the largest tensor of a layer
         rows = pattern.reshape(-1, pattern.shape[-1])
-        pieces = rows.split(max(1, _PIECE // rows.shape[-1])) if rows.device.type == "cpu" else (rows,)
-        entropy = -torch.cat([piece.log().mul_(piece).sum(dim=-1) for piece in pieces]).view(pattern.shape[:-1])
+        pieces = (
+            rows.split(max(1, _PIECE // rows.shape[-1])) if rows.device.type == "cpu" else (rows,)
+        )
+        entropy = -torch.cat([piece.log().mul_(piece).sum(dim=-1) for piece in pieces]).view(
+            pattern.shape[:-1]
+        )
     if not entropy.isfinite().all():  # 0 ln 0 = 0
         entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
     return entropy.masked_fill(~entropy.isfinite(), torch.nan)
@@ -52,7 +56,9 @@ def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     return _valid(pattern.square().sum(dim=-1).reciprocal(), pattern)
 
 
-def mass_cover(pattern: Float[Tensor, "*batch query key"], mass: float) -> Float[Tensor, "*batch query"]:
+def mass_cover(
+    pattern: Float[Tensor, "*batch query key"], mass: float
+) -> Float[Tensor, "*batch query"]:
     """The smallest number of keys that together hold at least a share of a query's attention.
 
     pattern `[..., query, key]` -> `[..., query]` in keys, 1 to the number of keys; the share is of the row's own sum, so that a
@@ -66,7 +72,9 @@ def mass_cover(pattern: Float[Tensor, "*batch query key"], mass: float) -> Float
     return _valid(((held < wanted).sum(dim=-1) + 1).to(pattern.dtype), pattern)
 
 
-def official_attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
+def official_attention_entropy(
+    pattern: Float[Tensor, "*batch query key"],
+) -> Float[Tensor, "*batch query"]:
     """The entropy as JoMA's code computes it, `-sum_j p_j ln(p_j + 1e-8)`.
 
     pattern `[..., query, key]` -> `[..., query]` in nats; below `attention_entropy` by at most 1e-8 times the number of keys, so
@@ -86,7 +94,9 @@ def causal_uniform_entropy(n: int) -> float:
     return math.lgamma(n + 1) / n
 
 
-def _valid(value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]) -> Tensor:
+def _valid(
+    value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]
+) -> Tensor:
     """NaN for a row that holds NaN or Inf."""
     return value.masked_fill(~pattern.sum(dim=-1).isfinite(), torch.nan)
 

@@ -11,9 +11,13 @@ from torch import Tensor
 def require_floats(tensor: Tensor, axes: str) -> None:
     """ValueError unless this is a floating tensor with at least the named last axes, such as "pos d_model"."""
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"a measure takes a torch tensor [..., {axes}], got {type(tensor).__name__}.")
+        raise ValueError(
+            f"a measure takes a torch tensor [..., {axes}], got {type(tensor).__name__}."
+        )
     if not tensor.is_floating_point():
-        raise ValueError(f"a measure takes floats, got {tensor.dtype}: convert with .float() or .double().")
+        raise ValueError(
+            f"a measure takes floats, got {tensor.dtype}: convert with .float() or .double()."
+        )
     if tensor.ndim < len(axes.split()):
         raise ValueError(f"a measure takes [..., {axes}], got shape {list(tensor.shape)}.")
 

@@ -36,7 +36,11 @@ def _weighted_projection(x: Tensor, u: Tensor, sigma: float, spread: float) -> T
     require_floats(x, "pos d_model")
     require_floats(u, "head d_model d_head")
     if not sigma > 0:
-        raise ValueError(f"sigma={sigma}: give a number above 0, the standard deviation of the noise.")
+        raise ValueError(
+            f"sigma={sigma}: give a number above 0, the standard deviation of the noise."
+        )
     codes = head_codes(x, u)  # [..., head, pos, d_head]
-    weights = (codes.square().sum(dim=-1) / (2 * sigma**2 * spread)).softmax(dim=-2)  # [..., head, pos]
+    weights = (codes.square().sum(dim=-1) / (2 * sigma**2 * spread)).softmax(
+        dim=-2
+    )  # [..., head, pos]
     return torch.einsum("...kn,...knp,kdp->...nd", weights, codes, u)

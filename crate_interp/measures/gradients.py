@@ -10,7 +10,9 @@ from crate_interp.measures.spectra import singular_values
 
 
 @in_full_precision
-def coding_rate_gradient(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch pos d_model"]:
+def coding_rate_gradient(
+    z: Float[Tensor, "*batch pos d_model"], eps: float
+) -> Float[Tensor, "*batch pos d_model"]:
     """The gradient of `coding_rate`: `a (I + a Z Z^T)^{-1} Z`, a = d / (N eps^2), in rows `a Z (I + a Z^T Z)^{-1}`.
 
     z `[..., pos, d_model]` -> the same, in nats per unit of z. arXiv 2306.01129, appendix. It points to higher rates: a step
@@ -70,7 +72,9 @@ def neumann_invalid(
     return share.masked_fill(~values.isfinite().all(dim=-1), torch.nan).to(z.dtype)
 
 
-def _solved(x: Float[Tensor, "*batch rows columns"], scale: float) -> Float[Tensor, "*batch rows columns"]:
+def _solved(
+    x: Float[Tensor, "*batch rows columns"], scale: float
+) -> Float[Tensor, "*batch rows columns"]:
     """`scale X (I + scale X^T X)^{-1}`; NaN where the input is not finite.
 
     By QR of X over I, `[X; I] = [Q1; Q2] R`: then X (I + X^T X)^{-1} = Q1 Q2^T, and no Gram squares the condition.
@@ -84,7 +88,9 @@ def _solved(x: Float[Tensor, "*batch rows columns"], scale: float) -> Float[Tens
     return (upper @ lower.mT * scale**0.5).masked_fill(~finite, torch.nan)
 
 
-def written(codes: Float[Tensor, "*batch head pos d_head"], u: Float[Tensor, "head d_model d_head"]) -> Tensor:
+def written(
+    codes: Float[Tensor, "*batch head pos d_head"], u: Float[Tensor, "head d_model d_head"]
+) -> Tensor:
     """`sum_k C_k U_k^T` `[..., pos, d_model]`."""
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     return codes.transpose(-3, -2).flatten(-2) @ wide.T

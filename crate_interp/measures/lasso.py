@@ -68,7 +68,10 @@ def lasso_solution(
         raise ValueError(f"lambd={lambd}: a penalty is at least 0.")
     if not (bool(y.isfinite().all()) and bool(d.isfinite().all())):
         raise ValueError("y or d holds NaN or Inf: there is nothing to solve.")
-    rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()  # a float32 gradient stops short of the minimum
+    rows, wide = (
+        y.reshape(-1, y.shape[-1]).double(),
+        d.double(),
+    )  # a float32 gradient stops short of the minimum
     corr = rows @ wide  # [token, d_mlp]
     largest = float(torch.linalg.matrix_norm(wide, ord=2)) ** 2
     if largest == 0:
@@ -103,9 +106,16 @@ def _fista(
             if not bool(left.any()):
                 break
             if not bool(left.all()):
-                open_, momentum, shift, enough = open_[left], momentum[left], shift[left], enough[left]
+                open_, momentum, shift, enough = (
+                    open_[left],
+                    momentum[left],
+                    shift[left],
+                    enough[left],
+                )
                 new, ahead, step = new[left], ahead[left], step[left]
-        uphill = ((ahead - new) * step).sum(dim=-1, keepdim=True) > 0  # momentum has overshot: it starts anew
+        uphill = ((ahead - new) * step).sum(
+            dim=-1, keepdim=True
+        ) > 0  # momentum has overshot: it starts anew
         momentum = momentum.masked_fill(uphill, 1)
         grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
         ahead = new + ((momentum - 1) / grown) * step

@@ -29,10 +29,14 @@ def attention_map(
     require_floats(queries, "head pos d_head")
     require_floats(keys, "head pos d_head")
     if queries.shape != keys.shape:
-        raise ValueError(f"queries {list(queries.shape)} and keys {list(keys.shape)} differ in shape.")
+        raise ValueError(
+            f"queries {list(queries.shape)} and keys {list(keys.shape)} differ in shape."
+        )
     count = keys.shape[-2]
     if count < 2:
-        raise ValueError(f"there is no patch to attend to: {count} tokens, of which the first is CLS.")
+        raise ValueError(
+            f"there is no patch to attend to: {count} tokens, of which the first is CLS."
+        )
     if not -count <= query < count:
         raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
     logits = einsum(queries[..., query, :], keys, "... head p, ... head pos p -> ... head pos")
@@ -44,7 +48,9 @@ def attention_map(
 
 
 @in_full_precision
-def attention_rollout(patterns: Float[Tensor, "*batch layer head query key"]) -> Float[Tensor, "*batch query key"]:
+def attention_rollout(
+    patterns: Float[Tensor, "*batch layer head query key"],
+) -> Float[Tensor, "*batch query key"]:
     """Attention followed through the layers: `prod_l (1/2 I + 1/2 mean_k A_k^l)`, the last layer leftmost.
 
     patterns `[..., layer, head, query, key]` -> `[..., query, key]` in [0, 1], rows sum to 1. arXiv 2005.00928. It takes the residual
@@ -77,10 +83,14 @@ def pca_map(
     """
     _check_features(features, grid)
     if not 1 <= n_components <= features.shape[-1]:
-        raise ValueError(f"n_components={n_components}: features have {features.shape[-1]} dimensions.")
+        raise ValueError(
+            f"n_components={n_components}: features have {features.shape[-1]} dimensions."
+        )
     tokens = features.detach().double().flatten(0, 1)  # [image * pos, d]
     tokens = tokens - tokens.mean(dim=0)
-    basis = torch.linalg.eigh(tokens.T @ tokens).eigenvectors.flip(-1)[:, :n_components]  # [d, component]
+    basis = torch.linalg.eigh(tokens.T @ tokens).eigenvectors.flip(-1)[
+        :, :n_components
+    ]  # [d, component]
     maps = (tokens @ basis).T.unflatten(-1, (len(features), *grid))  # [component, image, h, w]
     border = maps[..., _border(grid).to(maps.device)].flatten(1).mean(dim=1)
     largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))[0]
@@ -89,7 +99,9 @@ def pca_map(
     return (maps * sign[:, None, None, None]).transpose(0, 1).to(features.dtype)
 
 
-def pca_mask(features: Float[Tensor, "image pos d"], grid: tuple[int, int]) -> Bool[Tensor, "image pos"]:
+def pca_mask(
+    features: Float[Tensor, "image pos d"], grid: tuple[int, int]
+) -> Bool[Tensor, "image pos"]:
     """The tokens above the middle of the range of the first principal component: `m_i > (min + max) / 2`, m of `pca_map`.
 
     features `[image, pos, d]` without CLS -> bool `[image, pos]`; min and max over all images together, so that an image may have

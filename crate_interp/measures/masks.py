@@ -7,8 +7,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from crate_interp import checks
 from crate_interp.measures.checks import all_finite, require_floats
-from crate_interp.values import height_width, is_number
 
 
 def mass_mask(map: Float[Tensor, "*batch pos"], mass: Any = 0.6) -> Bool[Tensor, "*batch pos"]:
@@ -22,10 +22,14 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: Any = 0.6) -> Bool[Tensor,
     _check_map(map)
     _check_share(mass, "mass")
     if bool((map < 0).any()):
-        raise ValueError("a map has negative values, which hold no mass: give attention, or use top_mask.")
+        raise ValueError(
+            "a map has negative values, which hold no mass: give attention, or use top_mask."
+        )
     values, order = map.double().sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
-    wanted = mass * values.sum(dim=-1, keepdim=True) * (1 - 1e-12)  # a sum in another order may end an ulp higher
+    wanted = (
+        mass * values.sum(dim=-1, keepdim=True) * (1 - 1e-12)
+    )  # a sum in another order may end an ulp higher
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < wanted)
 
 
@@ -43,7 +47,9 @@ def top_mask(map: Float[Tensor, "*batch pos"], fraction: Any = 0.6) -> Bool[Tens
     return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order[..., :kept], True)
 
 
-def jaccard(mask: Bool[Tensor, "*batch pos"], target: Bool[Tensor, "*other target_pos"]) -> Float[Tensor, "*broadcast"]:
+def jaccard(
+    mask: Bool[Tensor, "*batch pos"], target: Bool[Tensor, "*other target_pos"]
+) -> Float[Tensor, "*broadcast"]:
     """Intersection over union, `|A and B| / |A or B|`.
 
     mask, target bool `[..., pos]`, leading axes broadcast -> float64 `[...]` in [0, 1]; 1 where both are empty. Raises ValueError
@@ -52,13 +58,19 @@ def jaccard(mask: Bool[Tensor, "*batch pos"], target: Bool[Tensor, "*other targe
     for name, tensor in (("mask", mask), ("target", target)):
         if not isinstance(tensor, Tensor) or tensor.dtype != torch.bool:
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"jaccard takes bool masks, {name} is {got}: make one with mass_mask, or map > threshold.")
+            raise ValueError(
+                f"jaccard takes bool masks, {name} is {got}: make one with mass_mask, or map > threshold."
+            )
     if not mask.ndim or not target.ndim or mask.shape[-1] != target.shape[-1]:
-        raise ValueError(f"mask {list(mask.shape)} and target {list(target.shape)} have different last axes (tokens).")
+        raise ValueError(
+            f"mask {list(mask.shape)} and target {list(target.shape)} have different last axes (tokens)."
+        )
     try:
         torch.broadcast_shapes(mask.shape, target.shape)
     except RuntimeError:
-        raise ValueError(f"mask {list(mask.shape)} and target {list(target.shape)} do not broadcast.") from None
+        raise ValueError(
+            f"mask {list(mask.shape)} and target {list(target.shape)} do not broadcast."
+        ) from None
     both = (mask & target).sum(dim=-1).double()
     either = (mask | target).sum(dim=-1).double()
     return torch.where(either == 0, 1.0, both / either.clamp(min=1))
@@ -72,7 +84,9 @@ def random_jaccard(fraction: float, target_fraction: float) -> float:
     """
     both = fraction * target_fraction
     if not (0 <= fraction <= 1 and 0 <= target_fraction <= 1) or fraction + target_fraction == 0:
-        raise ValueError(f"shares {fraction} and {target_fraction}: give two in [0, 1], not both 0.")
+        raise ValueError(
+            f"shares {fraction} and {target_fraction}: give two in [0, 1], not both 0."
+        )
     return both / (fraction + target_fraction - both)
 
 
@@ -85,9 +99,11 @@ def token_mask(
     are no multiples of the patch.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.ndim < 2:
-        got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        got = (
+            f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        )
         raise ValueError(f"a mask of pixels is bool [..., height, width], got {got}.")
-    height, width = height_width("patch_size", patch_size)
+    height, width = checks.size("patch_size", patch_size)
     if mask.shape[-2] % height or mask.shape[-1] % width:
         raise ValueError(
             f"a mask of {mask.shape[-2]} x {mask.shape[-1]} pixels has no whole patches of {height} x {width}."
@@ -97,16 +113,25 @@ def token_mask(
 
 
 def pixel_mask(
-    mask: Bool[Tensor, "*batch patch"], grid: int | tuple[int, int], patch_size: int | tuple[int, int]
+    mask: Bool[Tensor, "*batch patch"],
+    grid: int | tuple[int, int],
+    patch_size: int | tuple[int, int],
 ) -> Bool[Tensor, "*batch height width"]:
     """A mask of patches at the resolution of pixels: each pixel has what its patch has (nearest neighbour).
 
     mask bool `[..., patch]`, row-major over `grid` (rows, columns) -> bool `[..., height, width]`. Raises ValueError where the grid
     does not fit.
     """
-    grid, patch_size = height_width("grid", grid), height_width("patch_size", patch_size)
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not mask.ndim or mask.shape[-1] != grid[0] * grid[1]:
-        got = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+    grid, patch_size = checks.size("grid", grid), checks.size("patch_size", patch_size)
+    if (
+        not isinstance(mask, Tensor)
+        or mask.dtype != torch.bool
+        or not mask.ndim
+        or mask.shape[-1] != grid[0] * grid[1]
+    ):
+        got = (
+            f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        )
         raise ValueError(f"a mask of patches is bool [..., {grid[0]} x {grid[1]}], got {got}.")
     wide = mask.unflatten(-1, grid)  # [..., h, w]
     return wide.repeat_interleave(patch_size[0], dim=-2).repeat_interleave(patch_size[1], dim=-1)
@@ -121,5 +146,5 @@ def _check_map(map: Any) -> None:
 
 
 def _check_share(value: Any, name: str) -> None:
-    if not is_number(value) or not 0 < value <= 1:
+    if not checks.is_number(value) or not 0 < value <= 1:
         raise ValueError(f"{name}={value!r}: give a share above 0 and at most 1.")

@@ -52,7 +52,9 @@ def layer_objectives(
     default penalty none of it comes from the count. Raises ValueError for no layers and for another number of bases.
     """
     if not len(layers) or len(layers) != len(bases):
-        raise ValueError(f"there are {len(layers)} layers and {len(bases)} bases: give as many, at least one.")
+        raise ValueError(
+            f"there are {len(layers)} layers and {len(bases)} bases: give as many, at least one."
+        )
     terms: list[Tensor] = []
     for layer, u in zip(layers, bases, strict=True):
         z = layer(z.detach())

@@ -11,7 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, largest_entry, require_floats, squares_fit
+from crate_interp.measures.checks import (
+    in_full_precision,
+    largest_entry,
+    require_floats,
+    squares_fit,
+)
 
 # A float32 Gram can be wrong by per cents without failing. Where the largest diagonal of I + c G over the smallest
 # squared pivot is below this, the error was at most about 1e-6 on every stream of a model tried (3e-5 on small random
@@ -37,7 +42,9 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     check_rate(z, eps)
     pos, width = z.shape[-2:]
     flat = z.reshape(-1, pos, width)
-    rate = _half_logdet(flat[:, None], width / (pos * eps**2), lambda rows: flat[rows, None].double())
+    rate = _half_logdet(
+        flat[:, None], width / (pos * eps**2), lambda rows: flat[rows, None].double()
+    )
     return rate.reshape(z.shape[:-2])
 
 
@@ -108,18 +115,28 @@ def mcr2_coding_rate(
     return (rate * count).sum(dim=-1) / pos
 
 
-def _weighted(z: Tensor, weights: Tensor, per_class: Tensor, rows: Tensor) -> Float[Tensor, "samples class pos width"]:
+def _weighted(
+    z: Tensor, weights: Tensor, per_class: Tensor, rows: Tensor
+) -> Float[Tensor, "samples class pos width"]:
     """Some samples of `mcr2_coding_rate`, class by class, in float64."""
     tokens = z.reshape(-1, 1, *z.shape[-2:])[rows].double()
     root = (weights.double() * per_class.double().unsqueeze(-2)).sqrt().mT
     return tokens * root.reshape(-1, *root.shape[-2:])[rows].unsqueeze(-1)
 
 
-def _weights(membership: Tensor, z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch pos class"]:
+def _weights(
+    membership: Tensor, z: Float[Tensor, "*batch pos d_model"]
+) -> Float[Tensor, "*batch pos class"]:
     """Membership as weights in the dtype of z."""
-    if not isinstance(membership, Tensor) or membership.dtype == torch.bool or membership.is_complex():
+    if (
+        not isinstance(membership, Tensor)
+        or membership.dtype == torch.bool
+        or membership.is_complex()
+    ):
         kind = getattr(membership, "dtype", type(membership).__name__)
-        raise ValueError(f"membership is {kind}: give integers [..., pos] or float weights [..., pos, class].")
+        raise ValueError(
+            f"membership is {kind}: give integers [..., pos] or float weights [..., pos, class]."
+        )
     soft = membership.is_floating_point()
     shape = membership.shape[:-1] if soft else membership.shape
     if shape != z.shape[:-1] or 0 in membership.shape:
@@ -128,8 +145,14 @@ def _weights(membership: Tensor, z: Float[Tensor, "*batch pos d_model"]) -> Floa
             f"membership {list(membership.shape)} does not fit tokens {list(z.shape)}: {wanted} are needed."
         )
     if not bool((membership >= 0).all()) or not bool(membership.isfinite().all()):
-        raise ValueError("membership holds negative numbers, NaN or Inf: a class or weight is at least 0.")
-    return membership.to(z.dtype) if soft else torch.nn.functional.one_hot(membership.long()).to(z.dtype)
+        raise ValueError(
+            "membership holds negative numbers, NaN or Inf: a class or weight is at least 0."
+        )
+    return (
+        membership.to(z.dtype)
+        if soft
+        else torch.nn.functional.one_hot(membership.long()).to(z.dtype)
+    )
 
 
 def coding_length(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Tensor, "*batch"]:
@@ -176,7 +199,9 @@ def official_rate_and_zeros(
 ) -> tuple[Float[Tensor, "*batch head"], Float[Tensor, "*batch head"]]:
     """`official_coding_rate`, and how many codes of each head are all zero."""
     if not eps_squared > 0:
-        raise ValueError(f"eps_squared={eps_squared}: give a number above 0, the script's own is 0.01.")
+        raise ValueError(
+            f"eps_squared={eps_squared}: give a number above 0, the script's own is 0.01."
+        )
     check_rate(codes, eps_squared)
     pos, width = codes.shape[-2:]
     flat = codes.reshape(-1, *codes.shape[-3:])
@@ -206,7 +231,9 @@ def head_codes(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head pos d_head"]:
     """The tokens in the coordinates of each subspace, C_k = Z U_k."""
-    if u.is_contiguous() and z.numel():  # a product for each head writes its codes together, as their Gram wants them
+    if (
+        u.is_contiguous() and z.numel()
+    ):  # a product for each head writes its codes together, as their Gram wants them
         rows = z.reshape(-1, z.shape[-1])
         return torch.bmm(rows.expand(len(u), -1, -1), u).unflatten(1, z.shape[:-1]).movedim(0, -3)
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
@@ -218,7 +245,9 @@ def in_other_basis(
     codes: Float[Tensor, "batch head pos d_head"], matrix: Float[Tensor, "head d_head d_head"]
 ) -> Float[Tensor, "batch head pos d_head"]:
     """C_k M_k for each head: the codes of Q_k M_k from those of Q_k."""
-    rows = codes.transpose(0, 1)  # [head, batch, pos, d_head], as `head_codes` leaves them in memory
+    rows = codes.transpose(
+        0, 1
+    )  # [head, batch, pos, d_head], as `head_codes` leaves them in memory
     return torch.bmm(rows.flatten(1, 2), matrix).unflatten(1, rows.shape[1:3]).transpose(0, 1)
 
 
@@ -228,7 +257,9 @@ def check_rate(z: Tensor, eps: float) -> None:
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
     if 0 in z.shape[-2:]:
-        raise ValueError(f"there are no tokens to measure: the last two axes (pos, width) are {list(z.shape[-2:])}.")
+        raise ValueError(
+            f"there are no tokens to measure: the last two axes (pos, width) are {list(z.shape[-2:])}."
+        )
 
 
 def _half_logdet(
@@ -239,7 +270,9 @@ def _half_logdet(
         return _half_logdet64(x, scale, FLOAT64_LIMIT)
     rate, doubtful = _cholesky_rate(x.float(), scale, FLOAT32_LIMIT)
     rows = doubtful.any(dim=-1).nonzero()[:, 0]
-    if len(rows) and rate.requires_grad:  # a failed factor would poison the gradient of its neighbours
+    if (
+        len(rows) and rate.requires_grad
+    ):  # a failed factor would poison the gradient of its neighbours
         rate = _half_logdet64(again(torch.arange(len(x), device=x.device)), scale, REDONE_LIMIT)
     elif len(rows):
         rate[rows] = _half_logdet64(again(rows), scale, REDONE_LIMIT).float()
@@ -255,7 +288,9 @@ def _half_logdet64(
     if rate.requires_grad:  # a failed factor would poison the gradient of its neighbours
         rate, _ = _cholesky_rate(x.where(~doubtful[..., None, None], 0.0), scale, limit)
     finite = x.isfinite().all(dim=-1).all(dim=-1)
-    exact = 0.5 * torch.log1p(scale * torch.linalg.svdvals(x.where(finite[..., None, None], 0.0)) ** 2).sum(dim=-1)
+    exact = 0.5 * torch.log1p(
+        scale * torch.linalg.svdvals(x.where(finite[..., None, None], 0.0)) ** 2
+    ).sum(dim=-1)
     return torch.where(doubtful, exact.where(finite, torch.nan), rate.where(~doubtful, 0.0))
 
 
@@ -263,12 +298,16 @@ def _cholesky_rate(
     x: Float[Tensor, "samples heads rows columns"], scale: float, limit: float
 ) -> tuple[Float[Tensor, "samples heads"], Bool[Tensor, "samples heads"]]:
     """The rate by Cholesky of the smaller Gram, and which samples it cannot be trusted for."""
-    if x.transpose(0, 1).is_contiguous() and not x.is_contiguous():  # heads first in memory: no copy is needed
+    if (
+        x.transpose(0, 1).is_contiguous() and not x.is_contiguous()
+    ):  # heads first in memory: no copy is needed
         rate, doubtful = _cholesky_rate(x.transpose(0, 1), scale, limit)
         return rate.T, doubtful.T
     x = x.contiguous()  # once, not once for each side of the product
     rows, columns = x.shape[-2:]
-    gram = x @ x.mT if rows < columns else x.mT @ x  # [samples, heads, n, n], n = min(rows, columns)
+    gram = (
+        x @ x.mT if rows < columns else x.mT @ x
+    )  # [samples, heads, n, n], n = min(rows, columns)
     matrix = gram * scale if gram.requires_grad else gram.mul_(scale)
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal += 1

@@ -7,7 +7,9 @@ from torch import Tensor
 from crate_interp.measures.checks import largest_entry, require_floats, squares_fit
 
 
-def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Float[Tensor, "*batch pos"]:
+def zero_fraction(
+    z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0
+) -> Float[Tensor, "*batch pos"]:
     """The share of entries with |z| <= tol; exact zeros by default.
 
     z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1], without unit. The mean over tokens is what the authors' script
@@ -17,7 +19,9 @@ def zero_fraction(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Flo
     _check(z)
     if not tol >= 0:
         raise ValueError(f"tol={tol}: give a number of at least 0.")
-    with torch.no_grad():  # a count has no gradient; comparing into numbers, as booleans are slow to sum
+    with (
+        torch.no_grad()
+    ):  # a count has no gradient; comparing into numbers, as booleans are slow to sum
         zeros = torch.empty_like(z)
         torch.eq(z, 0, out=zeros) if tol == 0 else torch.le(z.abs(), tol, out=zeros)
     return _valid(zeros.sum(dim=-1) / z.shape[-1], z, z.sum(dim=-1))
@@ -83,7 +87,9 @@ def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
     return _valid(size, z, size), _valid(value, z, value)
 
 
-def _l1_over_l2(z: Float[Tensor, "*batch pos d_mlp"], l1: Float[Tensor, "*batch pos"]) -> tuple[Tensor, Tensor]:
+def _l1_over_l2(
+    z: Float[Tensor, "*batch pos d_mlp"], l1: Float[Tensor, "*batch pos"]
+) -> tuple[Tensor, Tensor]:
     """The ratio `[..., pos]`, 0 for a token of zeros, and which tokens these are."""
     l2 = torch.linalg.vector_norm(z, dim=-1)
     if not squares_fit(l2):
@@ -108,7 +114,9 @@ def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     return _valid(value.masked_fill(total == 0, 1 - 1 / width), z, total)
 
 
-def support_for_energy(z: Float[Tensor, "*batch pos d_mlp"], energy: float = 0.9) -> Float[Tensor, "*batch pos"]:
+def support_for_energy(
+    z: Float[Tensor, "*batch pos d_mlp"], energy: float = 0.9
+) -> Float[Tensor, "*batch pos"]:
     """The smallest number of entries whose squares hold at least a share of `|z|^2`.
 
     z `[..., pos, d_mlp]` -> `[..., pos]`, 1 to d_mlp; 0 for an all-zero token. Divide by d_mlp to compare widths. Not
@@ -124,7 +132,9 @@ def support_for_energy(z: Float[Tensor, "*batch pos d_mlp"], energy: float = 0.9
     return _valid(count.to(z.dtype), z, held[..., -1])
 
 
-def firing_rate(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Float[Tensor, "*batch d_mlp"]:
+def firing_rate(
+    z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0
+) -> Float[Tensor, "*batch d_mlp"]:
     """The share of tokens in which each entry is on, |z| > tol.
 
     z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 is an atom that never fires. NaN in an entry gives NaN for its atom.
@@ -138,7 +148,9 @@ def firing_rate(z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0) -> Float
 
 
 def _valid(
-    value: Float[Tensor, "*batch pos"], z: Float[Tensor, "*batch pos d_mlp"], seen: Float[Tensor, "*batch pos"]
+    value: Float[Tensor, "*batch pos"],
+    z: Float[Tensor, "*batch pos d_mlp"],
+    seen: Float[Tensor, "*batch pos"],
 ) -> Float[Tensor, "*batch pos"]:
     """NaN for a token that holds NaN or Inf; `seen` is finite only where the token is, or its sum overflows."""
     finite = seen.detach().isfinite()
@@ -150,4 +162,6 @@ def _valid(
 def _check(z: Tensor) -> None:
     require_floats(z, "pos d_mlp")
     if 0 in z.shape[-2:]:
-        raise ValueError(f"there is no code to measure: the last two axes (pos, d_mlp) are {list(z.shape[-2:])}.")
+        raise ValueError(
+            f"there is no code to measure: the last two axes (pos, d_mlp) are {list(z.shape[-2:])}."
+        )

@@ -35,7 +35,10 @@ def subspace_spectrum(
 
 
 def rate_of_spectrum(
-    spectrum: Float[Tensor, "*batch rank"], n_tokens: int, width: int, eps: float | Sequence[float] | Tensor
+    spectrum: Float[Tensor, "*batch rank"],
+    n_tokens: int,
+    width: int,
+    eps: float | Sequence[float] | Tensor,
 ) -> Float[Tensor, "..."]:
     """The rate of a spectrum at one or many precisions: `1/2 sum_i ln(1 + width / (n_tokens eps^2) lambda_i)`.
 
@@ -50,7 +53,9 @@ def rate_of_spectrum(
     if n_tokens < 1 or width < 1:
         raise ValueError(f"n_tokens={n_tokens}, width={width}: both are at least 1.")
     if bool((spectrum < 0).any()):
-        raise ValueError("the spectrum has negative values: give squared singular values, as `spectrum` does.")
+        raise ValueError(
+            "the spectrum has negative values: give squared singular values, as `spectrum` does."
+        )
     scale = width / (n_tokens * grid.square())
     rate = 0.5 * torch.log1p(spectrum.double().unsqueeze(-1) * scale.reshape(-1)).sum(dim=-2)
     return rate.reshape((*spectrum.shape[:-1], *grid.shape)).to(spectrum.dtype)
@@ -66,4 +71,6 @@ def singular_values(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*
 def _check(z: Tensor) -> None:
     require_floats(z, "pos d_model")
     if 0 in z.shape[-2:]:
-        raise ValueError(f"there are no tokens to measure: the last two axes (pos, width) are {list(z.shape[-2:])}.")
+        raise ValueError(
+            f"there are no tokens to measure: the last two axes (pos, width) are {list(z.shape[-2:])}."
+        )

@@ -15,7 +15,10 @@ from crate_interp.measures.rates import check_rate, head_codes
 
 
 def gradient_step(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Rule (a), `Z - kappa grad R^c(Z)`: s becomes s (1 - kappa a / (1 + x)).
 
@@ -26,7 +29,10 @@ def gradient_step(
 
 
 def neumann_step(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Rule (b), `Z - kappa neumann_gradient(Z)`: s becomes s (1 - kappa a (1 - x)), which grows where x > 1.
 
@@ -37,7 +43,10 @@ def neumann_step(
 
 @in_full_precision
 def first_order_step(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Rule (c), `Z - kappa a sum_k C_k U_k^T`: s becomes s (1 - kappa a).
 
@@ -48,7 +57,10 @@ def first_order_step(
 
 @in_full_precision
 def third_order_step(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Rule (d), `Z + kappa a^2 sum_k C_k C_k^T C_k U_k^T`: s becomes s (1 + kappa a x), and R^c rises.
 
@@ -59,7 +71,10 @@ def third_order_step(
 
 
 def attention_step(
-    z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float, kappa: float
+    z: Float[Tensor, "*batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
     """Rule (e), `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`: CRATE-C, and CRATE-N for a negative kappa.
 

@@ -4,7 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, largest_entry, qr, require_floats, squares_fit
+from crate_interp.measures.checks import (
+    in_full_precision,
+    largest_entry,
+    qr,
+    require_floats,
+    squares_fit,
+)
 from crate_interp.measures.rates import head_codes
 from crate_interp.measures.spectra import singular_values
 
@@ -188,7 +194,9 @@ def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "
     """
     _check(d, "rows columns")
     values = singular_values(d.double())
-    return (values[..., 0] / values[..., -1]).masked_fill(values[..., -1] == 0, torch.inf).to(d.dtype)
+    return (
+        (values[..., 0] / values[..., -1]).masked_fill(values[..., -1] == 0, torch.inf).to(d.dtype)
+    )
 
 
 def membership_entropy(

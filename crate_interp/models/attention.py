@@ -36,7 +36,9 @@ class MSSA(nn.Module):
         self.cfg = cfg
         inner = cfg.n_heads * cfg.d_head
         self.u_proj = nn.Linear(cfg.d_model, inner, bias=False)
-        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.output_matrix else None
+        self.out_proj = (
+            nn.Linear(inner, cfg.d_model, bias=cfg.output_bias) if cfg.output_matrix else None
+        )
         if cfg.variant == "fix" and self.out_proj is not None:
             self.out_proj.requires_grad_(False)
         self.hook_u = HookPoint()
@@ -85,11 +87,16 @@ class MSSA(nn.Module):
         return torch.eye(self.cfg.d_model, dtype=weight.dtype, device=weight.device)
 
     def forward(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None = None
+        self,
+        z: Float[Tensor, "batch pos d_model"],
+        norm: HookedNorm,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """MSSA(norm(z)); the norm comes along because split inputs are normalised once per role."""
         roles = (
-            self._split_codes(z, norm, context) if self.cfg.use_split_qkv_input else self._tied_codes(norm(z), context)
+            self._split_codes(z, norm, context)
+            if self.cfg.use_split_qkv_input
+            else self._tied_codes(norm(z), context)
         )
         return self._combine(self.hook_z(attend(self, *roles, context)))
 
@@ -100,7 +107,9 @@ class MSSA(nn.Module):
 
         A hooked role gets a copy of its own: an in-place edit of q must not reach k and v, which are the same tensor.
         """
-        u = self._placed(self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head))), context)
+        u = self._placed(
+            self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head))), context
+        )
         roles = (self.hook_q, self.hook_k, self.hook_v)
         q, k, v = (role(u.clone() if is_hooked(role) else u) for role in roles)
         return q, k, v
@@ -115,19 +124,32 @@ class MSSA(nn.Module):
         self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The codes from an input per role and head (TransformerLens' use_split_qkv_input); hook_u does not fire."""
-        points = ((self.hook_q_input, self.hook_q), (self.hook_k_input, self.hook_k), (self.hook_v_input, self.hook_v))
+        points = (
+            (self.hook_q_input, self.hook_q),
+            (self.hook_k_input, self.hook_k),
+            (self.hook_v_input, self.hook_v),
+        )
         wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
         pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        q, k, v = (out(self._placed(einsum(norm(inp(wide.clone())), self.U, pattern), context)) for inp, out in points)
+        q, k, v = (
+            out(self._placed(einsum(norm(inp(wide.clone())), self.U, pattern), context))
+            for inp, out in points
+        )
         return q, k, v
 
-    def _combine(self, heads: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos d_model"]:
+    def _combine(
+        self, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
         if self.cfg.use_attn_result:
             return sum_of_results(self, heads)
         joined = heads.flatten(2)  # [batch, pos, head * d_head]
         if self.out_proj is not None:
             return self.out_proj(joined)
-        return joined if self.cfg.variant in ("identity", "crate", "fix") else F.linear(joined, self._output_weight())
+        return (
+            joined
+            if self.cfg.variant in ("identity", "crate", "fix")
+            else F.linear(joined, self._output_weight())
+        )
 
 
 def attend(
@@ -140,7 +162,9 @@ def attend(
     """The values that each query gathers; `attn` has the hook points."""
     if context and context.past is not None:
         k, v = context.past.extend(context.layer, k, v)
-    return torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2)).transpose(1, 2)  # [batch, pos, head, d_head]
+    return torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2)).transpose(
+        1, 2
+    )  # [batch, pos, head, d_head]
 
 
 def _pattern(
@@ -157,8 +181,12 @@ def _pattern(
     return attn.hook_pattern(attn.hook_attn_scores(scores).softmax(dim=-1))
 
 
-def sum_of_results(attn: Any, heads: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos d_model"]:
+def sum_of_results(
+    attn: Any, heads: Float[Tensor, "batch pos head d_head"]
+) -> Float[Tensor, "batch pos d_model"]:
     """The output by way of each head's own contribution, `hook_result`."""
     pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-    sign = getattr(attn, "_result_contribution_scale", 1.0)  # hook_result is what the head contributes
+    sign = getattr(
+        attn, "_result_contribution_scale", 1.0
+    )  # hook_result is what the head contributes
     return sign * attn.hook_result(sign * einsum(heads, attn.W_O, pattern)).sum(dim=2) + attn.b_O

@@ -15,7 +15,12 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.attention import MSSA
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.embed import ConvPatchEmbed, cat_tokens, hooked_positions, interpolate_positions
+from crate_interp.models.embed import (
+    ConvPatchEmbed,
+    cat_tokens,
+    hooked_positions,
+    interpolate_positions,
+)
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import layer_range
@@ -91,7 +96,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.hook_pos_embed = HookPoint()
         self.blocks = nn.ModuleList(CrateBlock(cfg) for _ in range(cfg.n_layers))
         self.ln_final = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
-        self.decoder_blocks = nn.ModuleList(CrateDecoderBlock(self.decoder_cfg) for _ in range(cfg.decoder_n_layers))
+        self.decoder_blocks = nn.ModuleList(
+            CrateDecoderBlock(self.decoder_cfg) for _ in range(cfg.decoder_n_layers)
+        )
         self.decoder_norm = HookedLayerNorm(cfg.d_model, cfg.ln_final_eps)
         self.decoder_pred = nn.Linear(cfg.d_model, cfg.patch_values)
         self.hook_pred = HookPoint()
@@ -139,7 +146,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         for block in self.decoder_blocks:
             x = block(x)
         pred = self.hook_pred(self.decoder_pred(self.decoder_norm(x))[:, 1:])
-        return Reconstruction(pred=pred, mask=mask, loss=self.loss(images, pred, mask), latent=latent)
+        return Reconstruction(
+            pred=pred, mask=mask, loss=self.loss(images, pred, mask), latent=latent
+        )
 
     def _tokens(self, images: Tensor, noise: Any, mask_ratio: Any) -> tuple[Tensor, Tensor]:
         patches = self.embed(images)
@@ -206,19 +215,29 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     def decoder_view(self, cache: CrateCache) -> CrateCache:
         """The decoder's part of a cache under the names of a model of its own; `cache.decoder` calls this."""
         prefix = "decoder_blocks."
-        kept = {name.removeprefix("decoder_"): value for name, value in cache.items() if name.startswith(prefix)}
-        view: Any = SimpleNamespace(cfg=self.decoder_cfg, blocks=self.decoder_blocks, ln_final=self.decoder_norm)
+        kept = {
+            name.removeprefix("decoder_"): value
+            for name, value in cache.items()
+            if name.startswith(prefix)
+        }
+        view: Any = SimpleNamespace(
+            cfg=self.decoder_cfg, blocks=self.decoder_blocks, ln_final=self.decoder_norm
+        )
         return CrateCache(kept, view, has_batch_dim=cache.has_batch_dim)
 
 
-def random_mask(images: Tensor, n_patches: int, noise: Any, mask_ratio: Any) -> Float[Tensor, "batch patch"]:
+def random_mask(
+    images: Tensor, n_patches: int, noise: Any, mask_ratio: Any
+) -> Float[Tensor, "batch patch"]:
     """1 for patches to remove, 0 for the int(n (1 - ratio)) of lowest noise."""
     if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
     shape = (len(images), n_patches)
     if noise is None:
         noise = torch.rand(shape, device=images.device)
-    right = isinstance(noise, Tensor) and tuple(noise.shape) == shape and bool(noise.isfinite().all())
+    right = (
+        isinstance(noise, Tensor) and tuple(noise.shape) == shape and bool(noise.isfinite().all())
+    )
     if not right:
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
@@ -239,7 +258,11 @@ def sine_positions(cfg: CrateConfig) -> Float[Tensor, "1 pos d_model"]:
     if cfg.d_model % 4:
         return table
     omega = 1.0 / 10000 ** (torch.arange(quarter, dtype=torch.float64) / quarter)
-    rows, columns = torch.meshgrid(torch.arange(cfg.grid[0]), torch.arange(cfg.grid[1]), indexing="ij")
+    rows, columns = torch.meshgrid(
+        torch.arange(cfg.grid[0]), torch.arange(cfg.grid[1]), indexing="ij"
+    )
     halves = [position.flatten()[:, None].double() * omega for position in (columns, rows)]
-    table[0, 1:] = torch.cat([part for half in halves for part in (half.sin(), half.cos())], dim=1).float()
+    table[0, 1:] = torch.cat(
+        [part for half in halves for part in (half.sin(), half.cos())], dim=1
+    ).float()
     return table

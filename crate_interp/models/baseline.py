@@ -61,18 +61,32 @@ class SelfAttention(nn.Module):
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
-        return self.out_proj.weight.new_zeros(self.cfg.d_model) if self.out_proj.bias is None else self.out_proj.bias
+        return (
+            self.out_proj.weight.new_zeros(self.cfg.d_model)
+            if self.out_proj.bias is None
+            else self.out_proj.bias
+        )
 
     def forward(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None = None
+        self,
+        z: Float[Tensor, "batch pos d_model"],
+        norm: HookedNorm,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
         """Attention of norm(z); the norm comes along because split inputs are normalised once per role."""
         split = self._split_roles(z, norm) if self.cfg.use_split_qkv_input else self._roles(norm(z))
         points: Any = (self.hook_q, self.hook_k, self.hook_v)
         # a hooked role gets memory of its own: the three are views of one tensor, which may not be edited in place
-        q, k, v = (point(role.clone() if is_hooked(point) else role) for point, role in zip(points, split, strict=True))
+        q, k, v = (
+            point(role.clone() if is_hooked(point) else role)
+            for point, role in zip(points, split, strict=True)
+        )
         heads = self.hook_z(attend(self, q, k, v, context))
-        return sum_of_results(self, heads) if self.cfg.use_attn_result else self.out_proj(heads.flatten(2))
+        return (
+            sum_of_results(self, heads)
+            if self.cfg.use_attn_result
+            else self.out_proj(heads.flatten(2))
+        )
 
     def _roles(self, x: Float[Tensor, "batch pos d_model"]) -> list[Tensor]:
         """Queries, keys and values, each `[batch, pos, head, d_head]`."""
@@ -83,7 +97,10 @@ class SelfAttention(nn.Module):
         wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
         points: Any = (self.hook_q_input, self.hook_k_input, self.hook_v_input)
         pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        roles = [einsum(norm(point(wide.clone())), self._role(index), pattern) for index, point in enumerate(points)]
+        roles = [
+            einsum(norm(point(wide.clone())), self._role(index), pattern)
+            for index, point in enumerate(points)
+        ]
         if self.qkv_proj.bias is None:
             return roles
         biases = self.qkv_proj.bias.unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))
@@ -103,7 +120,9 @@ class MLP(nn.Module):
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         pre = self.hook_pre(self.fc_in(y))
-        return self.fc_out(self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre)))
+        return self.fc_out(
+            self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre))
+        )
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:

@@ -37,7 +37,9 @@ class CrateCache(ActivationCache):
         self._refuse_neurons()
         return super().stack_neuron_results(*args, **kwargs)
 
-    def get_full_resid_decomposition(self, *args: Any, expand_neurons: bool = True, **kwargs: Any) -> Any:
+    def get_full_resid_decomposition(
+        self, *args: Any, expand_neurons: bool = True, **kwargs: Any
+    ) -> Any:
         """TransformerLens' function; ValueError for neurons where the sparse step replaces the stream."""
         if expand_neurons:
             self._refuse_neurons()
@@ -52,8 +54,14 @@ class CrateCache(ActivationCache):
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
-            raise AttributeError(f"{type(self.model).__name__} has no {name} tower; a HookedCrateCLIP has.")
-        kept = {key.removeprefix(f"{name}."): value for key, value in self.items() if key.startswith(f"{name}.")}
+            raise AttributeError(
+                f"{type(self.model).__name__} has no {name} tower; a HookedCrateCLIP has."
+            )
+        kept = {
+            key.removeprefix(f"{name}."): value
+            for key, value in self.items()
+            if key.startswith(f"{name}.")
+        }
         return CrateCache(kept, getattr(self.model, name), has_batch_dim=self.has_batch_dim)
 
     @property
@@ -66,7 +74,9 @@ class CrateCache(ActivationCache):
         """Of a CLIP: the text tower's part, under the names of a model of its own."""
         return self._part("text")
 
-    def apply_ln_to_stack(self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    def apply_ln_to_stack(
+        self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """TransformerLens' function; arguments as there.
 
         Different from it: where the model has no final norm (CRATE-LM vanilla) the stack before the unembedding is not
@@ -76,12 +86,18 @@ class CrateCache(ActivationCache):
         if last and isinstance(self.model.ln_final, NoNorm):
             batch = kwargs.get("batch_slice")
             cut = batch if isinstance(batch, Slice) else Slice(batch)
-            return cut.apply(residual_stack, dim=1) if kwargs.get("has_batch_dim", True) else residual_stack
+            return (
+                cut.apply(residual_stack, dim=1)
+                if kwargs.get("has_batch_dim", True)
+                else residual_stack
+            )
         return super().apply_ln_to_stack(residual_stack, layer, *args, **kwargs)
 
     @property
     def decoder(self) -> "CrateCache":
         """Of a masked autoencoder: the decoder's part, under the names of a model of its own (`cache.decoder["pattern", 0]`)."""
         if not hasattr(self.model, "decoder_view"):
-            raise AttributeError(f"{type(self.model).__name__} has no decoder; a HookedCrateMAE has.")
+            raise AttributeError(
+                f"{type(self.model).__name__} has no decoder; a HookedCrateMAE has."
+            )
         return self.model.decoder_view(self)

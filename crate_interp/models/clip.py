@@ -46,7 +46,11 @@ class HookedTextTower(TextMixin, HookedModel):
     ) -> Float[Tensor, "..."]:
         """Features of token ids `[batch, n_ctx]` or of text; `stop_at_layer`, `start_at_layer` as in HookedCrate."""
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
-        z = self._tokens(self._as_tokens(tokens, None)) if start_at_layer is None else check_stream(self, tokens)
+        z = (
+            self._tokens(self._as_tokens(tokens, None))
+            if start_at_layer is None
+            else check_stream(self, tokens)
+        )
         for block in self.blocks[start:stop]:
             z = block(z)
         return z if stop is not None else self.unembed(self.hook_pooled(self.ln_final(z)[:, -1]))
@@ -57,7 +61,9 @@ class HookedTextTower(TextMixin, HookedModel):
             raise ValueError(
                 f"a text has {tokens.shape[1]} tokens, this tower takes exactly n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
             )
-        return self.hook_embed(self.embed(tokens)) + hooked_positions(self.hook_pos_embed, self.pos_embed, len(tokens))
+        return self.hook_embed(self.embed(tokens)) + hooked_positions(
+            self.hook_pos_embed, self.pos_embed, len(tokens)
+        )
 
     def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
         """[CLS] and wordpieces, cut to n_ctx and padded with zeros; no [SEP], as in the JAX training code."""
@@ -100,7 +106,10 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        for tower in (self.visual, self.text):  # one count of open contexts: the hook points are the same
+        for tower in (
+            self.visual,
+            self.text,
+        ):  # one count of open contexts: the hook points are the same
             tower.__dict__["_levels"] = self.__dict__["_levels"]
         set_runtime(self.cfg, device=self.logit_scale.device, dtype=self.logit_scale.dtype)
         self.setup()
@@ -108,7 +117,11 @@ class HookedCrateCLIP(HookedModel):
     def forward(self, images: Any, tokens: Any) -> Float[Tensor, "n_images n_texts"]:
         """100 times the cosine of every image with every text, for preprocessed images and token ids (or text)."""
         image, text = self.encode_image(images), self.encode_text(tokens)
-        return 100 * (image / (image.norm(dim=-1, keepdim=True) + 1e-8)) @ (text / text.norm(dim=-1, keepdim=True)).T
+        return (
+            100
+            * (image / (image.norm(dim=-1, keepdim=True) + 1e-8))
+            @ (text / text.norm(dim=-1, keepdim=True)).T
+        )
 
     def encode_image(self, images: Any) -> Float[Tensor, "batch d_embed"]:
         """Image features, not normalised: LN(Z^L) of CLS, times `visual.proj`."""
@@ -136,7 +149,17 @@ class HookedCrateCLIP(HookedModel):
 
 
 def _visual(cfg: CrateConfig) -> CrateConfig:
-    same = ("d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps")
+    same = (
+        "d_model",
+        "n_layers",
+        "n_heads",
+        "d_head",
+        "d_mlp",
+        "eta",
+        "lambd",
+        "ln_eps",
+        "ln_final_eps",
+    )
     images = (
         "image_size",
         "patch_size",

@@ -39,7 +39,9 @@ class Context:
     layer: int = 0
 
 
-def contexts(cfg: CrateConfig, n_new: int, past: Past | None, device: torch.device) -> list[Context]:
+def contexts(
+    cfg: CrateConfig, n_new: int, past: Past | None, device: torch.device
+) -> list[Context]:
     """The context of every layer for `n_new` tokens after those in `past`."""
     start = past.length if past else 0
     rotation = rotary_table(cfg, start, n_new, device) if cfg.rotary else None
@@ -48,9 +50,13 @@ def contexts(cfg: CrateConfig, n_new: int, past: Past | None, device: torch.devi
     return [Context(masks[window], rotation, past, layer) for layer, window in enumerate(windows)]
 
 
-def causal_mask(start: int, n_new: int, window: int | None, device: torch.device) -> Bool[Tensor, "query key"]:
+def causal_mask(
+    start: int, n_new: int, window: int | None, device: torch.device
+) -> Bool[Tensor, "query key"]:
     """Key j is visible to query i where 0 <= i - j, and i - j <= window where there is one."""
-    ahead = torch.arange(start, start + n_new, device=device)[:, None] - torch.arange(start + n_new, device=device)
+    ahead = torch.arange(start, start + n_new, device=device)[:, None] - torch.arange(
+        start + n_new, device=device
+    )
     return ahead >= 0 if window is None else (ahead >= 0) & (ahead <= window)
 
 
@@ -65,7 +71,9 @@ def window_sizes(cfg: CrateConfig) -> list[int | None]:
     return [cfg.n_ctx // 2 if letter == "S" else None for letter in letters]
 
 
-def rotary_table(cfg: CrateConfig, start: int, n_new: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(
+    cfg: CrateConfig, start: int, n_new: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """cos and sin `[pos, 1, d_head / 2]` of position / base^(2 i / d_head), rounded to bfloat16 as the code's tables are."""
     steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=device)
     angles = torch.outer(

@@ -23,7 +23,9 @@ class CratePatchEmbed(nn.Module):
         self.proj = nn.Linear(values, cfg.d_model)
         self.norm_token = nn.LayerNorm(cfg.d_model)
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch patch d_model"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patch d_model"]:
         height, width = self.patch_size
         pattern = "batch channels (h p1) (w p2) -> batch (h w) (p1 p2 channels)"
         patches = rearrange(images, pattern, p1=height, p2=width)
@@ -40,9 +42,13 @@ class ConvPatchEmbed(nn.Module):
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         bias = FAMILIES[cfg.family]["conv_bias"]
-        self.conv = nn.Conv2d(cfg.channels, cfg.d_model, kernel_size=cfg.patch_size, stride=cfg.patch_size, bias=bias)
+        self.conv = nn.Conv2d(
+            cfg.channels, cfg.d_model, kernel_size=cfg.patch_size, stride=cfg.patch_size, bias=bias
+        )
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch patch d_model"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patch d_model"]:
         return self.conv(images).flatten(2).transpose(1, 2)  # [batch, patch, d_model]
 
     @property
@@ -69,7 +75,9 @@ def interpolate_positions(
     return cat_tokens(cls, rearrange(image, "one d_model h w -> one (h w) d_model"))
 
 
-def hooked_positions(point: HookPoint, table: Float[Tensor, "*one pos d_model"], batch: int) -> Float[Tensor, "..."]:
+def hooked_positions(
+    point: HookPoint, table: Float[Tensor, "*one pos d_model"], batch: int
+) -> Float[Tensor, "..."]:
     """The position embeddings as the point's hooks leave them.
 
     Where it is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must neither reach the weights nor another sample.

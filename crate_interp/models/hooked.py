@@ -13,9 +13,9 @@ from transformer_lens import FactoredMatrix, HookedRootModule
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
+from crate_interp import checks
 from crate_interp.config import CrateConfig
 from crate_interp.families import FAMILIES
-from crate_interp.hints import did_you_mean
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.sharing import SharedModel
 
@@ -26,7 +26,10 @@ GATED = {
     "attn.hook_k_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
     "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
 }
-_QUERY_AXIS = ("hook_attn_scores", "hook_pattern")  # [batch, head, query, key]: pos_slice cuts queries
+_QUERY_AXIS = (
+    "hook_attn_scores",
+    "hook_pattern",
+)  # [batch, head, query, key]: pos_slice cuts queries
 _NO_POS_AXIS = (
     "hook_pooled",
     "hook_features",
@@ -39,11 +42,19 @@ def own_config(
     cfg: CrateConfig, model: str, kinds: tuple[str, ...], families: tuple[str, ...] | None = None
 ) -> CrateConfig:
     """A copy for one model, since it follows that model's device and dtype; ValueError for a config of another kind."""
-    right = isinstance(cfg, CrateConfig) and cfg.kind in kinds and (families is None or cfg.family in families)
+    right = (
+        isinstance(cfg, CrateConfig)
+        and cfg.kind in kinds
+        and (families is None or cfg.family in families)
+    )
     if not right:
         got = f"family {cfg.family!r}" if isinstance(cfg, CrateConfig) else type(cfg).__name__
-        wanted = families or tuple(name for name, facts in FAMILIES.items() if facts["kind"] in kinds)
-        raise ValueError(f"{model} takes a CrateConfig of family {' or '.join(map(repr, wanted))}, got {got}.")
+        wanted = families or tuple(
+            name for name, facts in FAMILIES.items() if facts["kind"] in kinds
+        )
+        raise ValueError(
+            f"{model} takes a CrateConfig of family {' or '.join(map(repr, wanted))}, got {got}."
+        )
     return dataclasses.replace(cfg)
 
 
@@ -99,10 +110,14 @@ class HookedModel(HookedRootModule, SharedModel):
         self.is_caching = True
         # by the name in this model: a tower of a larger model has hooks that carry the larger model's names
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
-        backward = [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
+        backward = (
+            [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
+        )
         return cache, forward, backward
 
-    def matching_points(self, names_filter: str | Sequence[str] | Callable[[str], bool] | None) -> list[str]:
+    def matching_points(
+        self, names_filter: str | Sequence[str] | Callable[[str], bool] | None
+    ) -> list[str]:
         """The hook points a filter selects, in the model's order; KeyError where it selects none.
 
         None and functions select among the points that fire as the model is switched; a name that does not is refused.
@@ -119,7 +134,9 @@ class HookedModel(HookedRootModule, SharedModel):
             return chosen
         asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
         if not asked:
-            raise KeyError("names_filter is empty: name a hook point, or pass None for all of them.")
+            raise KeyError(
+                "names_filter is empty: name a hook point, or pass None for all of them."
+            )
         for name in asked:
             self.check_point(name)
         return [name for name in self.hook_dict if name in set(asked)]
@@ -133,7 +150,7 @@ class HookedModel(HookedRootModule, SharedModel):
 
     def _check_name(self, name: str) -> None:
         if name not in self.hook_dict:
-            hint = did_you_mean(name, self.hook_dict, "See model.hook_dict.")
+            hint = checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
             raise KeyError(f"no hook point is called {name!r}. {hint}")
 
     def _why_silent(self, name: str) -> str | None:
@@ -145,7 +162,9 @@ class HookedModel(HookedRootModule, SharedModel):
             return "does not fire with split inputs: call model.set_use_split_qkv_input(False)"
         return None
 
-    def add_hook(self, name: str | Callable[[str], bool], hook: Any, *args: Any, **kwargs: Any) -> None:
+    def add_hook(
+        self, name: str | Callable[[str], bool], hook: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """As in TransformerLens; KeyError for a name that is no hook point, a warning for one that would never fire."""
         self._prepare(name)
         super().add_hook(name, hook, *args, **kwargs)
@@ -160,7 +179,9 @@ class HookedModel(HookedRootModule, SharedModel):
         A patch that is never called would look like one without effect: a warning, and no error, since hooking all points
         is usual. A tower shares its points with the larger model: each carries the name by which it was hooked last.
         """
-        names = [name] if isinstance(name, str) else [point for point in self.hook_dict if name(point)]
+        names = (
+            [name] if isinstance(name, str) else [point for point in self.hook_dict if name(point)]
+        )
         for point in names:
             self._check_name(point)
             self.hook_dict[point].name = point
@@ -239,7 +260,11 @@ class HookedModel(HookedRootModule, SharedModel):
 
     def all_head_labels(self) -> list[str]:
         """ "L0H0", "L0H1", ... in the order of TransformerLens' stacks of heads."""
-        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
+        return [
+            f"L{layer}H{head}"
+            for layer in range(self.cfg.n_layers)
+            for head in range(self.cfg.n_heads)
+        ]
 
     @property
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
@@ -262,7 +287,9 @@ class HookedModel(HookedRootModule, SharedModel):
         bias = self.unembed.bias
         return self.unembed.weight.new_zeros(self.unembed.weight.shape[0]) if bias is None else bias
 
-    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Tensor:
         """The sum of output biases before `layer` `[d_model]`; the sparse steps of CRATE have none."""
         total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
         if include_mlp_biases and not self.cfg.tied:

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
+from crate_interp import checks
 from crate_interp.config import CrateConfig
 from crate_interp.models.masks import preprocess_masks
 from crate_interp.models.preprocess import preprocess
-from crate_interp.values import height_width
 
 
 class ImageMixin:
@@ -27,7 +27,9 @@ class ImageMixin:
             )
         cfg, shape = self.cfg, tuple(images.shape)
         if not images.is_floating_point():
-            raise ValueError(f"images are {images.dtype}, the model takes floats: use model(model.preprocess(images)).")
+            raise ValueError(
+                f"images are {images.dtype}, the model takes floats: use model(model.preprocess(images))."
+            )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(
                 f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, width]"
@@ -43,13 +45,17 @@ class ImageMixin:
                 f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x {cfg.image_size[1]}: "
                 "resize them (model.preprocess), or load the model with interpolate_pos=True."
             )
-        if any(side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)):
+        if any(
+            side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)
+        ):
             raise ValueError(_no_whole_patches((size[0], size[1]), cfg.patch_size))
         return self._check_dtype(images)
 
     def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         if x.dtype != self.cfg.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"the input is {x.dtype}, the model {self.cfg.dtype}: use x.to(model.cfg.dtype).")
+            raise ValueError(
+                f"the input is {x.dtype}, the model {self.cfg.dtype}: use x.to(model.cfg.dtype)."
+            )
         return x
 
     def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
@@ -60,7 +66,9 @@ class ImageMixin:
         """Class maps of masks, resized and cropped as `preprocess` does their pictures (crate_interp/models/masks.py); on the CPU."""
         return preprocess_masks(self.cfg, masks)
 
-    def pad(self, images: Shaped[Tensor, "... height width"]) -> Shaped[Tensor, "... padded_height padded_width"]:
+    def pad(
+        self, images: Shaped[Tensor, "... height width"]
+    ) -> Shaped[Tensor, "... padded_height padded_width"]:
         """Images whose sides are multiples of this model's patch: `pad_to_patch` with its patch size."""
         return pad_to_patch(images, self.cfg.patch_size)
 
@@ -76,7 +84,7 @@ def pad_to_patch(
     height, width = images.shape[-2:]
     if 0 in (height, width):
         raise ValueError(f"images are {height} x {width}: there is no pixel to repeat.")
-    patch = height_width("patch_size", patch_size)
+    patch = checks.size("patch_size", patch_size)
     rows, columns = (
         torch.arange(side + -side % step, device=images.device).clamp(max=side - 1)
         for side, step in zip((height, width), patch, strict=True)

@@ -27,7 +27,9 @@ class Unembed(nn.Module):
     def __init__(self, cfg: CrateConfig, embed: nn.Embedding) -> None:
         super().__init__()
         self.d_vocab, self.softcap = cfg.d_vocab, cfg.softcap
-        self._tied = (embed,) if cfg.family != "nanochat-crate" else ()  # in a tuple: not a second owner of the table
+        self._tied = (
+            (embed,) if cfg.family != "nanochat-crate" else ()
+        )  # in a tuple: not a second owner of the table
         if not self._tied:
             self.weight = nn.Parameter(0.001 * torch.randn(embed.num_embeddings, cfg.d_model))
 
@@ -57,7 +59,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.cfg = own_config(cfg, "HookedCrateLM", ("text",), ("crate-lm", "gpt-baseline", "nanochat-crate"))
+        self.cfg = own_config(
+            cfg, "HookedCrateLM", ("text",), ("crate-lm", "gpt-baseline", "nanochat-crate")
+        )
         cfg = self.cfg
         rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
         self.embed = nn.Embedding(rows, cfg.d_model)
@@ -131,7 +135,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         loss = next_token_loss(logits, tokens, per_token=loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
 
-    def _embed(self, tokens: Int[Tensor, "batch pos"], past: Past | None) -> Float[Tensor, "batch pos d_model"]:
+    def _embed(
+        self, tokens: Int[Tensor, "batch pos"], past: Past | None
+    ) -> Float[Tensor, "batch pos d_model"]:
         x = self.embed(tokens)
         if self.cfg.rotary:
             return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
@@ -148,15 +154,21 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     def _check_start(self, z: Any, start: int, return_type: str | None) -> Tensor:
         if not isinstance(z, Tensor) or not z.is_floating_point():
-            raise ValueError("start_at_layer takes the stream of floats [batch, pos, d_model] in place of tokens.")
+            raise ValueError(
+                "start_at_layer takes the stream of floats [batch, pos, d_model] in place of tokens."
+            )
         if return_type in ("loss", "both"):
-            raise ValueError(f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a stream.")
+            raise ValueError(
+                f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a stream."
+            )
         if self.cfg.rotary and bool(self.x0_lambdas[start + 1 :].any()):
             raise ValueError(
                 f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), which a stream does not hold."
             )
         if z.dtype != self.cfg.dtype:
-            raise ValueError(f"the stream is {z.dtype}, the model {self.cfg.dtype}: use z.to(model.cfg.dtype).")
+            raise ValueError(
+                f"the stream is {z.dtype}, the model {self.cfg.dtype}: use z.to(model.cfg.dtype)."
+            )
         return check_stream(self, z)
 
     @property
@@ -193,7 +205,11 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """The direction of each token in the stream before ln_final: its column of W_U times ln_final's weight."""
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         directions = self.W_U.T[index]
-        return directions * self.ln_final.weight if isinstance(self.ln_final, HookedLayerNorm) else directions
+        return (
+            directions * self.ln_final.weight
+            if isinstance(self.ln_final, HookedLayerNorm)
+            else directions
+        )
 
 
 def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
@@ -205,17 +221,27 @@ def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
     if 0 in tokens.shape:
         raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
     if count > cfg.n_ctx:
-        raise ValueError(f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them shorter.")
+        raise ValueError(
+            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them shorter."
+        )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= cfg.d_vocab:
-        raise ValueError(f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}.")
+        raise ValueError(
+            f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}."
+        )
 
 
 def next_token_loss(
-    logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"], per_token: bool = False
+    logits: Float[Tensor, "batch pos d_vocab"],
+    tokens: Int[Tensor, "batch pos"],
+    per_token: bool = False,
 ) -> Float[Tensor, "..."]:
     """Cross-entropy in nats of each token given those before it: the mean `[]`, or `[batch, pos - 1]` with `per_token`."""
     if tokens.shape[1] < 2:
-        raise ValueError("the loss needs at least two tokens: the second is predicted from the first.")
-    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        raise ValueError(
+            "the loss needs at least two tokens: the second is predicted from the first."
+        )
+    losses = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    )
     return losses.unflatten(0, (tokens.shape[0], -1)) if per_token else losses.mean()

@@ -36,12 +36,16 @@ def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels h
         if array.is_floating_point():
             return array
         return _normalise(cfg, _fit_array(cfg, array))
-    return _normalise(cfg, stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in sequence(images)]))
+    return _normalise(
+        cfg, stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in sequence(images)])
+    )
 
 
 def sequence(images: Any, kind: str = "image") -> list[Any]:
     """One or several, as a list; ValueError for none."""
-    several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+    several = (
+        list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+    )
     if not several:
         raise ValueError(f"there is no {kind} to preprocess: the sequence is empty.")
     return several
@@ -51,7 +55,9 @@ def loaded(image: Any, kind: str = "image") -> tuple[Image.Image, str]:
     """A picture or path as a picture whose pixels are in memory, and what errors call it; ValueError if unreadable."""
     what = "an image" if kind == "image" else f"a {kind}"
     if not isinstance(image, (Image.Image, str, Path)):
-        raise ValueError(f"cannot read {what} from {type(image).__name__}: give PIL images, paths or uint8 arrays.")
+        raise ValueError(
+            f"cannot read {what} from {type(image).__name__}: give PIL images, paths or uint8 arrays."
+        )
     what = what if isinstance(image, Image.Image) else f"the {kind} {str(image)!r}"
     try:
         if isinstance(image, Image.Image):
@@ -67,11 +73,17 @@ def loaded(image: Any, kind: str = "image") -> tuple[Image.Image, str]:
 def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
     """The picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
-        raise ValueError(f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor instead.")
-    return resize_and_crop(cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what)
+        raise ValueError(
+            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor instead."
+        )
+    return resize_and_crop(
+        cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
+    )
 
 
-def resize_and_crop(cfg: CrateConfig, image: Image.Image, resample: Image.Resampling, what: str) -> Image.Image:
+def resize_and_crop(
+    cfg: CrateConfig, image: Image.Image, resample: Image.Resampling, what: str
+) -> Image.Image:
     """The picture at the size that the model takes; ValueError, calling it `what`, where its size cannot be had."""
     if 0 in image.size:
         raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixel.")
@@ -91,7 +103,9 @@ def resize_and_crop(cfg: CrateConfig, image: Image.Image, resample: Image.Resamp
 def check_depth(mode: str, what: str) -> None:
     """ValueError for pictures of more than 8 bits: what their largest value is nobody knows."""
     if mode.startswith("I;16") or mode in ("I", "F"):
-        raise ValueError(f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first.")
+        raise ValueError(
+            f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first."
+        )
 
 
 def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
@@ -102,7 +116,9 @@ def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
             image = Image.alpha_composite(white, image.convert("RGBA"))
         return image.convert(mode)
     except ValueError as error:  # a few modes convert to some others only, such as La
-        raise ValueError(f"{what} has mode {image.mode!r}: convert it to {mode} first ({error}).") from None
+        raise ValueError(
+            f"{what} has mode {image.mode!r}: convert it to {mode} first ({error})."
+        ) from None
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
@@ -139,9 +155,13 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
     """uint8 `[batch, channels, h, w]` of the model's size; only arrays of another size go through Pillow."""
     shape = tuple(array.shape)
     if array.dtype != torch.uint8:
-        raise ValueError(f"images are {array.dtype}: give uint8 arrays (0 to 255), or preprocessed floats.")
+        raise ValueError(
+            f"images are {array.dtype}: give uint8 arrays (0 to 255), or preprocessed floats."
+        )
     if array.ndim != 4 or shape[1] != cfg.channels:
-        raise ValueError(f"images have shape {shape}, wanted [batch, {cfg.channels}, height, width].")
+        raise ValueError(
+            f"images have shape {shape}, wanted [batch, {cfg.channels}, height, width]."
+        )
     if shape[0] == 0:
         raise ValueError("there is no image to preprocess: the array is empty.")
     if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):

@@ -10,7 +10,12 @@ class SharedModel(ModelHubMixin):
     """Folders with model.safetensors, config.json and a model card (crate_interp/checkpoints/own.py)."""
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # it returns the folder
-        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **kwargs: Any
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
     ) -> Path:
         """Writes the model into a folder, which `ci.load(folder, dtype=model.cfg.dtype)` reads back bit for bit; its path.
 
@@ -20,7 +25,11 @@ class SharedModel(ModelHubMixin):
 
         folder = own.save(self, Path(save_directory))
         if push_to_hub:
-            kwargs = {name: value for name, value in kwargs.items() if name not in ("config", "model_card_kwargs")}
+            kwargs = {
+                name: value
+                for name, value in kwargs.items()
+                if name not in ("config", "model_card_kwargs")
+            }
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
@@ -38,7 +47,9 @@ class SharedModel(ModelHubMixin):
         """`ci.load` with the same arguments; ValueError where what it finds is a model of another class."""
         from crate_interp.checkpoints.load import load
 
-        net: dict[str, Any] = dict(cache_dir=cache_dir, local_files_only=local_files_only, token=token)
+        net: dict[str, Any] = dict(
+            cache_dir=cache_dir, local_files_only=local_files_only, token=token
+        )
         model = load(pretrained_model_name_or_path, revision=revision, **net, **model_kwargs)
         if not isinstance(model, cls):
             raise ValueError(

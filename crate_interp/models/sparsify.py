@@ -38,12 +38,17 @@ class ISTA(nn.Module):
         """`-eta grad - eta lambd`; in a function of its own so that the summands are let go before the sum is used."""
         gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
         corr = self.hook_corr(F.linear(y, self.D.T))
-        step = self.hook_grad(gram - corr) * -self.eta  # the bits of -(eta * grad), one pass cheaper
+        step = (
+            self.hook_grad(gram - corr) * -self.eta
+        )  # the bits of -(eta * grad), one pass cheaper
         step -= self.eta * self.lambd
         return step
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("W_in", "W_out"):  # what TransformerLens reads of an MLP; torch hides the error of a property
+        if name in (
+            "W_in",
+            "W_out",
+        ):  # what TransformerLens reads of an MLP; torch hides the error of a property
             raise AttributeError(
                 f"this layer has no {name}: in CRATE the sparse code is the next stream, no decoder follows it. "
                 "Read blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."

@@ -18,7 +18,9 @@ class TextMixin:
 
     cfg: CrateConfig
     tokenizer: Any = None  # a Tokenizer, or anything with its encode, decode and bos
-    fetch_tokenizer: Callable[[], Tokenizer] | None = None  # set by ci.load; called when text first comes
+    fetch_tokenizer: Callable[[], Tokenizer] | None = (
+        None  # set by ci.load; called when text first comes
+    )
 
     def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
         """Token ids `[batch, pos]` of one text or several of equal length.
@@ -47,7 +49,9 @@ class TextMixin:
         """
         n_ctx, bos = self.cfg.n_ctx, self._tokenizer().bos
         if len(texts) > 1 and bos is None:
-            raise ValueError("the tokenizer has no separator to join texts with: give one string, or token ids.")
+            raise ValueError(
+                "the tokenizer has no separator to join texts with: give one string, or token ids."
+            )
         joined: list[int] = []
         for place, text in enumerate(texts):
             ids = self._encode(text, prepend_bos=False) if text else []
@@ -56,18 +60,24 @@ class TextMixin:
         length = n_ctx - len(first)
         starts = range(0, len(joined) - length + 1, length)
         if not len(starts):
-            raise ValueError(f"the texts have {len(joined)} tokens, a window has {n_ctx}: give longer texts.")
+            raise ValueError(
+                f"the texts have {len(joined)} tokens, a window has {n_ctx}: give longer texts."
+            )
         rows = [first + joined[start : start + length] for start in starts]
         return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
 
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):
-            raise ValueError(f"cannot make tokens of {type(text).__name__}: give a string or a list of strings.")
+            raise ValueError(
+                f"cannot make tokens of {type(text).__name__}: give a string or a list of strings."
+            )
         tokenizer = self._tokenizer()
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         if wanted and tokenizer.bos is None:
             raise ValueError("prepend_bos=True: this model's tokenizer has no separator token.")
-        ids = ([tokenizer.bos] if wanted and tokenizer.bos is not None else []) + tokenizer.encode(text)
+        ids = ([tokenizer.bos] if wanted and tokenizer.bos is not None else []) + tokenizer.encode(
+            text
+        )
         if not ids:
             raise ValueError("the text is empty: there is no token in it.")
         return ids
@@ -86,11 +96,19 @@ class TextMixin:
         if isinstance(tokens, Tensor):
             whole = tokens.dtype in (torch.uint8, torch.int16, torch.int32)
             return (
-                (tokens.long() if whole else tokens)[None] if tokens.ndim == 1 else tokens.long() if whole else tokens
+                (tokens.long() if whole else tokens)[None]
+                if tokens.ndim == 1
+                else tokens.long()
+                if whole
+                else tokens
             )
-        if isinstance(tokens, str) or (isinstance(tokens, (list, tuple)) and all(isinstance(t, str) for t in tokens)):
+        if isinstance(tokens, str) or (
+            isinstance(tokens, (list, tuple)) and all(isinstance(t, str) for t in tokens)
+        ):
             return self.to_tokens(tokens, prepend_bos)
-        raise ValueError(f"the model takes a tensor of token ids or text, got {type(tokens).__name__}.")
+        raise ValueError(
+            f"the model takes a tensor of token ids or text, got {type(tokens).__name__}."
+        )
 
     def to_string(self, tokens: Any) -> str | list[str]:
         """The text of token ids: a string for one row, a list for several."""
@@ -99,7 +117,11 @@ class TextMixin:
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
             return [self._tokenizer().decode(row.tolist()) for row in tokens]
         ids = (
-            tokens.flatten().tolist() if isinstance(tokens, Tensor) else [tokens] if isinstance(tokens, int) else tokens
+            tokens.flatten().tolist()
+            if isinstance(tokens, Tensor)
+            else [tokens]
+            if isinstance(tokens, int)
+            else tokens
         )
         return self._tokenizer().decode([int(token) for token in ids])
 
@@ -120,7 +142,9 @@ class TextMixin:
         """The id of a text that is one token; ValueError where it is several."""
         ids = self._encode(text, prepend_bos=False)
         if len(ids) != 1:
-            raise ValueError(f"{text!r} is {len(ids)} tokens, {self.to_str_tokens(text, False)}: give one.")
+            raise ValueError(
+                f"{text!r} is {len(ids)} tokens, {self.to_str_tokens(text, False)}: give one."
+            )
         return ids[0]
 
 
@@ -153,7 +177,9 @@ class GenerateMixin(TextMixin):
         for _ in tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not progress):
             fits = tokens.shape[1] <= n_ctx
             logits = self(tokens[:, past.length :], past=past) if fits else self(tokens[:, -n_ctx:])  # pyright: ignore[reportCallIssue]
-            tokens = torch.cat([tokens, _choose(logits[:, -1], do_sample, temperature, top_k, generator)], dim=1)
+            tokens = torch.cat(
+                [tokens, _choose(logits[:, -1], do_sample, temperature, top_k, generator)], dim=1
+            )
         if not isinstance(input, str):
             return tokens
         put = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
@@ -164,13 +190,19 @@ def _check_generation(max_new_tokens: Any, temperature: Any, top_k: Any) -> None
     if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: give a whole number of at least 0.")
     if not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature={temperature!r}: give a number above 0; greedy is do_sample=False.")
+        raise ValueError(
+            f"temperature={temperature!r}: give a number above 0; greedy is do_sample=False."
+        )
     if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
         raise ValueError(f"top_k={top_k!r}: give a whole number of at least 1, or None.")
 
 
 def _choose(
-    logits: Tensor, do_sample: bool, temperature: int | float, top_k: int | None, generator: torch.Generator | None
+    logits: Tensor,
+    do_sample: bool,
+    temperature: int | float,
+    top_k: int | None,
+    generator: torch.Generator | None,
 ) -> Int[Tensor, "batch one"]:
     if not do_sample:
         return logits.argmax(dim=-1, keepdim=True)

@@ -47,8 +47,16 @@ class Tokenizer:
     def to_json(self) -> str:
         """The content of a tokenizer.json, which `parse` and Hugging Face's libraries read."""
         content = json.loads(self.core.to_str())
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        content["added_tokens"] += [{"id": index, "content": name} | flags for name, index in self.specials.items()]
+        flags = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        content["added_tokens"] += [
+            {"id": index, "content": name} | flags for name, index in self.specials.items()
+        ]
         return json.dumps(content, ensure_ascii=False)
 
 
@@ -59,8 +67,15 @@ def parse(text: str) -> Tokenizer:
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
     specials = {token["content"]: token["id"] for token in added if token["special"]}
-    if not all(isinstance(name, str) and type(index) is int and 0 <= index < 2**31 for name, index in specials.items()):
+    if not all(
+        isinstance(name, str) and type(index) is int and 0 <= index < 2**31
+        for name, index in specials.items()
+    ):
         raise ValueError("special tokens are names and ids")
     plain = [token for token in added if not token["special"]]  # these do match text
-    whole = {"added_tokens": plain, "truncation": None, "padding": None}  # every token of a text, and no other
+    whole = {
+        "added_tokens": plain,
+        "truncation": None,
+        "padding": None,
+    }  # every token of a text, and no other
     return Tokenizer(core=Core.from_str(json.dumps(content | whole)), specials=specials)

@@ -49,7 +49,9 @@ class HookedCrate(ImageMixin, HookedModel):
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
         if self.features is not None:
             self.hook_features = HookPoint()
-        self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes, bias=FAMILIES[cfg.family]["head_bias"])
+        self.unembed = nn.Linear(
+            cfg.d_features or cfg.d_model, cfg.n_classes, bias=FAMILIES[cfg.family]["head_bias"]
+        )
         set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
         self.setup()
 
@@ -75,7 +77,9 @@ class HookedCrate(ImageMixin, HookedModel):
             z = block(z)
         return z if stop_at_layer is not None else self._classify(self._pool(z))
 
-    def _tokens(self, images: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch pos d_model"]:
+    def _tokens(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch pos d_model"]:
         patches = self.embed(images)
         tokens = self.hook_embed(cat_tokens(self.cls_token.expand(len(patches), -1, -1), patches))
         height, width = self.cfg.patch_size
@@ -126,7 +130,9 @@ class HookedCrate(ImageMixin, HookedModel):
         """The class index of a label; ValueError where cfg.labels lacks it."""
         if self.cfg.labels is None or label not in self.cfg.labels:
             known = (
-                "the model has no labels" if self.cfg.labels is None else f"the labels are {', '.join(self.cfg.labels)}"
+                "the model has no labels"
+                if self.cfg.labels is None
+                else f"the labels are {', '.join(self.cfg.labels)}"
             )
             raise ValueError(f"no class is called {label!r}: {known}; a class index works too.")
         return self.cfg.labels.index(label)
@@ -136,7 +142,9 @@ class HookedCrate(ImageMixin, HookedModel):
         names = [labels] if isinstance(labels, str) else list(labels)
         return torch.tensor([self.to_single_token(name) for name in names], device=self.cfg.device)
 
-    def tokens_to_residual_directions(self, tokens: str | int | Int[Tensor, "..."]) -> Float[Tensor, "... d_model"]:
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Int[Tensor, "..."]
+    ) -> Float[Tensor, "... d_model"]:
         """The direction of each class in the stream before ln_final: its column of W_U times ln_final's weight.
 
         With the weight folded in, TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from crate_interp.hints import did_you_mean
-from crate_interp.probes.alignment import alignment
-from crate_interp.probes.attention import attention
-from crate_interp.probes.compression import compression
+from crate_interp import checks
+from crate_interp.probes.codes import sparsity
+from crate_interp.probes.masks import segmentation
+from crate_interp.probes.patterns import attention
 from crate_interp.probes.probe import Probe
-from crate_interp.probes.segmentation import segmentation
-from crate_interp.probes.sparsity import sparsity
+from crate_interp.probes.rates import compression
+from crate_interp.probes.weights import alignment
 
 _BUILT_IN = {
     "compression": compression,
@@ -40,11 +40,21 @@ def available() -> list[str]:
 def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     """Probe objects for names and/or probes; None is DEFAULT. ValueError for unknown names, none, or two of a name."""
     if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
-        raise ValueError(f"cannot take probes from {type(probes).__name__}: give names such as {', '.join(DEFAULT)}.")
-    asked = DEFAULT if probes is None else [probes] if isinstance(probes, (str, Probe)) else list(probes)
+        raise ValueError(
+            f"cannot take probes from {type(probes).__name__}: give names such as {', '.join(DEFAULT)}."
+        )
+    asked = (
+        DEFAULT
+        if probes is None
+        else [probes]
+        if isinstance(probes, (str, Probe))
+        else list(probes)
+    )
     found = [_named(probe) if isinstance(probe, str) else probe for probe in asked]
     if not found:
-        raise ValueError(f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these.")
+        raise ValueError(
+            f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these."
+        )
     for probe in found:
         if not isinstance(probe, Probe):
             call = f": call it, {getattr(probe, '__name__', 'probe')}()" if callable(probe) else ""
@@ -61,6 +71,6 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
 
 def _named(name: str) -> Probe:
     if name not in _BUILT_IN:
-        hint = did_you_mean(name, _BUILT_IN, f"The probes are {', '.join(_BUILT_IN)}.")
+        hint = checks.did_you_mean(name, _BUILT_IN, f"The probes are {', '.join(_BUILT_IN)}.")
         raise ValueError(f"no probe is called {name!r}. {hint}")
     return _BUILT_IN[name]()

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from crate_interp.probes.shared import LayerActs
 
-Statistic = tuple[str, float | None, float | None, str]  # unit, lowest value, highest value, how to read it
+Statistic = tuple[
+    str, float | None, float | None, str
+]  # unit, lowest value, highest value, how to read it
 Acts = Mapping[str, Tensor]
 
 
@@ -51,11 +53,17 @@ class Probe:
     def __post_init__(self) -> None:
         _check_name(self.name, "probe")
         if isinstance(self.points, str):
-            raise ValueError(f"points={self.points!r} is a string: give a tuple, ({self.points!r},).")
+            raise ValueError(
+                f"points={self.points!r} is a string: give a tuple, ({self.points!r},)."
+            )
         object.__setattr__(self, "points", tuple(self.points))
-        full = next((point for point in (*self.points, *self.optional) if point.startswith("blocks.")), None)
+        full = next(
+            (point for point in (*self.points, *self.optional) if point.startswith("blocks.")), None
+        )
         if full:
-            raise ValueError(f"points has {full!r}: give names inside a block, such as 'hook_resid_mid'.")
+            raise ValueError(
+                f"points has {full!r}: give names inside a block, such as 'hook_resid_mid'."
+            )
         if not isinstance(self.statistics, Mapping) or not self.statistics:
             raise ValueError(
                 f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
@@ -63,14 +71,18 @@ class Probe:
         for said, listed in (("counts", self.counts), ("per_head", self.per_head)):
             strange = [name for name in listed if name not in self.statistics]
             if strange:
-                raise ValueError(f"{said} has {strange[0]!r}, which the statistics lack: {', '.join(self.statistics)}.")
+                raise ValueError(
+                    f"{said} has {strange[0]!r}, which the statistics lack: {', '.join(self.statistics)}."
+                )
         for name, facts in self.statistics.items():
             _check_name(name, "statistic")
             _check_facts(f"{self.name}.{name}", facts)
         try:
             json.dumps(dict(self.settings))
         except (TypeError, ValueError):
-            raise ValueError(f"settings={self.settings!r} of {self.name!r}: give names with JSON values.") from None
+            raise ValueError(
+                f"settings={self.settings!r} of {self.name!r}: give names with JSON values."
+            ) from None
 
 
 def _check_name(name: Any, what: str) -> None:
@@ -81,7 +93,10 @@ def _check_name(name: Any, what: str) -> None:
 def _check_facts(name: str, facts: Any) -> None:
     bounds = (int, float, type(None))
     right = (
-        isinstance(facts, (tuple, list)) and len(facts) == 4 and isinstance(facts[0], str) and isinstance(facts[3], str)
+        isinstance(facts, (tuple, list))
+        and len(facts) == 4
+        and isinstance(facts[0], str)
+        and isinstance(facts[3], str)
     )
     if not right or not all(isinstance(bound, bounds) for bound in facts[1:3]):
         raise ValueError(
@@ -91,7 +106,13 @@ def _check_facts(name: str, facts: Any) -> None:
 
 def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
     """What the probe says of a block's weights, `[]` or `[head]` each; empty for most probes."""
-    answer = probe.measure(block, {}) if not probe.points else probe.weights(block) if probe.weights else {}
+    answer = (
+        probe.measure(block, {})
+        if not probe.points
+        else probe.weights(block)
+        if probe.weights
+        else {}
+    )
     return _checked(probe, answer, (0, 1), None)
 
 
@@ -102,7 +123,9 @@ def on_activations(probe: Probe, block: Any, acts: LayerActs) -> dict[str, Tenso
     before = [_edits(tensor) for tensor in seen.values()]
     answer = probe.measure(block, seen)
     if [_edits(tensor) for tensor in seen.values()] != before:
-        raise ValueError(f"the probe {probe.name!r} edits activations in place: they are the model's own, clone them.")
+        raise ValueError(
+            f"the probe {probe.name!r} edits activations in place: they are the model's own, clone them."
+        )
     return _checked(probe, answer, (1, 2), batch)
 
 
@@ -115,9 +138,13 @@ def _edits(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference mode does not count
 
 
-def _checked(probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None) -> dict[str, Tensor]:
+def _checked(
+    probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None
+) -> dict[str, Tensor]:
     if not isinstance(answer, Mapping):
-        raise ValueError(f"the probe {probe.name!r} returned {type(answer).__name__}: return {{statistic: tensor}}.")
+        raise ValueError(
+            f"the probe {probe.name!r} returned {type(answer).__name__}: return {{statistic: tensor}}."
+        )
     for name, value in answer.items():
         if name not in probe.statistics:
             raise ValueError(
@@ -130,7 +157,11 @@ def _checked(probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None
             and (batch is None or value.shape[0] == batch)
         )
         if not right:
-            wanted = "[] or [head]" if batch is None else f"[batch] or [batch, head] with batch={batch}"
-            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            wanted = (
+                "[] or [head]" if batch is None else f"[batch] or [batch, head] with batch={batch}"
+            )
+            got = (
+                f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            )
             raise ValueError(f"{probe.name}.{name} must be a tensor {wanted}, got {got}.")
     return dict(answer)

@@ -18,14 +18,21 @@ class LayerActs(dict[str, Tensor]):
     `made` lives as long as the batch, `of_weights` as long as the sweep: weights do not change while it runs.
     """
 
-    def __init__(self, acts: Mapping[str, Tensor], of_weights: dict[str, Any], made: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        acts: Mapping[str, Tensor],
+        of_weights: dict[str, Any],
+        made: dict[str, Any] | None = None,
+    ):
         super().__init__(acts)
         self.of_weights = of_weights
         self.made: dict[str, Any] = {} if made is None else made
 
     def only(self, points: Any) -> "LayerActs":
         """The activations of some points, sharing what has been made."""
-        return LayerActs({point: self[point] for point in points if point in self}, self.of_weights, self.made)
+        return LayerActs(
+            {point: self[point] for point in points if point in self}, self.of_weights, self.made
+        )
 
 
 def has_cls(block: Any) -> bool:
@@ -46,16 +53,22 @@ def dictionary(block: Any) -> Float[Tensor, "d_model d_mlp"] | None:
 def orthonormal_basis(block: Any, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
-    return _once(store, "qr", lambda: tuple(part.contiguous() for part in qr(block.attn.U.detach())))
+    return _once(
+        store, "qr", lambda: tuple(part.contiguous() for part in qr(block.attn.U.detach()))
+    )
 
 
-def stored_codes(block: Any, acts: Mapping[str, Tensor], point: str) -> Float[Tensor, "batch head pos d_head"]:
+def stored_codes(
+    block: Any, acts: Mapping[str, Tensor], point: str
+) -> Float[Tensor, "batch head pos d_head"]:
     """What a point holds `[batch, pos, d_model]`, in the coordinates of U_k as stored; all tokens."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
     return head_codes(acts[point], _once(store, "U", lambda: block.attn.U.detach().contiguous()))
 
 
-def orthonormal_codes(block: Any, acts: Mapping[str, Tensor], point: str) -> Float[Tensor, "batch head pos d_head"]:
+def orthonormal_codes(
+    block: Any, acts: Mapping[str, Tensor], point: str
+) -> Float[Tensor, "batch head pos d_head"]:
     """What a point holds `[batch, pos, d_model]`, in the orthonormal bases Q_k; all tokens."""
     store = acts.made if isinstance(acts, LayerActs) else {}
     basis, _ = orthonormal_basis(block, acts)
@@ -66,9 +79,15 @@ def check_tokens(tokens: Any) -> Tokens:
     """ValueError for what does not say which tokens to measure."""
     if tokens in ("all", "patches"):
         return tokens
-    right = isinstance(tokens, (list, tuple, range)) and len(tokens) > 0 and all(type(place) is int for place in tokens)
+    right = (
+        isinstance(tokens, (list, tuple, range))
+        and len(tokens) > 0
+        and all(type(place) is int for place in tokens)
+    )
     if not right:
-        raise ValueError(f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, -1].")
+        raise ValueError(
+            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, -1]."
+        )
     if len(set(tokens)) < len(tokens):
         raise ValueError(f"tokens={tokens!r}: a position comes twice.")
     return list(tokens)
@@ -80,12 +99,16 @@ def picked(tensor: Tensor, tokens: Tokens, block: Any, axis: int = 1) -> Tensor:
         return tensor
     if tokens == "patches":
         if not has_cls(block):
-            raise ValueError("tokens='patches' leaves out CLS, and this model has none: give 'all' or positions.")
+            raise ValueError(
+                "tokens='patches' leaves out CLS, and this model has none: give 'all' or positions."
+            )
         return tensor.narrow(axis, 1, tensor.shape[axis] - 1)
     count = tensor.shape[axis]
     wrong = [place for place in tokens if not -count <= int(place) < count]
     if wrong:
-        raise ValueError(f"tokens has the position {wrong[0]}, and there are {count} tokens, 0 to {count - 1}.")
+        raise ValueError(
+            f"tokens has the position {wrong[0]}, and there are {count} tokens, 0 to {count - 1}."
+        )
     places = [int(place) % count for place in tokens]
     if len(set(places)) < len(places):
         raise ValueError(f"tokens={list(tokens)} names a position twice, of {count}.")

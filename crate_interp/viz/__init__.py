@@ -2,9 +2,9 @@
 
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
-from crate_interp.viz.head_grid import head_grid
+from crate_interp.viz.by_layer import beside, heads, layers
+from crate_interp.viz.grids import head_grid
 from crate_interp.viz.interactive import activations, attention, top_tokens
-from crate_interp.viz.layers import beside, heads, layers
 from crate_interp.viz.lens import LogitLens, logit_lens
 from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.segment import segment_page

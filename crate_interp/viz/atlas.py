@@ -12,12 +12,12 @@ from PIL import Image, ImageDraw
 from tqdm.auto import tqdm
 
 from crate_interp.circuits import Atlas
-from crate_interp.circuits.atlas import names_of
+from crate_interp.circuits.atlases import names_of
+from crate_interp.files import writable, write, write_text
 from crate_interp.models.digest import model_digest
-from crate_interp.sweep.stream import samples_of
+from crate_interp.sweeps.stream import samples_of
 from crate_interp.viz.page import facts, page, table, text
 from crate_interp.viz.pictures import displayable
-from crate_interp.whole import writable, write, write_text
 
 SHOWN = 50  # atoms that the index names
 TILE = 32  # pixels of a cut-out patch with what surrounds it
@@ -29,10 +29,14 @@ article img { image-rendering: pixelated; height: 64px; max-width: 100%; object-
 article:target { background: #fc03; } mark { border-radius: 3px; padding: 0 .1em; } nav a { margin-right: .7rem; }
 article li { font: .8rem/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; } article ol { margin: .2rem 0; }
 </style>"""
-Places = dict[tuple[int, int], list[tuple[int, int, float]]]  # (layer, atom) -> (sample, token, value), largest first
+Places = dict[
+    tuple[int, int], list[tuple[int, int, float]]
+]  # (layer, atom) -> (sample, token, value), largest first
 
 
-def atlas_pages(atlas: Atlas, model: Any, data: Any, out: str | Path, *, progress: bool = True) -> Path:
+def atlas_pages(
+    atlas: Atlas, model: Any, data: Any, out: str | Path, *, progress: bool = True
+) -> Path:
     """Writes index.html, layer-L.html for each layer, atoms.csv and the cut-out patches into `out`; returns the index's path.
 
     model, data: what `ci.atlas` was given; samples are read again, batch by batch, to cut out what is shown. The pages open from
@@ -47,7 +51,9 @@ def atlas_pages(atlas: Atlas, model: Any, data: Any, out: str | Path, *, progres
         ("data", atlas.meta["data_fingerprint"], samples.fingerprint),
     ):
         if own != given:
-            raise ValueError(f"the atlas is of another {what}: give the {what} that ci.atlas was given.")
+            raise ValueError(
+                f"the atlas is of another {what}: give the {what} that ci.atlas was given."
+            )
     places = _places(atlas)
     if model.cfg.kind == "text":
         shown = _contexts(places, model, samples, progress)
@@ -67,7 +73,12 @@ def _places(atlas: Atlas) -> Places:
     for layer, sums in atlas.atoms.sums.items():
         first = atlas.meta["samples"][0][0]
         for atom in range(sums.top_values.shape[1]):
-            rows = zip(sums.top_samples[:, atom], sums.top_tokens[:, atom], sums.top_values[:, atom], strict=True)
+            rows = zip(
+                sums.top_samples[:, atom],
+                sums.top_tokens[:, atom],
+                sums.top_values[:, atom],
+                strict=True,
+            )
             found[layer, atom] = [(int(s) - first, int(t), float(v)) for s, t, v in rows if v > 0]
     return found
 
@@ -81,12 +92,18 @@ def _by_sample(places: Places) -> dict[int, list[tuple[tuple[int, int], int, int
     return needed
 
 
-def _strips(places: Places, model: Any, samples: Any, out: Path, progress: bool) -> dict[tuple[int, int], str]:
+def _strips(
+    places: Places, model: Any, samples: Any, out: Path, progress: bool
+) -> dict[tuple[int, int], str]:
     """A picture of the patches of each atom side by side, written as a file; its place in a page."""
     tiles: dict[tuple[int, int], UInt8[np.ndarray, "height wide 3"]] = {
-        key: np.full((TILE, TILE * len(rows), 3), 255, dtype=np.uint8) for key, rows in places.items() if rows
+        key: np.full((TILE, TILE * len(rows), 3), 255, dtype=np.uint8)
+        for key, rows in places.items()
+        if rows
     }
-    for sample, uses in tqdm(sorted(_by_sample(places).items()), desc="patches", disable=not progress):
+    for sample, uses in tqdm(
+        sorted(_by_sample(places).items()), desc="patches", disable=not progress
+    ):
         image = samples.read(sample, sample + 1)[0]
         picture = (displayable(image, model.cfg) * 255).round().astype(np.uint8)
         picture = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
@@ -94,11 +111,18 @@ def _strips(places: Places, model: Any, samples: Any, out: Path, progress: bool)
         for key, rank, token in uses:
             if token not in cut:
                 cut[token] = _tile(picture, token, model.cfg.patch_size)
-            tiles[key][:, rank * TILE : (rank + 1) * TILE - 1] = cut[token][:, :-1]  # a line between them
+            tiles[key][:, rank * TILE : (rank + 1) * TILE - 1] = cut[token][
+                :, :-1
+            ]  # a line between them
     shown: dict[tuple[int, int], str] = {}
     for (layer, atom), strip in tiles.items():
         name = f"patches/L{layer}A{atom}.webp"
-        write(out / name, lambda part, strip=strip: Image.fromarray(strip).save(part, "WEBP", quality=75, method=4))
+        write(
+            out / name,
+            lambda part, strip=strip: Image.fromarray(strip).save(
+                part, "WEBP", quality=75, method=4
+            ),
+        )
         label = f"where atom {atom} of layer {layer} was largest"
         size = f'width="{2 * strip.shape[1]}" height="{2 * TILE}"'
         shown[layer, atom] = f'<img loading="lazy" src="{name}" alt="{label}" {size}>'
@@ -113,28 +137,44 @@ def _tile(
         return np.asarray(Image.fromarray(picture).resize((TILE, TILE), Image.Resampling.BILINEAR))
     columns = picture.shape[1] // patch[1]
     top, left = (token - 1) // columns * patch[0], (token - 1) % columns * patch[1]
-    padded = np.pad(picture, ((patch[0], patch[0]), (patch[1], patch[1]), (0, 0)), constant_values=128)
+    padded = np.pad(
+        picture, ((patch[0], patch[0]), (patch[1], patch[1]), (0, 0)), constant_values=128
+    )
     around = padded[top : top + 3 * patch[0], left : left + 3 * patch[1]]
     enlarge = Image.Resampling.NEAREST if around.shape[0] < TILE else Image.Resampling.BILINEAR
     tile = Image.fromarray(around).resize((TILE, TILE), enlarge)
     edge = TILE // 3
-    ImageDraw.Draw(tile).rectangle((edge - 1, edge - 1, TILE - edge, TILE - edge), outline=(255, 120, 0))
+    ImageDraw.Draw(tile).rectangle(
+        (edge - 1, edge - 1, TILE - edge, TILE - edge), outline=(255, 120, 0)
+    )
     return np.asarray(tile)
 
 
-def _contexts(places: Places, model: Any, samples: Any, progress: bool) -> dict[tuple[int, int], str]:
+def _contexts(
+    places: Places, model: Any, samples: Any, progress: bool
+) -> dict[tuple[int, int], str]:
     """A list of the contexts of each atom, the token it was largest at marked."""
     names = names_of(model)
-    names = [f" {name}" for name in names] if all(name.isdigit() for name in names) else names  # no tokenizer: ids
-    lines: dict[tuple[int, int], list[str]] = {key: [""] * len(rows) for key, rows in places.items()}
-    for sample, uses in tqdm(sorted(_by_sample(places).items()), desc="contexts", disable=not progress):
+    names = (
+        [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
+    )  # no tokenizer: ids
+    lines: dict[tuple[int, int], list[str]] = {
+        key: [""] * len(rows) for key, rows in places.items()
+    }
+    for sample, uses in tqdm(
+        sorted(_by_sample(places).items()), desc="contexts", disable=not progress
+    ):
         tokens = samples.read(sample, sample + 1)[0].tolist()
         for key, rank, at in uses:
             before = "".join(names[token] for token in tokens[max(0, at - _BEFORE) : at])
             after = "".join(names[token] for token in tokens[at + 1 : at + 1 + _AFTER])
             said = (_visible(words) for words in (before, names[tokens[at]], after))
             lines[key][rank] = "{}<mark>{}</mark>{}".format(*said)
-    return {key: f"<ol>{''.join(f'<li>{line}</li>' for line in rows)}</ol>" for key, rows in lines.items() if rows}
+    return {
+        key: f"<ol>{''.join(f'<li>{line}</li>' for line in rows)}</ol>"
+        for key, rows in lines.items()
+        if rows
+    }
 
 
 def _visible(words: str) -> str:
@@ -147,7 +187,8 @@ def _layer_page(atlas: Atlas, layer: int, shown: dict[tuple[int, int], str]) -> 
     title = f"{_model_name(atlas)}: the atoms of layer {layer}"
     body = [_STYLE, f"<h1>{text(title)}</h1>", _links(atlas)]
     body += [
-        _article(row, shown.get((layer, row.atom), "<p>It never fires on this data.</p>")) for row in rows.itertuples()
+        _article(row, shown.get((layer, row.atom), "<p>It never fires on this data.</p>"))
+        for row in rows.itertuples()
     ]
     return page(title, body)
 
@@ -186,7 +227,10 @@ def _index(atlas: Atlas) -> str:
     body = [_STYLE, f"<h1>{text(title)}</h1>", f"<p>{text(words)}</p>", _links(atlas)]
     body += ["<h2>Layers</h2>", table(list(layers.columns), summary)]
     if meta["ablate"]:
-        body += [f"<h2>The {len(lines)} atoms that answers depend on most</h2>", _linked(table(header, lines))]
+        body += [
+            f"<h2>The {len(lines)} atoms that answers depend on most</h2>",
+            _linked(table(header, lines)),
+        ]
     pairs = [("model", str(meta["model_digest"])), ("data", str(meta["data_fingerprint"]))]
     return page(title, [*body, "<h2>Where the numbers come from</h2>", facts(pairs)])
 
@@ -198,19 +242,32 @@ def _most_needed(atlas: Atlas) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in rows.itertuples():
         ablation = "-" if pd.isna(row.ablation) else f"{row.ablation:.3g}"
-        lines.append([str(row.layer), str(row.atom), f"{row.firing_rate:.1%}", f"{row.max:.3g}", ablation, row.raises])
+        lines.append(
+            [
+                str(row.layer),
+                str(row.atom),
+                f"{row.firing_rate:.1%}",
+                f"{row.max:.3g}",
+                ablation,
+                row.raises,
+            ]
+        )
     return ["layer", "atom", "fires", "largest", "ablation", "raises"], lines
 
 
 def _linked(rows: str) -> str:
     """Layer and atom of each row as a link to the atom."""
     return re.sub(
-        r"<tr><td>(\d+)</td><td>(\d+)</td>", r'<tr><td>\1</td><td><a href="layer-\1.html#a\2">\2</a></td>', rows
+        r"<tr><td>(\d+)</td><td>(\d+)</td>",
+        r'<tr><td>\1</td><td><a href="layer-\1.html#a\2">\2</a></td>',
+        rows,
     )
 
 
 def _links(atlas: Atlas) -> str:
-    layers = "".join(f'<a href="layer-{layer}.html">layer {layer}</a>' for layer in range(atlas.meta["n_layers"]))
+    layers = "".join(
+        f'<a href="layer-{layer}.html">layer {layer}</a>' for layer in range(atlas.meta["n_layers"])
+    )
     return f'<nav><a href="index.html">index</a>{layers}</nav>'
 
 

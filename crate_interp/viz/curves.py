@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from crate_interp.hints import did_you_mean
-from crate_interp.sweep.result import SweepResult
+from crate_interp import checks
+from crate_interp.sweeps.result import SweepResult
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,22 @@ def curve(result: SweepResult, statistic: str) -> Curve:
             std = rows.pivot(index="layer", columns="head", values="std")
             heads = wide.to_numpy(dtype=float)
             return Curve(
-                wide.index.to_numpy(dtype=float), heads.mean(axis=1), std.to_numpy(dtype=float).mean(axis=1), heads
+                wide.index.to_numpy(dtype=float),
+                heads.mean(axis=1),
+                std.to_numpy(dtype=float).mean(axis=1),
+                heads,
             )
         if len(rows):
             layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
             return Curve(layers, mean, std, heads=None)
     known = names(result)
-    hint = did_you_mean(statistic, known, f"It has {', '.join(known)}.")
+    hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
 
 
-def baseline(untrained: Sequence[SweepResult] | None, statistic: str) -> Float[np.ndarray, "seed layer"] | None:
+def baseline(
+    untrained: Sequence[SweepResult] | None, statistic: str
+) -> Float[np.ndarray, "seed layer"] | None:
     """The same curve for each untrained twin, or None where there is none."""
     if not untrained:
         return None
@@ -62,5 +67,7 @@ def baseline(untrained: Sequence[SweepResult] | None, statistic: str) -> Float[n
         raise ValueError("untrained is a list of results, one for each seed: give [result].")
     means = [curve(result, statistic).mean for result in untrained]
     if len({len(mean) for mean in means}) > 1:
-        raise ValueError(f"the untrained results have different numbers of layers: {[len(mean) for mean in means]}.")
+        raise ValueError(
+            f"the untrained results have different numbers of layers: {[len(mean) for mean in means]}."
+        )
     return np.stack(means)

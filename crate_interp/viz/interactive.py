@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.values import height_width, is_int
+from crate_interp import checks
 from crate_interp.viz.page import Html
 
-_CELL = "\u00a0" * 5  # circuitsvis colours text: a patch is five spaces, and a line break ends a row of them
+_CELL = (
+    "\u00a0" * 5
+)  # circuitsvis colours text: a patch is five spaces, and a line break ends a row of them
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:; worker-src blob:; connect-src 'none'"
@@ -31,7 +33,13 @@ function unpack(text, count, largest) {
 
 
 def attention(
-    cache: Any, layer: int, *, sample: int = 0, tokens: Any = None, heads: Any = None, grid: Any = None
+    cache: Any,
+    layer: int,
+    *,
+    sample: int = 0,
+    tokens: Any = None,
+    heads: Any = None,
+    grid: Any = None,
 ) -> Html:
     """The attention patterns of a layer's heads, which query attends to which key: circuitsvis' AttentionHeads.
 
@@ -43,7 +51,9 @@ def attention(
     """
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
-        raise ValueError("the cache holds some of the tokens only: run_with_cache without pos_slice.")
+        raise ValueError(
+            "the cache holds some of the tokens only: run_with_cache without pos_slice."
+        )
     chosen = _numbers("heads", heads, len(pattern))
     names = _names(cache.model, tokens, pattern.shape[1], grid)
     values = pattern[chosen].float().cpu().numpy()
@@ -61,7 +71,11 @@ def attention(
         "maskUpperTri": bool(cache.model.cfg.kind == "text" and cache.model.cfg.causal),
     }
     packed = json.dumps(
-        [base64.b64encode(steps.tobytes()).decode(), len(names), [float(f"{most:.4g}") for most in largest]]
+        [
+            base64.b64encode(steps.tobytes()).decode(),
+            len(names),
+            [float(f"{most:.4g}") for most in largest],
+        ]
     )
     title = f"{_called(cache.model)}: attention of layer {number}, sample {sample}"
     return _page(title, [("AttentionHeads", props, f"{{attention: unpack(...{packed})}}")])
@@ -95,7 +109,10 @@ def activations(
         "firstDimensionLabels": [str(layer) for layer in chosen],
         "secondDimensionLabels": [str(atom) for atom in picked],
     }
-    return _page(f"{_called(cache.model)}: {point}, sample {sample}", [("TextNeuronActivations", props, "{}")])
+    return _page(
+        f"{_called(cache.model)}: {point}, sample {sample}",
+        [("TextNeuronActivations", props, "{}")],
+    )
 
 
 def top_tokens(
@@ -113,13 +130,17 @@ def top_tokens(
     rows at most. Raises as `attention`.
     """
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
-    if not is_int(count) or count < 1:
+    if not checks.is_int(count) or count < 1:
         raise ValueError(f"count={count!r}: give a whole number of at least 1.")
     n = len(next(iter(cache.values())))
     told = [None] * n if tokens is None else list(tokens)
-    samples = list(range(n)) if n > 1 else [0, 0]  # of a single sample circuitsvis shows a single atom
+    samples = (
+        list(range(n)) if n > 1 else [0, 0]
+    )  # of a single sample circuitsvis shows a single atom
     if len(told) != n:
-        raise ValueError(f"tokens are of {len(told)} samples, the cache of {n}: give a list for each sample.")
+        raise ValueError(
+            f"tokens are of {len(told)} samples, the cache of {n}: give a list for each sample."
+        )
     names, best = [], {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
     for sample in samples:
         held = [_held(cache, layer, point, sample).flatten(1) for layer in chosen]
@@ -167,7 +188,12 @@ def _bundle() -> str:
 
 def _json(value: Any) -> str:
     """JSON that cannot end the script it stands in."""
-    return json.dumps(value).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return (
+        json.dumps(value)
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
 
 
 def _rounded(values: Tensor) -> Any:
@@ -182,22 +208,28 @@ def _rounded(values: Tensor) -> Any:
 def _model(cache: Any) -> Any:
     model = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "mae", "text"):
-        raise ValueError("give the cache of model.run_with_cache(x); of a CLIP cache.visual or cache.text.")
+        raise ValueError(
+            "give the cache of model.run_with_cache(x); of a CLIP cache.visual or cache.text."
+        )
     return model
 
 
 def _held(cache: Any, layer: Any, point: str, sample: Any) -> Tensor:
     """What a point of a layer holds of one sample."""
     count = len(_model(cache).blocks)
-    if not is_int(layer) or not -count <= layer < count:
+    if not checks.is_int(layer) or not -count <= layer < count:
         raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
     name = full_name(point, layer % count)
     if name not in cache.cache_dict:
-        raise KeyError(f"the cache lacks {name!r}: run_with_cache(x, names_filter=[{name!r}, ...]), or cache all.")
+        raise KeyError(
+            f"the cache lacks {name!r}: run_with_cache(x, names_filter=[{name!r}, ...]), or cache all."
+        )
     held = cache[name]
     if not cache.has_batch_dim:
-        raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
-    if not is_int(sample) or not 0 <= sample < len(held):
+        raise ValueError(
+            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
+        )
+    if not checks.is_int(sample) or not 0 <= sample < len(held):
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(held) - 1}.")
     return held[sample].detach()
 
@@ -207,7 +239,7 @@ def _numbers(what: str, wanted: Any, count: int) -> list[int]:
         return list(range(count))
     values = wanted.tolist() if hasattr(wanted, "tolist") else wanted
     values = list(values) if isinstance(values, (list, tuple, range)) else [values]
-    if not values or not all(is_int(value) and -count <= value < count for value in values):
+    if not values or not all(checks.is_int(value) and -count <= value < count for value in values):
         raise ValueError(f"{what}={wanted!r}: give numbers from 0 to {count - 1}.")
     return [int(value) % count for value in values]
 
@@ -215,14 +247,16 @@ def _numbers(what: str, wanted: Any, count: int) -> list[int]:
 def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     """What the tokens are called."""
     if tokens is None and model.cfg.kind != "text":
-        rows, columns = model.cfg.grid if grid is None else height_width("grid", grid)
+        rows, columns = model.cfg.grid if grid is None else checks.size("grid", grid)
         names = ["CLS", *(f"{row},{column}" for row in range(rows) for column in range(columns))]
     elif tokens is None:
         names = [str(position) for position in range(count)]
     elif isinstance(tokens, (list, tuple)) and all(isinstance(token, str) for token in tokens):
         names = list(tokens)
     elif model.cfg.kind != "text":
-        raise ValueError(f"tokens={tokens!r}: the tokens of an image are patches; give a list of names, or None.")
+        raise ValueError(
+            f"tokens={tokens!r}: the tokens of an image are patches; give a list of names, or None."
+        )
     else:
         found = model.to_str_tokens(torch.tensor(tokens) if isinstance(tokens, list) else tokens)
         names = found[0] if len(found) == 1 and isinstance(found[0], list) else found
@@ -237,7 +271,7 @@ def _cells(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     """Tokens of a text, or cells whose line breaks make the grid of patches."""
     if model.cfg.kind == "text" or tokens is not None:
         return _names(model, tokens, count, None)
-    columns = (model.cfg.grid if grid is None else height_width("grid", grid))[1]
+    columns = (model.cfg.grid if grid is None else checks.size("grid", grid))[1]
     _names(model, None, count, grid)
     return ["CLS\n", *(_CELL + "\n" * ((patch + 1) % columns == 0) for patch in range(count - 1))]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.circuits.atlas import names_of
-from crate_interp.values import is_int
+from crate_interp import checks
+from crate_interp.circuits.atlases import names_of
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,22 @@ def logit_lens(cache: Any, *, sample: Any = 0, position: Any = -1, count: int = 
     """
     model = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):
-        raise ValueError("the logit lens reads the cache of a classifier of images or a language model.")
-    if not is_int(count) or count < 1:
+        raise ValueError(
+            "the logit lens reads the cache of a classifier of images or a language model."
+        )
+    if not checks.is_int(count) or count < 1:
         raise ValueError(f"count={count!r}: give a whole number of at least 1.")
     n = len(next(iter(cache.values())))
-    if not is_int(sample) or not 0 <= sample < n:
+    if not checks.is_int(sample) or not 0 <= sample < n:
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {n - 1}.")
     if not cache.has_batch_dim:
-        raise ValueError("the cache has no batch axis: run_with_cache without remove_batch_dim=True.")
-    tokens = next((value.shape[1] for name, value in cache.items() if name.endswith("hook_resid_pre")), 0)
-    if not is_int(position) or (tokens and not -tokens <= position < tokens):
+        raise ValueError(
+            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
+        )
+    tokens = next(
+        (value.shape[1] for name, value in cache.items() if name.endswith("hook_resid_pre")), 0
+    )
+    if not checks.is_int(position) or (tokens and not -tokens <= position < tokens):
         raise ValueError(f"position={position!r}: the cache has positions 0 to {tokens - 1}.")
     place = model.lens_positions if model.lens_positions is not None else position
     values = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
@@ -59,7 +65,9 @@ def logit_lens(cache: Any, *, sample: Any = 0, position: Any = -1, count: int = 
     names = names_of(model)
     rows = [
         (layer, rank, names[place], value)
-        for layer, (values, places) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+        for layer, (values, places) in enumerate(
+            zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        )
         for rank, (value, place) in enumerate(zip(values, places, strict=True))
     ]
     at = "" if model.lens_positions is not None else f", position {position}"

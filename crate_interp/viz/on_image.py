@@ -38,7 +38,13 @@ def attention_on_image(cache: Any, layer: int, images: Any, query: Any = 0) -> A
             grid = pattern[row, column - 1]
             extent = (0, width, height, 0)
             panel.imshow(
-                grid, cmap="magma", alpha=0.65, vmin=0, vmax=grid.max(), extent=extent, interpolation="nearest"
+                grid,
+                cmap="magma",
+                alpha=0.65,
+                vmin=0,
+                vmax=grid.max(),
+                extent=extent,
+                interpolation="nearest",
             )
             panel.set_title(f"head {column - 1}, max {grid.max():.2f}", fontsize=7)
     layers = len(cache.model.blocks)
@@ -49,15 +55,26 @@ def attention_on_image(cache: Any, layer: int, images: Any, query: Any = 0) -> A
 
 def who_asks(query: int | tuple[int, int]) -> str:
     """A query in words."""
-    return "CLS" if query == 0 else f"the patch {query}" if isinstance(query, tuple) else f"token {query}"
+    return (
+        "CLS"
+        if query == 0
+        else f"the patch {query}"
+        if isinstance(query, tuple)
+        else f"token {query}"
+    )
 
 
 def maps_on(cache: Any, layer: int, images: Any, **options: Any) -> np.ndarray:
     """`ci.maps.attention` over the grid of these images `[batch, head, h, w]`; ValueError for images that are not the cache's."""
     if not isinstance(images, Tensor) or images.ndim != 4:
         got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images are [batch, channels, height, width], what the model was run on; got {got}.")
-    height, width = (side // patch for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True))
+        raise ValueError(
+            f"images are [batch, channels, height, width], what the model was run on; got {got}."
+        )
+    height, width = (
+        side // patch
+        for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True)
+    )
     stored = cache.cache_dict.get(full_name("attn.hook_pattern", layer % len(cache.model.blocks)))
     if stored is not None and (len(stored), stored.shape[-1]) != (len(images), height * width + 1):
         raise ValueError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crate_interp.whole import write_text
+from crate_interp.files import write_text
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; }
@@ -66,13 +66,19 @@ class Html:
 
 def text(words: str) -> str:
     """Escaped text with the superscripts of formulas: Z^{l+1/2}, R^c."""
-    return re.sub(r"\^(?:\{([^}]*)\}|(\w))", lambda match: f"<sup>{match[1] or match[2]}</sup>", html.escape(words))
+    return re.sub(
+        r"\^(?:\{([^}]*)\}|(\w))",
+        lambda match: f"<sup>{match[1] or match[2]}</sup>",
+        html.escape(words),
+    )
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """A table that scrolls sideways on a narrow screen."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
-    lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
@@ -100,7 +106,9 @@ def inline_svg(figure: Any, alt: str, salt: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         _recolour(figure)
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

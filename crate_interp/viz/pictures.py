@@ -32,7 +32,9 @@ def image_uri(picture: np.ndarray, longest: int = 224) -> str:
     image = Image.fromarray((picture * 255).round().astype(np.uint8))
     scale = longest / max(image.size)
     if scale < 1:
-        image = image.resize([max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS)
+        image = image.resize(
+            [max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS
+        )
     return _uri(image)
 
 

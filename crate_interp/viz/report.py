@@ -8,17 +8,27 @@ import torch
 from tqdm.auto import tqdm
 
 from crate_hooks import PATTERN, every_layer
-from crate_interp.audit import audit as run_audit
+from crate_interp.audits import audit as run_audit
+from crate_interp.files import writable, write_text
 from crate_interp.probes import resolve
-from crate_interp.sweep.result import SweepResult
-from crate_interp.sweep.run import Probes, sweep
-from crate_interp.sweep.stream import samples_of, twin
-from crate_interp.sweep.text import as_text
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.run import Probes, sweep
+from crate_interp.sweeps.stream import samples_of, twin
+from crate_interp.sweeps.text import as_text
 from crate_interp.viz.audit import audit_page
+from crate_interp.viz.by_layer import layers
 from crate_interp.viz.curves import baseline, curve, names
-from crate_interp.viz.layers import layers
 from crate_interp.viz.on_image import attention_on_image
-from crate_interp.viz.page import captioned, facts, inline_png, inline_svg, page, sources, table, text
+from crate_interp.viz.page import (
+    captioned,
+    facts,
+    inline_png,
+    inline_svg,
+    page,
+    sources,
+    table,
+    text,
+)
 from crate_interp.viz.summary import (
     CONTROLLED,
     controls_table,
@@ -26,7 +36,6 @@ from crate_interp.viz.summary import (
     rate_reduction_bound,
     summary,
 )
-from crate_interp.whole import writable, write_text
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
@@ -58,7 +67,9 @@ def report(
     _remove_figures(out)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
     twins = [
-        sweep(twin(model, seed), data, probes=chosen, limit=limit, controls=False, progress=progress)
+        sweep(
+            twin(model, seed), data, probes=chosen, limit=limit, controls=False, progress=progress
+        )
         for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
     ]
     write_text(out / "layers.csv", _layers_csv(result, twins))
@@ -67,7 +78,9 @@ def report(
     body = [
         *_opening(result, twins),
         *(
-            ['<p><a href="audit.html">Does each layer do its job?</a> The audit of each claim of the papers.</p>']
+            [
+                '<p><a href="audit.html">Does each layer do its job?</a> The audit of each claim of the papers.</p>'
+            ]
             if audit
             else []
         ),
@@ -88,7 +101,10 @@ def _remove_figures(out: Path) -> None:
         earlier = names(SweepResult.load(out))
     except ValueError:
         return
-    for path in [*(out / "figures" / f"{name}.png" for name in earlier), *out.glob("figures/attention-layer-*.png")]:
+    for path in [
+        *(out / "figures" / f"{name}.png" for name in earlier),
+        *out.glob("figures/attention-layer-*.png"),
+    ]:
         path.unlink(missing_ok=True)
 
 
@@ -101,7 +117,9 @@ def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
     rows = result.layers()
     if twins:
         keys = ["probe", "statistic", "layer"]
-        spread = [twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)]
+        spread = [
+            twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)
+        ]
         stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
         stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
         rows = rows.merge(stats.reset_index(), on=keys, how="left")
@@ -161,7 +179,9 @@ def _attention(model: Any, data: Any, out: Path) -> list[str]:
     for layer in shown:
         figure = attention_on_image(cache, layer, images)
         figure.savefig(out / "figures" / f"attention-layer-{layer}.png", dpi=150)
-        alt = f"CLS attention of {model.cfg.n_heads} heads in layer {layer} over {len(images)} images"
+        alt = (
+            f"CLS attention of {model.cfg.n_heads} heads in layer {layer} over {len(images)} images"
+        )
         caption = text(
             f"Layer {layer}: brighter patches get more of the CLS token's attention. Each panel is scaled to its own "
             f"largest value, max, a share of the whole; uniform attention would give every patch {uniform:.3f}."
@@ -183,7 +203,10 @@ def _figures(result: SweepResult, twins: list[SweepResult], out: Path) -> list[s
         figure.savefig(out / "figures" / f"{name}.png", dpi=150)
         how = result.meta["statistics"][name][3]
         parts.append(
-            captioned(inline_svg(figure, _alt(result, twins, name), salt=name), f"<b>{text(name)}</b>. {text(how)}")
+            captioned(
+                inline_svg(figure, _alt(result, twins, name), salt=name),
+                f"<b>{text(name)}</b>. {text(how)}",
+            )
         )
     return parts
 
@@ -201,7 +224,10 @@ def _alt(result: SweepResult, twins: list[SweepResult], name: str) -> str:
 def _closing(result: SweepResult, twins: list[SweepResult]) -> list[str]:
     pairs = [
         *sources(result.meta),
-        ("untrained twins", f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none"),
+        (
+            "untrained twins",
+            f"official initialisation, seeds 0 to {len(twins) - 1}" if twins else "none",
+        ),
         ("seconds for the twins", f"{sum(twin.meta['seconds'] for twin in twins):g}"),
     ]
     return ["<h2>Where the numbers come from</h2>", facts(pairs)]

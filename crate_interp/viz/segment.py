@@ -9,20 +9,23 @@ import torch
 
 from crate_hooks import full_name
 from crate_interp.data import Samples
+from crate_interp.files import writable, write_text
 from crate_interp.measures import mass_mask
 from crate_interp.models.digest import model_digest
-from crate_interp.probes.segmentation import IGNORED, RESOLUTIONS, RULES
-from crate_interp.segment.result import CELL, SegmentResult, number
-from crate_interp.sweep.stream import samples_of
-from crate_interp.viz.head_grid import STYLE
+from crate_interp.probes.masks import IGNORED, RESOLUTIONS, RULES
+from crate_interp.segmentation.result import CELL, SegmentResult, number
+from crate_interp.sweeps.stream import samples_of
+from crate_interp.viz.grids import STYLE
 from crate_interp.viz.on_image import maps_on
 from crate_interp.viz.page import captioned, facts, inline_svg, page, sources, table, text
 from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile, mask_tile
-from crate_interp.whole import writable, write_text
 
 SHOWN = 4  # images that go best, and as many that go worst
 _TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)
-_RULES = {"mass": "the fewest patches that hold {:.0%} of the map", "top": "the {:.0%} of the patches attended to most"}
+_RULES = {
+    "mass": "the fewest patches that hold {:.0%} of the map",
+    "top": "the {:.0%} of the patches attended to most",
+}
 
 
 def segment_page(result: SegmentResult, model: Any, data: Any, out: str | Path) -> Path:
@@ -52,14 +55,18 @@ def _check_same(result: SegmentResult, model: Any, samples: Samples) -> None:
         ("data", result.meta["data_fingerprint"], samples.fingerprint),
     ):
         if own != given:
-            raise ValueError(f"the result is of another {what}: give the {what} that ci.segment was given.")
+            raise ValueError(
+                f"the result is of another {what}: give the {what} that ci.segment was given."
+            )
 
 
 def sentence(result: SegmentResult) -> str:
     """The score of the head fixed over all layers and each chance level, in one sentence."""
     row = result.overall()
     where = "the layer and head that are best on the other half of the images"
-    untrained = "" if math.isnan(row["untrained"]) else f"untrained networks {row['untrained']:.3f}, "
+    untrained = (
+        "" if math.isnan(row["untrained"]) else f"untrained networks {row['untrained']:.3f}, "
+    )
     other = (
         ""
         if math.isnan(row["other_image"])
@@ -75,7 +82,11 @@ def sentence(result: SegmentResult) -> str:
 def _opening(result: SegmentResult) -> list[str]:
     meta = result.meta
     n, seeds = len(result.images), meta["untrained"]
-    without = f" {meta['without_object']} more have no object and no score." if meta["without_object"] else ""
+    without = (
+        f" {meta['without_object']} more have no object and no score."
+        if meta["without_object"]
+        else ""
+    )
     settings = meta["probes"]["segmentation"]["settings"]
     who = "the CLS token" if settings["query"] == 0 else f"token {settings['query']}"
     words = (
@@ -131,9 +142,13 @@ def _heads(result: SegmentResult) -> list[str]:
     layers = np.array(sorted(set(rows["layer"])))
     for (column, words), style in zip(CELL.items(), ("-.", "--", ":"), strict=True):
         if not rows[column].isna().any():
-            axes.plot(layers, by_layer[column].mean(), style, linewidth=1.1, label=words, color="#888888")
+            axes.plot(
+                layers, by_layer[column].mean(), style, linewidth=1.1, label=words, color="#888888"
+            )
     axes.axhline(result.overall()["centre"], linewidth=1.6, color="#888888", label="centred map")
-    axes.axhline(result.overall()["all_foreground"], linewidth=0.8, color="#888888", label="all foreground")
+    axes.axhline(
+        result.overall()["all_foreground"], linewidth=0.8, color="#888888", label="all foreground"
+    )
     axes.set(xlabel="layer", ylabel="Jaccard index", xticks=layers)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     best = rows.loc[rows["value"].idxmax()]
@@ -145,7 +160,11 @@ def _heads(result: SegmentResult) -> list[str]:
         for layer, line in zip(wide.index, wide.to_numpy(), strict=True)
     ]
     header = ["layer", *(f"head {head}" for head in wide.columns)]
-    return ["<h2>Every head</h2>", captioned(inline_svg(chart, alt, salt="heads"), text(words)), table(header, cells)]
+    return [
+        "<h2>Every head</h2>",
+        captioned(inline_svg(chart, alt, salt="heads"), text(words)),
+        table(header, cells),
+    ]
 
 
 def _examples(result: SegmentResult, model: Any, samples: Samples) -> list[str]:
@@ -166,12 +185,19 @@ def _examples(result: SegmentResult, model: Any, samples: Samples) -> list[str]:
     return [f"<style>{''.join(dict.fromkeys(rules))}</style>", *parts]
 
 
-def _example(row: Any, model: Any, samples: Samples, mass: float, meta: dict[str, Any]) -> tuple[list[str], str]:
+def _example(
+    row: Any, model: Any, samples: Samples, mass: float, meta: dict[str, Any]
+) -> tuple[list[str], str]:
     image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
     assert samples.masks is not None
     true = samples.masks(row.sample, row.sample + 1)[0].numpy()
-    options = {key: meta["probes"]["segmentation"]["settings"][key] for key in ("query", "scaled", "cls_key")}
-    names = [full_name(point, row.layer) for point in ("attn.hook_pattern", "attn.hook_q", "attn.hook_k")]
+    options = {
+        key: meta["probes"]["segmentation"]["settings"][key]
+        for key in ("query", "scaled", "cls_key")
+    }
+    names = [
+        full_name(point, row.layer) for point in ("attn.hook_pattern", "attn.hook_q", "attn.hook_k")
+    ]
     run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
     with torch.no_grad():
         _, cache = model.run_with_cache(image, names_filter=names, **run)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from crate_interp.sweep.result import SweepResult
-from crate_interp.sweep.text import as_text
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.text import as_text
 from crate_interp.viz.curves import baseline, curve, names
 
 _FIRST = (
@@ -18,10 +18,14 @@ _FIRST = (
 )
 
 
-def summary(result: SweepResult, untrained: Sequence[SweepResult]) -> tuple[list[str], list[list[str]]]:
+def summary(
+    result: SweepResult, untrained: Sequence[SweepResult]
+) -> tuple[list[str], list[list[str]]]:
     """Header and rows, a row per layer; each cell is the model's mean, with the untrained mean in brackets."""
     known = names(result)
-    chosen = [(name, title) for name, title in _FIRST if name in known] or [(name, name) for name in known[:6]]
+    chosen = [(name, title) for name, title in _FIRST if name in known] or [
+        (name, name) for name in known[:6]
+    ]
     header = ["layer", *(title for _, title in chosen)]
     rows: dict[int, list[str]] = {}
     for column, (name, _) in enumerate(chosen):
@@ -33,7 +37,11 @@ def summary(result: SweepResult, untrained: Sequence[SweepResult]) -> tuple[list
     return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
 
 
-CONTROLLED = ("compression.subspace_rate_mid", "compression.reduction_mid", "compression.official_rate")
+CONTROLLED = (
+    "compression.subspace_rate_mid",
+    "compression.reduction_mid",
+    "compression.official_rate",
+)
 
 
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
@@ -45,7 +53,9 @@ def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list
     lines: list[list[str]] = []
     for layer in sorted(set(rows["layer"])):
         here = rows[rows["layer"] == layer].set_index("control")
-        cells = [f"{here['control_mean'][kind]:.4g}" if kind in here.index else "" for kind in kinds]
+        cells = [
+            f"{here['control_mean'][kind]:.4g}" if kind in here.index else "" for kind in kinds
+        ]
         lines.append([str(layer), f"{here['model_mean'].iloc[0]:.4g}", *cells])
     return ["layer", "model", *kinds], lines
 
@@ -56,12 +66,8 @@ def controls_text(result: SweepResult) -> str:
         header, rows = controls_table(result, name)
         if rows:
             count = max(result.controls()["n"].tolist())
-            bound = (
-                f"d/2 ln K = {rate_reduction_bound(result):.4g} nats bounds R - R^c for complete orthonormal subspaces"
-            )
-            return (
-                f"\nControls: {name} over the first {count} {result.meta['unit']}; {bound}.\n{as_text(header, rows)}\n"
-            )
+            bound = f"d/2 ln K = {rate_reduction_bound(result):.4g} nats bounds R - R^c for complete orthonormal subspaces"
+            return f"\nControls: {name} over the first {count} {result.meta['unit']}; {bound}.\n{as_text(header, rows)}\n"
     return ""
 
 

@@ -5,6 +5,6 @@ Works on any TransformerLens-style model: one whose hook points are modules call
 
 from crate_hooks import edit
 from crate_hooks.names import ATTENTION, CODES, PATTERN, RESID, every_layer, full_name
-from crate_hooks.read import read
+from crate_hooks.reading import read
 
 __all__ = ["ATTENTION", "CODES", "PATTERN", "RESID", "edit", "every_layer", "full_name", "read"]

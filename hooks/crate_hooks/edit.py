@@ -40,7 +40,9 @@ def mean(source: Any, *, heads: Any = None, atoms: Any = None, positions: Any = 
     return _edited(lambda tensor, hook: _like(average, tensor, hook), heads, atoms, positions)
 
 
-def resample(source: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
+def resample(
+    source: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None
+) -> Edit:
     """Puts what the same point held for another sample in their place, one drawn for each sample of a batch.
 
     source: of samples that stand for the data, with the batch first. The same seed draws the same samples. Where source has as
@@ -48,7 +50,9 @@ def resample(source: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None
     """
     _require_source(source)
     if len(source) < 2:
-        raise ValueError("source has one sample: there is no other to draw. Give the cache of several.")
+        raise ValueError(
+            "source has one sample: there is no other to draw. Give the cache of several."
+        )
     if not isinstance(seed, Integral):
         raise ValueError(f"seed={seed!r}: give a whole number.")
 
@@ -91,7 +95,9 @@ def clamp(
         if bound is not None:
             _require_number(name, bound)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
-        raise ValueError(f"low={low!r}, high={high!r}: give one of them at least, low not above high.")
+        raise ValueError(
+            f"low={low!r}, high={high!r}: give one of them at least, low not above high."
+        )
     return _edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
 
 
@@ -102,11 +108,15 @@ def threshold(by: Any, *, atoms: Any = None, positions: Any = None) -> Edit:
     """
     _require_number("by", by)
     if by < 0:
-        raise ValueError(f"by={by}: what a threshold cut off cannot be had back; give a number of at least 0.")
+        raise ValueError(
+            f"by={by}: what a threshold cut off cannot be had back; give a number of at least 0."
+        )
     return _edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
 
 
-def noise(std: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
+def noise(
+    std: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None
+) -> Edit:
     """Adds Gaussian noise; the same seed and shape have the same noise, on every device."""
     _require_number("std", std)
     if not isinstance(seed, Integral):
@@ -260,8 +270,14 @@ def _axis(name: str, tensor: Tensor, hook: Any) -> int:
         return 2
     if name == "positions" and tensor.ndim in (3, 4):
         return 2 if queries else 1
-    wanted = {"heads": "[batch, pos, head, ...]", "atoms": "[batch, pos, atom]", "positions": "[batch, pos, ...]"}[name]
-    raise ValueError(f"{_at(hook)} is {list(tensor.shape)} and has no {name}: hang the edit on a point {wanted}.")
+    wanted = {
+        "heads": "[batch, pos, head, ...]",
+        "atoms": "[batch, pos, atom]",
+        "positions": "[batch, pos, ...]",
+    }[name]
+    raise ValueError(
+        f"{_at(hook)} is {list(tensor.shape)} and has no {name}: hang the edit on a point {wanted}."
+    )
 
 
 def _numbers(name: str, which: Any) -> list[int]:
@@ -285,7 +301,11 @@ def _inside(name: str, numbers: Sequence[int], count: int, hook: Any) -> list[in
 
 def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
     """Another run's tensor in the shape, dtype and place of this one's."""
-    if source.ndim != tensor.ndim or len(source) not in (1, len(tensor)) or source.shape[1:] != tensor.shape[1:]:
+    if (
+        source.ndim != tensor.ndim
+        or len(source) not in (1, len(tensor))
+        or source.shape[1:] != tensor.shape[1:]
+    ):
         raise ValueError(
             f"the source is {list(source.shape)}, {_at(hook)} is {list(tensor.shape)}: give what this point held in a run of the "
             "same shape, or of one sample."
@@ -307,7 +327,9 @@ def _basis(subspace: Any, orthonormal: bool) -> Float[Tensor, "d_model rank"]:
             "[head, d_model, width]."
         )
     columns = subspace.detach()
-    columns = columns.transpose(0, 1).flatten(1) if columns.ndim == 3 else columns  # [d_model, head * width]
+    columns = (
+        columns.transpose(0, 1).flatten(1) if columns.ndim == 3 else columns
+    )  # [d_model, head * width]
     if not orthonormal:
         return columns
     left, values, _ = torch.linalg.svd(columns.double(), full_matrices=False)
@@ -347,4 +369,6 @@ def _at(hook: Any) -> str:
 
 
 def _told(value: Any) -> str:
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
+    return (
+        f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
+    )

@@ -17,7 +17,10 @@ def full_name(point: str, layer: int, blocks: str = "blocks") -> str:
 
 
 def every_layer(
-    model: nn.Module, points: str | Sequence[str], layers: Iterable[int] | None = None, blocks: str = "blocks"
+    model: nn.Module,
+    points: str | Sequence[str],
+    layers: Iterable[int] | None = None,
+    blocks: str = "blocks",
 ) -> list[str]:
     """The full names of `points` in all layers (or in `layers`), a list that `names_filter` takes.
 
@@ -26,15 +29,27 @@ def every_layer(
     """
     wanted = [points] if isinstance(points, str) else list(points)
     try:
-        indices = range(len(list(model.get_submodule(blocks).children()))) if layers is None else list(layers)
+        indices = (
+            range(len(list(model.get_submodule(blocks).children())))
+            if layers is None
+            else list(layers)
+        )
     except AttributeError:
-        raise KeyError(f"the model has no {blocks} of its own: give one of its towers, such as model.visual.") from None
+        raise KeyError(
+            f"the model has no {blocks} of its own: give one of its towers, such as model.visual."
+        ) from None
     names = [full_name(point, layer, blocks) for layer in indices for point in wanted]
     for name in names:
         try:
             model.get_submodule(name)
         except AttributeError:
-            near = difflib.get_close_matches(name, [known for known, _ in model.named_modules()], n=3)
-            hint = f"Did you mean {', '.join(near)}?" if near else "Its points are listed by model.hook_dict."
+            near = difflib.get_close_matches(
+                name, [known for known, _ in model.named_modules()], n=3
+            )
+            hint = (
+                f"Did you mean {', '.join(near)}?"
+                if near
+                else "Its points are listed by model.hook_dict."
+            )
             raise KeyError(f"the model has no hook point {name!r}. {hint}") from None
     return names

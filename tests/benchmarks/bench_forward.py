@@ -20,7 +20,9 @@ def main() -> bool:
     good = True
     for name, (d_model, n_heads) in SIZES.items():
         torch.manual_seed(0)
-        model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=d_model, n_layers=12, n_heads=n_heads)).eval()
+        model = ci.HookedCrate(
+            ci.CrateConfig(family="crate", d_model=d_model, n_layers=12, n_heads=n_heads)
+        ).eval()
         weights, images = published_layout(model), torch.randn(4, 3, 224, 224)
         plain = lambda n=n_heads, w=weights, x=images: forward(w, x, "crate", n, (16, 16))  # noqa: E731
         with torch.no_grad():

@@ -10,10 +10,13 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from timing import least, settle, verdict
 
-from crate_interp.measures.maskcut import maskcut
+from crate_interp.measures.cuts import maskcut
 from maskcut_reference import affinity_of, dense_cut, iou, planted, reference_masks
 
-CASES = ((28, 32, 5), (60, 8, 15))  # side, seed of a picture of 384 dimensions with three masks to find, least ratio
+CASES = (
+    (28, 32, 5),
+    (60, 8, 15),
+)  # side, seed of a picture of 384 dimensions with three masks to find, least ratio
 
 
 def dense(features: np.ndarray, masks: np.ndarray) -> None:
@@ -35,7 +38,9 @@ def measured(side: int, seed: int, wanted: float, n_masks: int, seconds: float =
     ours = lambda: maskcut(tokens, grid, n_masks)  # noqa: E731
     jobs = {"ours": ours, "dense": lambda: dense(features, masks), "ours again": ours}
     times = least(jobs, seconds=seconds)
-    print(f"{side} x {side} tokens, 384 dimensions, {n_masks} masks: dense {times['dense'] * 1e3:.0f} ms")
+    print(
+        f"{side} x {side} tokens, 384 dimensions, {n_masks} masks: dense {times['dense'] * 1e3:.0f} ms"
+    )
     print(f"  ours over ours, the noise: {times['ours again'] / times['ours']:.3f}")
     least_ours = min(times["ours"], times["ours again"])
     return verdict("  dense over ours", times["dense"] / least_ours, wanted, at_least=True)

@@ -29,7 +29,9 @@ def child(what: str, n: int) -> None:
 
 def peak(what: str, n: int) -> int:
     """KiB at most resident over n images."""
-    done = subprocess.run([sys.executable, __file__, what, str(n)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, what, str(n)], capture_output=True, text=True, check=True
+    )
     return int(done.stdout.split()[-1])
 
 
@@ -37,7 +39,9 @@ def main() -> bool:
     right = True
     for what in ("sweep", "atlas"):
         few, many = peak(what, FEW), peak(what, MANY)
-        print(f"{what}: peak resident memory {few / 1024:.0f} MiB over {FEW} images, {many / 1024:.0f} MiB over {MANY}")
+        print(
+            f"{what}: peak resident memory {few / 1024:.0f} MiB over {FEW} images, {many / 1024:.0f} MiB over {MANY}"
+        )
         right &= verdict("  many over few", many / few, 1.05)
     return right
 

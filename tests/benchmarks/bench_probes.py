@@ -7,8 +7,8 @@ from timing import least, settle, verdict
 
 import crate_interp as ci
 from crate_interp.measures import official_coding_rate, zero_fraction
-from crate_interp.sweep.run import measure_batch
-from crate_interp.sweep.tally import Tally
+from crate_interp.sweeps.run import measure_batch
+from crate_interp.sweeps.tally import Tally
 
 # image side, batch (the default of ci.sweep, and as many numbers), most that the pair and the suite may cost
 CASES = ((224, 32, 0.12, 0.85), (448, 8, 0.12, 1.0))
@@ -22,12 +22,16 @@ def authors_pair() -> ci.Probe:
         return {"rate": rate, "zeros": zero_fraction(acts["mlp.hook_post"]).mean(dim=-1)}
 
     words = {"rate": ("nats", 0.0, None, ""), "zeros": ("", 0.0, 1.0, "")}
-    return ci.Probe(name="pair", points=("attn.hook_u", "mlp.hook_post"), measure=measure, statistics=words)
+    return ci.Probe(
+        name="pair", points=("attn.hook_u", "mlp.hook_post"), measure=measure, statistics=words
+    )
 
 
 def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bool:
     torch.manual_seed(0)
-    model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=576, n_layers=12, n_heads=12, image_size=side)).eval()
+    model = ci.HookedCrate(
+        ci.CrateConfig(family="crate", d_model=576, n_layers=12, n_heads=12, image_size=side)
+    ).eval()
     images = torch.randn(batch, 3, side, side)
     pair, suite = [authors_pair()], ci.probes.resolve(None)
     lasting: list[dict] = [{} for _ in model.blocks]  # made once per sweep, as there
@@ -49,7 +53,10 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
     print(f"  forward over forward, the noise: {times['forward again'] / times['forward']:.3f}")
     print(f"  statistics of activations in the suite: {len(found)}")
     good = verdict("  authors' pair, share of the forward", times["pair"] / forward - 1, pair_limit)
-    return verdict("  default suite, share of the forward", times["suite"] / forward - 1, suite_limit) and good
+    return (
+        verdict("  default suite, share of the forward", times["suite"] / forward - 1, suite_limit)
+        and good
+    )
 
 
 def main() -> bool:

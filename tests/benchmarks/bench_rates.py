@@ -21,7 +21,9 @@ def main() -> bool:
         codes = torch.randn(4, 12, tokens, 64, generator=torch.Generator().manual_seed(0))
         unit = codes / codes.norm(dim=-1, keepdim=True)
         torch.testing.assert_close(coding_rate(unit, 0.1), n_by_n(unit, 0.01), rtol=1e-4, atol=0)
-        torch.testing.assert_close(official_coding_rate(codes), n_by_n(unit, 0.01), rtol=1e-4, atol=0)
+        torch.testing.assert_close(
+            official_coding_rate(codes), n_by_n(unit, 0.01), rtol=1e-4, atol=0
+        )
         jobs = {"ours": lambda x=unit: coding_rate(x, 0.1), "n x n": lambda x=unit: n_by_n(x, 0.01)}
         times = least(jobs | {"ours again": jobs["ours"]}, seconds=10)
         print(f"batch 4, 12 heads, d_head 64, {tokens} tokens: n x n {times['n x n'] * 1e3:.1f} ms")

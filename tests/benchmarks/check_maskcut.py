@@ -12,7 +12,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from timing import verdict
 
-from crate_interp.measures.maskcut import maskcut
+from crate_interp.measures.cuts import maskcut
 from maskcut_reference import NOISES, iou, planted, reference_masks
 
 GRIDS, N_MASKS = 100, 3
@@ -30,8 +30,12 @@ def agreement(side: int) -> bool:
         unique += gap > 1e-9
         found += int(wanted.any(axis=(1, 2)).sum())
         if least < 0.99:
-            print(f"  seed {seed}, noise {noise}: least IoU {least:.3f}, eigenvalues apart by {gap:.1e} (relative)")
-    print(f"{side} x {side} tokens: {found} masks in {GRIDS} grids, {unique} grids with a unique second eigenvector")
+            print(
+                f"  seed {seed}, noise {noise}: least IoU {least:.3f}, eigenvalues apart by {gap:.1e} (relative)"
+            )
+    print(
+        f"{side} x {side} tokens: {found} masks in {GRIDS} grids, {unique} grids with a unique second eigenvector"
+    )
     return verdict("  grids where all masks agree (IoU >= 0.99)", agree, 99, at_least=True)
 
 

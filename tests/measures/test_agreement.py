@@ -26,7 +26,9 @@ def draw(rng, *shape):
 TOKENS = {
     "random": draw,
     "rank 2": lambda rng, *shape: draw(rng, *shape[:-1], 2) @ draw(rng, *shape[:-2], 2, shape[-1]),
-    "badly scaled": lambda rng, *shape: draw(rng, *shape) * torch.logspace(-4, 3, shape[-1], dtype=torch.float64),
+    "badly scaled": lambda rng, *shape: (
+        draw(rng, *shape) * torch.logspace(-4, 3, shape[-1], dtype=torch.float64)
+    ),
     "off centre": lambda rng, *shape: draw(rng, *shape) + 30,
     "repeated": lambda rng, *shape: draw(rng, *shape[:-2], 1, shape[-1]).expand(shape),
 }
@@ -69,7 +71,9 @@ def inputs(kind, shape, dtype):
 def sample(s, i):
     """One sample, in numpy: the floats the measure was given, in float64."""
     rows = {name: (x[i] if name in BATCHED else x) for name, x in vars(s).items()}
-    return SimpleNamespace(**{k: (x.double() if x.is_floating_point() else x).numpy() for k, x in rows.items()})
+    return SimpleNamespace(
+        **{k: (x.double() if x.is_floating_point() else x).numpy() for k, x in rows.items()}
+    )
 
 
 # Each measure as a call on either module. Unlike numbers per sample, head or token, tensors are relative to their
@@ -108,7 +112,9 @@ NUMBERS = {
     "mass_cover, most": lambda m, s: m.mass_cover(s.pattern, 0.95),
     "orthonormality_defect": lambda m, s: m.orthonormality_defect(s.z),
     "completeness_defect": lambda m, s: m.completeness_defect(s.heads),
-    "subspace_overlap": lambda m, s: m.subspace_overlap(s.heads[..., 0, :, :], s.heads[..., 2, :, :]),
+    "subspace_overlap": lambda m, s: m.subspace_overlap(
+        s.heads[..., 0, :, :], s.heads[..., 2, :, :]
+    ),
     "head_overlap": lambda m, s: m.head_overlap(s.heads),
     "incoherence": lambda m, s: m.incoherence(s.heads),
     "mutual_coherence": lambda m, s: m.mutual_coherence(s.z),
@@ -165,8 +171,12 @@ DIFFERENCES = {
 SHARES = {
     "hoyer": lambda m, s: m.hoyer(s.z),
     "hoyer, code": lambda m, s: m.hoyer(s.code),
-    "principal_angles": lambda m, s: m.principal_angles(s.heads[..., 0, :, :], s.heads[..., 1, :, :]),
-    "principal_angles, widths": lambda m, s: m.principal_angles(s.heads[..., 0, :, :], s.heads[..., 1, :, :3]),
+    "principal_angles": lambda m, s: m.principal_angles(
+        s.heads[..., 0, :, :], s.heads[..., 1, :, :]
+    ),
+    "principal_angles, widths": lambda m, s: m.principal_angles(
+        s.heads[..., 0, :, :], s.heads[..., 1, :, :3]
+    ),
     "official_attention_entropy": lambda m, s: m.official_attention_entropy(s.pattern),
 }
 
@@ -182,14 +192,19 @@ def check(call, kind, dtype, scale, rel=None):
             wanted = np.asarray(call(reference, one), np.float64)
             found = got[i].double().numpy()
             assert found.shape == wanted.shape
-            unit = np.maximum(scale(one, wanted), torch.finfo(dtype).tiny)  # subnormal numbers have few digits
+            unit = np.maximum(
+                scale(one, wanted), torch.finfo(dtype).tiny
+            )  # subnormal numbers have few digits
             error = np.where(found == wanted, 0, abs(found - wanted) / unit)
             worst = np.unravel_index(error.argmax(), error.shape)
             message = f"{shape} {i} {worst}: got {found[worst]!r}, wanted {wanted[worst]!r}, off by {error.max():.1e}"
             assert error.max() <= (rel or PRECISION[dtype]), message
 
 
-cases = [pytest.mark.parametrize("dtype", PRECISION, ids=str), pytest.mark.parametrize("kind", TOKENS)]
+cases = [
+    pytest.mark.parametrize("dtype", PRECISION, ids=str),
+    pytest.mark.parametrize("kind", TOKENS),
+]
 
 
 def every(names):
@@ -209,7 +224,12 @@ def test_tensors(name, kind, dtype):
 @every(DIFFERENCES)
 def test_differences(name, kind, dtype):
     call, terms = DIFFERENCES[name]
-    check(call, kind, dtype, lambda s, wanted: np.maximum(abs(np.asarray(terms(s))).max(), abs(wanted)))
+    check(
+        call,
+        kind,
+        dtype,
+        lambda s, wanted: np.maximum(abs(np.asarray(terms(s))).max(), abs(wanted)),
+    )
 
 
 @every(SHARES)
@@ -221,7 +241,9 @@ def test_shares(name, kind, dtype):
 def test_condition_number(name, kind, dtype):
     """A float64 SVD knows the smallest singular value to the rounding of the largest: the reciprocal to 1e-12."""
     if kind in ("rank 2", "repeated") or (kind == "badly scaled" and dtype == torch.float64):
-        check(lambda m, s: 1 / m.condition_number(s.z), kind, dtype, lambda s, wanted: 1.0, rel=1e-12)
+        check(
+            lambda m, s: 1 / m.condition_number(s.z), kind, dtype, lambda s, wanted: 1.0, rel=1e-12
+        )
     else:
         check(lambda m, s: m.condition_number(s.z), kind, dtype, lambda s, wanted: abs(wanted))
 
@@ -231,7 +253,9 @@ def test_layer_objectives(name, kind, dtype):
     def larger_term(s, wanted):
         first = LAYERS[0](s.z)
         pairs = zip((first, LAYERS[1](first)), s.bases, strict=True)
-        terms = [reference.objective_terms(z, u, EPS, LAMBD, reference.l0_norm, False) for z, u in pairs]
+        terms = [
+            reference.objective_terms(z, u, EPS, LAMBD, reference.l0_norm, False) for z, u in pairs
+        ]
         return abs(np.array(terms)).max(axis=1)
 
     def layers_last(m, s):
@@ -262,16 +286,22 @@ def test_lasso_solution(name, kind, dtype):
                 one.z @ one.d, axis=1
             )
             assert (abs(value - least) / least).max() <= 1e-9, f"{shape} {i}: {value} for {least}"
-            assert residual.max() <= (1e-9 if dtype == torch.float64 else 1e-6), f"{shape} {i}: {residual}"
+            assert residual.max() <= (1e-9 if dtype == torch.float64 else 1e-6), (
+                f"{shape} {i}: {residual}"
+            )
 
 
 def test_the_reference_of_the_posterior():
     """The formula is what the densities give, for orthonormal bases."""
     s = sample(inputs("random", "tall", torch.float64), 1)
     wanted = reference.bayes_mean(s.z, s.orthonormal, SIGMA)
-    np.testing.assert_allclose(reference.posterior_mean(s.z, s.orthonormal, SIGMA), wanted, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        reference.posterior_mean(s.z, s.orthonormal, SIGMA), wanted, rtol=1e-12, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 35, 4099])
 def test_causal_uniform_entropy(n):
-    assert measures.causal_uniform_entropy(n) == pytest.approx(reference.causal_uniform_entropy(n), rel=1e-12)
+    assert measures.causal_uniform_entropy(n) == pytest.approx(
+        reference.causal_uniform_entropy(n), rel=1e-12
+    )

@@ -21,9 +21,13 @@ def pattern(seed, *shape, temperature=1.0):
 def test_closed_forms():
     n = 13
     uniform, one = torch.full((3, n), 1 / n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
-    torch.testing.assert_close(attention_entropy(uniform), torch.full((3,), math.log(n), dtype=torch.float64))
+    torch.testing.assert_close(
+        attention_entropy(uniform), torch.full((3,), math.log(n), dtype=torch.float64)
+    )
     assert attention_entropy(one).abs().max() == 0
-    torch.testing.assert_close(effective_support(uniform), torch.full((3,), float(n), dtype=torch.float64))
+    torch.testing.assert_close(
+        effective_support(uniform), torch.full((3,), float(n), dtype=torch.float64)
+    )
     torch.testing.assert_close(effective_support(one), torch.ones(n, dtype=torch.float64))
     torch.testing.assert_close(top_mass(uniform, 5), torch.full((3,), 5 / n, dtype=torch.float64))
     torch.testing.assert_close(top_mass(one, 1), torch.ones(n, dtype=torch.float64))
@@ -39,9 +43,13 @@ def test_against_a_slow_form(dtype, rel):
     rows = pattern(0, 2, 3, 7, 11, temperature=0.3).to(dtype)
     for index in [(0, 0, 0), (1, 2, 6), (0, 1, 3)]:
         row = rows[index].tolist()
-        assert attention_entropy(rows)[index].item() == pytest.approx(reference.attention_entropy(row), rel=rel)
+        assert attention_entropy(rows)[index].item() == pytest.approx(
+            reference.attention_entropy(row), rel=rel
+        )
         assert top_mass(rows, 3)[index].item() == pytest.approx(sum(sorted(row)[-3:]), rel=rel)
-        assert effective_support(rows)[index].item() == pytest.approx(1 / sum(p * p for p in row), rel=rel)
+        assert effective_support(rows)[index].item() == pytest.approx(
+            1 / sum(p * p for p in row), rel=rel
+        )
 
 
 @many
@@ -55,7 +63,9 @@ def test_invariances_and_order(seed):
     assert (attention_entropy(sharper) < attention_entropy(rows)).all()
     assert (effective_support(sharper) < effective_support(rows)).all()
     assert (top_mass(sharper, 5) > top_mass(rows, 5)).all()
-    assert (effective_support(rows) <= attention_entropy(rows).exp() + 1e-9).all()  # Renyi-2 below Shannon
+    assert (
+        effective_support(rows) <= attention_entropy(rows).exp() + 1e-9
+    ).all()  # Renyi-2 below Shannon
 
 
 def test_gradient_is_finite_at_zero_mass():
@@ -71,7 +81,9 @@ def test_not_finite_and_bad_arguments():
         assert measure(rows).isnan().tolist() == [True, False, True]
         with pytest.raises(ValueError, match="there is no attention to measure"):
             measure(torch.ones(5, 0))
-    signed = torch.tensor([[0.0, 1.0], [-0.5, 1.5]])  # no distribution: no entropy, even where a row has zeros
+    signed = torch.tensor(
+        [[0.0, 1.0], [-0.5, 1.5]]
+    )  # no distribution: no entropy, even where a row has zeros
     assert attention_entropy(signed).isnan().tolist() == [False, True]
     with pytest.raises(ValueError, match="k=6 of 5 keys: give 1 to 5"):
         top_mass(rows, 6)

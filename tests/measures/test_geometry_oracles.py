@@ -8,11 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.measures import attention_entropy, hoyer, projection_energy, subspace_overlap, zero_fraction
-from crate_interp.measures.attention import causal_uniform_entropy, mass_cover, official_attention_entropy
+from crate_interp.measures import (
+    attention_entropy,
+    hoyer,
+    projection_energy,
+    subspace_overlap,
+    zero_fraction,
+)
+from crate_interp.measures.attention import (
+    causal_uniform_entropy,
+    mass_cover,
+    official_attention_entropy,
+)
 from crate_interp.measures.denoising import paper_posterior_mean, posterior_mean
 from crate_interp.measures.ranks import effective_rank, stable_rank
-from crate_interp.measures.sparsity import firing_rate, gini, l0_norm, l1_l2_ratio, mean_magnitude, support_for_energy
+from crate_interp.measures.sparsity import (
+    firing_rate,
+    gini,
+    l0_norm,
+    l1_l2_ratio,
+    mean_magnitude,
+    support_for_energy,
+)
 from crate_interp.measures.subspaces import (
     column_cosines,
     condition_number,
@@ -41,11 +58,18 @@ def complete(seed, heads, p):
 
 def axes(heads, p):
     """The coordinate axes, p to a head: a complete cover without rounding."""
-    return torch.eye(heads * p, dtype=torch.float64).unflatten(1, (heads, p)).permute(1, 0, 2).contiguous()
+    return (
+        torch.eye(heads * p, dtype=torch.float64)
+        .unflatten(1, (heads, p))
+        .permute(1, 0, 2)
+        .contiguous()
+    )
 
 
 def close(got, wanted, tol=1e-10):
-    torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol)
+    torch.testing.assert_close(
+        got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol
+    )
 
 
 # sparsity
@@ -53,7 +77,11 @@ def close(got, wanted, tol=1e-10):
 
 def test_one_entry_equal_entries_and_none():
     n = 11
-    one, equal, none = 3 * torch.eye(n, dtype=torch.float64), 2 * torch.ones(1, n).double(), torch.zeros(1, n).double()
+    one, equal, none = (
+        3 * torch.eye(n, dtype=torch.float64),
+        2 * torch.ones(1, n).double(),
+        torch.zeros(1, n).double(),
+    )
     for measure, of_one, of_equal, of_none in (
         (hoyer, 1.0, 0.0, 1.0),
         (gini, 1 - 1 / n, 0.0, 1 - 1 / n),
@@ -77,8 +105,12 @@ def test_sparsity_by_hand():
         2,
         3,
     ]  # 9, 13, 14 of 14
-    assert firing_rate(torch.cat([z, -z, 0 * z])).tolist() == pytest.approx([0, 2 / 3, 2 / 3, 2 / 3])
-    assert firing_rate(torch.cat([z, -z, 0 * z]), tol=2.0).tolist() == pytest.approx([0, 0, 0, 2 / 3])
+    assert firing_rate(torch.cat([z, -z, 0 * z])).tolist() == pytest.approx(
+        [0, 2 / 3, 2 / 3, 2 / 3]
+    )
+    assert firing_rate(torch.cat([z, -z, 0 * z]), tol=2.0).tolist() == pytest.approx(
+        [0, 0, 0, 2 / 3]
+    )
 
 
 @many
@@ -90,7 +122,9 @@ def test_sparsity_knows_no_scale_sign_or_order(seed, scale):
         for other in (z * scale, -z, z[:, order]):
             close(measure(other).double(), measure(z).double())
     close(l0_norm(z) / 13, 1 - zero_fraction(z), 1e-12)
-    padded = torch.cat([z, torch.zeros_like(z)], dim=1)  # half the features gone: gini G -> (1 + G) / 2
+    padded = torch.cat(
+        [z, torch.zeros_like(z)], dim=1
+    )  # half the features gone: gini G -> (1 + G) / 2
     close(gini(padded), (1 + gini(z)) / 2)
 
 
@@ -104,14 +138,19 @@ def test_principal_angle_of_two_lines_and_of_planes(theta):
 
     def angles(u, v, wanted, atol=1e-15):
         got = principal_angles(torch.stack(u, dim=1), torch.stack(v, dim=1))
-        torch.testing.assert_close(got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol)
+        torch.testing.assert_close(
+            got, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=atol
+        )
 
     angles([e1], [c * e1 + s * e2], [theta])
     angles([e1, e2], [c * e1 + s * e3, c * e2 + s * e4], [theta, theta])
     angles([e1, e2], [c * e2 + s * e3, e1, e4], [0.0, theta])
     angles([c * e2 + s * e3, e1, e4], [e1, e2], [0.0, theta])
     u, v = torch.stack([e1, e2], dim=1), torch.stack([c * e1 + s * e3, c * e2 + s * e4], dim=1)
-    mixed = turn @ u @ draw(1, 2, 2), turn @ v @ draw(2, 2, 2)  # the bases and the frame do not matter
+    mixed = (
+        turn @ u @ draw(1, 2, 2),
+        turn @ v @ draw(2, 2, 2),
+    )  # the bases and the frame do not matter
     angles(list(mixed[0].T), list(mixed[1].T), [theta, theta], atol=3e-15)
 
 
@@ -121,7 +160,9 @@ def test_random_subspaces_overlap_p_over_d():
     error = overlap.std().item() / math.sqrt(len(overlap))
     assert error < 0.002 and overlap.mean().item() == pytest.approx(p / d, abs=4 * error)
     close(principal_angles(u[:, 0], u[:, 1]).cos().square().mean(dim=-1), overlap)
-    close(incoherence(u), principal_angles(u[:, 0], u[:, 1])[:, 0].cos())  # the smallest angle of a single pair
+    close(
+        incoherence(u), principal_angles(u[:, 0], u[:, 1])[:, 0].cos()
+    )  # the smallest angle of a single pair
 
 
 def test_coherence_by_hand():
@@ -134,7 +175,11 @@ def test_coherence_by_hand():
     repeated = complete(4, 3, 5)[[0, 1, 0]] @ (draw(5, 3, 5, 5) + 3 * torch.eye(5))
     close(incoherence(repeated), 1.0)
     close(condition_number(torch.diag(torch.tensor([4.0, 0.5, 2.0])).double()), 8.0, 1e-12)
-    close(condition_number(orthonormal(6, 13, 7) @ torch.diag(torch.logspace(0, 3, 7).double()).T), 1000.0, 1e-5)
+    close(
+        condition_number(orthonormal(6, 13, 7) @ torch.diag(torch.logspace(0, 3, 7).double()).T),
+        1000.0,
+        1e-5,
+    )
     assert condition_number(torch.diag(torch.tensor([1.0, 0.0])).double()).item() == math.inf
 
 
@@ -159,7 +204,8 @@ def test_tokens_in_one_subspace():
     close(membership_entropy(equal, u), math.log(3))
     close(subspace_snr(equal, u), math.sqrt(1 / 2))
     skewed = (
-        math.sqrt(2) * draw(13, 1, 5) / draw(13, 1, 5).norm() @ u[0].T + draw(14, 1, 5) / draw(14, 1, 5).norm() @ u[1].T
+        math.sqrt(2) * draw(13, 1, 5) / draw(13, 1, 5).norm() @ u[0].T
+        + draw(14, 1, 5) / draw(14, 1, 5).norm() @ u[1].T
     )
     close(membership_entropy(skewed, u), 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3))
     close(subspace_snr(skewed, u)[:2], torch.tensor([2.0, 0.5]).double().sqrt())
@@ -193,7 +239,9 @@ def test_the_real_initialisation():
     d products of two has variance d (b^2 / 3)^2. 500 thousand entries: six standard deviations for each.
     """
     d = 503
-    cfg = ci.CrateConfig(family="crate", d_model=d, n_layers=2, n_heads=1, image_size=32, n_classes=2)
+    cfg = ci.CrateConfig(
+        family="crate", d_model=d, n_layers=2, n_heads=1, image_size=32, n_classes=2
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ci.HookedCrate(cfg)
@@ -221,7 +269,10 @@ def test_attention_entropies():
     causal = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]
     wanted = sum(math.log(i) for i in range(1, n + 1)) / n
     assert round(wanted, 3) == 2.632
-    assert causal_uniform_entropy(n) == pytest.approx(wanted, rel=1e-14) and causal_uniform_entropy(1) == 0
+    assert (
+        causal_uniform_entropy(n) == pytest.approx(wanted, rel=1e-14)
+        and causal_uniform_entropy(1) == 0
+    )
     close(attention_entropy(causal).mean(), wanted, 1e-13)
 
 
@@ -230,7 +281,9 @@ def test_attention_entropies():
 def test_the_bias_and_the_temperature(seed, temperature):
     logits, n = draw(seed, 2, 3, 17), 17
     pattern = (logits / temperature).softmax(dim=-1)
-    pattern = torch.cat([pattern, torch.eye(17, dtype=torch.float64)[:3].expand(2, 3, 17)], dim=1)  # rows with zeros
+    pattern = torch.cat(
+        [pattern, torch.eye(17, dtype=torch.float64)[:3].expand(2, 3, 17)], dim=1
+    )  # rows with zeros
     bias = attention_entropy(pattern) - official_attention_entropy(pattern)
     assert (bias >= -1e-15).all() and (bias <= n * 1e-8 + 1e-15).all()
     sharper = (1.1 * logits / temperature).softmax(dim=-1)
@@ -239,8 +292,15 @@ def test_the_bias_and_the_temperature(seed, temperature):
 
 
 def test_mass_cover():
-    uniform = torch.full((1, 128), 1 / 128, dtype=torch.float64)  # powers of two: no ties by rounding
-    assert [mass_cover(uniform, mass).item() for mass in (1 / 256, 1 / 2, 65 / 128, 1.0)] == [1, 64, 65, 128]
+    uniform = torch.full(
+        (1, 128), 1 / 128, dtype=torch.float64
+    )  # powers of two: no ties by rounding
+    assert [mass_cover(uniform, mass).item() for mass in (1 / 256, 1 / 2, 65 / 128, 1.0)] == [
+        1,
+        64,
+        65,
+        128,
+    ]
     assert mass_cover(torch.full((1, 100), 0.01, dtype=torch.float64), 0.6).item() in (60, 61)
     peaky = torch.cat([torch.full((1, 90), 0.2 / 90), torch.full((1, 10), 0.08)], dim=1).double()
     assert mass_cover(peaky, 0.6).item() == 8
@@ -261,7 +321,11 @@ def test_ranks_in_closed_form():
             assert 1 < rank(w) <= torch.linalg.matrix_rank(w) + 1e-12
             close(rank(1e5 * w), rank(w))
             close(rank(w.mT), rank(w))
-    w = orthonormal(26, 5, 3) @ torch.diag(torch.tensor([2.0, 1.0, 1.0])).double() @ orthonormal(27, n, 3).T
+    w = (
+        orthonormal(26, 5, 3)
+        @ torch.diag(torch.tensor([2.0, 1.0, 1.0])).double()
+        @ orthonormal(27, n, 3).T
+    )
     close(stable_rank(w), 6 / 4)
     close(effective_rank(w), 2 * math.sqrt(2))  # (1/2, 1/4, 1/4): entropy 1.5 ln 2
 
@@ -311,5 +375,7 @@ def test_one_subspace_shrinks():
     for sigma in (0.1, 0.3, 2.0):
         close(posterior_mean(x, u, sigma), x @ u[0] @ u[0].T / (1 + sigma**2))
         close(paper_posterior_mean(x, u, sigma), x @ u[0] @ u[0].T)
-    error = (paper_posterior_mean(x, u, 0.3) - posterior_mean(x, u, 0.3)).norm() / posterior_mean(x, u, 0.3).norm()
+    error = (paper_posterior_mean(x, u, 0.3) - posterior_mean(x, u, 0.3)).norm() / posterior_mean(
+        x, u, 0.3
+    ).norm()
     close(error, 0.09)

@@ -56,7 +56,9 @@ def shuffle(seed, n):
 
 def close(got, wanted):
     """Relative to the largest entry."""
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9 * max(float(wanted.abs().max()), 1e-300))
+    torch.testing.assert_close(
+        got, wanted, rtol=0, atol=1e-9 * max(float(wanted.abs().max()), 1e-300)
+    )
 
 
 def close_rates(got, wanted, whole):
@@ -107,7 +109,10 @@ def test_rotation_of_the_space(seed, shape, eps):
         close(got.norm(), wanted.norm())
     for step in STEPS.values():
         close(step(turned, bases, eps, KAPPA), step(z, u, eps, KAPPA) @ q)
-    close(m.posterior_mean(turned, q.T @ orthonormal(u), SIGMA), m.posterior_mean(z, orthonormal(u), SIGMA) @ q)
+    close(
+        m.posterior_mean(turned, q.T @ orthonormal(u), SIGMA),
+        m.posterior_mean(z, orthonormal(u), SIGMA) @ q,
+    )
     close(m.spectrum(turned), m.spectrum(z))
     close(m.subspace_spectrum(turned, bases), m.subspace_spectrum(z, u))
     for measure in (m.membership_entropy, m.subspace_snr, m.projection_energy):
@@ -244,7 +249,10 @@ def test_what_has_no_scale(seed, scale):
 @given(seeds, st.floats(-2, 2))
 def test_basis_of_a_subspace(seed, stretch):
     z, u, _ = drawn(seed, (7, 17))
-    mix = orthogonal(seed + 2, D_HEAD) @ torch.diag(10 ** torch.tensor([stretch, 0.0, -stretch])).double()
+    mix = (
+        orthogonal(seed + 2, D_HEAD)
+        @ torch.diag(10 ** torch.tensor([stretch, 0.0, -stretch])).double()
+    )
     other = u @ (mix @ orthogonal(seed + 3, D_HEAD))
     for measure in (m.principal_angles, m.subspace_overlap):
         close(measure(other[0], u[1]), measure(u[0], u[1]))

@@ -73,9 +73,13 @@ def test_theorem_2():
     delta = np.array([1.0, 0.7, -0.4, 0.1])
     end = math.sqrt(math.pi / 2) / np.abs(delta).max()
     times = end * np.array([0.1, 0.5, 0.9, 0.999])
-    v = solve_ivp(lambda t, v: delta * np.exp(v**2 / 2), (0, times[-1]), np.zeros(4), t_eval=times, **ODE).y
+    v = solve_ivp(
+        lambda t, v: delta * np.exp(v**2 / 2), (0, times[-1]), np.zeros(4), t_eval=times, **ODE
+    ).y
     np.testing.assert_allclose(
-        erf(v / math.sqrt(2)) / delta[:, None], math.sqrt(2 / math.pi) * times[None] + 0 * v, rtol=1e-9
+        erf(v / math.sqrt(2)) / delta[:, None],
+        math.sqrt(2 / math.pi) * times[None] + 0 * v,
+        rtol=1e-9,
     )
     np.testing.assert_allclose(v[:, -1], math.sqrt(2) * erfinv(0.999 * delta), rtol=1e-7)
     limits = math.sqrt(2) * erfinv(delta[1:])  # of those that do not win
@@ -90,7 +94,12 @@ def test_theorem_2():
 def elapsed(mu, y):
     """Time until ln(1 / (1 - v / mu)) = y: F(r, mu) in the variable y = ln 1 / (1 - r), where nothing is singular."""
     return quad(
-        lambda s: math.exp(-(mu**2) * (1 - math.exp(-s)) ** 2 / 2), 0, y, epsabs=1e-13, epsrel=1e-12, limit=500
+        lambda s: math.exp(-(mu**2) * (1 - math.exp(-s)) ** 2 / 2),
+        0,
+        y,
+        epsabs=1e-13,
+        epsrel=1e-12,
+        limit=500,
     )[0]
 
 
@@ -101,7 +110,9 @@ def test_theorem_4_integral(mu):
         direct = quad(lambda x: math.exp(-(mu**2) * x**2 / 2) / (1 - x), 0, end, epsrel=1e-12)[0]
         assert elapsed(mu, -math.log1p(-end)) == pytest.approx(direct, rel=1e-9)
     times = [elapsed(mu, -math.log1p(-end)) for end in r]
-    v = solve_ivp(lambda t, v: (mu - v) * np.exp(v**2 / 2), (0, times[-1]), [0.0], t_eval=times, **ODE).y[0]
+    v = solve_ivp(
+        lambda t, v: (mu - v) * np.exp(v**2 / 2), (0, times[-1]), [0.0], t_eval=times, **ODE
+    ).y[0]
     np.testing.assert_allclose(v / mu, r, rtol=1e-8)
     for y in -np.log(np.logspace(-12, -0.01, 25)):
         rest = elapsed(mu, y) - math.exp(-(mu**2) / 2) * y
@@ -111,8 +122,16 @@ def test_theorem_4_integral(mu):
 def test_theorem_4_ratio():
     mu, slack = np.array([2.0, 1.0]), math.sqrt(math.pi / 2) + 1
     times = np.array([10.0, 100.0, 1000.0])
-    y = solve_ivp(lambda t, y: np.exp(mu**2 * (1 - np.exp(-y)) ** 2 / 2), (0, 1000), np.zeros(2), t_eval=times, **ODE).y
-    away = np.abs(y[0] / y[1] / math.exp(1.5) - 1)  # Lambda: (t - rest_j) / (t - rest_k) - 1, rests in [0, slack]
+    y = solve_ivp(
+        lambda t, y: np.exp(mu**2 * (1 - np.exp(-y)) ** 2 / 2),
+        (0, 1000),
+        np.zeros(2),
+        t_eval=times,
+        **ODE,
+    ).y
+    away = np.abs(
+        y[0] / y[1] / math.exp(1.5) - 1
+    )  # Lambda: (t - rest_j) / (t - rest_k) - 1, rests in [0, slack]
     assert (away <= slack / (times - slack)).all() and away[0] > 10 * away[2] > 0
 
 
@@ -139,7 +158,8 @@ def enumerated(rho, depth, height, prior, first):
 
 
 @pytest.mark.parametrize(
-    "rho, depth, height, q, wanted", [(0.8, 4, 2, 0.5, 0.7048), (0.9, 5, 1, 0.95, 0.7680), (0.7, 3, 2, 0.2, 0.7064)]
+    "rho, depth, height, q, wanted",
+    [(0.8, 4, 2, 0.5, 0.7048), (0.9, 5, 1, 0.95, 0.7680), (0.7, 3, 2, 0.2, 0.7064)],
 )
 def test_theorem_5(rho, depth, height, q, wanted):
     assert sibling(rho, depth, height, 2 * q - 1) == pytest.approx(wanted, abs=5e-5)
@@ -147,8 +167,12 @@ def test_theorem_5(rho, depth, height, q, wanted):
     first = np.clip(q + np.array([0.04, -0.04, -0.04]), 0, 1)  # the mean over classes is q
     assert prior @ first == pytest.approx(q)
     by_paths = enumerated(rho, depth, height, prior, first)
-    assert by_paths == pytest.approx(sibling(rho, depth, height, prior @ (2 * first - 1)), rel=1e-12)
-    assert abs(by_paths - sibling(rho, depth, height, prior @ first)) > 0.01  # the offset as printed
+    assert by_paths == pytest.approx(
+        sibling(rho, depth, height, prior @ (2 * first - 1)), rel=1e-12
+    )
+    assert (
+        abs(by_paths - sibling(rho, depth, height, prior @ first)) > 0.01
+    )  # the offset as printed
 
 
 # the score of latents against units
@@ -167,7 +191,9 @@ def test_best_correlation_and_its_baselines():
     units[:, 7:12], units[:, 12] = 3 * latents + 2, 4.0
     np.testing.assert_allclose(best_correlation(latents, units), 1, rtol=1e-12)
     scaled = units * rng.uniform(0.1, 10, 31) + rng.normal(size=31)
-    np.testing.assert_allclose(best_correlation(latents, scaled), best_correlation(latents, units), rtol=1e-9)
+    np.testing.assert_allclose(
+        best_correlation(latents, scaled), best_correlation(latents, units), rtol=1e-9
+    )
     # chance is not zero: of 30 units the best has about sqrt(2 ln 30 / 509) = 0.12
     permuted = best_correlation(rng.permutation(latents), units)
     untrained = best_correlation(latents, rng.normal(size=(509, 31)))

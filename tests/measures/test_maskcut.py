@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import eigh
 
-from crate_interp.measures.maskcut import maskcut, normalised_cut
+from crate_interp.measures.cuts import maskcut, normalised_cut
 from maskcut_reference import NOISES, affinity_of, iou, planted, reference_masks
 
-module = importlib.import_module("crate_interp.measures.maskcut")  # as an attribute that name is the function
+module = importlib.import_module(
+    "crate_interp.measures.cuts"
+)  # as an attribute that name is the function
 few = settings(max_examples=8, deadline=None)
 seeds = st.integers(0, 2**31)
 
@@ -51,13 +53,17 @@ def random_weights(seed, n):
 @pytest.mark.parametrize("cross", [0.3, 1e-2, 1e-5, 1e-8])
 @pytest.mark.parametrize("n1, n2", [(11, 17), (2, 61), (101, 103)])
 def test_two_blocks_have_the_eigenpair_of_the_closed_form(n1, n2, cross):
-    labels = torch.tensor([0] * n1 + [1] * n2)[torch.randperm(n1 + n2, generator=torch.Generator().manual_seed(0))]
+    labels = torch.tensor([0] * n1 + [1] * n2)[
+        torch.randperm(n1 + n2, generator=torch.Generator().manual_seed(0))
+    ]
     vector, value = normalised_cut(blocks(labels, cross))
     wanted = cross * n2 / (n1 + cross * n2) + cross * n1 / (n2 + cross * n1)
     assert abs(value.item() - wanted) < min(1e-8, 1e-6 * wanted)
     inside, outside = vector[labels == 0], vector[labels == 1]
     assert inside.std() < 1e-9 * inside.mean() and outside.std() < -1e-9 * outside.mean()
-    assert torch.equal(vector > vector.mean(), labels == 0)  # the smaller block has the larger entries
+    assert torch.equal(
+        vector > vector.mean(), labels == 0
+    )  # the smaller block has the larger entries
 
 
 @given(seed=seeds, n=st.integers(2, 40))
@@ -83,7 +89,9 @@ def test_all_solvers_find_the_same_pair(seed, monkeypatch):
     for value, vector in pairs:
         assert abs(value - pairs[0][0]) < 1e-13 and abs(abs(vector @ pairs[0][1]) - 1) < 1e-12
     monkeypatch.setattr(module, "_STEPS", 2)
-    assert module._inverse_krylov(weights, root, np.float64) is None  # an unconverged vector is none
+    assert (
+        module._inverse_krylov(weights, root, np.float64) is None
+    )  # an unconverged vector is none
 
 
 @pytest.mark.parametrize("cross", [1e-9, 1e-14, 1e-18, 1e-30, 1e-300])
@@ -134,7 +142,13 @@ def test_matrices_that_are_no_affinity(affinity, message):
 def test_orthogonal_features_are_two_blocks():
     labels = [0] * 13 + [1] * 17
     masks = maskcut(one_hot(labels), (5, 6))
-    assert show(masks[0]) == ["######", "######", "#.....", "......", "......"]  # the smaller block, with 2 corners
+    assert show(masks[0]) == [
+        "######",
+        "######",
+        "#.....",
+        "......",
+        "......",
+    ]  # the smaller block, with 2 corners
     assert masks.shape == (3, 5, 6) and masks.dtype == torch.bool
 
 
@@ -149,14 +163,18 @@ def test_three_objects_come_one_after_another():
     picture[1:3, 1:3], picture[1:5, 5:8], picture[6:8, 2:10] = 1, 2, 3
     masks = maskcut(one_hot(picture.flatten().tolist()), (9, 11), 5)
     found = [mask for mask in masks if mask.any()]
-    assert {tuple(show(mask)) for mask in found} == {tuple(show(picture == label)) for label in (1, 2, 3)}
+    assert {tuple(show(mask)) for mask in found} == {
+        tuple(show(picture == label)) for label in (1, 2, 3)
+    }
 
 
 def test_a_part_of_the_foreground_that_is_apart_is_left_out():
     picture = torch.zeros(5, 9, dtype=torch.long)
     picture[1:4, 1:3], picture[1:4, 5:8] = 1, 1
     picture[4, 3] = 1  # touches the first at a corner alone
-    mask = maskcut(one_hot(picture.flatten().tolist()), (5, 9), 1)[0]  # all entries are equal: the first is the seed
+    mask = maskcut(one_hot(picture.flatten().tolist()), (5, 9), 1)[
+        0
+    ]  # all entries are equal: the first is the seed
     assert show(mask) == [".........", ".##......", ".##......", ".##......", "........."]
 
 
@@ -176,7 +194,9 @@ def test_tokens_all_alike_hold_no_object(affinity, value):
 
 
 def test_tokens_that_have_nothing_in_common_are_parted_one_way_every_time():
-    tokens = torch.eye(210, dtype=torch.float64)[:, torch.randperm(210, generator=torch.Generator().manual_seed(3))]
+    tokens = torch.eye(210, dtype=torch.float64)[
+        :, torch.randperm(210, generator=torch.Generator().manual_seed(3))
+    ]
     masks = maskcut(tokens, (14, 15))  # 208 eigenvalues are equal
     start = torch.arange(210).double().square().cos()
     seed = (start - start.mean()).abs().argmax()
@@ -187,7 +207,10 @@ def test_the_smallest_grids():
     alike, apart = torch.ones(2, 3), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     for grid in ((1, 2), (2, 1)):
         assert not maskcut(alike, grid).any()
-        assert maskcut(apart, grid, 1).flatten().tolist() == [True, False]  # of equal entries the first is largest
+        assert maskcut(apart, grid, 1).flatten().tolist() == [
+            True,
+            False,
+        ]  # of equal entries the first is largest
     assert not maskcut(torch.ones(4, 0), (2, 2)).any()
     assert maskcut(torch.ones(0, 4, 3), (2, 2)).shape == (0, 3, 2, 2)
 
@@ -198,7 +221,9 @@ def test_the_smallest_grids():
 def test_inner_products_cut_blocks_that_are_joined():
     tokens = torch.tensor([[1.0, 0.2]] * 12 + [[0.2, 1.0]] * 9, dtype=torch.float64)
     assert show(maskcut(tokens, (7, 3), 1, affinity="inner")[0]) == ["..."] * 4 + ["###"] * 3
-    assert not maskcut(tokens, (7, 3), 1, tau=2.0, affinity="inner").any()  # nothing is left of the graph
+    assert not maskcut(
+        tokens, (7, 3), 1, tau=2.0, affinity="inner"
+    ).any()  # nothing is left of the graph
 
 
 def test_tokens_without_weight_are_background_and_left_out():
@@ -221,13 +246,23 @@ def test_tokens_without_weight_are_background_and_left_out():
 
 
 def test_the_threshold_of_inner_products_is_inclusive_and_scales():
-    tokens = torch.tensor([[2.0, 0.0]] * 4 + [[0.0, 1.0]] * 3 + [[0.5, 1.0]] * 2, dtype=torch.float64)
-    whole = maskcut(tokens, (3, 3), tau=1.0, affinity="inner")  # <f_0, f_7> = <f_4, f_7> = 1 join the graph
+    tokens = torch.tensor(
+        [[2.0, 0.0]] * 4 + [[0.0, 1.0]] * 3 + [[0.5, 1.0]] * 2, dtype=torch.float64
+    )
+    whole = maskcut(
+        tokens, (3, 3), tau=1.0, affinity="inner"
+    )  # <f_0, f_7> = <f_4, f_7> = 1 join the graph
     assert show(whole[0]) == ["...", ".##", "###"]
     apart = maskcut(tokens, (3, 3), tau=1.01, affinity="inner")
-    assert show(apart[0]) == ["...", "...", ".##"]  # pieces of 4 and of 2, three tokens are left out
+    assert show(apart[0]) == [
+        "...",
+        "...",
+        ".##",
+    ]  # pieces of 4 and of 2, three tokens are left out
     for scale in (1e-150, 1e-3, 1e120):
-        assert torch.equal(maskcut(scale * tokens, (3, 3), tau=scale * scale, affinity="inner"), whole)
+        assert torch.equal(
+            maskcut(scale * tokens, (3, 3), tau=scale * scale, affinity="inner"), whole
+        )
 
 
 # against the dense solver
@@ -268,7 +303,9 @@ def test_cosines_near_the_threshold_are_those_of_float64():
 @few
 def test_the_length_of_features_does_not_matter(seed, scale):
     features = torch.from_numpy(planted(seed, (11, 9), 1.5))
-    lengths = torch.rand(99, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    lengths = (
+        torch.rand(99, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    )
     assert torch.equal(maskcut(features * scale, (11, 9)), maskcut(features, (11, 9)))
     assert torch.equal(maskcut(features * lengths, (11, 9)), maskcut(features, (11, 9)))
 
@@ -287,7 +324,9 @@ def test_rotating_the_space_and_mirroring_the_grid(seed, affinity):
 
 @pytest.mark.parametrize("affinity", ["cosine", "inner"])
 def test_a_batch_is_its_images_one_by_one_and_the_same_bits_again(affinity):
-    features = torch.from_numpy(np.stack([planted(seed, (8, 9), 1.0) for seed in (0, 3, 6, 9, 12, 15)]))
+    features = torch.from_numpy(
+        np.stack([planted(seed, (8, 9), 1.0) for seed in (0, 3, 6, 9, 12, 15)])
+    )
     batch = maskcut(features.unflatten(0, (2, 3)), (8, 9), 2, affinity=affinity)
     assert batch.shape == (2, 3, 2, 8, 9)
     single = torch.stack([maskcut(image, (8, 9), 2, affinity=affinity) for image in features])
@@ -319,9 +358,15 @@ HURT[1, 2, 4, 0] = torch.nan
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((FEATURES, (2, 4)), r"grid=\(2, 4\) does not fit 6 tokens .*rows \* columns = 6, and features without CLS"),
+        (
+            (FEATURES, (2, 4)),
+            r"grid=\(2, 4\) does not fit 6 tokens .*rows \* columns = 6, and features without CLS",
+        ),
         ((FEATURES, (-2, -3)), "does not fit 6 tokens"),
-        ((FEATURES[:, :, :1], (1, 1)), "a cut parts 2 tokens or more, .* have 1: take a finer grid"),
+        (
+            (FEATURES[:, :, :1], (1, 1)),
+            "a cut parts 2 tokens or more, .* have 1: take a finer grid",
+        ),
         ((FEATURES, (2, 3), 0), "n_masks=0: give a whole number of at least 1"),
         ((FEATURES, (2, 3), 1, float("nan")), "tau=nan: give a finite number, such as 0.15"),
         ((FEATURES, (2, 3), 1, -float("inf")), "tau=-inf: give a finite number"),
@@ -349,7 +394,7 @@ WRONG_TYPES = {
 }
 SAY = """
 import json, sys, torch
-from crate_interp.measures.maskcut import maskcut, normalised_cut
+from crate_interp.measures.cuts import maskcut, normalised_cut
 said = {}
 for use in json.load(sys.stdin):
     try:
@@ -362,6 +407,8 @@ print(json.dumps(said))
 
 def test_wrong_types_without_the_type_checks_that_are_on_in_tests():
     command = [sys.executable, "-W", "error", "-c", SAY]
-    done = subprocess.run(command, input=json.dumps(list(WRONG_TYPES)), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, input=json.dumps(list(WRONG_TYPES)), capture_output=True, text=True, check=True
+    )
     for use, said in json.loads(done.stdout).items():
         assert said.startswith("ValueError") and WRONG_TYPES[use] in said, (use, said)

@@ -46,7 +46,15 @@ def test_uniform_and_peaky_maps_tell_the_two_rules_apart():
 
 def test_of_equal_values_the_lower_index_wins():
     even = torch.tensor([1.0, 2, 1, 1, 1, 2, 1])
-    assert mass_mask(even, 0.6).tolist() == [True, True, True, False, False, True, False]  # 2 + 2 + 1 + 1 of 9 >= 5.4
+    assert mass_mask(even, 0.6).tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]  # 2 + 2 + 1 + 1 of 9 >= 5.4
     assert top_mask(even, 0.43).tolist() == [True, True, False, False, False, True, False]
 
 
@@ -54,13 +62,18 @@ def test_of_equal_values_the_lower_index_wins():
 def test_even_maps_of_every_size_keep_the_first_tokens_and_no_more(dtype):
     for n in range(2, 300):
         kept = math.ceil(round(0.6 * n, 9))
-        assert mass_mask(torch.full((n,), 1 / n, dtype=dtype)).nonzero().flatten().tolist() == list(range(kept)), n
+        assert mass_mask(torch.full((n,), 1 / n, dtype=dtype)).nonzero().flatten().tolist() == list(
+            range(kept)
+        ), n
         kept = math.floor(round(0.6 * n + 0.5, 9))
-        assert top_mask(torch.full((n,), 0.3, dtype=dtype)).nonzero().flatten().tolist() == list(range(kept)), n
+        assert top_mask(torch.full((n,), 0.3, dtype=dtype)).nonzero().flatten().tolist() == list(
+            range(kept)
+        ), n
 
 
 @pytest.mark.parametrize(
-    "n, fraction, kept", [(5, 0.5, 3), (5, 0.6, 3), (7, 0.05, 1), (100, 0.145, 15), (7, 0.08, 1), (11, 1.0, 11)]
+    "n, fraction, kept",
+    [(5, 0.5, 3), (5, 0.6, 3), (7, 0.05, 1), (100, 0.145, 15), (7, 0.08, 1), (11, 1.0, 11)],
 )
 def test_the_top_rule_rounds_halves_up(n, fraction, kept):
     assert top_mask(draw(n, 3, n), fraction).sum(dim=-1).tolist() == [kept] * 3
@@ -71,10 +84,16 @@ def test_a_map_of_zeros_has_no_mass():
     assert mass_mask(torch.tensor([0.0, 3.0, 0.0]), 1.0).tolist() == [False, True, False]
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=23), st.sampled_from([0.1, 0.5, 0.6, 0.9, 1.0]))
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=23), st.sampled_from([0.1, 0.5, 0.6, 0.9, 1.0])
+)
 def test_mass_agrees_with_a_slow_form_and_does_not_see_scale(values, mass):
     map = torch.tensor(values, dtype=torch.float64)
-    wanted = slow_mass([float(value) for value in values], mass) if any(values) else [False] * len(values)
+    wanted = (
+        slow_mass([float(value) for value in values], mass)
+        if any(values)
+        else [False] * len(values)
+    )
     assert mass_mask(map, mass).tolist() == wanted
     assert mass_mask(map / 1024, mass).tolist() == wanted
     assert torch.equal(mass_mask(map.float(), mass), mass_mask(map, mass))
@@ -87,7 +106,9 @@ def test_jaccard_agrees_with_sets(seed):
         one, two = ({i for i, on in enumerate(row) if on} for row in (mask, target))
         assert found == (len(one & two) / len(one | two) if one | two else 1.0)
     order = torch.randperm(13, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(jaccard(a[:, order], b[:, order]), jaccard(a, b)) and torch.equal(jaccard(b, a), jaccard(a, b))
+    assert torch.equal(jaccard(a[:, order], b[:, order]), jaccard(a, b)) and torch.equal(
+        jaccard(b, a), jaccard(a, b)
+    )
 
 
 def test_jaccard_of_the_same_none_and_nothing():
@@ -121,7 +142,9 @@ def test_patches_follow_the_majority_of_their_pixels_and_pixels_their_patch():
     tokens = token_mask(mask, (2, 3))
     assert tokens.tolist() == [True, False, False, True, False, False]
     wide = pixel_mask(tokens, (3, 2), (2, 3))
-    assert wide.shape == (6, 6) and torch.equal(token_mask(wide, (2, 3)), tokens) and wide.sum() == 12
+    assert (
+        wide.shape == (6, 6) and torch.equal(token_mask(wide, (2, 3)), tokens) and wide.sum() == 12
+    )
 
 
 def slow_map(queries, keys, query, scaled, cls_key):
@@ -129,7 +152,10 @@ def slow_map(queries, keys, query, scaled, cls_key):
     out = torch.zeros(batch, heads, count - 1, dtype=keys.dtype)
     for b in range(batch):
         for k in range(heads):
-            logits = [float(queries[b, k, query] @ keys[b, k, j]) / (p**0.5 if scaled else 1) for j in range(count)]
+            logits = [
+                float(queries[b, k, query] @ keys[b, k, j]) / (p**0.5 if scaled else 1)
+                for j in range(count)
+            ]
             weights = [math.exp(x - max(logits)) for x in logits]
             total = sum(weights) if cls_key else sum(weights[1:])
             out[b, k] = torch.tensor([weight / total for weight in weights[1:]], dtype=keys.dtype)
@@ -142,7 +168,9 @@ def slow_map(queries, keys, query, scaled, cls_key):
 def test_maps_agree_with_a_slow_form(scaled, cls_key, query):
     q, k = draw(3, 2, 3, 7, 5), draw(4, 2, 3, 7, 5)
     found = attention_map(q, k, query, scaled, cls_key)
-    torch.testing.assert_close(found, slow_map(q, k, query, scaled, cls_key), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        found, slow_map(q, k, query, scaled, cls_key), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_without_cls_the_order_and_the_masks_stay_but_not_without_the_scale():
@@ -165,7 +193,9 @@ def test_rollout_of_known_patterns():
     torch.testing.assert_close(attention_rollout(uniform), wanted.double())
     patterns = draw(6, 7, 3, 2, 5, 5).softmax(dim=-1)
     rolled = attention_rollout(patterns)
-    assert rolled.shape == (7, 5, 5) and torch.allclose(rolled.sum(dim=-1), torch.ones(7, 5, dtype=torch.float64))
+    assert rolled.shape == (7, 5, 5) and torch.allclose(
+        rolled.sum(dim=-1), torch.ones(7, 5, dtype=torch.float64)
+    )
     one = torch.eye(5, dtype=torch.float64)
     for layer in range(3):
         one = (patterns[2, layer].mean(dim=0) + torch.eye(5)) / 2 @ one
@@ -208,7 +238,9 @@ def test_tokens_all_alike_have_no_foreground():
 
 def test_the_border_is_all_four_sides():
     inside = torch.zeros(1, 5, 7, dtype=torch.bool)
-    inside[0, 0, 1:6] = inside[0, 1:4, 2:5] = True  # it reaches the upper side, most of which is object
+    inside[0, 0, 1:6] = inside[0, 1:4, 2:5] = (
+        True  # it reaches the upper side, most of which is object
+    )
     way = draw(0, 11) - 0.5
     for sign in (1.0, -1.0):
         features = 0.001 * draw(1, 1, 35, 11) + sign * inside.flatten(1)[..., None] * way
@@ -216,7 +248,9 @@ def test_the_border_is_all_four_sides():
 
 
 def test_the_sign_has_a_rule_where_there_is_no_inside():
-    features = draw(4, 1, 7, 11)  # every token of a grid of one row is on the border, whose mean is 0 then
+    features = draw(
+        4, 1, 7, 11
+    )  # every token of a grid of one row is on the border, whose mean is 0 then
     tokens = features[0] - features[0].mean(dim=0)
     first = torch.linalg.svd(tokens).Vh[0]
     first = first * first[first.abs().argmax()].sign()

@@ -42,12 +42,16 @@ def test_tokens_all_alike(seed):
     """A wide float32 Gram of rank one: hundreds of pivots that should be one, each off by the rounding of the first."""
     z = seeded(1, 768, seed=seed).repeat(785, 1)
     z *= 0.1 / z.abs().max()
-    assert coding_rate(z, 0.1).item() == pytest.approx(reference.coding_rate(z.numpy(), 0.1), rel=1e-5)
+    assert coding_rate(z, 0.1).item() == pytest.approx(
+        reference.coding_rate(z.numpy(), 0.1), rel=1e-5
+    )
 
 
 def test_a_rate_beside_one():
     z = seeded(197, 64) * 1e-5
-    assert coding_rate(z, 0.5).item() == pytest.approx(reference.coding_rate(z.numpy(), 0.5), rel=1e-4)
+    assert coding_rate(z, 0.5).item() == pytest.approx(
+        reference.coding_rate(z.numpy(), 0.5), rel=1e-4
+    )
     assert coding_rate(torch.zeros(5, 7), 0.5).item() == 0
 
 
@@ -56,9 +60,13 @@ def test_what_knows_no_scale_has_none(scale):
     codes, z, u = seeded(2, 53, 17), seeded(5, 23, seed=1), seeded(3, 23, 7, seed=2)
     wanted = reference.official_coding_rate(codes.numpy())
     assert official_coding_rate(codes * scale).numpy() == pytest.approx(wanted, rel=1e-5)
-    torch.testing.assert_close(projection_energy(z * scale, u), projection_energy(z, u), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        projection_energy(z * scale, u), projection_energy(z, u), rtol=1e-4, atol=1e-6
+    )
     torch.testing.assert_close(hoyer(z * scale), hoyer(z), rtol=1e-4, atol=1e-6)
-    mixed = torch.cat([codes * scale, codes, torch.zeros(2, 3, 17)], dim=1)  # scales beside each other, and zeros
+    mixed = torch.cat(
+        [codes * scale, codes, torch.zeros(2, 3, 17)], dim=1
+    )  # scales beside each other, and zeros
     assert official_coding_rate(mixed).isfinite().all()
 
 

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from crate_interp.measures import coding_rate, official_coding_rate, rate_reduction, subspace_coding_rate
+from crate_interp.measures import (
+    coding_rate,
+    official_coding_rate,
+    rate_reduction,
+    subspace_coding_rate,
+)
 from crate_interp.measures.gradients import (
     coding_rate_gradient,
     neumann_gradient,
@@ -40,12 +45,17 @@ def complete(seed, heads, p):
 
 def blocks(u, per_class, energy):
     """Tokens of class k in subspace k alone, C_k^T C_k = energy I; and their labels."""
-    frames = [math.sqrt(energy) * orthonormal(50 + k, per_class, u.shape[2]) @ u[k].T for k in range(len(u))]
+    frames = [
+        math.sqrt(energy) * orthonormal(50 + k, per_class, u.shape[2]) @ u[k].T
+        for k in range(len(u))
+    ]
     return torch.cat(frames), torch.arange(len(u)).repeat_interleave(per_class)
 
 
 def close(got, wanted, tol=1e-10):
-    torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol)
+    torch.testing.assert_close(
+        got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol
+    )
 
 
 # rates
@@ -56,11 +66,17 @@ def test_orthogonal_blocks_in_all_three_rates():
     d, pos, u = heads * p, heads * n, complete(0, heads, p)
     z, labels = blocks(u, n, energy)
     close(coding_rate(z, eps), d / 2 * math.log(1 + d * energy / (pos * eps**2)), 1e-12)
-    close(subspace_coding_rate(z, u, eps).sum(), d / 2 * math.log(1 + p * energy / (pos * eps**2)), 1e-12)
+    close(
+        subspace_coding_rate(z, u, eps).sum(),
+        d / 2 * math.log(1 + p * energy / (pos * eps**2)),
+        1e-12,
+    )
     wanted = p / 2 * math.log(1 + d * energy / (n * eps**2))
     close(mcr2_coding_rate(z, labels, eps), wanted, 1e-12)
     close(mcr2_coding_rate(z, F.one_hot(labels).double(), eps), wanted, 1e-12)
-    close(mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12)  # four classes without tokens
+    close(
+        mcr2_coding_rate(z, F.one_hot(labels, 7).double(), eps), wanted, 1e-12
+    )  # four classes without tokens
 
 
 def test_orthogonal_blocks_of_mean_square_length_one():
@@ -79,8 +95,12 @@ def test_only_the_class_form_sees_which_token_lies_where():
     close(coding_rate(frame, 0.3), coding_rate(z, 0.3), 1e-12)
     close(subspace_coding_rate(frame, u, 0.3), subspace_coding_rate(z, u, 0.3), 1e-12)
     assert mcr2_coding_rate(frame, labels, 0.3) > 1.5 * mcr2_coding_rate(z, labels, 0.3)
-    close(mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), coding_rate(z, 0.3), 1e-12)  # one class: R
-    shares = torch.full((33, 3), 1 / 3, dtype=torch.float64)  # every class the whole, a third as often: R again
+    close(
+        mcr2_coding_rate(z, torch.zeros(33, dtype=torch.long), 0.3), coding_rate(z, 0.3), 1e-12
+    )  # one class: R
+    shares = torch.full(
+        (33, 3), 1 / 3, dtype=torch.float64
+    )  # every class the whole, a third as often: R again
     close(mcr2_coding_rate(z, shares, 0.3), coding_rate(z, 0.3), 1e-12)
 
 
@@ -89,10 +109,16 @@ def test_small_eps_leaves_a_constant_and_the_correlation_between_subspaces():
     heads, p, eps = 3, 5, 1e-7
     u = complete(4, heads, p)
     mixed = draw(5, 23, 15) @ draw(6, 15, 15)
-    apart = orthonormal(7, 23, 15) @ torch.block_diag(*(draw(8 + k, p, p) for k in range(heads))) @ torch.cat([*u.mT])
+    apart = (
+        orthonormal(7, 23, 15)
+        @ torch.block_diag(*(draw(8 + k, p, p) for k in range(heads)))
+        @ torch.cat([*u.mT])
+    )
     for z, strict in ((mixed, True), (apart, False)):
         c = z.T @ z
-        bracket = 0.5 * (torch.linalg.slogdet(u.mT @ c @ u)[1].sum() - torch.linalg.slogdet(c)[1]).item()
+        bracket = (
+            0.5 * (torch.linalg.slogdet(u.mT @ c @ u)[1].sum() - torch.linalg.slogdet(c)[1]).item()
+        )
         assert bracket > 1 if strict else abs(bracket) < 1e-9
         close(rate_reduction(z, u, eps), 15 / 2 * math.log(heads) - bracket, 1e-9)
 
@@ -113,9 +139,13 @@ def test_rank_one_and_duplicates():
     wanted = 0.5 * math.log(1 + 7 * z.square().sum().item() / 0.25)
     close(coding_rate(z.repeat(13, 1), 0.5), wanted, 1e-12)
     weights = draw(12, 13, 1)
-    wanted = 0.5 * math.log(1 + 7 * (weights.square().sum() * z.square().sum()).item() / (13 * 0.25))
+    wanted = 0.5 * math.log(
+        1 + 7 * (weights.square().sum() * z.square().sum()).item() / (13 * 0.25)
+    )
     close(coding_rate(weights @ z, 0.5), wanted, 1e-12)
-    close(mcr2_coding_rate(z.repeat(3, 1), torch.tensor([0, 1, 1]), 0.5), coding_rate(z, 0.5), 1e-12)
+    close(
+        mcr2_coding_rate(z.repeat(3, 1), torch.tensor([0, 1, 1]), 0.5), coding_rate(z, 0.5), 1e-12
+    )
 
 
 def test_many_gaussian_tokens():
@@ -136,17 +166,29 @@ def test_a_linear_map_moves_the_rate_between_its_singular_values(seed):
     close(dictionary_rate_change(z, d, 0.3), rate - coding_rate(z, 0.3))
     close(dictionary_rate_change(z, orthonormal(seed, 7, 7), 0.3), 0.0)
     tall = orthonormal(seed, 11, 7)  # the same Gram, but of 11 features: eps is eps sqrt(7 / 11)
-    close(dictionary_rate_change(z, tall, 0.3), coding_rate(z, 0.3 * math.sqrt(7 / 11)) - coding_rate(z, 0.3))
+    close(
+        dictionary_rate_change(z, tall, 0.3),
+        coding_rate(z, 0.3 * math.sqrt(7 / 11)) - coding_rate(z, 0.3),
+    )
 
 
 @pytest.mark.parametrize(
     "d, heads, least, most",
-    [(384, 6, 26.3, 886.1), (576, 12, 50.9, 1329.2), (768, 12, 52.6, 1772.2), (1024, 16, 70.1, 2362.9)],
+    [
+        (384, 6, 26.3, 886.1),
+        (576, 12, 50.9, 1329.2),
+        (768, 12, 52.6, 1772.2),
+        (1024, 16, 70.1, 2362.9),
+    ],
 )
 def test_the_published_curves_lie_between(d, heads, least, most):
     p = d // heads
-    lowest = official_coding_rate(torch.ones(heads, 197, p, dtype=torch.float64)).sum()  # rank one in each head
-    highest = official_coding_rate(torch.eye(p, dtype=torch.float64).repeat(heads, 3, 1)).sum()  # a tight frame
+    lowest = official_coding_rate(
+        torch.ones(heads, 197, p, dtype=torch.float64)
+    ).sum()  # rank one in each head
+    highest = official_coding_rate(
+        torch.eye(p, dtype=torch.float64).repeat(heads, 3, 1)
+    ).sum()  # a tight frame
     close(lowest, heads / 2 * math.log(1 + p / 0.01), 1e-12)
     close(highest, d / 2 * math.log(101), 1e-12)
     assert (round(lowest.item(), 1), round(highest.item(), 1)) == (least, most)
@@ -155,7 +197,11 @@ def test_the_published_curves_lie_between(d, heads, least, most):
 def test_bits_and_nats():
     z = draw(14, 13, 7)
     close(coding_length(z, 0.3) * math.log(2) / coding_rate(z, 0.3), 13.0 + 7.0, 1e-14)
-    close(coding_length(z[:1], 0.3), 8 * 0.5 * math.log2(1 + 7 * z[0].square().sum().item() / 0.09), 1e-12)
+    close(
+        coding_length(z[:1], 0.3),
+        8 * 0.5 * math.log2(1 + 7 * z[0].square().sum().item() / 0.09),
+        1e-12,
+    )
 
 
 def test_a_spectrum_has_the_rates():
@@ -176,7 +222,10 @@ def test_a_spectrum_has_the_rates():
 def test_gradients_are_those_of_autograd_and_of_differences(shape):
     z, u, eps = draw(17, *shape).requires_grad_(), draw(18, 3, shape[1], 2), 0.3
     rates = (lambda z: coding_rate(z, eps), lambda z: subspace_coding_rate(z, u, eps).sum())
-    forms = (lambda z: coding_rate_gradient(z, eps), lambda z: subspace_coding_rate_gradient(z, u, eps))
+    forms = (
+        lambda z: coding_rate_gradient(z, eps),
+        lambda z: subspace_coding_rate_gradient(z, u, eps),
+    )
     along = draw(19, *shape)
     for rate, form in zip(rates, forms, strict=True):
         close(form(z.detach()), torch.autograd.grad(rate(z), z)[0], 1e-9)
@@ -223,7 +272,9 @@ def test_hessian_times_a_vector(n, d):
 @given(seeds, st.sampled_from([0.1, 0.5, 1.0, 3.0]))
 def test_hessian_is_at_most_nine_quarters_of_alpha(seed, eps):
     z = draw(seed, 5, 3)
-    hessian = torch.stack([hessian_product(z, eps, e.view(5, 3)).flatten() for e in torch.eye(15).double()])
+    hessian = torch.stack(
+        [hessian_product(z, eps, e.view(5, 3)).flatten() for e in torch.eye(15).double()]
+    )
     close(hessian, hessian.T, 1e-9 / eps**2)
     assert torch.linalg.matrix_norm(hessian, 2) <= 9 / 4 * 3 / (5 * eps**2)
 
@@ -245,7 +296,11 @@ def test_neumann_gradient_on_one_singular_value():
         z = math.sqrt(x / a) * orthonormal(29, 13, 3) @ u[0].T
         close(neumann_gradient(z, u, 0.5), a * (1 - x) * z, 1e-12)
         close(subspace_coding_rate_gradient(z, u, 0.5), a / (1 + x) * z, 1e-12)
-    z = orthonormal(29, 13, 3) @ torch.diag(torch.tensor([0.5, 2.0, 3.0]).double().div(a).sqrt()) @ u[0].T
+    z = (
+        orthonormal(29, 13, 3)
+        @ torch.diag(torch.tensor([0.5, 2.0, 3.0]).double().div(a).sqrt())
+        @ u[0].T
+    )
     close(neumann_invalid(z, u, 0.5), 2 / 3, 1e-12)
     close(neumann_invalid(draw(30, 2, 13, 11) * 1e-3, u, 0.5), torch.zeros(2, 1))
 
@@ -302,7 +357,11 @@ def test_each_term_moves_its_own_layer_only(penalty):
         sizes = [0.0 if g is None else g.abs().max().item() for g in found]
         assert [size > 0 for size in sizes] == [i == j for j in range(3)] + [False]
         alone = sparse_rate_reduction(
-            layers[i](list(chain(layers[:i], z))[-1].detach() if i else z), bases[i], 0.3, 0.1, penalty
+            layers[i](list(chain(layers[:i], z))[-1].detach() if i else z),
+            bases[i],
+            0.3,
+            0.1,
+            penalty,
         )
         close(found[i], torch.autograd.grad(alone, weights[i])[0], 1e-12)
 

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from crate_interp.measures import coding_rate, official_coding_rate, rate_reduction, subspace_coding_rate
+from crate_interp.measures import (
+    coding_rate,
+    official_coding_rate,
+    rate_reduction,
+    subspace_coding_rate,
+)
 from crate_interp.measures import rates as module
 
 many = settings(max_examples=200, deadline=None)
@@ -18,7 +23,9 @@ epsilons = st.sampled_from([0.05, 0.1, 0.5, 2.0])
 
 
 def draw(seed, *shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def orthogonal(seed, d):
@@ -36,7 +43,9 @@ def test_closed_form_orthogonal_blocks():
     d = n = heads * p
     u = subspaces(0, heads, p)
     z = math.sqrt(energy) * torch.cat(list(u), dim=1).T  # row i lies in one subspace, at length 2
-    assert coding_rate(z, eps).item() == pytest.approx(d / 2 * math.log(1 + d * energy / (n * eps**2)), rel=1e-12)
+    assert coding_rate(z, eps).item() == pytest.approx(
+        d / 2 * math.log(1 + d * energy / (n * eps**2)), rel=1e-12
+    )
     rc = subspace_coding_rate(z, u, eps).sum().item()
     assert rc == pytest.approx(d / 2 * math.log(1 + p * energy / (n * eps**2)), rel=1e-12)
 
@@ -51,13 +60,17 @@ def test_any_tight_frame_has_the_same_rates():
     # Z^T Z = c I: which token sits in which subspace does not show
     u, n = subspaces(1, 3, 5), 23
     frames = [torch.linalg.qr(draw(seed, n, 15))[0] * 2 for seed in (2, 3)]
-    a, b = (torch.stack([coding_rate(z, 0.1), subspace_coding_rate(z, u, 0.1).sum()]) for z in frames)
+    a, b = (
+        torch.stack([coding_rate(z, 0.1), subspace_coding_rate(z, u, 0.1).sum()]) for z in frames
+    )
     torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
 
 
 def test_one_complete_head_has_the_rate_of_the_whole():
     z, u = draw(4, 11, 7), orthogonal(5, 7)[None]
-    torch.testing.assert_close(subspace_coding_rate(z, u, 0.1)[0], coding_rate(z, 0.1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        subspace_coding_rate(z, u, 0.1)[0], coding_rate(z, 0.1), rtol=1e-12, atol=0
+    )
     assert abs(rate_reduction(z, u, 0.1).item()) < 1e-10
 
 
@@ -65,7 +78,9 @@ def test_wide_and_tall_forms_agree():
     # N < d takes the N x N Gram, N > d the d x d one; zero-padding features d -> 2d is eps -> eps / sqrt 2
     z = draw(6, 13, 7)
     padded = torch.cat([z, torch.zeros(13, 7, dtype=torch.float64)], dim=1)
-    torch.testing.assert_close(coding_rate(padded, 0.2), coding_rate(z, 0.2 / math.sqrt(2)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        coding_rate(padded, 0.2), coding_rate(z, 0.2 / math.sqrt(2)), rtol=1e-12, atol=0
+    )
 
 
 def test_limits_of_epsilon():
@@ -74,20 +89,30 @@ def test_limits_of_epsilon():
     small = 5 * math.log(1 / 1e-6) + 0.5 * torch.log(5 * eigenvalues / 17).sum().item()
     assert coding_rate(z, 1e-6).item() == pytest.approx(small, rel=1e-9)
     large = 5 * z.square().sum().item() / (2 * 17 * 1e6**2)
-    assert coding_rate(z, 1e6).item() == pytest.approx(large, rel=1e-3)  # 1e-12 on top of 1: what float64 can hold
+    assert coding_rate(z, 1e6).item() == pytest.approx(
+        large, rel=1e-3
+    )  # 1e-12 on top of 1: what float64 can hold
 
 
 def test_official_extremes_and_equivalence():
     p, n = 5, 23
     one = torch.ones(2, n, p, dtype=torch.float64)  # rank one per head: 1/2 ln(1 + p / 0.01)
-    torch.testing.assert_close(official_coding_rate(one), torch.full((2,), 0.5 * math.log(1 + p / 0.01)).double())
+    torch.testing.assert_close(
+        official_coding_rate(one), torch.full((2,), 0.5 * math.log(1 + p / 0.01)).double()
+    )
     frame = torch.eye(p, dtype=torch.float64).repeat(4, 1)  # tight: p/2 ln(1 + 1/0.01)
-    assert official_coding_rate(frame[None]).item() == pytest.approx(p / 2 * math.log(101), rel=1e-12)
+    assert official_coding_rate(frame[None]).item() == pytest.approx(
+        p / 2 * math.log(101), rel=1e-12
+    )
     codes = draw(8, 3, n, p)
     unit = codes / codes.norm(dim=-1, keepdim=True)
-    torch.testing.assert_close(official_coding_rate(codes), coding_rate(unit, 0.1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        official_coding_rate(codes), coding_rate(unit, 0.1), rtol=1e-12, atol=0
+    )
     scale = draw(9, 3, n, 1).abs() + 0.1
-    torch.testing.assert_close(official_coding_rate(codes * scale), official_coding_rate(codes), rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        official_coding_rate(codes * scale), official_coding_rate(codes), rtol=1e-10, atol=0
+    )
 
 
 def test_a_zero_token_adds_nothing():
@@ -125,14 +150,18 @@ def test_against_singular_values(case, dtype, rel):
         np.testing.assert_allclose(subspace_coding_rate(z, u, 0.1).numpy(), wanted, rtol=rel)
         codes = torch.einsum("nd,hdp->hnp", z, u)
         np.testing.assert_allclose(
-            official_coding_rate(codes).numpy(), reference.official_coding_rate(codes.numpy()), rtol=rel
+            official_coding_rate(codes).numpy(),
+            reference.official_coding_rate(codes.numpy()),
+            rtol=rel,
         )
 
 
 def test_both_sides_of_the_float32_guard(monkeypatch):
     calls = []
     real = module._half_logdet64
-    monkeypatch.setattr(module, "_half_logdet64", lambda x, *rest: calls.append(len(x)) or real(x, *rest))
+    monkeypatch.setattr(
+        module, "_half_logdet64", lambda x, *rest: calls.append(len(x)) or real(x, *rest)
+    )
     well, ill = draw(11, 7, 29, dtype=torch.float32) * 0.02, (draw(12, 7, 29) + 30).float()
     coding_rate(well, 0.1)
     assert calls == []
@@ -198,7 +227,9 @@ def test_leading_axes_are_batch_axes():
     for i in range(2):
         for j in range(3):
             torch.testing.assert_close(whole[i, j], coding_rate(z[i, j], 0.1), rtol=1e-12, atol=0)
-            torch.testing.assert_close(heads[i, j], subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0)
+            torch.testing.assert_close(
+                heads[i, j], subspace_coding_rate(z[i, j], u, 0.1), rtol=1e-12, atol=0
+            )
 
 
 def test_gradients():

@@ -34,9 +34,13 @@ def test_against_a_slow_form(dtype, rel):
     got = hoyer(z)
     for i in range(5):
         for j in range(7):
-            assert got[i, j].item() == pytest.approx(reference.hoyer(z[i, j].numpy()), rel=rel, abs=rel)
+            assert got[i, j].item() == pytest.approx(
+                reference.hoyer(z[i, j].numpy()), rel=rel, abs=rel
+            )
             row = z[i, j].tolist()
-            assert zero_fraction(z)[i, j].item() == pytest.approx(sum(x == 0 for x in row) / 11, rel=rel)
+            assert zero_fraction(z)[i, j].item() == pytest.approx(
+                sum(x == 0 for x in row) / 11, rel=rel
+            )
             assert l1_norm(z)[i, j].item() == pytest.approx(sum(map(abs, row)), rel=rel)
 
 

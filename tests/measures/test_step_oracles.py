@@ -34,7 +34,9 @@ D = HEADS * P
 EPS, KAPPA = 0.7, 0.3
 A = P / (POS * EPS**2)  # the alpha of the theory
 RULES = (gradient_step, neumann_step, first_order_step, third_order_step, attention_step)
-STEPS = tuple(lambda z, u, rule=rule: rule(z, u, EPS, KAPPA) for rule in RULES) + (lambda z, u: paper_mssa(z, u, EPS),)
+STEPS = tuple(lambda z, u, rule=rule: rule(z, u, EPS, KAPPA) for rule in RULES) + (
+    lambda z, u: paper_mssa(z, u, EPS),
+)
 
 
 def draw(seed, *shape):
@@ -51,17 +53,24 @@ def complete(seed):
 
 def with_spectrum(seed, u, x):
     """Tokens whose codes in every head have alpha * (singular value)^2 = x [head, p], with vectors at random."""
-    codes = [orthonormal(seed + k, POS, P) * (row / A).sqrt() @ orthonormal(seed - k, P, P) for k, row in enumerate(x)]
+    codes = [
+        orthonormal(seed + k, POS, P) * (row / A).sqrt() @ orthonormal(seed - k, P, P)
+        for k, row in enumerate(x)
+    ]
     return sum(code @ basis.T for code, basis in zip(codes, u, strict=True))
 
 
 def close(got, wanted, tol=1e-10):
-    torch.testing.assert_close(got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol)
+    torch.testing.assert_close(
+        got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol
+    )
 
 
 def mssa(variant, weight, **over):
     """The model's attention in float64 with U^T = weight, as a function of tokens [pos, d]."""
-    cfg = ci.CrateConfig(family="crate", d_model=D, n_layers=1, n_heads=HEADS, variant=variant, image_size=32, **over)
+    cfg = ci.CrateConfig(
+        family="crate", d_model=D, n_layers=1, n_heads=HEADS, variant=variant, image_size=32, **over
+    )
     layer = MSSA(cfg).double()
     layer.u_proj.weight.data = weight.clone()
     return layer
@@ -72,7 +81,9 @@ def attended(layer, x):
 
 
 def ista(d, **over):
-    layer = ISTA(ci.CrateConfig(family="crate", d_model=len(d), n_layers=1, n_heads=1, image_size=32, **over)).double()
+    layer = ISTA(
+        ci.CrateConfig(family="crate", d_model=len(d), n_layers=1, n_heads=1, image_size=32, **over)
+    ).double()
     layer.D.data = d.clone()
     return lambda y: layer(y[None])[0].detach()
 
@@ -107,7 +118,9 @@ def test_no_logits_give_the_mean():
 
 
 def test_large_logits_select_the_token_itself():
-    codes = torch.nn.functional.normalize(draw(4, HEADS, POS, P), dim=-1)  # distinct, of equal length
+    codes = torch.nn.functional.normalize(
+        draw(4, HEADS, POS, P), dim=-1
+    )  # distinct, of equal length
     gap = 1 - (codes @ codes.mT - 2 * torch.eye(POS)).max().item()
     close(subspace_attention(codes, scale=60 / gap), codes)  # e^-60 for each other token
     u = complete(5)
@@ -127,16 +140,26 @@ def test_rows_of_tokens_are_the_columns_of_the_papers():
 @given(seeds)
 def test_equivariance_of_every_rule(seed):
     z, u = draw(seed, POS, D) / 3, draw(seed + 1, HEADS, D, P) / 3
-    turn, order = orthonormal(seed + 2, D, D), torch.randperm(POS, generator=torch.Generator().manual_seed(seed))
+    turn, order = (
+        orthonormal(seed + 2, D, D),
+        torch.randperm(POS, generator=torch.Generator().manual_seed(seed)),
+    )
     for step in STEPS:
         close(step(z @ turn, turn.T @ u), step(z, u) @ turn)
         close(step(z[order], u), step(z, u)[order])
-        close(step(z, u @ orthonormal(seed + 3, P, P)), step(z, u))  # the basis within a subspace is free
+        close(
+            step(z, u @ orthonormal(seed + 3, P, P)), step(z, u)
+        )  # the basis within a subspace is free
         close(step(torch.stack([z, 2 * z]), u)[1], step(2 * z, u))
 
 
 def test_equivariance_of_the_model():
-    z, u, turn, order = draw(7, POS, D), draw(8, HEADS, D, P) / 3, orthonormal(9, D, D), torch.randperm(POS)
+    z, u, turn, order = (
+        draw(7, POS, D),
+        draw(8, HEADS, D, P) / 3,
+        orthonormal(9, D, D),
+        torch.randperm(POS),
+    )
     plain = attended(mssa("c", columns_of(u)), z)
     close(attended(mssa("c", columns_of(u) @ turn), z @ turn), plain @ turn)
     close(attended(mssa("c", columns_of(u)), z[order]), plain[order])
@@ -150,8 +173,13 @@ def test_the_model_is_the_rule_up_to_its_scale():
     kappa = math.sqrt(P) / A**2
     close(attended(mssa("c", columns_of(u)), z), attention_step(z, u / P**0.25, EPS, kappa) - z)
     close(attended(mssa("n", columns_of(u)), z), attention_step(z, u / P**0.25, EPS, -kappa) - z)
-    close(attended(mssa("identity", columns_of(u)), z), subspace_attention(z @ u, P**-0.5).transpose(0, 1).flatten(1))
-    close(attention_step(z, u, EPS, KAPPA) + attention_step(z, u, EPS, -KAPPA), 2 * z)  # N = 2 Z - C
+    close(
+        attended(mssa("identity", columns_of(u)), z),
+        subspace_attention(z @ u, P**-0.5).transpose(0, 1).flatten(1),
+    )
+    close(
+        attention_step(z, u, EPS, KAPPA) + attention_step(z, u, EPS, -KAPPA), 2 * z
+    )  # N = 2 Z - C
     close(attention_step(z, u, EPS, KAPPA) - z, KAPPA * A * paper_mssa(z, u, EPS))
 
 
@@ -162,7 +190,9 @@ def test_variants():
     close(identity, c, 1e-12)
     close(n, -c, 1e-12)
     assert c.abs().max() > 0.1
-    turn = columns_of(complete(14))  # a complete cover: increments of equal length, though not the same
+    turn = columns_of(
+        complete(14)
+    )  # a complete cover: increments of equal length, though not the same
     c, t, identity = (attended(mssa(v, turn), z) for v in ("c", "t", "identity"))
     close(torch.stack([t.norm(), identity.norm()]), c.norm())
     assert min((c - t).norm(), (c - identity).norm(), (t - identity).norm()) > 0.1 * c.norm()
@@ -174,9 +204,17 @@ def test_variants():
 @pytest.mark.parametrize("variant", ["c", "n", "t", "identity"])
 def test_the_learned_output_holds_every_variant(variant):
     z, weight = draw(16, POS, D), draw(17, D, D) / 3
-    own = {"c": weight.T, "n": -weight.T, "t": weight, "identity": torch.eye(D, dtype=torch.float64)}[variant]
+    own = {
+        "c": weight.T,
+        "n": -weight.T,
+        "t": weight,
+        "identity": torch.eye(D, dtype=torch.float64),
+    }[variant]
     layer = mssa("crate", weight)
-    layer.out_proj.weight.data, layer.out_proj.bias.data = own.contiguous(), torch.zeros(D, dtype=torch.float64)
+    layer.out_proj.weight.data, layer.out_proj.bias.data = (
+        own.contiguous(),
+        torch.zeros(D, dtype=torch.float64),
+    )
     close(attended(layer, z), attended(mssa(variant, weight), z), 1e-12)
 
 
@@ -205,13 +243,17 @@ def test_singular_values_after_a_step(rule):
 @given(seeds)
 def test_which_rules_compress(seed):
     u = complete(seed)
-    low, high = 0.9 * torch.rand(2, HEADS, P, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    low, high = 0.9 * torch.rand(
+        2, HEADS, P, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     high = 1.1 + 9 * high
     for x, below in ((low + 1e-3, True), (high, False)):
         z = with_spectrum(seed, u, x)
         close(neumann_invalid(z, u, EPS), torch.full((HEADS,), 0.0 if below else 1.0))
         before = subspace_coding_rate(z, u, EPS)
-        change = {rule: subspace_coding_rate(rule(z, u, EPS, KAPPA), u, EPS) - before for rule in RULES}
+        change = {
+            rule: subspace_coding_rate(rule(z, u, EPS, KAPPA), u, EPS) - before for rule in RULES
+        }
         assert (change[gradient_step] < 0).all() and (change[first_order_step] < 0).all()
         assert (change[third_order_step] > 0).all()
         assert (change[neumann_step] < 0).all() if below else (change[neumann_step] > 0).all()
@@ -250,12 +292,18 @@ def test_order_of_the_remainder_and_a_step_too_long():
     u, z = complete(23), 0.3 * draw(24, POS, D)
     slope = subspace_coding_rate_gradient(z, u, EPS).square().sum()
     before = subspace_coding_rate(z, u, EPS).sum()
-    rest = [subspace_coding_rate(gradient_step(z, u, EPS, k), u, EPS).sum() - before + k * slope for k in (2e-3, 1e-3)]
+    rest = [
+        subspace_coding_rate(gradient_step(z, u, EPS, k), u, EPS).sum() - before + k * slope
+        for k in (2e-3, 1e-3)
+    ]
     assert rest[0] / rest[1] == pytest.approx(4, rel=0.01)
-    small = with_spectrum(25, u, torch.full((HEADS, P), 0.01, dtype=torch.float64))  # s (1 - 3 / 1.01): longer by 1.97
+    small = with_spectrum(
+        25, u, torch.full((HEADS, P), 0.01, dtype=torch.float64)
+    )  # s (1 - 3 / 1.01): longer by 1.97
     close(A * subspace_spectrum(gradient_step(small, u, EPS, 3 / A), u), 0.01 * (1 - 3 / 1.01) ** 2)
     assert (
-        subspace_coding_rate(gradient_step(small, u, EPS, 3 / A), u, EPS) > subspace_coding_rate(small, u, EPS)
+        subspace_coding_rate(gradient_step(small, u, EPS, 3 / A), u, EPS)
+        > subspace_coding_rate(small, u, EPS)
     ).all()
 
 
@@ -283,7 +331,9 @@ def test_ista_at_its_limits():
         close(ista(eye, eta=eta, lambd=lambd)(y), (y - eta * lambd).relu(), 1e-12)
         close(ista_step(y, y, eye, eta, lambd), (y - eta * lambd).relu(), 1e-12)
         close(ista(d, eta=eta, lambd=lambd)(y), ista_step(y, y, d, eta, lambd), 1e-12)
-        assert (ista(d, eta=eta, lambd=lambd)(y) >= 0).all() and (ista_step(y, y, d, eta, lambd) >= 0).all()
+        assert (ista(d, eta=eta, lambd=lambd)(y) >= 0).all() and (
+            ista_step(y, y, d, eta, lambd) >= 0
+        ).all()
     for code in (ista(d, lambd=1e9)(y), ista_step(y, y, d, 0.1, 1e9)):
         assert code.abs().max() == 0
     for code in (ista(d, eta=0.0)(y), ista_step(y, draw(32, POS, 7), d, 0.0, 0.1)):
@@ -309,7 +359,9 @@ def test_the_objective_falls_from_the_first_iterate_on(seed, lambd):
     z = ista_step(draw(seed + 2, POS, 11), y, d, eta, lambd)
     for _ in range(13):
         after = ista_step(z, y, d, eta, lambd)
-        assert (lasso_objective(after, y, d, lambd) <= lasso_objective(z, y, d, lambd) + 1e-12).all()
+        assert (
+            lasso_objective(after, y, d, lambd) <= lasso_objective(z, y, d, lambd) + 1e-12
+        ).all()
         z = after
     least = lasso_objective(lasso_solution(y, d, lambd), y, d, lambd)
     assert (lasso_objective(z, y, d, lambd) >= least - 1e-6).all()
@@ -320,8 +372,12 @@ def test_the_warm_start_may_lie_below_and_a_long_step_climbs():
     first = ista_step(y, y, eye, 0.1, 0.1)
     close(lasso_objective(first, y, eye, 0.1), 3.5)  # the code is 0: |y|^2 / 2
     assert (lasso_objective(y, y, eye, 0.1) < 3.5).all()  # infeasible: negative entries
-    z = 2 * torch.ones(POS, 7, dtype=torch.float64)  # eta = 3 with D = I: z - 3 (z - y) = 5 for y = 3
-    assert (lasso_objective(ista_step(z, 3 + 0 * z, eye, 3.0, 0.0), 3 + 0 * z, eye, 0.0) > 7 / 2).all()
+    z = 2 * torch.ones(
+        POS, 7, dtype=torch.float64
+    )  # eta = 3 with D = I: z - 3 (z - y) = 5 for y = 3
+    assert (
+        lasso_objective(ista_step(z, 3 + 0 * z, eye, 3.0, 0.0), 3 + 0 * z, eye, 0.0) > 7 / 2
+    ).all()
 
 
 def test_the_initial_dictionary_bears_the_published_step():
@@ -329,7 +385,9 @@ def test_the_initial_dictionary_bears_the_published_step():
     d = 509
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layer = ISTA(ci.CrateConfig(family="crate", d_model=d, n_layers=1, n_heads=1, image_size=32)).double()
+        layer = ISTA(
+            ci.CrateConfig(family="crate", d_model=d, n_layers=1, n_heads=1, image_size=32)
+        ).double()
     basis = layer.D.detach()
     norm = torch.linalg.matrix_norm(basis, 2).item() ** 2
     assert norm == pytest.approx(8, rel=0.05) and layer.eta <= 1 / norm
@@ -346,8 +404,12 @@ def test_the_initial_dictionary_bears_the_published_step():
 def test_lasso_in_closed_form():
     y = draw(34, POS, 7)
     atom = draw(35, 7, 1)
-    wanted = ((y @ atom - 0.2).relu()) / atom.square().sum()  # one atom: max(0, d.y - lambd) / |d|^2
-    apart = orthonormal(36, 7, 5) * torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0])  # orthogonal atoms, a weight for each
+    wanted = (
+        (y @ atom - 0.2).relu()
+    ) / atom.square().sum()  # one atom: max(0, d.y - lambd) / |d|^2
+    apart = orthonormal(36, 7, 5) * torch.tensor(
+        [0.5, 1.0, 1.5, 2.0, 3.0]
+    )  # orthogonal atoms, a weight for each
     weights = torch.tensor([0.0, 0.1, 0.2, 0.5, 1e6]).double()
     each = (y @ apart - weights).relu() / apart.square().sum(dim=0)
     for code, d, lambd in ((wanted, atom, 0.2), (each, apart, weights)):

@@ -26,14 +26,20 @@ def draw(seed, *shape):
 
 
 def complete(seed, heads, p):
-    return torch.linalg.qr(draw(seed, heads * p, heads * p))[0].unflatten(1, (heads, p)).permute(1, 0, 2)
+    return (
+        torch.linalg.qr(draw(seed, heads * p, heads * p))[0]
+        .unflatten(1, (heads, p))
+        .permute(1, 0, 2)
+    )
 
 
 def test_a_complete_orthonormal_cover():
     u = complete(0, 3, 5)
     assert orthonormality_defect(u).max() < 1e-12 and completeness_defect(u) < 1e-12
     assert head_overlap(u).max() < 1e-12
-    torch.testing.assert_close(projection_energy(draw(1, 7, 15), u).sum(dim=-1), torch.ones(7, dtype=torch.float64))
+    torch.testing.assert_close(
+        projection_energy(draw(1, 7, 15), u).sum(dim=-1), torch.ones(7, dtype=torch.float64)
+    )
 
 
 def test_worked_by_hand():
@@ -45,7 +51,9 @@ def test_worked_by_hand():
     line, other = torch.tensor([[1.0], [0.0]]), torch.tensor([[math.cos(angle)], [math.sin(angle)]])
     assert subspace_overlap(line, other).item() == pytest.approx(math.cos(angle) ** 2, rel=1e-6)
     # D = diag(1, 2): G = diag(1, 4), c = 2.5, |G - cI| = sqrt(4.5), over sqrt 2
-    assert dictionary_defect(torch.diag(torch.tensor([1.0, 2.0]))).item() == pytest.approx(1.5, rel=1e-6)
+    assert dictionary_defect(torch.diag(torch.tensor([1.0, 2.0]))).item() == pytest.approx(
+        1.5, rel=1e-6
+    )
     z = torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
     torch.testing.assert_close(projection_energy(z, u[None])[:, 0], torch.tensor([0.36, 0.0]))
 
@@ -55,8 +63,14 @@ def test_chance_levels():
     u = draw(2, 200, 40, 5)
     assert subspace_overlap(u[:100], u[100:]).mean().item() == pytest.approx(5 / 40, rel=0.05)
     assert head_overlap(u[:50]).mean().item() == pytest.approx(5 / 40, rel=0.05)
-    assert projection_energy(draw(3, 400, 40), u[:3]).mean().item() == pytest.approx(5 / 40, rel=0.1)
-    start = torch.nn.init.kaiming_uniform_(torch.empty(2000, 2000), a=math.sqrt(5)).view(100, 20, 2000).mT
+    assert projection_energy(draw(3, 400, 40), u[:3]).mean().item() == pytest.approx(
+        5 / 40, rel=0.1
+    )
+    start = (
+        torch.nn.init.kaiming_uniform_(torch.empty(2000, 2000), a=math.sqrt(5))
+        .view(100, 20, 2000)
+        .mT
+    )
     assert orthonormality_defect(start).mean().item() == pytest.approx(2 / 3, rel=0.02)
 
 
@@ -67,11 +81,15 @@ def test_against_a_slow_form(dtype, rel):
     np.testing.assert_allclose(got, reference.projection_energy(z.numpy(), u.numpy()), rtol=rel)
     cosines = [[reference.principal_cosines(a, b) for b in u.numpy()] for a in u.numpy()]
     overlap = np.array([[(c**2).sum() / 5 for c in row] for row in cosines])
-    np.testing.assert_allclose(subspace_overlap(u.to(dtype)[0], u.to(dtype)[2]).item(), overlap[0, 2], rtol=rel)
+    np.testing.assert_allclose(
+        subspace_overlap(u.to(dtype)[0], u.to(dtype)[2]).item(), overlap[0, 2], rtol=rel
+    )
     others = (overlap.sum(axis=1) - np.diag(overlap)) / 2
     np.testing.assert_allclose(head_overlap(u.to(dtype)).numpy(), others, rtol=rel)
     total = sum(a @ a.T for a in u.numpy()) - np.eye(13)
-    np.testing.assert_allclose(completeness_defect(u.to(dtype)).item(), np.linalg.norm(total) / 13**0.5, rtol=rel)
+    np.testing.assert_allclose(
+        completeness_defect(u.to(dtype)).item(), np.linalg.norm(total) / 13**0.5, rtol=rel
+    )
     wide = draw(6, 5, 17)
     gram = wide.numpy() @ wide.numpy().T
     defect = np.linalg.norm(gram - np.trace(gram) / 5 * np.eye(5)) / 5**0.5
@@ -104,4 +122,10 @@ def test_bad_arguments():
         orthonormality_defect(torch.ones(2, 0, 3))
     z = draw(8, 5, 11)
     z[2, 3] = math.inf
-    assert projection_energy(z, draw(9, 2, 11, 3)).isnan().any(dim=-1).tolist() == [False, False, True, False, False]
+    assert projection_energy(z, draw(9, 2, 11, 3)).isnan().any(dim=-1).tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]

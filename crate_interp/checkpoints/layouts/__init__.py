@@ -1,8 +1,15 @@
 """The published layouts, one file each: key map, the keys that tell it, and what its tensors say about the config."""
 
-from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts import clipa, crate, crate_alpha, crate_lm, crate_mae, nanochat
+from crate_interp.checkpoints.layouts import (
+    clipa,
+    crate,
+    crate_alpha,
+    crate_lm,
+    crate_mae,
+    nanochat,
+)
 from crate_interp.checkpoints.layouts.layout import Layout, Shapes
+from crate_interp.errors import CheckpointError
 
 LAYOUTS: tuple[Layout, ...] = (
     crate.CRATE,
@@ -33,9 +40,13 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
         raise CheckpointError(f"family={family!r} has no known layout: give one of {known}.")
     fitting = [layout for layout in of_family if all(key in shapes for key in layout.markers)]
     if fitting:
-        return max(fitting, key=lambda layout: len(layout.markers))  # some have another's keys and more
+        return max(
+            fitting, key=lambda layout: len(layout.markers)
+        )  # some have another's keys and more
     if family is not None:
         return of_family[0]  # what its keys lack is listed against the family's own code
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
-    raise CheckpointError(f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}.")
+    raise CheckpointError(
+        f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}."
+    )

@@ -2,8 +2,15 @@
 
 from torch import Tensor
 
-from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, image_size, shape_of
+from crate_interp.checkpoints.layouts.layout import (
+    Fields,
+    Layout,
+    Shapes,
+    Stack,
+    image_size,
+    shape_of,
+)
+from crate_interp.errors import CheckpointError
 
 _IMAGE, _TEXT = "visual.transformer.resblocks.{l}.", "transformer.resblocks.{l}."
 
@@ -14,7 +21,9 @@ def _the_one_projection(weight: Tensor) -> Tensor:
         raise CheckpointError(f"has {weight.shape[0]} rows, wanted query, key and value in a row.")
     query, key, value = weight.chunk(3)
     if not (bool((query == key).all()) and bool((query == value).all())):
-        raise CheckpointError("holds three different projections: in CRATE-alpha query, key and value are one.")
+        raise CheckpointError(
+            "holds three different projections: in CRATE-alpha query, key and value are one."
+        )
     return query
 
 

@@ -2,8 +2,15 @@
 
 import math
 
-from crate_interp.checkpoints.errors import CheckpointError
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, image_size, shape_of
+from crate_interp.checkpoints.layouts.layout import (
+    Fields,
+    Layout,
+    Shapes,
+    Stack,
+    image_size,
+    shape_of,
+)
+from crate_interp.errors import CheckpointError
 
 # shared with CRATE-alpha
 BLOCK = {
@@ -60,7 +67,10 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 
 def _infer_demo(shapes: Shapes, given: Fields) -> Fields:
     plain = _infer(shapes, given)
-    return plain | {"d_features": plain["n_classes"], "n_classes": shape_of(shapes, "head.weight")[0]}
+    return plain | {
+        "d_features": plain["n_classes"],
+        "n_classes": shape_of(shapes, "head.weight")[0],
+    }
 
 
 CRATE = Layout(

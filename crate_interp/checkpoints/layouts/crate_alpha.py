@@ -2,9 +2,16 @@
 
 import math
 
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.layouts.crate import BLOCK, TOP, torch_sizes
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, image_size, shape_of
+from crate_interp.checkpoints.layouts.layout import (
+    Fields,
+    Layout,
+    Shapes,
+    Stack,
+    image_size,
+    shape_of,
+)
+from crate_interp.errors import CheckpointError
 
 _LAYER = "Transformer/encoderblock_{l}/"
 _ATTENTION = _LAYER + "MultiHeadDotProductSubspaceAttention_0/"
@@ -25,10 +32,15 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
     height, width, channels, _ = shape_of(shapes, "embedding/kernel", 4)
     told = {"n_heads": heads[0]} if len(heads) == 2 else {}
     wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
-    for key, shape in shapes.items():  # the axis of the heads is folded away before shapes are compared
+    for (
+        key,
+        shape,
+    ) in shapes.items():  # the axis of the heads is folded away before shapes are compared
         end = "/".join(key.split("/")[-2:])
         if len(heads) == 2 and end in wanted and shape != wanted[end]:
-            raise CheckpointError(f"{key} has shape {shape}, the first layer makes it {wanted[end]}.")
+            raise CheckpointError(
+                f"{key} has shape {shape}, the first layer makes it {wanted[end]}."
+            )
     return (
         told
         | {
@@ -90,9 +102,15 @@ JAX = Layout(  # models/crate.py, as main.py saves it
     infer=_infer_jax,
     defaults={"ln_final_eps": 1e-6},  # flax's, at the head too; the torch code has 1e-5 there
     views={
-        "embedding/kernel": ((4,), lambda kernel: kernel.permute(3, 2, 0, 1)),  # [out, in, height, width]
+        "embedding/kernel": (
+            (4,),
+            lambda kernel: kernel.permute(3, 2, 0, 1),
+        ),  # [out, in, height, width]
         "/proj/kernel": ((2, 3), lambda kernel: kernel.flatten(1).mT),  # [heads * d_head, d_model]
-        "/out/kernel": ((2, 3), lambda kernel: kernel.flatten(0, -2).mT),  # [d_model, heads * d_head]
+        "/out/kernel": (
+            (2, 3),
+            lambda kernel: kernel.flatten(0, -2).mT,
+        ),  # [d_model, heads * d_head]
         "head/kernel": ((2,), lambda kernel: kernel.mT),
     },
 )

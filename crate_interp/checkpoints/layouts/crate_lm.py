@@ -40,7 +40,9 @@ def _translate(config: Fields) -> Fields:
 
 def _translate_gpt(config: Fields) -> Fields:
     bias = config.get("bias")
-    return _translate(config) | ({"bias": bias} if isinstance(bias, bool) else {})  # the CRATE classes ignore it
+    return _translate(config) | (
+        {"bias": bias} if isinstance(bias, bool) else {}
+    )  # the CRATE classes ignore it
 
 
 def _tables(shapes: Shapes) -> Fields:
@@ -53,13 +55,23 @@ def _tables(shapes: Shapes) -> Fields:
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     inner = shape_of(shapes, _H.format(l=0) + "attn.c_attn.weight")[0]
-    return _tables(shapes) | {"inner": inner, "d_mlp": shape_of(shapes, _H.format(l=0) + "ista.weight")[0]}
+    return _tables(shapes) | {
+        "inner": inner,
+        "d_mlp": shape_of(shapes, _H.format(l=0) + "ista.weight")[0],
+    }
 
 
 def _infer_gpt(shapes: Shapes, given: Fields) -> Fields:
     first = _H.format(l=0)
-    inner, bias = shape_of(shapes, first + "attn.c_attn.weight")[0] // 3, first + "ln_1.bias" in shapes
-    return _tables(shapes) | {"inner": inner, "d_mlp": shape_of(shapes, first + "mlp.c_fc.weight")[0], "bias": bias}
+    inner, bias = (
+        shape_of(shapes, first + "attn.c_attn.weight")[0] // 3,
+        first + "ln_1.bias" in shapes,
+    )
+    return _tables(shapes) | {
+        "inner": inner,
+        "d_mlp": shape_of(shapes, first + "mlp.c_fc.weight")[0],
+        "bias": bias,
+    }
 
 
 OVERCOMPLETE = Layout(  # crate_overcomplete.py
@@ -106,7 +118,10 @@ GPT_BIASED = Layout(  # gpt.py with bias=True
     stacks=(
         Stack(
             _GPT_BLOCK
-            | {key.replace("weight", "bias"): name.replace("weight", "bias") for key, name in _GPT_BLOCK.items()}
+            | {
+                key.replace("weight", "bias"): name.replace("weight", "bias")
+                for key, name in _GPT_BLOCK.items()
+            }
         ),
     ),
     infer=_infer_gpt,

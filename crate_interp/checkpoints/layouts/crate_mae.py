@@ -1,14 +1,28 @@
 """Ma-Lab-Berkeley/CRATE model/crate_ae: the masked autoencoder."""
 
-from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, image_size, shape_of
+from crate_interp.checkpoints.layouts.layout import (
+    Fields,
+    Layout,
+    Shapes,
+    Stack,
+    image_size,
+    shape_of,
+)
 
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     inner, d_model = shape_of(shapes, "blocks.0.layers.0.0.fn.qkv.weight")
     _, channels, height, width = shape_of(shapes, "patch_embed.proj.weight", 4)
-    patches = {"channels": channels, "patch_size": (height, width), "d_model": d_model, "inner": inner}
+    patches = {
+        "channels": channels,
+        "patch_size": (height, width),
+        "d_model": d_model,
+        "inner": inner,
+    }
     d_mlp = shape_of(shapes, "blocks.0.layers.0.1.fn.weight")[1]
-    return patches | {"d_mlp": d_mlp} | image_size(shapes, (height, width), given, "decoder_pos_embed")
+    return (
+        patches | {"d_mlp": d_mlp} | image_size(shapes, (height, width), given, "decoder_pos_embed")
+    )
 
 
 def _translate(config: Fields) -> Fields:

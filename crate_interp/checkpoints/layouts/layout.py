@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from crate_interp.checkpoints.errors import CheckpointError
+from crate_interp.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
 Fields = dict[str, Any]
@@ -41,13 +41,19 @@ class Layout:
     infer: Callable[[Shapes, Fields], Fields]
     # what the config that lies in or beside the file says, in our names
     translate: Callable[[Fields], Fields] = lambda config: {}
-    defaults: Fields = field(default_factory=dict)  # fields of the code that wrote it, unlike the family's
+    defaults: Fields = field(
+        default_factory=dict
+    )  # fields of the code that wrote it, unlike the family's
     needed: tuple[str, ...] = ("n_heads",)  # fields that no tensor tells
     # pattern of a key's end -> the numbers of axes it may have, and how its tensor becomes the parameter (a view, no copy)
     views: dict[str, View] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # patterns of keys that the published code keeps and never reads
-    copies: dict[str, str] = field(default_factory=dict)  # key -> the key whose tensor it must repeat
-    optional: dict[str, float] = field(default_factory=dict)  # keys that may be missing, and what then fills them
+    copies: dict[str, str] = field(
+        default_factory=dict
+    )  # key -> the key whose tensor it must repeat
+    optional: dict[str, float] = field(
+        default_factory=dict
+    )  # keys that may be missing, and what then fills them
     tolerant: bool = False  # small keys nobody has described are left out with a warning
 
     @property
@@ -113,7 +119,10 @@ def source_of(layout: Layout, parameter: str, layer: int) -> str:
     """The key that fills a parameter of a block; "" where the layout has none."""
     target = "blocks.{l}." + parameter
     keys = (
-        key for stack in layout.stacks for key, name in stack.keys.items() if name.removeprefix("visual.") == target
+        key
+        for stack in layout.stacks
+        for key, name in stack.keys.items()
+        if name.removeprefix("visual.") == target
     )
     return next(keys, "").format(l=layer)
 
@@ -122,12 +131,16 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
     """The config fields that the tensors (with `given`, whose sizes are checked) determine; CheckpointError where both disagree."""
     found: Fields = {}
     for stack in layout.stacks:
-        depth = 1 + max((int(match[1]) for key in shapes if (match := re.match(stack.layer, key))), default=0)
+        depth = 1 + max(
+            (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))), default=0
+        )
         check_depth(shapes, stack.layer, depth)
         found[stack.count] = depth
     codes = layout.codes
     for name in layout.needed:
-        told_by_tensor = name == "n_heads" and len(shapes.get(codes, ())) == 3  # three axes have one for the heads
+        told_by_tensor = (
+            name == "n_heads" and len(shapes.get(codes, ())) == 3
+        )  # three axes have one for the heads
         if given.get(name) is None and not told_by_tensor:
             raise CheckpointError(
                 f"{name} cannot be inferred from {where}: no tensor's shape tells it. Give it: ci.load(..., {name}=6)."
@@ -135,20 +148,30 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
     found |= layout.infer(shapes, given)
     inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
     if inner % n_heads:
-        raise CheckpointError(f"n_heads={n_heads} does not divide the {inner} rows of {codes or 'the projections'}.")
+        raise CheckpointError(
+            f"n_heads={n_heads} does not divide the {inner} rows of {codes or 'the projections'}."
+        )
     found["d_head"] = inner // n_heads
     for name, value in found.items():
         if name in given and given[name] not in (None, value):
-            raise CheckpointError(f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}.")
+            raise CheckpointError(
+                f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
+            )
     return found
 
 
-def image_size(shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3) -> Fields:
+def image_size(
+    shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
+) -> Fields:
     """The image size from the number of position embeddings, where patches make a square."""
     patches = shape_of(shapes, table, axes)[-2] - 1
     if "image_size" in given:
         height, width = given["image_size"]
-        if height % patch[0] or width % patch[1] or (height // patch[0]) * (width // patch[1]) != patches:
+        if (
+            height % patch[0]
+            or width % patch[1]
+            or (height // patch[0]) * (width // patch[1]) != patches
+        ):
             raise CheckpointError(
                 f"image_size={given['image_size']!r} with patches of {patch} contradicts {table}, "
                 f"which has {patches} patches."
@@ -166,9 +189,13 @@ def image_size(shapes: Shapes, patch: tuple[int, int], given: Fields, table: str
 def shape_of(shapes: Shapes, key: str, *axes: int) -> tuple[int, ...]:
     """The shape of a tensor that has one of these numbers of axes; two where none is named."""
     if key not in shapes:
-        raise CheckpointError(f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}.")
+        raise CheckpointError(
+            f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}."
+        )
     if len(shapes[key]) not in (axes or (2,)):
-        raise CheckpointError(f"{key} has shape {shapes[key]}, wanted {' or '.join(map(str, axes or (2,)))} axes.")
+        raise CheckpointError(
+            f"{key} has shape {shapes[key]}, wanted {' or '.join(map(str, axes or (2,)))} axes."
+        )
     if 0 in shapes[key]:
         raise CheckpointError(f"{key} has shape {shapes[key]}: it is empty.")
     return shapes[key]

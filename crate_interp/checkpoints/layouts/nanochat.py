@@ -1,7 +1,7 @@
 """modularflow/nanochat-crate-a nanochat/crate.py: safetensors with a config.json beside it."""
 
-from crate_interp.checkpoints.errors import CheckpointError
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, shape_of
+from crate_interp.errors import CheckpointError
 
 _H = "transformer.h.{l}."
 # what config.json may switch, and the only value this code follows
@@ -29,7 +29,10 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
             f"d_vocab={d_vocab} contradicts transformer.wte.weight, which has {rows} rows, a multiple of 64."
         )
     first = _H.format(l=0)
-    inner, d_mlp = shape_of(shapes, first + "mssa.qkv.weight")[0], shape_of(shapes, first + "odl.D_enc.weight")[0]
+    inner, d_mlp = (
+        shape_of(shapes, first + "mssa.qkv.weight")[0],
+        shape_of(shapes, first + "odl.D_enc.weight")[0],
+    )
     return {"d_vocab": d_vocab, "d_model": d_model, "inner": inner, "d_mlp": d_mlp}
 
 

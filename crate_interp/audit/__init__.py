@@ -1,6 +1,0 @@
-"""The layer contract audit: what the papers claim of a layer, measured layer by layer and sample by sample."""
-
-from crate_interp.audit.result import AuditResult
-from crate_interp.audit.run import audit
-
-__all__ = ["AuditResult", "audit"]

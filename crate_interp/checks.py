@@ -1,0 +1,60 @@
+"""Checks of plain arguments: counts, sizes and names, with what to type instead."""
+
+import difflib
+from collections.abc import Collection, Iterable
+from numbers import Integral
+from typing import Any
+
+_MOST = 2**31
+
+
+def is_int(value: object) -> bool:
+    """Tells whether a value is an integer. NumPy's integers are; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Tells whether a value is a finite int or float. True and False are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """Returns a count as an int.
+
+    Raises ValueError, with the argument's `name`, unless `value` is an integer of at least `least`.
+    """
+    if not is_int(value) or not least <= value < _MOST:
+        raise ValueError(f"{name}={value!r}: give a whole number of at least {least}.")
+    return int(value)
+
+
+def size(name: str, value: Any) -> tuple[int, int]:
+    """Returns a size as (height, width); an int stands for a square.
+
+    Raises ValueError, with the argument's `name`, for anything else.
+    """
+    pair = (value, value) if is_int(value) else tuple(value) if _is_list(value) else ()
+    if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
+        raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
+    return int(pair[0]), int(pair[1])
+
+
+def one_of(name: str, value: Any, choices: Collection[str]) -> str:
+    """Returns a value that is one of `choices`.
+
+    Raises ValueError, with the argument's `name` and the nearest choices, for any other value.
+    """
+    if not isinstance(value, str) or value not in choices:
+        hint = did_you_mean(str(value), choices)
+        raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}. {hint}".rstrip())
+    return value
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Returns a question with up to three names near to `name`, or `otherwise` if none is near."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"Did you mean {', '.join(near)}?" if near else otherwise
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))

@@ -1,0 +1,194 @@
+"""How well attention maps segment: each head's mask against the masks of the data."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from crate_interp import checks
+from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.shared import has_cls
+
+IGNORED = 255
+RULES = ("mass", "top")
+RESOLUTIONS = ("token", "pixel")
+_RULE = {
+    "mass": "the fewest patches that hold the share of the map",
+    "top": "the share of patches attended to most",
+}
+_J = "Jaccard index with the data's mask"
+
+
+CHANCE = {
+    "": "",
+    "_random": ", patches of the map in random order: what no knowledge of places has",
+    "_other": ", judged by the mask of the next image: what knowledge of where objects mostly are has",
+}
+
+
+def _statistics() -> dict[str, tuple[str, float, float, str]]:
+    """A head's own score and the best head's, for each rule and resolution, and what chance has."""
+    found: dict[str, tuple[str, float, float, str]] = {}
+    for rule in RULES:
+        for resolution in RESOLUTIONS:
+            for chance, words in CHANCE.items():
+                name = f"{rule}_{resolution}{chance}"
+                told = f"{_J} in {resolution}s, {_RULE[rule]}{words}"
+                found[name] = ("", 0.0, 1.0, f"{told}; mean over the classes of an image.")
+                best = f"{told}; best head for each class, chosen by the mask itself."
+                found[f"{name}_best"] = ("", 0.0, 1.0, best)
+    return found
+
+
+STATISTICS = _statistics()
+
+
+def segmentation(
+    mass: Any = 0.6,
+    fraction: Any = 0.6,
+    query: Any = 0,
+    scaled: bool = True,
+    cls_key: bool = True,
+    name: str = "segmentation",
+) -> Probe:
+    """Jaccard indices of each head's attention mask with the data's masks (uint8 class maps; 255 is not judged).
+
+    `{rule}_{resolution}` `[batch, head]`: rule "mass" (`mass_mask`) or "top" (`top_mask`), resolution "token" (a patch has the class
+    that more than half of it has; a class without such a patch has the one with most of it) or "pixel"; the mean over the classes in
+    the image. `..._best` `[batch]`: the best head for each class, which the mask itself chooses, arXiv 2308.16271 eq. 13: biased upward
+    with the number of heads. Chance levels of both: `..._random`, the patches of an image's maps in a random order (one for all heads,
+    drawn from the number of the sample), and `..._other`, the maps of an image judged by the mask of the next one. An image without
+    any class has no score, nor has one whose next image has none an `..._other`. Patches more than half of which are 255 belong to neither
+    side, unless they are the class's. query, scaled, cls_key: as in `attention_map`; eq. 10 is scaled=False, cls_key=False, on codes
+    of the model's LayerNorm here. Where both are True the pattern is read that the model computed, with the edits of hooks. Not
+    among the default probes: it needs masks. Raises ValueError for shares outside (0, 1] and a query that is no whole number.
+    """
+    settings = dict(mass=mass, fraction=fraction, query=query, scaled=scaled, cls_key=cls_key)
+    for rule, share in ((mass_mask, mass), (top_mask, fraction)):
+        rule(torch.ones(2), share)  # a share that is none is said before work starts
+    if not checks.is_int(query):
+        raise ValueError(f"query={query!r}: give the number of a token, 0 for CLS.")
+    settings["query"] = int(query)
+    return Probe(
+        name=name,
+        points=("attn.hook_pattern",) if scaled and cls_key else ("attn.hook_q", "attn.hook_k"),
+        measure=partial(_measure, **settings),
+        statistics=STATISTICS,
+        settings=settings,
+        per_head=[key for key in STATISTICS if not key.endswith("_best")],
+        masks=True,
+        partial=True,
+    )
+
+
+def _measure(
+    block: Any, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
+) -> dict[str, Tensor]:
+    if not has_cls(block):
+        raise ValueError("maps of attention are read from a model of images with a CLS token.")
+    maps = _maps(acts, query, scaled, cls_key)  # [batch, head, patch]
+    orders = torch.stack(
+        [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
+    ).to(maps.device)
+    own, others = (
+        Targets(acts[name], block.attn.cfg.patch_size) for name in ("masks", "other_masks")
+    )
+    masks = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
+    # the mask of the shuffled map, but for ties, is the mask shuffled
+    shuffled = {
+        rule: mask.gather(2, orders[:, None].expand_as(mask)) for rule, mask in masks.items()
+    }
+    answer: dict[str, Tensor] = {}
+    for suffix, drawn, targets in (
+        ("", masks, own),
+        ("_random", shuffled, own),
+        ("_other", masks, others),
+    ):
+        for rule in RULES:
+            for resolution in RESOLUTIONS:
+                scores = targets.jaccard(
+                    drawn[rule], resolution
+                )  # [pair, head], pairs of an image and a class
+                answer[f"{rule}_{resolution}{suffix}"] = targets.mean(scores)
+                answer[f"{rule}_{resolution}{suffix}_best"] = targets.mean(
+                    scores.amax(dim=1, keepdim=True)
+                )[:, 0]
+    for value in answer.values():
+        value[~own.any()] = torch.nan  # without an object of its own, whatever the next image has
+    return answer
+
+
+def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool) -> Tensor:
+    if "attn.hook_pattern" not in acts:
+        codes = [acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k")]
+        return attention_map(*codes, query=query, scaled=scaled, cls_key=cls_key)
+    pattern = acts["attn.hook_pattern"]
+    count = pattern.shape[-2]
+    if not -count <= query < count:
+        raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
+    return pattern[:, :, query, 1:]
+
+
+def random_order(count: int, sample: int) -> Tensor:
+    """The random order of `count` patches that the chance level of one sample uses, the same in every layer and model."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(sample))
+
+
+class Targets:
+    """The classes of a batch's masks, a row for each pair of an image and a class in it."""
+
+    def __init__(self, masks: Tensor, patch_size: tuple[int, int]) -> None:
+        classes = [
+            (i, int(c))
+            for i, mask in enumerate(masks)
+            for c in mask.unique()
+            if c not in (0, IGNORED)
+        ]
+        self.n, self.size = len(masks), patch_size[0] * patch_size[1]
+        self.image = torch.tensor(
+            [i for i, _ in classes], dtype=torch.long, device=masks.device
+        )  # of each pair
+        which = torch.tensor([c for _, c in classes], dtype=masks.dtype, device=masks.device)
+        self.pixels = _per_patch(
+            masks[self.image] == which[:, None, None], patch_size
+        )  # of the class [pair, patch]
+        self.judged = _per_patch(masks != IGNORED, patch_size)  # [batch, patch]
+
+    def any(self) -> Tensor:
+        """Bool `[batch]`: which images have a class."""
+        return torch.bincount(self.image, minlength=self.n) > 0
+
+    def tokens(self) -> Tensor:
+        """Bool `[pair, patch]`: the patches of each pair's class, one at least."""
+        tokens = 2 * self.pixels > self.size
+        if not len(tokens):
+            return tokens
+        most = torch.nn.functional.one_hot(self.pixels.argmax(dim=1), tokens.shape[1]).bool()
+        return torch.where(tokens.any(dim=1, keepdim=True), tokens, most)
+
+    def jaccard(self, masks: Tensor, resolution: str) -> Tensor:
+        """Scores `[pair, head]` of masks of patches `[batch, head, patch]`; what is not judged belongs to neither side."""
+        if resolution == "token":
+            target = self.tokens()
+            kept = (2 * self.judged[self.image] >= self.size) | target
+            return jaccard(masks[self.image] & kept[:, None], target[:, None])
+        # each pixel has what its patch has, so that counts of pixels in each patch are enough
+        taken = masks[self.image].double()  # [pair, head, patch]
+        both = torch.einsum("ihp,ip->ih", taken, self.pixels.double())
+        size = torch.einsum("ihp,ip->ih", taken, self.judged[self.image].double())
+        return both / (size + self.pixels.sum(dim=1, keepdim=True) - both)
+
+    def mean(self, scores: Tensor) -> Tensor:
+        """Means `[batch, head]` over the classes of each image; NaN for an image without any."""
+        total = scores.new_zeros(self.n, scores.shape[1]).index_add_(0, self.image, scores)
+        count = torch.bincount(self.image, minlength=self.n).to(scores)
+        return total / count[:, None]
+
+
+def _per_patch(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """How many pixels of each patch are on, `[n, patch]`, of bool `[n, height, width]`."""
+    pattern = "n (h p1) (w p2) -> n (h w) (p1 p2)"
+    return rearrange(pixels, pattern, p1=patch_size[0], p2=patch_size[1]).sum(dim=-1)

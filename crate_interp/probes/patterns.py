@@ -1,0 +1,70 @@
+"""How sharply each head attends."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crate_interp.measures import attention_entropy, effective_support, top_mass
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.shared import Tokens, check_tokens, has_cls, picked
+
+_STATISTICS = {
+    "entropy": ("nats", 0.0, None, "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is none in particular."),
+    "entropy_uniform": ("nats", 0.0, None, "What uniform attention over the keys a query sees would have: ln N, less where causal."),
+    "entropy_cls": ("nats", 0.0, None, "Entropy of the CLS token's attention; low where the head singles out a few tokens."),
+    "top1_cls": ("share of attention", 0.0, 1.0, "Mass on the token the CLS token attends to most."),
+    "top5_cls": ("share of attention", 0.0, 1.0, "Mass on the five tokens the CLS token attends to most."),
+    "support_cls": ("tokens", 1.0, None, "How many tokens the CLS token attends to, 1 / sum p^2."),
+}  # fmt: skip
+
+
+def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
+    """Entropy over the queries of `tokens`, what it would be if uniform, and of the CLS query entropy, top-1 mass, top-5
+    mass and effective support, per head.
+
+    tokens: the queries, "all", "patches" (without CLS) or positions; keys are all. Models of text have no CLS statistics.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("attn.hook_pattern",),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"tokens": tokens},
+    )
+
+
+def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
+    queries = picked(pattern, tokens, block, axis=2)
+    entropy = attention_entropy(queries)  # [batch, head, query]
+    answer = {
+        "entropy": entropy.mean(dim=-1),
+        "entropy_uniform": pattern.new_full(
+            (len(pattern),), _uniform(queries, bool(block.attn.cfg.causal))
+        ),
+    }
+    if not has_cls(block):
+        return answer
+    cls = pattern[:, :, :1]
+    return answer | _cls(cls, (entropy if tokens == "all" else attention_entropy(cls))[..., 0])
+
+
+def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    return {
+        "entropy_cls": entropy,
+        "top1_cls": top_mass(cls, 1)[..., 0],
+        "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
+        "support_cls": effective_support(cls)[..., 0],
+    }
+
+
+def _uniform(queries: Tensor, causal: bool) -> float:
+    """The mean over queries of ln(number of keys it sees)."""
+    if not causal:
+        return math.log(queries.shape[-1])
+    seen = (queries > 0).any(dim=1).any(dim=0).sum(dim=-1)  # a masked key has no mass in any head
+    return float(torch.log(seen.double().clamp(min=1)).mean())

@@ -1,0 +1,148 @@
+"""Compression: the coding rates of the stream before and after MSSA."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from crate_interp.measures import coding_rate
+from crate_interp.measures.rates import in_other_basis, official_rate_and_zeros, rate_of_codes
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.shared import (
+    Tokens,
+    check_tokens,
+    orthonormal_basis,
+    orthonormal_codes,
+    picked,
+    stored_codes,
+    subspaces,
+)
+
+_OFFICIAL = {
+    "official_rate": ("nats", 0.0, None, "The number the authors' script plots as R^c: codes of LN(Z^l), every token at length one."),
+    "official_rate_head": ("nats", 0.0, None, "The authors' number for one head."),
+    "zero_codes": ("tokens x heads", 0.0, None, "How many codes are all zero: they add nothing here, the authors' script returns NaN."),
+}  # fmt: skip
+# place: (its hook point, LayerNorm that reads it, how it is written, what it is)
+_PLACES = {
+    "pre": ("hook_resid_pre", "ln1.hook_normalized", "Z^l", "the layer's input"),
+    "mid": ("hook_resid_mid", "ln2.hook_normalized", "Z^{l+1/2}", "after MSSA (in a MAE decoder: between dictionary and MSSA)"),
+    "post": ("hook_resid_post", None, "Z^{l+1}", "the layer's output"),
+}  # fmt: skip
+
+
+def compression(
+    eps: float = 0.1,
+    at: Sequence[str] = ("pre", "mid"),
+    norm: bool = False,
+    tokens: Tokens = "all",
+    basis: str = "stored",
+    name: str = "compression",
+) -> Probe:
+    """Coding rates R, R^c, R - R^c of the stream at some half steps, and the official number.
+
+    eps: as in the paper. at: "pre" (Z^l), "mid" (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: of
+    LN(Z) and not of Z; the LayerNorm that reads Z^{l+1} is the next layer's, so not at "post". tokens: "all", "patches"
+    (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of U_k = Q_k R_k); the official number's is stored.
+
+    With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. In layers whose queries, keys
+    and values are three codes there is no U, and R alone is measured. `zero_codes` is summed into the result's meta.
+    Raises ValueError for eps <= 0, unknown places or basis.
+    """
+    _check(eps, at, norm, basis)
+    tokens = check_tokens(tokens)
+    settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
+    points = {place: _PLACES[place][1 if norm else 0] for place in at}
+    return Probe(
+        name=name,
+        points=tuple(str(point) for point in points.values()),
+        optional=("attn.hook_u",),
+        measure=partial(_measure, eps=eps, points=points, tokens=tokens, basis=basis),
+        statistics=_statistics(at, norm),
+        counts=("zero_codes",),
+        final=partial(_final, eps=eps, tokens=tokens) if "pre" in at and not norm else None,
+        settings=settings,
+    )
+
+
+def _check(eps: float, at: Sequence[str], norm: bool, basis: str) -> None:
+    if not eps > 0:
+        raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
+    if isinstance(at, str) or not len(at) or set(at) - set(_PLACES) or len(set(at)) < len(at):
+        raise ValueError(
+            f"at={at!r}: give some of {', '.join(_PLACES)}, each once, such as ('pre', 'mid')."
+        )
+    if norm and "post" in at:
+        raise ValueError(
+            "norm=True at 'post': the LayerNorm that reads Z^{l+1} is the next layer's; measure its 'pre'."
+        )
+    if basis not in ("stored", "orthonormal"):
+        raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
+
+
+def _statistics(
+    at: Sequence[str], norm: bool
+) -> dict[str, tuple[str, float | None, float | None, str]]:
+    words: dict[str, tuple[str, float | None, float | None, str]] = {}
+    for place in at:
+        symbol, where = _PLACES[place][2:]
+        z = f"LN({symbol})" if norm else symbol
+        words |= {
+            f"rate_{place}": ("nats", 0.0, None, f"R of {z}, {where}: its cost as one Gaussian; theory wants it high while R^c falls."),
+            f"subspace_rate_{place}": ("nats", 0.0, None, f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it."),
+            f"subspace_rate_{place}_head": ("nats", 0.0, None, f"R^c of {z} against the subspace of one head."),
+            f"reduction_{place}": ("nats", None, None, f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U."),
+        }  # fmt: skip
+    return words | _OFFICIAL
+
+
+def _measure(
+    block: Any, acts: Acts, eps: float, points: dict[str, str], tokens: Tokens, basis: str
+) -> dict[str, Tensor]:
+    u = subspaces(block)
+    used = u if u is None or basis == "stored" else orthonormal_basis(block, acts)[0]
+    answer: dict[str, Tensor] = {}
+    for place, point in points.items():
+        z = picked(acts[point], tokens, block)
+        rate = coding_rate(z, eps)
+        answer[f"rate_{place}"] = rate
+        if used is not None:
+            codes = _codes(block, acts, point, basis)
+            per_head = rate_of_codes(picked(codes, tokens, block, axis=2), z, used, eps)
+            total = per_head.sum(dim=-1)
+            answer |= {
+                f"subspace_rate_{place}": total,
+                f"subspace_rate_{place}_head": per_head,
+                f"reduction_{place}": rate - total,
+            }
+    return answer | _official(block, acts, tokens)
+
+
+def _codes(block: Any, acts: Acts, point: str, basis: str) -> Tensor:
+    """The tokens in the coordinates of each subspace `[batch, head, pos, d_head]`."""
+    if basis == "orthonormal":
+        return orthonormal_codes(block, acts, point)
+    if point != "hook_resid_mid":
+        return stored_codes(block, acts, point)
+    # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
+    return in_other_basis(orthonormal_codes(block, acts, point), orthonormal_basis(block, acts)[1])
+
+
+def _official(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    if "attn.hook_u" not in acts:
+        return {}
+    codes = picked(acts["attn.hook_u"], tokens, block).transpose(1, 2)  # [batch, head, pos, d_head]
+    rate, zeros = official_rate_and_zeros(codes)  # [batch, head] each
+    return {
+        "official_rate": rate.sum(dim=-1),
+        "official_rate_head": rate,
+        "zero_codes": zeros.sum(dim=-1),
+    }
+
+
+def _final(z: Tensor, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    if tokens == "all":
+        return {"rate_pre": coding_rate(z, eps)}
+    places: Any = slice(1, None) if tokens == "patches" else list(tokens)
+    return {"rate_pre": coding_rate(z[:, places], eps)}

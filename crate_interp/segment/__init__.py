@@ -1,6 +1,0 @@
-"""Do attention maps segment? Scores of every head beside what chance has."""
-
-from crate_interp.segment.result import SegmentResult
-from crate_interp.segment.run import segment
-
-__all__ = ["SegmentResult", "segment"]

@@ -1,0 +1,6 @@
+"""Do attention maps segment? Scores of every head beside what chance has."""
+
+from crate_interp.segmentation.result import SegmentResult
+from crate_interp.segmentation.run import segment
+
+__all__ = ["SegmentResult", "segment"]

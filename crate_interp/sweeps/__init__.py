@@ -1,0 +1,8 @@
+"""Probes over a data set, as a stream: numbers are kept, activations let go."""
+
+from crate_interp.sweeps.atom_statistics import AtomResult, atoms
+from crate_interp.sweeps.linear import linear_probe
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.run import probe, sweep
+
+__all__ = ["AtomResult", "SweepResult", "atoms", "linear_probe", "probe", "sweep"]

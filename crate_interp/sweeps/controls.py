@@ -1,0 +1,176 @@
+"""Negative controls: the same probes on the same samples where there is nothing to find.
+
+Each control remakes a layer's activations, or puts a stand-in in place of its weights; what it does not change is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from crate_hooks import read
+from crate_interp.measures.checks import qr
+from crate_interp.measures.rates import head_codes
+from crate_interp.probes import Probe
+from crate_interp.probes.probe import on_activations
+from crate_interp.probes.shared import LayerActs, subspaces
+from crate_interp.sweeps.stream import Forward, twin
+
+SAMPLES = 8  # of the first batch: a control shows a level, not a distribution
+COLUMNS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n"]
+_STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
+Acts = dict[str, Tensor]
+Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
+
+
+class StandIn:
+    """A module with some of its attributes replaced; a user's own probe may read any other."""
+
+    def __init__(self, real: Any, **replaced: Any) -> None:
+        self.__dict__ |= {"_real": real, **replaced}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def around_attention(block: Any) -> tuple[str, str, str]:
+    """The points of the stream before attention, of what its LayerNorm makes of it, and after attention."""
+    if hasattr(block, "mlp"):
+        return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
+    return (
+        "hook_resid_mid",
+        "ln2.hook_normalized",
+        "hook_resid_post",
+    )  # the decoder of a masked autoencoder
+
+
+def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
+    """Heads that span random subspaces, with the singular values of the model's own: U'_k = Q' R_k."""
+    u = subspaces(block)
+    if u is None:
+        return block, acts
+    noise = torch.randn(u.shape, generator=generator, dtype=torch.float64).to(
+        device=u.device, dtype=u.dtype
+    )
+    random = qr(noise)[0] @ qr(u)[1]
+    stand_in = StandIn(block, attn=StandIn(block.attn, U=random))
+    codes = head_codes(acts[around_attention(block)[1]].to(u.dtype), random)
+    return stand_in, acts | {"attn.hook_u": codes.transpose(1, 2)}
+
+
+def permuted_heads(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
+    """What a head gathered, written by the next head's output map: attention that no longer matches its subspaces."""
+    attn = block.attn
+    if (
+        attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None
+    ):  # a user's own layer may have no map for each head
+        return block, acts
+    gathered = acts["attn.hook_z"].to(attn.W_O.dtype)  # of lower precision under autocast
+    written = torch.einsum("bnkp,kpd->bnd", gathered, attn.W_O.roll(1, dims=0)) + attn.b_O
+    before, _, after = around_attention(block)
+    return block, acts | {
+        after: acts[before] + getattr(attn, "_result_contribution_scale", 1.0) * written
+    }
+
+
+def tight_frame(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
+    """A stream without structure: all directions alike, with the energy of the model's own. R^c knows nothing but Z Z^T."""
+    pos, width = acts[_STREAM[0]].shape[1:]
+    noise = torch.randn(max(pos, width), min(pos, width), generator=generator, dtype=torch.float64)
+    frame = torch.linalg.qr(noise)[0]
+    frame = frame if pos >= width else frame.T  # [pos, width], orthonormal along the shorter axis
+    flat: Acts = {}
+    for point in _STREAM:
+        z = acts[point]
+        energy = torch.linalg.matrix_norm(z.double(), keepdim=True)  # [batch, 1, 1]
+        flat[point] = (energy * frame.to(z.device) / min(pos, width) ** 0.5).to(z.dtype)
+    return block, acts | flat
+
+
+CONTROLS: dict[str, Control] = {
+    "random subspaces": random_subspaces,
+    "permuted heads": permuted_heads,
+    "tight frame": tight_frame,
+}
+
+
+def controls(
+    model: Any,
+    probes: Sequence[Probe],
+    batch: Tensor,
+    blocks: str,
+    forward: Forward,
+    extra: Acts | None = None,
+) -> pd.DataFrame:
+    """A row for each control, statistic and layer: its mean over samples, and the model's own on the same samples.
+
+    "random weights" is a twin with the official initialisation (seed 0); the others are CONTROLS. extra: what probes read beside
+    activations, of the whole batch.
+    """
+    batch, extra = batch[:SAMPLES], {name: value[:SAMPLES] for name, value in (extra or {}).items()}
+    own = measured(model, probes, batch, blocks, forward, CONTROLS, extra)
+    other = measured(twin(model, 0), probes, batch, blocks, forward, {}, extra)
+    rows = _rows("random weights", other["model"], own["model"])
+    for name in CONTROLS:
+        rows += _rows(name, own[name], own["model"])
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def measured(
+    model: Any,
+    probes: Sequence[Probe],
+    batch: Tensor,
+    blocks: str,
+    forward: Forward,
+    changes: dict[str, Control],
+    extra: Acts,
+) -> dict[str, dict[tuple[str, str, int], Tensor]]:
+    """What the probes say of one batch as it is ("model") and under each control: {(probe, statistic, layer): values}."""
+    reading = [probe for probe in probes if probe.points]
+    found: dict[str, dict[tuple[str, str, int], Tensor]] = {
+        name: {} for name in ("model", *changes)
+    }
+    if not reading:
+        return found
+    layers = getattr(model, blocks)
+    names = set(dict(layers[0].named_modules()))
+    wanted = [point for probe in reading for point in (*probe.points, *probe.optional)]
+    for_changes = (*_STREAM, "attn.hook_z", around_attention(layers[0])[1]) if changes else ()
+    points = [point for point in dict.fromkeys((*wanted, *for_changes)) if point in names]
+
+    def measure(layer: int, acts: Acts) -> None:
+        states = {"model": (layers[layer], acts)}
+        with torch.autocast(batch.device.type, enabled=False):
+            for name, change in changes.items():
+                states[name] = change(layers[layer], acts, torch.Generator().manual_seed(layer))
+        for name, (block, shown) in states.items():
+            shared = LayerActs(shown | extra, {})
+            for probe in reading:
+                answer = on_activations(probe, block, shared)
+                found[name] |= {
+                    (probe.name, key, layer): value.double() for key, value in answer.items()
+                }
+
+    with torch.no_grad(), read(model, points, measure, blocks=blocks):
+        forward(model, batch)
+    return found
+
+
+def _rows(control: str, values: dict, own: dict) -> list[tuple]:
+    rows: list[tuple] = []
+    for key, value in values.items():
+        if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
+            there = ~value.isnan().reshape(len(value), -1).any(dim=1)
+            rows.append(
+                (control, *key, float(value.nanmean()), float(own[key].nanmean()), int(there.sum()))
+            )
+    order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
+    return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))
+
+
+def empty() -> pd.DataFrame:
+    """No controls."""
+    return pd.DataFrame({name: np.array([], dtype=object) for name in COLUMNS})
