@@ -61,7 +61,7 @@ ci.viz.head_grid(cache, images)
 ci.viz.activations(cache, range(4))
 
 # %%
-ci.viz.logit_lens(cache, sample=0, count=3)
+ci.circuits.logit_lens(cache, sample=0, count=3)
 
 # %% [markdown]
 # Numbers, layer by layer: `ci.probe` measures a cache, `ci.sweep` a data set. Codes get no sparser in a straight line, and

@@ -127,7 +127,7 @@ def test_the_last_row_of_the_lens_is_the_models_answer(name):
     )
     inputs = torch.randn(2, 3, 6, 20) if vision else torch.randint(47, (2, 7))
     logits, cache = model.run_with_cache(inputs)
-    found = ci.viz.logit_lens(cache, sample=1, count=3)
+    found = ci.circuits.logit_lens(cache, sample=1, count=3)
     best = (logits[1] if vision else logits[1, -1]).softmax(dim=-1).topk(3)
     last = found.table.query("layer == @LAYERS")
     assert last["probability"].tolist() == pytest.approx(best.values.tolist(), rel=1e-3)
@@ -171,14 +171,16 @@ def test_what_does_not_fit_is_said(cache, model, images):
         ("give numbers from 0 to", ValueError, lambda: view.activations(cache, 10**6)),
         ("give the cache of", ValueError, lambda: view.activations({}, 0)),
         ("tokens are of 1 samples", ValueError, lambda: view.top_tokens(cache, 0, tokens=[["a"]])),
-        ("count=0", ValueError, lambda: view.logit_lens(cache, count=0)),
+        ("count=0", ValueError, lambda: ci.circuits.logit_lens(cache, count=0)),
         ("count=0", ValueError, lambda: view.top_tokens(cache, 0, count=0)),
-        ("position=99", ValueError, lambda: view.logit_lens(cache, position=99)),
-        ("position=None", ValueError, lambda: view.logit_lens(cache, position=None)),
+        ("position=99", ValueError, lambda: ci.circuits.logit_lens(cache, position=99)),
+        ("position=None", ValueError, lambda: ci.circuits.logit_lens(cache, position=None)),
         (
             "no batch axis",
             ValueError,
-            lambda: view.logit_lens(model.run_with_cache(images[:1], remove_batch_dim=True)[1]),
+            lambda: ci.circuits.logit_lens(
+                model.run_with_cache(images[:1], remove_batch_dim=True)[1]
+            ),
         ),
         (
             "holds NaN",
@@ -190,7 +192,7 @@ def test_what_does_not_fit_is_said(cache, model, images):
             ValueError,
             lambda: view.attention(cache, 0, tokens="abc"),
         ),
-        ("sample=-1", ValueError, lambda: view.logit_lens(cache, sample=-1)),
+        ("sample=-1", ValueError, lambda: ci.circuits.logit_lens(cache, sample=-1)),
     ):
         with pytest.raises(kind, match=words):
             call()

@@ -5,12 +5,10 @@ from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, heads, layers
 from crate_interp.viz.grids import head_grid
 from crate_interp.viz.interactive import activations, attention, top_tokens
-from crate_interp.viz.lens import LogitLens, logit_lens
 from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.segment import segment_page
 
 __all__ = [
-    "LogitLens",
     "activations",
     "atlas_pages",
     "attention",
@@ -20,7 +18,6 @@ __all__ = [
     "head_grid",
     "heads",
     "layers",
-    "logit_lens",
     "segment_page",
     "top_tokens",
 ]

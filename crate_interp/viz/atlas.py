@@ -15,9 +15,9 @@ from crate_interp.circuits import Atlas
 from crate_interp.circuits.atlases import names_of
 from crate_interp.files import writable, write, write_text
 from crate_interp.models.digest import model_digest
+from crate_interp.models.display import displayable
 from crate_interp.sweeps.stream import samples_of
 from crate_interp.viz.page import facts, page, table, text
-from crate_interp.viz.pictures import displayable
 
 SHOWN = 50  # atoms that the index names
 TILE = 32  # pixels of a cut-out patch with what surrounds it

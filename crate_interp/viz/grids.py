@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from crate_interp import checks
+from crate_interp.models.display import displayable
 from crate_interp.viz.on_image import maps_on, who_asks
 from crate_interp.viz.page import Html, text
-from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile
+from crate_interp.viz.pictures import figure, image_uri, map_tile
 
 STYLE = """<style>
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); gap: .5rem; }

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp import maps
-from crate_interp.viz.pictures import displayable
+from crate_interp.models.display import displayable
 
 
 def attention_on_image(cache: Any, layer: int, images: Any, query: Any = 0) -> Any:

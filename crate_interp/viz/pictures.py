@@ -6,25 +6,10 @@ import io
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from PIL import Image
-from torch import Tensor
 
 _LEVELS = 32  # of a map's palette: finer than the eye tells on a patch, and a tile stays near half a kilobyte
-
-
-def displayable(image: Shaped[Tensor, "channels height width"], cfg: Any) -> np.ndarray:
-    """The image as `[h, w]` or `[h, w, 3]` in 0..1: with preprocessing undone where the model says what it was, else by contrast."""
-    pixels = image.detach().float().cpu()
-    if cfg.mean is not None and cfg.std is not None:
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (cfg.mean, cfg.std))
-        pixels = pixels * std + mean
-        low, high = 0.0, 1.0
-    else:
-        low, high = pixels.min().item(), pixels.max().item()
-    pixels = ((pixels - low) / max(high - low, 1e-12)).clamp(0, 1)
-    return pixels[0].numpy() if len(pixels) != 3 else pixels.permute(1, 2, 0).numpy()
 
 
 def image_uri(picture: np.ndarray, longest: int = 224) -> str:

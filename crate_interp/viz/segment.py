@@ -12,13 +12,14 @@ from crate_interp.data import Samples
 from crate_interp.files import writable, write_text
 from crate_interp.measures import mass_mask
 from crate_interp.models.digest import model_digest
+from crate_interp.models.display import displayable
 from crate_interp.probes.masks import IGNORED, RESOLUTIONS, RULES
 from crate_interp.segmentation.result import CELL, SegmentResult, number
 from crate_interp.sweeps.stream import samples_of
 from crate_interp.viz.grids import STYLE
 from crate_interp.viz.on_image import maps_on
 from crate_interp.viz.page import captioned, facts, inline_svg, page, sources, table, text
-from crate_interp.viz.pictures import displayable, figure, image_uri, map_tile, mask_tile
+from crate_interp.viz.pictures import figure, image_uri, map_tile, mask_tile
 
 SHOWN = 4  # images that go best, and as many that go worst
 _TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)
