@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.measures import attention_map, attention_rollout, pca_map
 
@@ -154,19 +153,7 @@ def _point(cache: Any, layer: int, point: str) -> Tensor:
         raise ValueError(
             "maps over patches are read from the cache of a model of images; of a CLIP give cache.visual."
         )
-    count = len(cache.model.blocks)
-    if not checks.is_int(layer) or not -count <= layer < count:
-        raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
-    if not cache.has_batch_dim:
-        raise ValueError(
-            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
-        )
-    name = full_name(point, layer % count)
-    if name not in cache.cache_dict:
-        raise KeyError(
-            f"the cache lacks {name!r}: run_with_cache(images, names_filter=[{name!r}, ...]), or cache all."
-        )
-    return cache[name]
+    return cache.at(point, layer)
 
 
 def _whole_pattern(cache: Any, layer: int) -> Tensor:

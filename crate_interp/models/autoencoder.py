@@ -221,7 +221,10 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             if name.startswith(prefix)
         }
         view: Any = SimpleNamespace(
-            cfg=self.decoder_cfg, blocks=self.decoder_blocks, ln_final=self.decoder_norm
+            cfg=self.decoder_cfg,
+            blocks=self.decoder_blocks,
+            ln_final=self.decoder_norm,
+            check_point=lambda name: self.check_point(f"decoder_{name}"),
         )
         return CrateCache(kept, view, has_batch_dim=cache.has_batch_dim)
 
