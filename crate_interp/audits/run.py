@@ -12,6 +12,7 @@ from crate_interp.audits import layer as audit_layer
 from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.audits.result import AuditResult
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.step import Lasso
 from crate_interp.sweeps.provenance import sweep_meta
 from crate_interp.sweeps.stream import batches, check_batch_size, check_model, run, samples_of, twin
 
@@ -86,7 +87,7 @@ def _measured(
     """A row per sample and layer, and a row per layer of the weights."""
     names = set(dict(model.blocks[0].named_modules()))
     points = [point for point in audit_layer.POINTS if point in names]
-    steps = [audit_layer.sparse_step(block.mlp) for block in model.blocks]
+    lassos = [block.mlp.lasso() for block in model.blocks]
     rows: list[tuple[int, int, dict[str, Tensor]]] = []  # layer, first sample, numbers
     first = 0
 
@@ -96,10 +97,10 @@ def _measured(
                 raise ValueError(
                     f"{point} of layer {layer} holds NaN or Inf in samples {first} to {first + len(value) - 1}."
                 )
-        step = steps[layer]
+        lasso = lassos[layer]
         found = audit_layer.of_attention(model.blocks[layer], acts, eps)
-        if isinstance(step, audit_layer.SparseStep):
-            found |= audit_layer.of_sparse_step(step, acts, eps, tokens)
+        if isinstance(lasso, Lasso):
+            found |= audit_layer.of_sparse_step(lasso, acts, eps, tokens)
         rows.append((layer, first, {name: value.cpu() for name, value in found.items()}))
 
     with torch.no_grad(), read(model, points, measure):
