@@ -122,14 +122,11 @@ def windowed(
         for left in _starts(wide, width, steps[1])
     ]
     total: Any = None
-    options: dict[str, Any] = (
-        {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
-    )  # every patch is seen
     seen = torch.zeros(tall // patch[0], wide // patch[1], device=images.device)
     for top, left in tqdm(corners, desc="windows", disable=not progress):
         window = images[:, :, top : top + height, left : left + width]
         with torch.no_grad():
-            _, cache = model.run_with_cache(window, names_filter=names, **options)
+            _, cache = model.run_with_cache(window, names_filter=names, **model.full_options)
         maps = read(cache)
         if maps.ndim != 4:
             raise ValueError(
@@ -149,7 +146,7 @@ def _starts(length: int, window: int, step: int) -> list[int]:
 
 
 def _point(cache: Any, layer: int, point: str) -> Tensor:
-    if cache.model.cfg.kind not in ("vision", "mae"):
+    if not cache.model.has_cls:
         raise ValueError(
             "maps over patches are read from the cache of a model of images; of a CLIP give cache.visual."
         )

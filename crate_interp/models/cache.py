@@ -33,7 +33,7 @@ class CrateCache(ActivationCache):
         return self.cache_dict[name]
 
     def _layer(self, layer: int) -> int:
-        if not hasattr(self.model, "blocks"):
+        if self.model.towers:
             raise ValueError("a CLIP is two models: read cache.visual or cache.text.")
         count = len(self.model.blocks)
         if not checks.is_int(layer) or not -count <= layer < count:
