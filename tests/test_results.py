@@ -1,0 +1,233 @@
+"""Results have one shape: saved, loaded, merged from two halves of the data, or refused in a line."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset, Features, Image
+from PIL import Image as Pillow
+
+import crate_interp as ci
+from conftest import make, make_lm
+from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
+from crate_interp.data import open_data, open_text, part
+from crate_interp.results import META, Result
+
+N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
+QUIET = dict(batch_size=BATCH, progress=False)
+
+
+def pictures():
+    random = np.random.default_rng(0)
+    rows = []
+    for _ in range(N):
+        mask = ((random.random((6, 20)) > 0.6) * 255).astype(np.uint8)
+        picture = random.integers(0, 256, (6, 20, 3), dtype=np.uint8)
+        rows.append({"image": Pillow.fromarray(picture), "mask": Pillow.fromarray(mask)})
+    return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image()}))
+
+
+@pytest.fixture(scope="module")
+def vision():
+    model = make("crate-alpha", mean=[0.5] * 3, std=[0.25] * 3)
+    return model, open_data(pictures(), model.preprocess, None, model.preprocess_masks)
+
+
+@pytest.fixture(scope="module")
+def text():
+    lm = make_lm()
+    tokens = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(0))
+    return lm, open_text(tokens, lm.windows)
+
+
+OF_DATA = {
+    "sweep": lambda model, data: ci.sweep(model, data, **QUIET),
+    "audit": lambda model, data: ci.audit(model, data, untrained=2, **QUIET),
+    "segment": lambda model, data: ci.segment(model, data, untrained=2, **QUIET),
+    "atoms": lambda model, data: ci.atoms(model, data, top=5, coactivation=True, **QUIET),
+    "atlas": lambda model, data: ci.atlas(model, data, top=4, ablate=2, **QUIET),
+    "composition": lambda model, data: composition(model, data, through="data", **QUIET),
+}
+
+
+def cached(model, samples, start, stop):
+    return model.run_with_cache(samples.read(start, stop))[1]
+
+
+def alone(model, data):
+    """The kinds of results that do not merge."""
+    inputs = data.read(0, N)
+    labels = [place % 2 for place in range(N)]
+    metric = lambda logits: logits[:, 3].mean()  # noqa: E731
+    return {
+        "linear_probe": ci.linear_probe(model, data, labels=labels, test=0.5, progress=False),
+        "composition": composition(model),
+        "circuit_scores": evaluate(
+            model, [(0, 1), (1, 2)], inputs, metric, random=3, **{"progress": False}
+        ),
+    }
+
+
+def same(one, two, rtol, leave_out=()):
+    assert list(one.tables) == list(two.tables)
+    for name, table in one.tables.items():
+        if name not in leave_out:
+            pd.testing.assert_frame_equal(table, two.table(name), rtol=rtol, atol=0, obj=name)
+
+
+def survives(result, folder):
+    """A result comes back as it was saved."""
+    again = type(result).load(result.save(folder))
+    same(result, again, 0)
+    assert again.meta == result.meta and repr(again) == repr(result)
+    files = json.loads((folder / META).read_text())["files"]
+    assert set(files) == {path.name for path in folder.iterdir()} - {META}
+    assert set(files) == {f"{name}.parquet" for name in result.tables}
+    assert result.table().equals(result.table(result.MAIN))
+    assert result.headline().endswith(".") and "<table" in result._repr_html_()
+    assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
+
+
+@pytest.mark.parametrize("kind", list(OF_DATA))
+def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
+    model, data = vision
+    measure = OF_DATA[kind]
+    whole = measure(model, data)
+    halves = [measure(model, part(data, *ends)) for ends in ((0, CUT), (CUT, N))]
+    survives(whole, tmp_path)
+    # sums of floats in another order; pictures keep the heads that each half had
+    leave_out = ("examples", "tiles") if kind in ("segment", "atlas") else ()
+    for merged in (halves[0].merge(halves[1]), halves[1].merge(halves[0])):
+        same(whole, merged, 1e-12, leave_out)
+        assert merged.meta["n_samples"] == N
+        assert merged.meta["data"] == whole.meta["data"]
+        assert merged.meta["data"][0]["start"] == 0 and merged.meta["data"][0]["stop"] == N
+        assert "disjoint" not in merged.meta
+    with pytest.raises(ValueError, match="samples 0 to 5 are in both results"):
+        halves[0].merge(whole)
+
+
+@pytest.mark.parametrize("kind", ["sweep", "audit", "atoms", "atlas", "composition"])
+def test_halves_of_text_merge_too(text, kind):
+    lm, data = text
+    measure = OF_DATA[kind]
+    halves = [measure(lm, part(data, *ends)) for ends in ((0, CUT), (CUT, N))]
+    same(measure(lm, data), halves[0].merge(halves[1]), 1e-12, ("contexts",))
+
+
+def test_results_of_a_cache_merge(vision):
+    model, data = vision
+    caches = [cached(model, data, *ends) for ends in ((0, N), (0, CUT), (CUT, N))]
+    whole, *halves = [logit_attribution(cache, 3) for cache in caches]
+    merged = halves[0].merge(halves[1])
+    same(whole, merged, 1e-5)  # batches of other sizes round otherwise
+    assert merged.meta["disjoint"] == "not checked" and len(merged.meta["data"]) == 2
+    torch.testing.assert_close(merged.total(), whole.total())
+    one, two = (logit_lens(caches[0], sample=sample) for sample in (0, 4))
+    both = one.merge(two)
+    assert list(both.table()["sample"].unique()) == [0, 1]
+    rows = both.table().query("sample == 1").drop(columns="sample").reset_index(drop=True)
+    assert rows.equals(two.table().drop(columns="sample"))
+    probed = [ci.probe(cache) for cache in caches]
+    same(probed[0], probed[1].merge(probed[2]), 1e-5)
+
+
+def test_caches_results_come_back(vision, tmp_path):
+    model, data = vision
+    cache = cached(model, data, 0, N)
+    for place, result in enumerate(
+        [logit_attribution(cache, 3), logit_lens(cache), ci.probe(cache)]
+    ):
+        survives(result, tmp_path / str(place))
+
+
+def test_what_does_not_merge_says_why(vision, tmp_path):
+    words = {
+        "linear_probe": "a linear probe is fitted to its data and does not merge",
+        "composition": "composition of weights does not depend on data",
+        "circuit_scores": "circuit scores are ratios of a metric on one set of inputs",
+    }
+    for kind, result in alone(*vision).items():
+        survives(result, tmp_path / kind)
+        with pytest.raises(ValueError, match=words[kind]) as error:
+            result.merge(result)
+        assert "\n" not in str(error.value)
+
+
+def test_other_data_is_numbered_after_ours(vision):
+    model, data = vision
+    one = ci.sweep(model, data.read(0, 4), controls=False, **QUIET)
+    two = ci.sweep(model, data.read(4, 9), controls=False, **QUIET)
+    merged = one.merge(two)
+    assert list(merged.samples()["sample"].unique()) == list(range(9))
+    prints = [result.meta["data"][0]["fingerprint"] for result in (one, two)]
+    assert merged.meta["data"] == [
+        {"fingerprint": prints[0], "start": 0, "stop": 4},
+        {"fingerprint": prints[1], "start": 0, "stop": 5},
+    ]
+    assert merged.meta["disjoint"] == "not checked"
+    third = ci.sweep(model, data.read(9, 11), controls=False, **QUIET)
+    assert list(merged.merge(third).samples()["sample"].unique()) == list(range(11))
+    with pytest.raises(ValueError, match="samples 0 to 4 are in both results"):
+        merged.merge(two)
+
+
+def test_what_differs_is_named(vision):
+    model, data = vision
+    one = ci.sweep(model, part(data, 0, CUT), probes="sparsity", **QUIET)
+    for field, other in (
+        ("probes", ci.sweep(model, part(data, CUT, N), probes="attention", **QUIET)),
+        ("model_digest", ci.sweep(make("crate-alpha", seed=1), data.read(6, 8), probes="sparsity")),
+        ("dtype", _with(one, dtype="float64")),
+        ("versions", _with(one, versions={"torch": "0"})),
+    ):
+        with pytest.raises(ValueError, match=f"the results differ in {field}: "):
+            one.merge(other)
+    with pytest.raises(ValueError, match="cannot merge a AtomResult into a SweepResult"):
+        one.merge(ci.atoms(model, part(data, CUT, N), **QUIET))
+
+
+def _with(result, **changes):
+    return type(result)(result.stored, result.meta | changes)
+
+
+def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
+    model, data = vision
+    result = ci.sweep(model, part(data, 0, CUT), probes="sparsity", controls=False, **QUIET)
+    folder = result.save(tmp_path / "run")
+    meta = json.loads((folder / META).read_text())
+
+    def refused(match, kind=ci.SweepResult):
+        with pytest.raises(ValueError, match=match):
+            kind.load(folder)
+
+    refused("holds a result of kind 'sweep', and AtomResult.load reads 'atoms'", ci.AtomResult)
+    (folder / META).write_text(json.dumps(meta | {"format": 2}))
+    refused("has format 2, this version reads 1: install a newer crate_interp")
+    for content in ("[]", "{}", "{" * 10**5, '{"format": true', ""):
+        (folder / META).write_text(content)
+        refused("was not written by SweepResult.save|holds no saved SweepResult")
+    (folder / META).write_text(json.dumps(meta))
+    other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=False, **QUIET)
+    other.table("samples").to_parquet(folder / "samples.parquet", index=False)
+    refused("samples.parquet' does not belong to the saved SweepResult: its digest is not the one")
+    (folder / "samples.parquet").unlink()
+    refused("samples.parquet' does not belong to the saved SweepResult")
+    with pytest.raises(ValueError, match="holds no saved SweepResult"):
+        ci.SweepResult.load(tmp_path / "nowhere")
+
+
+def test_tables_have_names_and_are_copies(vision):
+    model, data = vision
+    result = ci.sweep(model, part(data, 0, 2), probes="sparsity", controls=False, **QUIET)
+    result.table()["mean"] = 0
+    assert (result.table()["mean"] != 0).any()
+    with pytest.raises(ValueError, match="name='layer' is none of .* Did you mean layers"):
+        result.table("layer")
+    with pytest.raises(ValueError, match="a result of kind 'sweep' is made of the tables samples"):
+        ci.SweepResult({}, {})
+    with pytest.raises(AttributeError):
+        result.meta = {}
+    assert isinstance(result, Result)
