@@ -16,9 +16,8 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"checks", "families", "files", "errors", "crate_hooks"},
-    {"measures"},
-    {"config"},
+    {"checks", "files", "errors", "pictures"},
+    {"config", "measures", "crate_hooks", "results"},
     {"models"},
     {"checkpoints", "data"},
     {"probes", "maps"},
@@ -32,7 +31,6 @@ EXCEPTIONS = {("models/sharing.py", "checkpoints")}
 FREE_OF_TRANSFORMERLENS = {
     "checks",
     "errors",
-    "families",
     "files",
     "config",
     "measures",

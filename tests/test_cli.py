@@ -210,6 +210,7 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
     assert "zeros" in done.stdout
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_errors_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")
