@@ -14,9 +14,10 @@ from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.data.coco_regions import check_region, region
-from crate_interp.data.files import check_image, inside, names_and_sizes, path_and_option
+from crate_interp.data.files import inside, names_and_sizes, path_and_option
 from crate_interp.data.masks import IGNORE, class_maps
 from crate_interp.data.samples import Samples, picture_samples
+from crate_interp.pictures import check_image
 
 _NEEDED = {  # table -> what its rows must have
     "images": ("id", "file_name", "width", "height"),
