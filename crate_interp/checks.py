@@ -39,6 +39,36 @@ def size(name: str, value: Any) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
+def flag(name: str, value: Any) -> bool:
+    """Returns a value that is True or False.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: give True or False.")
+    return value
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Returns a finite number of at least 0.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not is_number(value) or value < 0:
+        raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
+    return value
+
+
+def positive(name: str, value: Any) -> float:
+    """Returns a finite number above 0.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not is_number(value) or value <= 0:
+        raise ValueError(f"{name}={value!r}: give a finite number above 0.")
+    return value
+
+
 def one_of(name: str, value: Any, choices: Collection[str]) -> str:
     """Returns a value that is one of `choices`.
 

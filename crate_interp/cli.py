@@ -218,12 +218,12 @@ def convert(
 ) -> None:
     """Read a published checkpoint and write it as a folder that `ci.load` takes without further words."""
     import crate_interp as ci
-    from crate_interp.checkpoints import own
+    from crate_interp.models import saving
 
-    own.check_new(folder)
+    saving.check_new(folder)
     model = ci.load(source, family=family, file=file, revision=revision, **_fields(config or []))
     typer.echo(
-        f"{sum(value.numel() for value in model.parameters()):,} parameters in {own.save_new(model, folder)}"
+        f"{sum(value.numel() for value in model.parameters()):,} parameters in {saving.save_new(model, folder)}"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 import crate_interp as ci
 from crate_interp.checkpoints.registry import ASSETS, MODELS
 from crate_interp.config import check_names
-from crate_interp.families import FAMILIES
+from crate_interp.config.families import FAMILIES
 
 EMBEDDED = [row for row in MODELS if row["embedded"]]
 

@@ -173,17 +173,17 @@ def test_verify(tmp_path):
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
-    from crate_interp.checkpoints import own
+    from crate_interp.models import saving
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(own.json, "dumps", stop)  # after the weights, before the config
+    monkeypatch.setattr(saving.json, "dumps", stop)  # after the weights, before the config
     with pytest.raises(KeyboardInterrupt):
-        own.save_new(make("crate"), tmp_path / "new")
+        saving.save_new(make("crate"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    assert (own.save_new(make("crate"), tmp_path / "new") / "config.json").exists()
+    assert (saving.save_new(make("crate"), tmp_path / "new") / "config.json").exists()
 
 
 def test_report_on_a_file_and_a_folder_of_images(tmp_path):
@@ -210,6 +210,7 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
     assert "zeros" in done.stdout
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_errors_are_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     report = ("report", "crate-tiny-fashion", "--out", tmp_path / "o", "--data")

@@ -1,10 +1,15 @@
-"""CrateConfig: defaults, JSON, and what it says of values it cannot use."""
+"""CrateConfig: its kinds, defaults, JSON, and what it says of values it cannot use."""
 
+import copy
+import dataclasses
 import json
+import pickle
+from pathlib import Path
 
 import pytest
 
 import crate_interp as ci
+from crate_interp.config import FAMILIES, TextConfig, VisionConfig, field_names
 
 BASE = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
 
@@ -38,6 +43,61 @@ def test_json_round_trip():
         ci.CrateConfig.from_dict(cfg.to_dict() | {"n_head": 3})
 
 
+def smallest(family):
+    """The least that a config of a family needs."""
+    text = dict(n_ctx=5, d_vocab=7)
+    clip = dict(d_embed=6, text_d_model=12, text_n_layers=2, text_n_heads=3)
+    more = {"text": text, "clip": text | clip}.get(FAMILIES[family]["kind"], {})
+    return ci.CrateConfig(**BASE | {"family": family} | more)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_class_of_its_kind(family):
+    cfg = smallest(family)
+    assert type(cfg) is ci.CrateConfig.classes[cfg.kind] and isinstance(cfg, ci.CrateConfig)
+    assert cfg.kind == FAMILIES[family]["kind"]
+    copies = [copy.copy(cfg), copy.deepcopy(cfg), pickle.loads(pickle.dumps(cfg))]
+    copies += [dataclasses.replace(cfg), ci.CrateConfig.from_dict(cfg.to_dict())]
+    for each in copies:
+        assert each == cfg and hash(each) == hash(cfg) and repr(each) == repr(cfg)
+        assert type(each) is type(cfg)
+    assert dataclasses.replace(cfg, n_layers=3).n_layers == 3
+    assert list(cfg.to_dict()) == [name for name in field_names() if name in cfg.to_dict()]
+
+
+def test_the_order_of_json_has_every_field_once():
+    kinds = ci.CrateConfig.classes.values()
+    fields = {f.name for kind in kinds for f in dataclasses.fields(kind) if f.init}
+    assert len(field_names()) == len(set(field_names())) and set(field_names()) == fields
+
+
+def test_json_of_the_embedded_models_is_read_and_written_alike():
+    paths = sorted((Path(ci.__file__).parent / "assets").glob("*/config.json"))
+    assert len(paths) >= 3
+    for path in paths:
+        stored = json.loads(path.read_text())["config"]  # lacks the fields that are newer than it
+        written = ci.CrateConfig.from_dict(stored).to_dict()
+        assert json.dumps({name: written[name] for name in written if name in stored}) == (
+            json.dumps(stored)
+        )
+
+
+def test_fields_of_another_kind():
+    with pytest.raises(ValueError) as caught:
+        ci.CrateConfig(**BASE, text_d_model=8)
+    assert str(caught.value) == (
+        "text_d_model=8: models of family 'crate' have no text_d_model; "
+        "models of kind clip have it: clipa. Did you mean d_model?"
+    )
+    with pytest.raises(ValueError, match="softcap=None: models of family 'crate' have no softcap"):
+        ci.CrateConfig(**BASE, softcap=None)
+    with pytest.raises(ValueError, match="no field 'n_head'. Did you mean n_heads"):
+        VisionConfig(**BASE, n_head=8)
+    with pytest.raises(ValueError, match="'crate' is of kind 'vision', not 'text': use CrateConf"):
+        TextConfig(**BASE)
+    assert not hasattr(smallest("crate-lm"), "image_size")
+
+
 def test_frozen():
     with pytest.raises(AttributeError):
         ci.CrateConfig(**BASE).eta = 0.2
@@ -68,6 +128,7 @@ def test_frozen():
         (dict(labels=[1] * 1000), "labels are names: give strings"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_values_that_cannot_be_used(change, message):
     with pytest.raises(ValueError, match=message):
         ci.CrateConfig(**BASE | change)

@@ -339,13 +339,17 @@ def test_initialisation_and_configs():
         assert half.cfg.dtype is torch.bfloat16 and half(ids()).dtype is torch.bfloat16
         lm(ids(), "loss").backward()
         assert all(value.grad is not None for value in lm.parameters())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_configs_that_cannot_be_used():
     refuses(
         "a model of family 'crate-lm' needs n_ctx",
         lambda: ci.CrateConfig(family="crate-lm", d_model=8, n_layers=1, n_heads=2),
     )
     size = dict(d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
     refuses(
-        "models of family 'crate-lm' have no pool",
+        "pool='mean': models of family 'crate-lm' have no pool; models of kind vision have it",
         lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size),
     )
     refuses(

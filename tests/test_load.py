@@ -292,7 +292,7 @@ def test_unknown_names():
         r"'crate-tiny-fashon' is no file, no folder, no known model .* Did you mean crate-tiny-fashion",
         "crate-tiny-fashon",
     )
-    fails("ci.models.. lists the known ones", "x" * 5000)
+    fails("ci.list_models.. lists the known ones", "x" * 5000)
     fails(
         "UCSC-VLAA/CRATE-alpha has several files: give one of them, .* torch/crate_alpha_B16.pth",
         "UCSC-VLAA/CRATE-alpha",

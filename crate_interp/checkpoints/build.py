@@ -19,7 +19,7 @@ from crate_interp.checkpoints.layouts.layout import (
     source_of,
 )
 from crate_interp.checkpoints.tensors import Contents, check_dense, check_weights
-from crate_interp.config import CrateConfig, check_sizes
+from crate_interp.config import FAMILIES, CrateConfig
 from crate_interp.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
@@ -64,11 +64,7 @@ def from_layout(
     tensors = dict(contents.tensors)
     contents.tensors.clear()  # so that a tensor can be let go as soon as it has been copied
     tensors = as_parameters(layout, tensors)
-    counts = {
-        "n_layers": cfg.n_layers,
-        "decoder_n_layers": cfg.decoder_n_layers,
-        "text_n_layers": cfg.text_n_layers,
-    }
+    counts = {name: getattr(cfg, name) for name in _TOWERS[cfg.kind].values()}
     target_of = key_map(layout, counts)
     if layout.tolerant:
         _leave_out(tensors, target_of, where)
@@ -81,7 +77,8 @@ def make_config(
     layout: Layout, shapes: dict, file_config: Fields, row: Fields, given: Fields, where: str
 ) -> CrateConfig:
     """A field is the first of: what is given, the table's row, the file's own config, the tensors, the default."""
-    given, told = check_sizes(given), check_sizes(layout.translate(file_config))
+    checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
+    given, told = checked(given), checked(layout.translate(file_config))
     for name, value in told.items():
         if name in own.STRUCTURE and name in given and given[name] != value:
             raise CheckpointError(
@@ -91,7 +88,7 @@ def make_config(
             raise CheckpointError(
                 f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
             )
-    said = {**told, **check_sizes(row), **given}
+    said = {**told, **checked(row), **given}
     inferred = infer_config(layout, shapes, said, where)
     values = {**layout.defaults, **inferred, **said}
     return CrateConfig(

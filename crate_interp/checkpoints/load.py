@@ -17,6 +17,7 @@ from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
 from crate_interp.config import check_names
 from crate_interp.errors import CheckpointError
 from crate_interp.models.sae import SAEConfig
+from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
 
 def load(
@@ -115,10 +116,8 @@ def _resolve(
         path
     ):  # os.path says no where pathlib raises: a name too long for a file is no file
         _has_no(revision, file, str(path))
-        weights = path / own.WEIGHTS
-        if (
-            own.is_foreign(path / own.CONFIG) and weights.exists()
-        ):  # a snapshot of nanochat's repo, say
+        weights = path / WEIGHTS
+        if own.is_foreign(path / CONFIG) and weights.exists():  # a snapshot of nanochat's repo, say
             return _from_file(weights, family, {}, given, dtype, net)
         return _from_folder(path, weights, family, given, dtype, net)
     if os.path.exists(path):
@@ -232,14 +231,14 @@ def _own_repo(
 ) -> Any:
     """A repo made by push_to_hub."""
     try:
-        config = hub.fetch(repo, own.CONFIG, revision=revision, **net)
+        config = hub.fetch(repo, CONFIG, revision=revision, **net)
     except hub.MissingFile:
         raise CheckpointError(
-            f"{repo} has no {own.CONFIG}, so it was not made by push_to_hub: name a weight file of it, ci.load({repo!r}, file='...')."
+            f"{repo} has no {CONFIG}, so it was not made by push_to_hub: name a weight file of it, ci.load({repo!r}, file='...')."
         ) from None
-    weights = hub.fetch(repo, own.WEIGHTS, revision=revision, **net)
+    weights = hub.fetch(repo, WEIGHTS, revision=revision, **net)
     if not own.is_foreign(config):
-        _try_fetch(repo, own.TOKENIZER, revision, net)
+        _try_fetch(repo, TOKENIZER, revision, net)
         return _from_folder(config.parent, weights, family, given, dtype, net)
     for name in TOKENIZER_FILES:
         _try_fetch(repo, name, revision, net)
@@ -261,9 +260,7 @@ def _from_folder(
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     contents = read_file(weights)
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
-        raise CheckpointError(
-            f"family={family!r} contradicts {folder / own.CONFIG}, which says 'sae'."
-        )
+        raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
     if isinstance(cfg, SAEConfig):
         config = {
             "act_name": cfg.hook_name,

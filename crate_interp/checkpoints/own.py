@@ -1,119 +1,21 @@
-"""Our own format: a folder with model.safetensors, config.json and a model card."""
+"""Reads our own format: a folder that save_pretrained wrote (crate_interp/models/saving.py)."""
 
-import json
-import os
-import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
-
-from safetensors.torch import save_file
 
 from crate_interp.checkpoints.tensors import read_config as read_config_file
 from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config import CrateConfig
 from crate_interp.errors import CheckpointError
-from crate_interp.files import write, write_text
 from crate_interp.models.sae import SAEConfig
-from crate_interp.models.tokenizer import Tokenizer
+from crate_interp.models.saving import CONFIG
 
-WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 # Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
 STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step", "n_classes", "d_features",
     "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers", "decoder_n_heads", "d_embed", "text_d_model",
     "text_n_layers", "text_n_heads", "window_pattern", "output_matrix",
 )  # fmt: skip
-
-_CARD = """---
-library_name: crate_interp
-tags: [{family}, white-box-transformer]
----
-# {name}
-
-A `{family}` model of {params:,} parameters.
-
-| field | value |
-|---|---|
-{fields}
-
-Load it with
-
-```python
-import crate_interp as ci
-
-model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
-```
-"""
-
-
-def save(model: Any, folder: Path) -> Path:
-    """Writes the folder, each file whole or not at all; an existing model card is left alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    said = model.cfg.to_dict()
-    config = (
-        json.dumps({"library": "crate_interp", "format": 1, "config": said}, indent=2) + "\n"
-    )  # before anything is replaced
-    weights = _own_memory(model.state_dict())
-    write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
-    tokenizer = _tokenizer(model)
-    if tokenizer is not None:
-        write_text(folder / TOKENIZER, tokenizer.to_json())
-    else:
-        (folder / TOKENIZER).unlink(missing_ok=True)  # of the model that was here before
-    write_text(folder / CONFIG, config)
-    if not (folder / CARD).exists():
-        params = sum(value.numel() for value in weights.values())
-        shown = {
-            name: value
-            for name, value in said.items()
-            if value is not None and name not in ("labels", "family")
-        }
-        fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
-        name = model.cfg.model_name or folder.resolve().name
-        card = _CARD.format(name=name, params=params, family=said["family"], fields=fields)
-        write_text(folder / CARD, card)
-    return folder
-
-
-def _tokenizer(model: Any) -> Tokenizer | None:
-    """The tokenizer that belongs in the folder: one that lay beside the weights, not one of the Hub's."""
-    text = getattr(model, "text", model)
-    if getattr(text.cfg, "tokenizer", None) != "file":
-        return None
-    try:
-        return text.tokenizer or (text.fetch_tokenizer and text.fetch_tokenizer())
-    except CheckpointError as error:
-        warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
-        return None
-
-
-def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """The parameters on the CPU, no two in the same memory, which safetensors does not write."""
-    seen: set[int] = set()
-    kept = {}
-    for name, value in state.items():
-        value = value.detach().cpu().contiguous()
-        place = value.untyped_storage().data_ptr()
-        kept[name] = value.clone() if place in seen else value
-        seen.add(place)
-    return kept
-
-
-def save_new(model: Any, folder: Path) -> Path:
-    """Writes a folder that is not there yet, whole or not at all, also when interrupted; ValueError where one is."""
-    check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
-        part = save(model, Path(place) / folder.name)
-        os.replace(part, folder)
-    return folder
-
-
-def check_new(folder: Path) -> None:
-    """ValueError unless the folder is empty or not there."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")
 
 
 def is_foreign(path: Path) -> bool:

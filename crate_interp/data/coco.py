@@ -12,10 +12,12 @@ from jaxtyping import Bool, UInt8
 from PIL import Image
 from torch import Tensor
 
+from crate_interp import checks
 from crate_interp.data.coco_regions import check_region, region
-from crate_interp.data.files import check_image, inside, names_and_sizes, path_and_option
+from crate_interp.data.files import inside, names_and_sizes, path_and_option
 from crate_interp.data.masks import IGNORE, class_maps
 from crate_interp.data.samples import Samples, picture_samples
+from crate_interp.pictures import check_image
 
 _NEEDED = {  # table -> what its rows must have
     "images": ("id", "file_name", "width", "height"),
@@ -117,7 +119,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
             )
         for number, row in enumerate(rows):
             for field in fields:
-                if field not in row or not _KINDS.get(field, is_int)(row[field]):
+                if field not in row or not _KINDS.get(field, checks.is_int)(row[field]):
                     raise ValueError(
                         f"{str(path)!r}: number {number} of its {table} has no {field} that can be used."
                     )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from crate_interp.data.cutouts import paste, random_square
 from crate_interp.data.files import (
-    check_image,
     first_folders,
     names_and_sizes,
     path_and_option,
@@ -18,7 +17,7 @@ from crate_interp.data.files import (
 )
 from crate_interp.data.masks import class_maps
 from crate_interp.data.samples import Samples
-from crate_interp.models.preprocess import loaded
+from crate_interp.pictures import check_image, loaded
 
 SIDE = 224  # of a composite, before the model's own resize
 COVER = (0.03, 0.97)  # the share of its canvas that an object takes

@@ -7,8 +7,6 @@ from pathlib import Path, PureWindowsPath
 
 from PIL import Image
 
-from crate_interp.models.preprocess import check_depth
-
 
 def path_and_option(text: str) -> tuple[Path, str | None]:
     """A path and what follows its last colon; nothing follows a path that exists as it stands."""
@@ -33,22 +31,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # in a folder that may not be entered
         return False
-
-
-def header(path: Path) -> tuple[str, tuple[int, int]]:
-    """(mode, (width, height)) of a picture; ValueError for a file that is none. Only its first bytes are read."""
-    try:
-        with Image.open(path) as image:
-            return image.mode, image.size
-    except Exception as error:  # every decoder of Pillow has its own
-        raise ValueError(f"cannot read the image {str(path)!r}: {error}") from None
-
-
-def check_image(path: Path) -> tuple[int, int]:
-    """(width, height) of a picture that preprocess can take; ValueError for other files, told by their first bytes."""
-    mode, size = header(path)
-    check_depth(mode, f"the image {str(path)!r}")
-    return size
 
 
 def inside(folder: Path, name: str, where: Path) -> Path:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.data.files import check_image, first_folders, names_and_sizes, pictures_under
+from crate_interp.data.files import first_folders, names_and_sizes, pictures_under
 from crate_interp.data.samples import Samples, picture_samples
 from crate_interp.measures.checks import all_finite
+from crate_interp.pictures import check_image
 
 
 def tensor_samples(

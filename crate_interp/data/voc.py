@@ -7,8 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from crate_interp.data.files import (
-    check_image,
-    header,
     inside,
     names_and_sizes,
     path_and_option,
@@ -16,6 +14,7 @@ from crate_interp.data.files import (
 )
 from crate_interp.data.masks import check_mask, class_maps
 from crate_interp.data.samples import Samples, picture_samples
+from crate_interp.pictures import check_image, header
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.families import FAMILIES
 from crate_interp.models.norm import is_hooked
 
 
@@ -41,9 +40,12 @@ class ConvPatchEmbed(nn.Module):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        bias = FAMILIES[cfg.family]["conv_bias"]
         self.conv = nn.Conv2d(
-            cfg.channels, cfg.d_model, kernel_size=cfg.patch_size, stride=cfg.patch_size, bias=bias
+            cfg.channels,
+            cfg.d_model,
+            kernel_size=cfg.patch_size,
+            stride=cfg.patch_size,
+            bias=cfg.conv_bias,
         )
 
     def forward(

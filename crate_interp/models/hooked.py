@@ -15,7 +15,7 @@ from transformer_lens.utilities.slice import Slice
 
 from crate_interp import checks
 from crate_interp.config import CrateConfig
-from crate_interp.families import FAMILIES
+from crate_interp.config.families import FAMILIES
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.sharing import SharedModel
 
@@ -120,7 +120,7 @@ class HookedModel(HookedRootModule, SharedModel):
         """The dict to fill and the hooks that fill it, not yet on the model (TransformerLens' signature)."""
         cache = {} if cache is None else cache
         cut = Slice.unwrap(pos_slice)
-        pooled = self.cfg.pool == "mean"  # then ln_final sees one pooled token
+        pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
             # autograd goes on to add into a gradient it has handed out

@@ -9,7 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.preprocess import loaded, resize_and_crop, sequence, stack
+from crate_interp.models.preprocess import resize_and_crop, sequence, stack
+from crate_interp.pictures import loaded
 
 
 def preprocess_masks(cfg: CrateConfig, masks: Any) -> UInt8[Tensor, "batch height width"]:

@@ -92,4 +92,4 @@ def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
     """The norm of a family, at the width of its stream."""
     if cfg.normalization_type == "RMS":
         return HookedRMSNorm(cfg.d_model, eps)
-    return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.bias)
+    return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)

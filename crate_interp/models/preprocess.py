@@ -1,7 +1,6 @@
 """From pictures to what a vision model was trained on: resize, centre crop, scale to [0, 1], normalise. Pillow only."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
+from crate_interp.pictures import check_depth, loaded
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -51,25 +51,6 @@ def sequence(images: Any, kind: str = "image") -> list[Any]:
     return several
 
 
-def loaded(image: Any, kind: str = "image") -> tuple[Image.Image, str]:
-    """A picture or path as a picture whose pixels are in memory, and what errors call it; ValueError if unreadable."""
-    what = "an image" if kind == "image" else f"a {kind}"
-    if not isinstance(image, (Image.Image, str, Path)):
-        raise ValueError(
-            f"cannot read {what} from {type(image).__name__}: give PIL images, paths or uint8 arrays."
-        )
-    what = what if isinstance(image, Image.Image) else f"the {kind} {str(image)!r}"
-    try:
-        if isinstance(image, Image.Image):
-            image.load()  # Image.open has read no more than the header
-            return image, what
-        with Image.open(image) as opened:
-            opened.load()
-            return opened, what
-    except Exception as error:  # every decoder of Pillow has its own
-        raise ValueError(f"cannot read {what}: {error}") from None
-
-
 def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
     """The picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
@@ -98,14 +79,6 @@ def resize_and_crop(
             f"resize it, or load the model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
         )
     return image
-
-
-def check_depth(mode: str, what: str) -> None:
-    """ValueError for pictures of more than 8 bits: what their largest value is nobody knows."""
-    if mode.startswith("I;16") or mode in ("I", "F"):
-        raise ValueError(
-            f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first."
-        )
 
 
 def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:

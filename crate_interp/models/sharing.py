@@ -5,9 +5,11 @@ from typing import Any
 
 from huggingface_hub import ModelHubMixin
 
+from crate_interp.models.saving import save
+
 
 class SharedModel(ModelHubMixin):
-    """Folders with model.safetensors, config.json and a model card (crate_interp/checkpoints/own.py)."""
+    """Folders with model.safetensors, config.json and a model card (crate_interp/models/saving.py)."""
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # it returns the folder
         self,
@@ -21,9 +23,7 @@ class SharedModel(ModelHubMixin):
 
         Different from the mixin: config.json is crate_interp's own, and an existing model card is left alone.
         """
-        from crate_interp.checkpoints import own  # the format lives with the other formats
-
-        folder = own.save(self, Path(save_directory))
+        folder = save(self, Path(save_directory))
         if push_to_hub:
             kwargs = {
                 name: value

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.families import FAMILIES
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import (
     ConvPatchEmbed,
@@ -49,9 +48,7 @@ class HookedCrate(ImageMixin, HookedModel):
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
         if self.features is not None:
             self.hook_features = HookPoint()
-        self.unembed = nn.Linear(
-            cfg.d_features or cfg.d_model, cfg.n_classes, bias=FAMILIES[cfg.family]["head_bias"]
-        )
+        self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes, bias=cfg.head_bias)
         set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
         self.setup()
 

@@ -1,0 +1,38 @@
+"""The numbers that make a CRATE: one class of configs per kind of model.
+
+Axes and symbols that the signatures of this library use (tokens are rows):
+
+batch, pos (tokens, the CLS token included), head (K of them), d_model (d), d_head (p),
+d_mlp (width of the sparse code), patch, layer. U_k: subspace bases `[head, d_model, d_head]`.
+D: dictionary `[d_model, d_mlp]`; a code z (a row) reconstructs as `z @ D.T`. Z^l: the stream
+before layer l; Z^{l+1/2}: after MSSA. eta: step size of the sparse step; lambd: its threshold.
+eps is always the epsilon of the papers, not squared.
+"""
+
+from crate_interp.config.base import CrateConfig, check_names, field_names
+from crate_interp.config.clip import CLIPConfig
+from crate_interp.config.families import FAMILIES
+from crate_interp.config.images import ImageConfig
+from crate_interp.config.mae import MAEConfig
+from crate_interp.config.text import TextConfig
+from crate_interp.config.vision import VisionConfig
+
+# the class that CrateConfig(family=...) makes, by the kind of the family
+CrateConfig.classes = {
+    "vision": VisionConfig,
+    "mae": MAEConfig,
+    "text": TextConfig,
+    "clip": CLIPConfig,
+}
+
+__all__ = [
+    "FAMILIES",
+    "CLIPConfig",
+    "CrateConfig",
+    "ImageConfig",
+    "MAEConfig",
+    "TextConfig",
+    "VisionConfig",
+    "check_names",
+    "field_names",
+]

@@ -1,0 +1,304 @@
+"""What the configs of all kinds share: fields of every family, checks, defaults and JSON.
+
+A config holds plain values, so that it can be written as JSON. Nothing here imports torch,
+NumPy or TransformerLens.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from crate_interp import checks
+from crate_interp.config.families import FAMILIES, FIELD_ORDER, OTHER_STEPS, VARIANTS, Facts
+from crate_interp.config.types import DEFAULT, Filled
+
+# Checks the value of a field, given its name, and returns the value in the form that is stored.
+Check = Callable[[str, Any], Any]
+
+# CRATE's code for images leaves the output matrix out where one head spans the whole stream.
+_NO_MATRIX_FOR_ONE_HEAD = ("crate", "crate-alpha", "crate-mae")
+
+
+def choice(choices: Collection[str]) -> Check:
+    """Returns the check of a field that takes one of `choices`."""
+    return partial(checks.one_of, choices=choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrateConfig:
+    """The shape and constants of one hooked model.
+
+    `CrateConfig(family=...)` makes a config of the family's kind: a VisionConfig, MAEConfig,
+    TextConfig or CLIPConfig (crate_interp/config/). Each has the fields below and its own.
+
+    A field that is left at None takes the published default of its family: `sparse_step`,
+    `lambd`, `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses
+    the output map of MSSA (crate_interp/models/attention.py), `sparse_step` the step that
+    follows MSSA (crate_interp/models/sparsify.py). `output_matrix` says whether MSSA has an
+    output matrix. None means: as in the official code for images, which leaves the matrix out
+    where one head spans the whole stream. `n_ctx` and `d_vocab` are required for text; for
+    images they follow from the other fields.
+
+    Raises ValueError, naming the field, for a value that cannot be used and for a field that
+    models of this family do not have.
+    """
+
+    kind: ClassVar[str]  # which forward: "vision", "mae", "text" or "clip"
+    classes: ClassVar[dict[str, type["CrateConfig"]]]  # kind -> class, set in config/__init__.py
+    derived: ClassVar[tuple[str, ...]] = ()  # fields that follow from others and are not saved
+    checked: ClassVar[dict[str, Check]] = {
+        "variant": choice(VARIANTS),
+        "d_model": checks.count,
+        "n_layers": checks.count,
+        "n_heads": checks.count,
+        "d_head": checks.count,
+        "d_mlp": checks.count,
+        "n_ctx": checks.count,
+        "d_vocab": checks.count,
+        "output_matrix": checks.flag,
+        "eta": checks.non_negative,
+        "lambd": checks.non_negative,
+        "ln_eps": checks.non_negative,
+        "ln_final_eps": checks.non_negative,
+    }
+
+    family: str
+    d_model: int
+    n_layers: int
+    n_heads: int
+    variant: str = "crate"
+    output_matrix: Filled[bool] = DEFAULT
+    sparse_step: Filled[str] = DEFAULT
+    d_head: Filled[int] = DEFAULT
+    d_mlp: Filled[int] = DEFAULT
+    eta: float = 0.1
+    lambd: Filled[float] = DEFAULT
+    ln_eps: Filled[float] = DEFAULT
+    ln_final_eps: Filled[float] = DEFAULT
+    n_ctx: Filled[int] = DEFAULT
+    d_vocab: Filled[int] = DEFAULT
+    model_name: str | None = None
+
+    # What TransformerLens reads and its tools switch while a model lives. A model owns a copy
+    # of its config and writes these with models.hooked.set_runtime. They are neither saved nor
+    # compared. The first two are a torch.device and a torch.dtype.
+    device: Any = field(default=None, init=False, compare=False, repr=False)
+    dtype: Any = field(default=None, init=False, compare=False, repr=False)
+    use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
+    use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
+
+    def __new__(cls, **values: Any) -> Any:
+        if cls is CrateConfig:
+            family = checks.one_of("family", values.get("family"), FAMILIES)
+            cls = CrateConfig.classes[FAMILIES[family]["kind"]]
+        cls._check_own(values)
+        return object.__new__(cls)
+
+    if TYPE_CHECKING:  # lets type checkers take the fields of every kind from a CrateConfig
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __post_init__(self) -> None:
+        checks.one_of("family", self.family, FAMILIES)
+        if self.facts["kind"] != self.kind:
+            raise ValueError(
+                f"family={self.family!r} is of kind {self.facts['kind']!r}, not {self.kind!r}: "
+                "use CrateConfig(family=...), which makes a config of the right kind."
+            )
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        self._set(**self.checked_values(values))
+        self._set(**{k: self.facts.get(k) for k in values if getattr(self, k) is None})
+        self._fill_sizes()
+        self._check_steps()
+        self._check_kind()
+
+    @classmethod
+    def _check_own(cls, values: Mapping[str, Any]) -> None:
+        """Raises ValueError where a key is a field of no kind, or of other kinds only."""
+        check_names(values)
+        own = [f.name for f in dataclasses.fields(cls)]
+        for name in values:
+            if name not in own:
+                raise ValueError(
+                    f"{name}={values[name]!r}: models of family {values.get('family')!r} have no "
+                    f"{name}; {cls._who_has(name)}. {checks.did_you_mean(name, own)}".rstrip()
+                )
+
+    @classmethod
+    def _who_has(cls, name: str) -> str:
+        """Returns the kinds and families that have a field, as words of an error."""
+        kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
+        families = [family for family, facts in FAMILIES.items() if facts["kind"] in kinds]
+        return f"models of kind {' and '.join(kinds)} have it: {', '.join(families)}"
+
+    @classmethod
+    def checked_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns values of some of the fields in the form that a config stores.
+
+        Counts become ints, sizes (h, w), lists tuples. None stays where a field may be None.
+        Raises ValueError, naming the field, for a value that cannot be used.
+        """
+        fields = cls.__dataclass_fields__
+        return {
+            name: value
+            if name not in cls.checked or (value is None and fields[name].default is None)
+            else cls.checked[name](name, value)
+            for name, value in values.items()
+        }
+
+    def _set(self, **values: Any) -> None:
+        """Writes fields of this frozen config while it is made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _fill_sizes(self) -> None:
+        """Replaces None by the default that follows from other fields."""
+        if self.d_head is None:
+            self._set(d_head=self.share("n_heads", "d_model"))
+        if self.d_mlp is None:
+            ratio = 1 if self.sparse_step == "ista" else self.facts["d_mlp_ratio"]
+            self._set(d_mlp=self.d_model * ratio)
+        if self.output_matrix is None:
+            spans = self.n_heads == 1 and self.d_head == self.d_model
+            left_out = spans and self.family in _NO_MATRIX_FOR_ONE_HEAD
+            self._set(output_matrix=self.variant in ("crate", "fix") and not left_out)
+
+    def share(self, heads: str, width: str) -> int:
+        """Returns the width of one head, given the names of the two fields.
+
+        Raises ValueError unless the number of heads divides the width.
+        """
+        n, d = getattr(self, heads), getattr(self, width)
+        if d % n:
+            other = ", or d_head" if heads == "n_heads" else ""
+            raise ValueError(
+                f"{heads}={n} does not divide {width}={d}: give another {heads}{other}."
+            )
+        return d // n
+
+    def _check_steps(self) -> None:
+        steps = (self.facts["sparse_step"], *OTHER_STEPS.get(self.family, ()))
+        checks.one_of("sparse_step", self.sparse_step, steps)
+        if self.sparse_step == "ista" and self.d_mlp != self.d_model:
+            raise ValueError(
+                f"d_mlp={self.d_mlp} with family={self.family!r}: its dictionary is square, "
+                f"so d_mlp is d_model={self.d_model}."
+            )
+        if self.variant in ("t", "identity") and self.n_heads * self.d_head != self.d_model:
+            raise ValueError(
+                f"variant={self.variant!r} needs n_heads * d_head = d_model, "
+                f"got {self.n_heads} * {self.d_head} != {self.d_model}."
+            )
+        if self.output_matrix and self.variant not in ("crate", "fix"):
+            raise ValueError(
+                f"variant={self.variant!r} has no output matrix of its own: "
+                "leave output_matrix out."
+            )
+        if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
+            raise ValueError(
+                f"variant={self.variant!r}: only families crate and crate-alpha have it."
+            )
+
+    def _check_kind(self) -> None:
+        """Checks what only configs of one kind have."""
+
+    def check_given(self, *names: str) -> None:
+        """Raises ValueError where one of these fields is None."""
+        for name in names:
+            if getattr(self, name) is None:
+                raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as JSON-native values; `CrateConfig.from_dict` is its inverse."""
+        own = [name for name in FIELD_ORDER if name in self.__dataclass_fields__]
+        return {
+            name: list(value) if isinstance(value := getattr(self, name), tuple) else value
+            for name in own
+            if name not in self.derived
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "CrateConfig":
+        """Returns the config of `to_dict`'s values.
+
+        Raises ValueError, with the nearest names, where a key is no field.
+        """
+        return cls(**values)
+
+    @property
+    def facts(self) -> Facts:
+        """What sets the family apart (crate_interp/config/families.py)."""
+        return FAMILIES[self.family]
+
+    @property
+    def residual(self) -> bool:
+        """Whether the output of the sparse step is added to the stream; ISTA replaces it."""
+        return self.facts["residual"] and self.sparse_step != "ista"
+
+    @property
+    def tied(self) -> bool:
+        """Whether query, key and value are one code."""
+        return self.facts["tied"]
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return self.facts.get("causal", False)
+
+    @property
+    def rotary(self) -> bool:
+        """Whether positions enter as rotations of the codes."""
+        return self.family == "nanochat-crate"
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the output map of attention has a bias."""
+        return bool(self.facts["output_bias"])
+
+    # The names that TransformerLens' utilities read from a config.
+    @property
+    def d_vocab_out(self) -> int:
+        return self.d_vocab
+
+    @property
+    def eps(self) -> float:
+        return self.ln_eps
+
+    @property
+    def default_prepend_bos(self) -> bool:
+        return False
+
+    @property
+    def normalization_type(self) -> str:
+        return self.facts["norm"]
+
+    @property
+    def final_rms(self) -> bool:
+        return self.normalization_type == "RMS"
+
+    @property
+    def positional_embedding_type(self) -> str:
+        return "rotary" if self.rotary else "standard"
+
+    n_key_value_heads = None
+    attn_only = False
+    gated_mlp = False
+    act_fn = "relu"
+
+
+def field_names() -> tuple[str, ...]:
+    """Returns the names of the fields that configs of any kind are made from, in order."""
+    return FIELD_ORDER
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the nearest names, where a key is a field of no kind of config."""
+    for name in values:
+        if name not in FIELD_ORDER:
+            hint = checks.did_you_mean(
+                name, FIELD_ORDER, f"The fields are: {', '.join(FIELD_ORDER)}."
+            )
+            raise ValueError(f"CrateConfig has no field {name!r}. {hint}")

@@ -1,0 +1,91 @@
+"""What sets the families of CRATE apart, as data: facts, defaults and choices."""
+
+from typing import NotRequired, TypedDict
+
+VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
+POOLS = ("cls", "mean")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+TOKENIZERS = ("gpt2", "bert", "file")
+
+
+class Facts(TypedDict):
+    """What is true of every model of one family."""
+
+    kind: str  # which forward, and which class of configs
+    sparse_step: str  # what follows attention (crate_interp/models/sparsify.py, baseline.py)
+    d_mlp_ratio: int  # width of its code over d_model
+    residual: bool  # whether the stream is added to the output of the sparse step
+    tied: bool  # whether query, key and value are one code
+    output_bias: bool | None  # of attention; None: as the config's `bias` says
+    norm: str  # "LN" or "RMS"
+    ln_eps: float
+    ln_final_eps: float
+    lambd: float
+    conv_bias: NotRequired[bool]  # of the patch embedding, where it is a convolution
+    head_bias: NotRequired[bool]  # of the map to classes, where there is one
+    causal: NotRequired[bool]
+    prepend_bos: NotRequired[bool]
+    softcap: NotRequired[float]
+
+
+FAMILIES: dict[str, Facts] = {
+    "crate": {  # Ma-Lab-Berkeley/CRATE model/crate.py
+        "kind": "vision", "sparse_step": "ista", "d_mlp_ratio": 1, "residual": False,
+        "tied": True, "output_bias": True, "head_bias": True, "norm": "LN",
+        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1,
+    },
+    "crate-alpha": {  # UCSC-VLAA/CRATE-alpha torch_inference/model/crate_alpha.py
+        "kind": "vision", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
+        "tied": True, "output_bias": False, "conv_bias": True, "head_bias": True, "norm": "LN",
+        "ln_eps": 1e-6, "ln_final_eps": 1e-5, "lambd": 0.1,
+    },
+    "crate-mae": {  # Ma-Lab-Berkeley/CRATE model/crate_ae
+        "kind": "mae", "sparse_step": "ista", "d_mlp_ratio": 1, "residual": False,
+        "tied": True, "output_bias": True, "conv_bias": True, "norm": "LN",
+        "ln_eps": 1e-5, "ln_final_eps": 1e-6, "lambd": 0.5,
+    },
+    "crate-lm": {  # crate-lm/crate-lm crate_overcomplete.py; crate.py with sparse_step="ista"
+        "kind": "text", "sparse_step": "tied-odl", "d_mlp_ratio": 4, "residual": False,
+        "tied": True, "output_bias": True, "norm": "LN",
+        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1, "causal": True, "prepend_bos": False,
+    },
+    "gpt-baseline": {  # crate-lm/crate-lm gpt.py
+        "kind": "text", "sparse_step": "mlp-relu", "d_mlp_ratio": 4, "residual": True,
+        "tied": False, "output_bias": None, "norm": "LN",
+        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.1, "causal": True, "prepend_bos": False,
+    },
+    "nanochat-crate": {  # modularflow/nanochat-crate-a nanochat/crate.py
+        "kind": "text", "sparse_step": "threshold", "d_mlp_ratio": 4, "residual": True,
+        "tied": True, "output_bias": False, "norm": "RMS",
+        "ln_eps": 2.0**-23, "ln_final_eps": 2.0**-23, "lambd": 0.1, "causal": True,
+        "prepend_bos": True, "softcap": 15.0,
+    },
+    "clipa": {  # UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py: both towers
+        "kind": "clip", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
+        "tied": True, "output_bias": False, "norm": "LN",
+        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "prepend_bos": True,
+    },
+    "clipa-visual": {  # its image tower
+        "kind": "vision", "sparse_step": "odl", "d_mlp_ratio": 4, "residual": True,
+        "tied": True, "output_bias": False, "conv_bias": False, "head_bias": False, "norm": "LN",
+        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1,
+    },
+    "clipa-text": {  # its text tower: a plain transformer
+        "kind": "text", "sparse_step": "mlp-gelu", "d_mlp_ratio": 4, "residual": True,
+        "tied": False, "output_bias": None, "norm": "LN",
+        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "causal": False, "prepend_bos": True,
+    },
+}  # fmt: skip
+
+# The sparse steps that a family may have beside its own: its authors published models of both.
+OTHER_STEPS = {"crate-alpha": ("ista",), "crate-lm": ("ista",)}
+
+# The fields of all kinds of configs in the order in which config.json has them.
+FIELD_ORDER = (
+    "family", "d_model", "n_layers", "n_heads", "variant", "output_matrix", "sparse_step",
+    "image_size", "patch_size", "channels", "n_classes", "d_features", "d_head", "d_mlp", "eta",
+    "lambd", "ln_eps", "ln_final_eps", "n_ctx", "d_vocab", "bias", "window", "window_pattern",
+    "softcap", "rotary_base", "tokenizer", "prepend_bos", "decoder_n_layers", "decoder_n_heads",
+    "norm_pix_loss", "d_embed", "text_d_model", "text_n_layers", "text_n_heads", "pool",
+    "interpolate_pos", "resize", "crop", "interpolation", "mean", "std", "labels", "model_name",
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""What the configs of models that see images share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from crate_interp import checks
+from crate_interp.config.base import Check, CrateConfig, choice
+from crate_interp.config.families import INTERPOLATIONS
+from crate_interp.config.types import SideOrSize, Size
+
+
+def side_or_size(name: str, value: Any) -> int | tuple[int, int]:
+    """Returns the length of a side as an int, or a size as (height, width).
+
+    Raises ValueError, with the field's `name`, for anything else.
+    """
+    return (
+        checks.size(name, value) if isinstance(value, (list, tuple)) else checks.count(name, value)
+    )
+
+
+def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    """Returns a list or another sequence as a tuple.
+
+    Raises ValueError, with the field's `name`, for a string and for anything else.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ValueError(f"{name}={value!r}: give a list, or None.")
+    return tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(CrateConfig):
+    """A config of a model that sees images.
+
+    `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`,
+    `crop`, `interpolation`, `mean` and `std` say what `model.preprocess` does: `resize` is the
+    length of the shorter side, or (h, w). `interpolate_pos` lets images of other sizes in.
+    """
+
+    checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
+        "interpolation": choice(INTERPOLATIONS),
+        "interpolate_pos": checks.flag,
+        "channels": checks.count,
+        "image_size": checks.size,
+        "patch_size": checks.size,
+        "resize": side_or_size,
+        "crop": side_or_size,
+        "mean": as_tuple,
+        "std": as_tuple,
+    }
+
+    image_size: Size = (224, 224)
+    patch_size: Size = (16, 16)
+    channels: int = 3
+    interpolate_pos: bool = False
+    resize: SideOrSize | None = None
+    crop: SideOrSize | None = None
+    interpolation: str = "bilinear"
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def _check_kind(self) -> None:
+        (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
+        if height % patch_h or width % patch_w:
+            nearest = (
+                height // patch_h * patch_h or patch_h,
+                width // patch_w * patch_w or patch_w,
+            )
+            raise ValueError(
+                f"image_size={self.image_size} is not a multiple of "
+                f"patch_size={self.patch_size} on both sides: "
+                f"give an image_size such as {nearest}."
+            )
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std go together: give both, or neither.")
+        for name, above in (("mean", ""), ("std", ", above 0")):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.channels:
+                raise ValueError(
+                    f"{name} has {len(value)} values for channels={self.channels}: "
+                    "give one per channel."
+                )
+            if value is not None and not all(
+                checks.is_number(x) and (x > 0 or not above) for x in value
+            ):
+                raise ValueError(f"{name}={value!r}: give finite numbers{above}.")
+
+    def _derive(self, **values: int) -> None:
+        """Writes fields that follow from others.
+
+        Raises ValueError where one was given and has another value.
+        """
+        for name, value in values.items():
+            if getattr(self, name) not in (None, value):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} contradicts the other fields, "
+                    f"which make it {value}."
+                )
+        self._set(**values)
+
+    @property
+    def conv_bias(self) -> bool:
+        """Whether the convolution that embeds the patches has a bias."""
+        return self.facts.get("conv_bias", False)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across, (h, w)."""
+        (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
+        return height // patch_h, width // patch_w
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of an image, CLS included."""
+        return self.grid[0] * self.grid[1] + 1
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in one patch."""
+        return self.patch_size[0] * self.patch_size[1] * self.channels

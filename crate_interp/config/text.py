@@ -1,0 +1,65 @@
+"""The config of language models, and of a text tower."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from crate_interp import checks
+from crate_interp.config.base import Check, CrateConfig, choice
+from crate_interp.config.families import TOKENIZERS
+
+
+def window_letters(name: str, value: Any) -> str:
+    """Returns a pattern of the letters S (short) and L (long).
+
+    Raises ValueError, with the field's `name`, for anything else.
+    """
+    if not isinstance(value, str) or not value or set(value) - set("SL"):
+        raise ValueError(f"{name}={value!r}: give letters S (short) and L (long).")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(CrateConfig):
+    """The config of a language model, which needs `n_ctx` and `d_vocab`.
+
+    `bias` (gpt-baseline): whether its Linears and LayerNorms have one. `window`,
+    `window_pattern`, `softcap` and `rotary_base` belong to nanochat-crate. `tokenizer`: "gpt2",
+    "bert", or "file" for one that lies beside the weights; `prepend_bos`: whether its separator
+    comes first. `d_embed` is the width in which a text tower ends.
+    """
+
+    kind: ClassVar[str] = "text"
+    checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
+        "bias": checks.flag,
+        "window": checks.flag,
+        "window_pattern": window_letters,
+        "softcap": checks.positive,
+        "rotary_base": checks.positive,
+        "tokenizer": choice(TOKENIZERS),
+        "prepend_bos": checks.flag,
+        "d_embed": checks.count,
+    }
+
+    bias: bool = False
+    window: bool = False
+    window_pattern: str = "L"
+    softcap: float | None = None
+    rotary_base: float = 10000.0
+    tokenizer: str | None = None
+    prepend_bos: bool | None = None
+    d_embed: int | None = None
+
+    def _check_kind(self) -> None:
+        self.check_given("n_ctx", "d_vocab")
+        if self.rotary and self.d_head % 2:
+            raise ValueError(f"d_head={self.d_head}: rotary codes need an even d_head.")
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether the output map of attention has a bias."""
+        bias = self.facts["output_bias"]
+        return self.bias if bias is None else bias
+
+    @property
+    def default_prepend_bos(self) -> bool:
+        return bool(self.prepend_bos)
