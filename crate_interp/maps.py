@@ -1,6 +1,6 @@
-"""Maps over the patches of images, read from a cache: attention of any query, atoms, principal components, roll-out."""
+"""Maps over the patches of images, read from a cache: attention, atoms, components, roll-out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,25 +11,32 @@ from tqdm.auto import tqdm
 
 from crate_interp import checks
 from crate_interp.measures import attention_map, attention_rollout, pca_map
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.hooked import HookedModel, NamesFilter
 
 Grid = tuple[int, int]
+Size = int | Sequence[int]  # (rows, columns); an int stands for a square
+Query = (
+    int | np.integer | Sequence[int]
+)  # the number of a token, 0 for CLS, or (row, column) of a patch
 
 
 def attention(
-    cache: Any,
+    cache: CrateCache,
     layer: int,
     *,
-    query: Any = 0,
+    query: Query = 0,
     scaled: bool = True,
     cls_key: bool = True,
-    grid: Any = None,
+    grid: Size | None = None,
 ) -> Float[Tensor, "batch head h w"]:
-    """What one query of a layer attends to, per head, over the grid of patches (`ci.measures.attention_map`).
+    """Returns what one query of a layer attends to, per head, over the grid of patches.
 
-    cache: of `model.run_with_cache(images)`, with attn.hook_pattern of the layer, or where scaled or cls_key is False with attn.hook_q
-    and attn.hook_k. query: 0 for CLS, or (row,
-    column) of a patch. grid: rows and columns of patches, needed where the images were not of the model's own size.
-    Raises KeyError for points that were not cached, ValueError for a layer, query or grid that does not fit.
+    The weights are those of `ci.measures.attention_map`. cache: of `model.run_with_cache(images)`,
+    with attn.hook_pattern of the layer; if scaled or cls_key is False, with attn.hook_q and
+    attn.hook_k. query: 0 for CLS, or (row, column) of a patch. grid: rows and columns of patches,
+    needed if the images do not have the model's own size. Raises KeyError for points that were not
+    cached, ValueError for a layer, query or grid that does not fit.
     """
     if scaled and cls_key:  # what the model computed, with the edits that hooks made
         pattern = _whole_pattern(cache, layer)
@@ -41,39 +48,54 @@ def attention(
 
 
 def codes(
-    cache: Any, layer: int, atoms: Any, *, point: str = "mlp.hook_post", grid: Any = None
+    cache: CrateCache,
+    layer: int,
+    atoms: int | Sequence[int | np.integer] | Tensor | np.ndarray,
+    *,
+    point: str = "mlp.hook_post",
+    grid: Size | None = None,
 ) -> Float[Tensor, "batch atom h w"]:
-    """How strongly each patch uses some atoms of a layer's dictionary: entries of the sparse code over the grid.
+    """Returns how strongly each patch uses some atoms of a layer, over the grid of patches.
 
-    atoms: their numbers, 0 to d_mlp - 1. point: another code, such as "mlp.hook_pre" before the ReLU. Raises as `attention`.
+    The numbers are entries of the sparse code. atoms: their numbers, 0 to d_mlp - 1. point: another
+    code, such as "mlp.hook_pre" before the ReLU. grid, and what is raised: as in `attention`;
+    ValueError for atoms that the layer does not have.
     """
     values = _point(cache, layer, point)  # [batch, pos, d_mlp]
-    wanted: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
-    wanted = list(wanted) if isinstance(wanted, (list, tuple, range)) else [wanted]
-    if not wanted or not all(
-        checks.is_int(atom) and 0 <= atom < values.shape[-1] for atom in wanted
-    ):
-        raise ValueError(f"atoms={atoms!r}: give whole numbers from 0 to {values.shape[-1] - 1}.")
+    listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
+    wanted = list(listed) if isinstance(listed, (list, tuple, range)) else [listed]
+    count = values.shape[-1]
+    if not wanted or not all(checks.is_int(atom) and 0 <= atom < count for atom in wanted):
+        raise ValueError(f"atoms={atoms!r}: give whole numbers from 0 to {count - 1}.")
     patches = values[:, 1:, wanted].transpose(1, 2)  # [batch, atom, patch]
     return patches.unflatten(-1, _grid(cache, patches.shape[-1], grid))
 
 
 def components(
-    cache: Any, layer: int, n_components: int = 3, *, point: str = "attn.hook_k", grid: Any = None
+    cache: CrateCache,
+    layer: int,
+    n_components: int = 3,
+    *,
+    point: str = "attn.hook_k",
+    grid: Size | None = None,
 ) -> Float[Tensor, "batch component h w"]:
-    """The patches' codes on their first principal components over all images of the cache (`ci.measures.pca_map`).
+    """Returns the patches' codes on their first principal components, over the grid of patches.
 
-    point: "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or one of the stream, "hook_resid_post". Raises
-    as `attention`.
+    The components are those of all images of the cache (`ci.measures.pca_map`). point:
+    "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or one of the stream, such
+    as "hook_resid_post". grid, and what is raised: as in `attention`.
     """
     features = _point(cache, layer, point).flatten(2)[:, 1:]  # [batch, patch, d]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
 
 
-def rollout(cache: Any, *, query: Any = 0, grid: Any = None) -> Float[Tensor, "batch h w"]:
-    """What reaches one query through the attention of all layers (`ci.measures.attention_rollout`), over the grid.
+def rollout(
+    cache: CrateCache, *, query: Query = 0, grid: Size | None = None
+) -> Float[Tensor, "batch h w"]:
+    """Returns what reaches one query through the attention of all layers, over the grid of patches.
 
-    query: as in `attention`; in CRATE the sparse step re-codes the stream between layers, which no roll-out sees. Raises as `attention`.
+    It is `ci.measures.attention_rollout`. In CRATE the sparse step re-codes the stream between
+    layers, which no roll-out sees. query, grid, and what is raised: as in `attention`.
     """
     count = len(cache.model.blocks)
     patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
@@ -82,47 +104,30 @@ def rollout(cache: Any, *, query: Any = 0, grid: Any = None) -> Float[Tensor, "b
 
 
 def windowed(
-    model: Any,
-    images: Any,
-    read: Callable[[Any], Any],
+    model: HookedModel,
+    images: Float[Tensor, "batch channels height width"],
+    read: Callable[[CrateCache], Tensor],
     *,
-    stride: Any = None,
-    names: Any = None,
+    stride: Size | None = None,
+    names: NamesFilter = None,
     progress: bool = True,
 ) -> Float[Tensor, "batch map h w"]:
-    """Maps of images larger than the model's, from overlapping windows of its own size; where windows overlap, their mean.
+    """Returns maps of images larger than the model's, from overlapping windows of its own size.
 
-    images `[batch, channels, height, width]`. read(cache) -> maps `[batch, map, h, w]` of one window, such as `lambda cache:
-    ci.maps.attention(cache, 4)`. stride: pixels between windows, or (rows, columns), multiples of the patch, None for half a
-    window; the last window of a row ends at the edge. names: names_filter of the caches, one of which is held at a time.
-    Attention is a share within its window: a window without the object attends elsewhere. Raises ValueError for images smaller
-    than a window, sides that are no multiples of the patch, a stride that leaves gaps.
+    Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
+    maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
+    between windows, or (rows, columns), multiples of the patch; None is half a window. The last
+    window of a row ends at the edge. names: the names_filter of the caches; one cache is held at a
+    time. Attention is a share within its window: a window without the object attends elsewhere.
+    Raises ValueError for images smaller than a window, sides that are not multiples of the patch,
+    and a stride that leaves gaps.
     """
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images are [batch, channels, height, width], got {got}.")
-    (tall, wide), (height, width) = images.shape[2:], model.cfg.image_size
-    patch = model.cfg.patch_size
-    if tall < height or wide < width or tall % patch[0] or wide % patch[1]:
-        raise ValueError(
-            f"images are {tall} x {wide}: windows of {height} x {width} need at least that, in multiples of the patch {patch}; "
-            "model.pad(images) makes multiples."
-        )
-    half = [max(side // 2 // p, 1) * p for side, p in zip((height, width), patch, strict=True)]
-    steps = half if stride is None else checks.size("stride", stride)
-    if any(
-        step % p or step > side for step, p, side in zip(steps, patch, (height, width), strict=True)
-    ):
-        raise ValueError(
-            f"stride={stride}: give a multiple of the patch {patch}, at most a window, {height} x {width}."
-        )
-    corners = [
-        (top, left)
-        for top in _starts(tall, height, steps[0])
-        for left in _starts(wide, width, steps[1])
-    ]
-    total: Any = None
-    seen = torch.zeros(tall // patch[0], wide // patch[1], device=images.device)
+    corners = _corners(model, images, stride)
+    (height, width), patch = model.cfg.image_size, model.cfg.patch_size
+    seen = torch.zeros(
+        images.shape[2] // patch[0], images.shape[3] // patch[1], device=images.device
+    )
+    total: Tensor | None = None
     for top, left in tqdm(corners, desc="windows", disable=not progress):
         window = images[:, :, top : top + height, left : left + width]
         with torch.no_grad():
@@ -130,68 +135,100 @@ def windowed(
         maps = read(cache)
         if maps.ndim != 4:
             raise ValueError(
-                f"read(cache) gave shape {list(maps.shape)}: maps of one window are [batch, map, h, w]."
+                f"read(cache) returned shape {list(maps.shape)}: maps of one window are "
+                "[batch, map, h, w]."
             )
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
         total = maps.new_zeros(*maps.shape[:2], *seen.shape) if total is None else total
         total[:, :, rows, columns] += maps
         seen[rows, columns] += 1
+    assert total is not None  # there is at least one window
     return total / seen
 
 
+def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tuple[int, int]]:
+    """Returns the top left corner of every window."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images are [batch, channels, height, width], got {got}.")
+    sides, window, patch = images.shape[2:], model.cfg.image_size, model.cfg.patch_size
+    if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
+        raise ValueError(
+            f"images are {sides[0]} x {sides[1]}: windows of {window[0]} x {window[1]} need at "
+            f"least that, in multiples of the patch {patch}; model.pad(images) makes multiples."
+        )
+    half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
+    steps = half if stride is None else checks.size("stride", stride)
+    if any(step % p or step > w for step, p, w in zip(steps, patch, window, strict=True)):
+        raise ValueError(
+            f"stride={stride}: give a multiple of the patch {patch} that is at most a window, "
+            f"{window[0]} x {window[1]}."
+        )
+    tops, lefts = (_starts(*sizes) for sizes in zip(sides, window, steps, strict=True))
+    return [(top, left) for top in tops for left in lefts]
+
+
 def _starts(length: int, window: int, step: int) -> list[int]:
-    """Where windows begin along one side; the last one ends at the edge."""
+    """Returns where windows begin along one side; the last one ends at the edge."""
     return sorted({*range(0, length - window + 1, step), length - window})
 
 
-def _point(cache: Any, layer: int, point: str) -> Tensor:
+def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
+    if not isinstance(cache, CrateCache):
+        raise ValueError(
+            "maps are read from the cache of model.run_with_cache(images), got "
+            f"{type(cache).__name__}."
+        )
     if not cache.model.has_cls:
         raise ValueError(
-            "maps over patches are read from the cache of a model of images; of a CLIP give cache.visual."
+            "maps over patches are read from the cache of a model of images; of a CLIP give "
+            "cache.visual."
         )
     return cache.at(point, layer)
 
 
-def _whole_pattern(cache: Any, layer: int) -> Tensor:
-    """The attention of all queries `[batch, head, query, key]`; a slice of them has another token in each one's place."""
+def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
+    """Returns the attention of all queries `[batch, head, query, key]`.
+
+    Raises ValueError for a slice of them, in which other tokens take each one's place.
+    """
     pattern = _point(cache, layer, "attn.hook_pattern")
     if pattern.shape[-2] != pattern.shape[-1]:
         raise ValueError(
-            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: run_with_cache without pos_slice."
+            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: run_with_cache "
+            "without pos_slice."
         )
     return pattern
 
 
-def _grid(cache: Any, patches: int, grid: Any) -> Grid:
-    own = cache.model.cfg.grid
-    found = own if grid is None else checks.size("grid", grid)
-    if found[0] * found[1] != patches:
+def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
+    rows, columns = cache.model.cfg.grid if grid is None else checks.size("grid", grid)
+    if rows * columns != patches:
         raise ValueError(
-            f"there are {patches} patches, the grid is {found[0]} x {found[1]}: give grid=(rows, columns), the image's sides "
-            f"divided by the patch {cache.model.cfg.patch_size}."
+            f"there are {patches} patches, the grid is {rows} x {columns}: give "
+            "grid=(rows, columns), the image's sides divided by the patch "
+            f"{cache.model.cfg.patch_size}."
         )
-    return found
+    return rows, columns
 
 
-def _position(query: Any, grid: Grid) -> int:
-    """Where a query is among the tokens: CLS, then the patches row by row."""
+def _position(query: Query, grid: Grid) -> int:
+    """Returns the place of a query among the tokens: CLS, then the patches row by row."""
     count = grid[0] * grid[1] + 1
-    if checks.is_int(query):
-        if not -count <= query < count:
-            raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
-        return int(query)
-    if (
-        not isinstance(query, (tuple, list))
-        or len(query) != 2
-        or not all(checks.is_int(place) for place in query)
-    ):
+    if isinstance(query, (tuple, list)) and len(query) == 2 and all(map(checks.is_int, query)):
+        row, column = query
+        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+            raise ValueError(
+                f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to "
+                f"{grid[1] - 1}."
+            )
+        return 1 + row * grid[1] + column
+    if not checks.is_int(query):
         raise ValueError(
             f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch."
         )
-    row, column = query
-    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
-        raise ValueError(
-            f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}."
-        )
-    return 1 + row * grid[1] + column
+    place: Any = query
+    if not -count <= place < count:
+        raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
+    return int(place)

@@ -134,7 +134,10 @@ def test_read_works_on_any_model_with_blocks():
 
 
 def test_crate_hooks_needs_torch_alone():
-    code = "import crate_hooks, sys; print(sorted(m for m in sys.modules if m.startswith(('crate_interp', 'transformer_lens'))))"
+    code = (
+        "import crate_hooks, sys; print(sorted(m for m in sys.modules if "
+        "m.startswith(('crate_interp', 'transformer_lens'))))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

@@ -103,7 +103,7 @@ def test_positions(tokens):
         with pytest.raises(ValueError, match=match):
             ci.probes.attention(tokens=wrong)
     for wrong, match in (
-        ([13], "the position 13, and there are 13 tokens"),
+        ([13], "the position 13: there are 13 tokens"),
         ([0, -13], "names a position twice"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -377,6 +377,7 @@ def test_unscaled_maps_are_the_papers():
     assert (sizes[0] != sizes[1]).any()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_judged_is_refused_before_work_starts():
     """Even one forward would stop the test."""
     net, data = model(), dataset()

@@ -19,6 +19,8 @@ from crate_interp.config.families import FAMILIES
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.sharing import SharedModel
 
+NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+
 # Points that fire only while a switch of model.cfg is on, and how to switch it on.
 GATED = {
     "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),

@@ -1,4 +1,4 @@
-"""What a measure means on a model. The built-in probes are functions that return a Probe, as a user's own would be."""
+"""What a measure means on a model. The built-in probes are functions that return a Probe."""
 
 from collections.abc import Sequence
 
@@ -33,15 +33,19 @@ __all__ = [
 
 
 def available() -> list[str]:
-    """The names of the built-in probes."""
+    """Returns the names of the built-in probes."""
     return list(_BUILT_IN)
 
 
 def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
-    """Probe objects for names and/or probes; None is DEFAULT. ValueError for unknown names, none, or two of a name."""
+    """Returns Probe objects for names, probes or both; None stands for the names in DEFAULT.
+
+    Raises ValueError for unknown names, for no probe at all, and for two probes of one name.
+    """
     if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
         raise ValueError(
-            f"cannot take probes from {type(probes).__name__}: give names such as {', '.join(DEFAULT)}."
+            f"probes are names or ci.Probe objects, got {type(probes).__name__}: give names such as "
+            f"{', '.join(DEFAULT)}."
         )
     asked = (
         DEFAULT
@@ -50,23 +54,25 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
         if isinstance(probes, (str, Probe))
         else list(probes)
     )
-    found = [_named(probe) if isinstance(probe, str) else probe for probe in asked]
-    if not found:
+    resolved = [_named(probe) if isinstance(probe, str) else probe for probe in asked]
+    if not resolved:
         raise ValueError(
             f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these."
         )
-    for probe in found:
+    for probe in resolved:
         if not isinstance(probe, Probe):
             call = f": call it, {getattr(probe, '__name__', 'probe')}()" if callable(probe) else ""
             raise ValueError(
-                f"{type(probe).__name__} is no probe{call}. Give a name, or ci.Probe(name, points, measure, statistics)."
+                f"{type(probe).__name__} is not a probe{call}. Give a name, or ci.Probe(name, "
+                "points, measure, statistics)."
             )
-    names = [probe.name for probe in found]
+    names = [probe.name for probe in resolved]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"two probes share a name ({', '.join(names)}): give each its own, dataclasses.replace(probe, name=...)."
+            f"two probes share a name ({', '.join(names)}): give each its own, "
+            "dataclasses.replace(probe, name=...)."
         )
-    return found
+    return resolved
 
 
 def _named(name: str) -> Probe:

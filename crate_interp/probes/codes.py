@@ -1,26 +1,43 @@
-"""Sparsity of the code the sparse step leaves."""
+"""Sparsity of the code that the sparse step leaves."""
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from crate_interp.measures import zero_fraction
 from crate_interp.measures.sparsity import l1_and_hoyer
-from crate_interp.probes.probe import Acts, Probe
-from crate_interp.probes.shared import Tokens, check_tokens, picked
+from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.shared import Block, Tokens, check_tokens, picked
 
-_STATISTICS = {
-    "zero_fraction": ("share of entries", 0.0, 1.0, "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves."),
-    "l1": ("units of the code", 0.0, None, "The sum of a token's code entries, mean over tokens: what the threshold penalises."),
-    "hoyer": ("", 0.0, 1.0, "0 for equal entries, 1 for a single one, mean over tokens; blind to the scale of the code."),
-}  # fmt: skip
+_STATISTICS: dict[str, Statistic] = {
+    "zero_fraction": (
+        "share of entries",
+        0.0,
+        1.0,
+        "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves.",
+    ),
+    "l1": (
+        "units of the code",
+        0.0,
+        None,
+        "The sum of a token's code entries, mean over tokens: what the threshold penalises.",
+    ),
+    "hoyer": (
+        "",
+        0.0,
+        1.0,
+        "0 for equal entries, 1 for a single one, mean over tokens; blind to the scale of the "
+        "code.",
+    ),
+}
 
 
 def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
-    """Zero fraction, l1 and Hoyer sparsity of `mlp.hook_post`, each the mean over the tokens measured.
+    """Returns a probe of the sparsity of `mlp.hook_post`.
 
-    tokens: "all", "patches" (without CLS) or positions. The authors' script counts zeros of all tokens.
+    It measures the zero fraction, the l1 norm and Hoyer's sparsity, each the mean over the tokens.
+    tokens: "all", "patches" (without CLS) or positions. The authors' script counts the zeros of all
+    tokens.
     """
     tokens = check_tokens(tokens)
     return Probe(
@@ -32,7 +49,7 @@ def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
     )
 
 
-def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     code = picked(acts["mlp.hook_post"], tokens, block)
     size, sparse = l1_and_hoyer(code)
     per_token = {"zero_fraction": zero_fraction(code), "l1": size, "hoyer": sparse}

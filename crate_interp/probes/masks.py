@@ -1,7 +1,6 @@
-"""How well attention maps segment: each head's mask against the masks of the data."""
+"""How well attention maps segment: the mask of each head against the masks of the data."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
-from crate_interp.probes.probe import Acts, Probe
-from crate_interp.probes.shared import has_cls
+from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.shared import Block, has_cls
 
 IGNORED = 255
 RULES = ("mass", "top")
@@ -24,51 +23,59 @@ _J = "Jaccard index with the data's mask"
 
 CHANCE = {
     "": "",
-    "_random": ", patches of the map in random order: what no knowledge of places has",
-    "_other": ", judged by the mask of the next image: what knowledge of where objects mostly are has",
+    "_random": ", patches of the map in random order: the level without knowledge of places",
+    "_other": ", judged by the mask of the next image: the level of knowing where objects are",
 }
 
 
-def _statistics() -> dict[str, tuple[str, float, float, str]]:
-    """A head's own score and the best head's, for each rule and resolution, and what chance has."""
-    found: dict[str, tuple[str, float, float, str]] = {}
+def _statistics() -> dict[str, Statistic]:
+    """Returns what is known of each statistic, for each rule, resolution and level of chance."""
+    answer: dict[str, Statistic] = {}
     for rule in RULES:
         for resolution in RESOLUTIONS:
             for chance, words in CHANCE.items():
                 name = f"{rule}_{resolution}{chance}"
-                told = f"{_J} in {resolution}s, {_RULE[rule]}{words}"
-                found[name] = ("", 0.0, 1.0, f"{told}; mean over the classes of an image.")
-                best = f"{told}; best head for each class, chosen by the mask itself."
-                found[f"{name}_best"] = ("", 0.0, 1.0, best)
-    return found
+                what = f"{_J} in {resolution}s, {_RULE[rule]}{words}"
+                answer[name] = ("", 0.0, 1.0, f"{what}; mean over the classes of an image.")
+                best = f"{what}; best head for each class, chosen by the mask itself."
+                answer[f"{name}_best"] = ("", 0.0, 1.0, best)
+    return answer
 
 
 STATISTICS = _statistics()
 
 
 def segmentation(
-    mass: Any = 0.6,
-    fraction: Any = 0.6,
-    query: Any = 0,
+    mass: float = 0.6,
+    fraction: float = 0.6,
+    query: int = 0,
     scaled: bool = True,
     cls_key: bool = True,
     name: str = "segmentation",
 ) -> Probe:
-    """Jaccard indices of each head's attention mask with the data's masks (uint8 class maps; 255 is not judged).
+    """Returns a probe of the Jaccard indices of each head's attention mask with the data's masks.
 
-    `{rule}_{resolution}` `[batch, head]`: rule "mass" (`mass_mask`) or "top" (`top_mask`), resolution "token" (a patch has the class
-    that more than half of it has; a class without such a patch has the one with most of it) or "pixel"; the mean over the classes in
-    the image. `..._best` `[batch]`: the best head for each class, which the mask itself chooses, arXiv 2308.16271 eq. 13: biased upward
-    with the number of heads. Chance levels of both: `..._random`, the patches of an image's maps in a random order (one for all heads,
-    drawn from the number of the sample), and `..._other`, the maps of an image judged by the mask of the next one. An image without
-    any class has no score, nor has one whose next image has none an `..._other`. Patches more than half of which are 255 belong to neither
-    side, unless they are the class's. query, scaled, cls_key: as in `attention_map`; eq. 10 is scaled=False, cls_key=False, on codes
-    of the model's LayerNorm here. Where both are True the pattern is read that the model computed, with the edits of hooks. Not
-    among the default probes: it needs masks. Raises ValueError for shares outside (0, 1] and a query that is no whole number.
+    The data's masks are uint8 class maps, in which 255 is not judged. `{rule}_{resolution}`
+    `[batch, head]` is the mean over the classes in the image. Rule: "mass" (`mass_mask` with the
+    share `mass`) or "top" (`top_mask` with `fraction`). Resolution: "token", where a patch has the
+    class that covers more than half of it, and a class without such a patch has the one that it
+    covers most; or "pixel". `..._best` `[batch]` is the best head for each class, which the mask
+    itself chooses (arXiv 2308.16271 eq. 13): it is biased upward with the number of heads.
+
+    Both have two chance levels: `..._random`, with the patches of an image's maps in a random order
+    (one for all heads, drawn from the number of the sample), and `..._other`, with the maps of an
+    image judged by the mask of the next one. An image without any class has no score; one whose
+    next image has none has no `..._other`. Patches of which more than half is 255 belong to neither
+    side, unless they are the class's.
+
+    query, scaled, cls_key: as in `attention_map`. If both switches are True the probe reads the
+    pattern that the model computed, with the edits of hooks. Eq. 10 is scaled=False, cls_key=False,
+    here on codes of the model's LayerNorm. The probe needs masks and so is not one of the default
+    probes. Raises ValueError for shares outside (0, 1] and a query that is not an integer.
     """
     settings = dict(mass=mass, fraction=fraction, query=query, scaled=scaled, cls_key=cls_key)
     for rule, share in ((mass_mask, mass), (top_mask, fraction)):
-        rule(torch.ones(2), share)  # a share that is none is said before work starts
+        rule(torch.ones(2), share)  # refuses a share outside (0, 1] before work starts
     if not checks.is_int(query):
         raise ValueError(f"query={query!r}: give the number of a token, 0 for CLS.")
     settings["query"] = int(query)
@@ -85,7 +92,7 @@ def segmentation(
 
 
 def _measure(
-    block: Any, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
+    block: Block, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
 ) -> dict[str, Tensor]:
     if not has_cls(block):
         raise ValueError("maps of attention are read from a model of images with a CLS token.")
@@ -133,7 +140,10 @@ def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool) -> Tensor:
 
 
 def random_order(count: int, sample: int) -> Tensor:
-    """The random order of `count` patches that the chance level of one sample uses, the same in every layer and model."""
+    """Returns the random order of `count` patches for the chance level of a sample.
+
+    It is the same in every layer and model.
+    """
     return torch.randperm(count, generator=torch.Generator().manual_seed(sample))
 
 
@@ -158,11 +168,11 @@ class Targets:
         self.judged = _per_patch(masks != IGNORED, patch_size)  # [batch, patch]
 
     def any(self) -> Tensor:
-        """Bool `[batch]`: which images have a class."""
+        """Returns which images have a class, bool `[batch]`."""
         return torch.bincount(self.image, minlength=self.n) > 0
 
     def tokens(self) -> Tensor:
-        """Bool `[pair, patch]`: the patches of each pair's class, one at least."""
+        """Returns the patches of each pair's class, one at least, bool `[pair, patch]`."""
         tokens = 2 * self.pixels > self.size
         if not len(tokens):
             return tokens
@@ -170,7 +180,10 @@ class Targets:
         return torch.where(tokens.any(dim=1, keepdim=True), tokens, most)
 
     def jaccard(self, masks: Tensor, resolution: str) -> Tensor:
-        """Scores `[pair, head]` of masks of patches `[batch, head, patch]`; what is not judged belongs to neither side."""
+        """Returns the scores `[pair, head]` of masks of patches `[batch, head, patch]`.
+
+        Patches or pixels that are not judged belong to neither side.
+        """
         if resolution == "token":
             target = self.tokens()
             kept = (2 * self.judged[self.image] >= self.size) | target
@@ -182,13 +195,13 @@ class Targets:
         return both / (size + self.pixels.sum(dim=1, keepdim=True) - both)
 
     def mean(self, scores: Tensor) -> Tensor:
-        """Means `[batch, head]` over the classes of each image; NaN for an image without any."""
+        """Returns means `[batch, head]` over the classes of each image; NaN if it has none."""
         total = scores.new_zeros(self.n, scores.shape[1]).index_add_(0, self.image, scores)
         count = torch.bincount(self.image, minlength=self.n).to(scores)
         return total / count[:, None]
 
 
 def _per_patch(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """How many pixels of each patch are on, `[n, patch]`, of bool `[n, height, width]`."""
+    """Returns how many pixels of each patch are on, `[n, patch]`, of bool `[n, height, width]`."""
     pattern = "n (h p1) (w p2) -> n (h w) (p1 p2)"
     return rearrange(pixels, pattern, p1=patch_size[0], p2=patch_size[1]).sum(dim=-1)

@@ -2,30 +2,57 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from crate_interp.measures import attention_entropy, effective_support, top_mass
-from crate_interp.probes.probe import Acts, Probe
-from crate_interp.probes.shared import Tokens, check_tokens, has_cls, picked
+from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.shared import Block, Tokens, check_tokens, has_cls, picked
 
-_STATISTICS = {
-    "entropy": ("nats", 0.0, None, "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is none in particular."),
-    "entropy_uniform": ("nats", 0.0, None, "What uniform attention over the keys a query sees would have: ln N, less where causal."),
-    "entropy_cls": ("nats", 0.0, None, "Entropy of the CLS token's attention; low where the head singles out a few tokens."),
-    "top1_cls": ("share of attention", 0.0, 1.0, "Mass on the token the CLS token attends to most."),
-    "top5_cls": ("share of attention", 0.0, 1.0, "Mass on the five tokens the CLS token attends to most."),
+_STATISTICS: dict[str, Statistic] = {
+    "entropy": (
+        "nats",
+        0.0,
+        None,
+        "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is none in "
+        "particular.",
+    ),
+    "entropy_uniform": (
+        "nats",
+        0.0,
+        None,
+        "What uniform attention over the keys a query sees would have: ln N, less where causal.",
+    ),
+    "entropy_cls": (
+        "nats",
+        0.0,
+        None,
+        "Entropy of the CLS token's attention; low where the head singles out a few tokens.",
+    ),
+    "top1_cls": (
+        "share of attention",
+        0.0,
+        1.0,
+        "Mass on the token the CLS token attends to most.",
+    ),
+    "top5_cls": (
+        "share of attention",
+        0.0,
+        1.0,
+        "Mass on the five tokens the CLS token attends to most.",
+    ),
     "support_cls": ("tokens", 1.0, None, "How many tokens the CLS token attends to, 1 / sum p^2."),
-}  # fmt: skip
+}
 
 
 def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
-    """Entropy over the queries of `tokens`, what it would be if uniform, and of the CLS query entropy, top-1 mass, top-5
-    mass and effective support, per head.
+    """Returns a probe of how sharply each head attends.
 
-    tokens: the queries, "all", "patches" (without CLS) or positions; keys are all. Models of text have no CLS statistics.
+    It measures the entropy over the queries of `tokens`, the entropy that uniform attention would
+    have, and of the CLS query the entropy, the mass on one and on five tokens, and the effective
+    support. tokens: the queries, "all", "patches" (without CLS) or positions; the keys are all
+    tokens. Models of text have no CLS statistics.
     """
     tokens = check_tokens(tokens)
     return Probe(
@@ -37,7 +64,7 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     )
 
 
-def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
     queries = picked(pattern, tokens, block, axis=2)
     entropy = attention_entropy(queries)  # [batch, head, query]
@@ -63,7 +90,7 @@ def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:
 
 
 def _uniform(queries: Tensor, causal: bool) -> float:
-    """The mean over queries of ln(number of keys it sees)."""
+    """Returns the mean over queries of ln(number of keys it sees)."""
     if not causal:
         return math.log(queries.shape[-1])
     seen = (queries > 0).any(dim=1).any(dim=0).sum(dim=-1)  # a masked key has no mass in any head

@@ -5,44 +5,47 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from crate_interp.probes.shared import LayerActs
+from crate_interp.probes.shared import Block, LayerActs
 
-Statistic = tuple[
-    str, float | None, float | None, str
-]  # unit, lowest value, highest value, how to read it
+# unit, lowest value, highest value, how to read it
+Statistic = tuple[str, float | None, float | None, str]
 Acts = Mapping[str, Tensor]
-
-
 MASKS = ("masks", "other_masks", "sample")  # what a probe of masks gets beside its points
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a measure means on a model: what it reads in each layer, what it returns, and how to read that.
+    """What a measure means on a model: what it reads, what it returns, and how to read that.
 
-    name: the first half of "probe.statistic". points: hook points inside a block; those of one layer are handed over
-    together when the last of them has fired, to be read and not edited, then let go. `measure(block, acts)` -> {statistic:
-    `[batch]` or `[batch, head]`}; with points=() it measures weights alone and returns {statistic: `[]` or `[head]`}.
-    statistics: {statistic: (unit, lowest, highest, how to read it)}, None where there is no bound; captions and axes
-    are made from it.
+    name: the first half of "probe.statistic". points: hook points inside a block. Those of one
+    layer are handed over together when the last of them has fired, to be read and not edited, and
+    then let go. `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`}; with
+    points=() it measures weights alone and returns {statistic: `[]` or `[head]`}. statistics:
+    {statistic: (unit, lowest, highest, how to read it)}, with None instead of a bound if there is
+    none; captions and axes are made from it.
 
-    Optional: optional, points read where the model has them; `final(z)` -> {statistic: `[batch]`} of Z^L `[batch, pos,
-    d_model]`, reported as layer n_layers; `weights(block)` -> {statistic: `[]` or `[head]`}, run once; counts: statistics
-    `[batch]` that are summed over samples and layers into the result's meta and have no table; settings: written into
-    the result; per_head: statistics `[batch, head]` kept for every sample (`result.head_samples()`), not as mean and variance
-    alone; masks: of data that has masks, `measure` also gets acts["masks"], uint8 `[batch, height, width]` as `Samples.masks` gives
-    them, acts["other_masks"], for each sample the mask of the next one (of the last the first's), and acts["sample"] `[batch]`,
-    their numbers; partial: a sample may have no such number (NaN), in any head, and is then left out of the statistic's means.
+    The rest is optional. optional: points that are read if the model has them. `final(z)` returns
+    {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, which is reported as layer n_layers.
+    `weights(block)` returns {statistic: `[]` or `[head]`} and runs once. counts: statistics
+    `[batch]` that are summed over samples and layers into the result's meta and have no table.
+    settings: written into the result, with JSON values. per_head: statistics `[batch, head]` that
+    are kept for every sample (`result.head_samples()`), not only as mean and variance.
+
+    masks: the probe needs data with masks, and `measure` also gets acts["masks"], uint8
+    `[batch, height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample
+    the mask of the next one (for the last the mask of the first); and acts["sample"] `[batch]`,
+    their numbers. partial: a sample may have no such number (NaN), in any head, and is then left
+    out of the statistic's means.
     """
 
     name: str
     points: Sequence[str]
-    measure: Callable[[nn.Module, Acts], Mapping[str, Tensor]]
+    measure: Callable[..., Mapping[str, Tensor]]
     statistics: Mapping[str, Statistic]
     final: Callable[[Tensor], Mapping[str, Tensor]] | None = None
-    weights: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
+    weights: Callable[..., Mapping[str, Tensor]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     optional: Sequence[str] = ()
     counts: Sequence[str] = ()
@@ -66,13 +69,15 @@ class Probe:
             )
         if not isinstance(self.statistics, Mapping) or not self.statistics:
             raise ValueError(
-                f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how to read it)}}."
+                f"the probe {self.name!r} has no statistics: give {{name: (unit, low, high, how "
+                "to read it)}."
             )
-        for said, listed in (("counts", self.counts), ("per_head", self.per_head)):
+        for kind, listed in (("counts", self.counts), ("per_head", self.per_head)):
             strange = [name for name in listed if name not in self.statistics]
             if strange:
                 raise ValueError(
-                    f"{said} has {strange[0]!r}, which the statistics lack: {', '.join(self.statistics)}."
+                    f"{kind} has {strange[0]!r}, which is not among the statistics: "
+                    f"{', '.join(self.statistics)}."
                 )
         for name, facts in self.statistics.items():
             _check_name(name, "statistic")
@@ -100,12 +105,16 @@ def _check_facts(name: str, facts: Any) -> None:
     )
     if not right or not all(isinstance(bound, bounds) for bound in facts[1:3]):
         raise ValueError(
-            f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how to read it)."
+            f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how "
+            "to read it)."
         )
 
 
-def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
-    """What the probe says of a block's weights, `[]` or `[head]` each; empty for most probes."""
+def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
+    """Returns what the probe measures of a block's weights, `[]` or `[head]` each.
+
+    Most probes measure nothing there.
+    """
     answer = (
         probe.measure(block, {})
         if not probe.points
@@ -116,21 +125,26 @@ def on_weights(probe: Probe, block: nn.Module) -> dict[str, Tensor]:
     return _checked(probe, answer, (0, 1), None)
 
 
-def on_activations(probe: Probe, block: Any, acts: LayerActs) -> dict[str, Tensor]:
-    """What the probe says of one layer's activations, `[batch]` or `[batch, head]` each; it sees its own points only."""
+def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:
+    """Returns what the probe measures of a layer's activations, `[batch]` or `[batch, head]` each.
+
+    The probe sees its own points only. Raises ValueError if it edits activations in place, and for
+    answers of another shape or name than it declares.
+    """
     masks = MASKS if probe.masks else ()
     batch, seen = len(acts[probe.points[0]]), acts.only((*probe.points, *probe.optional, *masks))
     before = [_edits(tensor) for tensor in seen.values()]
     answer = probe.measure(block, seen)
     if [_edits(tensor) for tensor in seen.values()] != before:
         raise ValueError(
-            f"the probe {probe.name!r} edits activations in place: they are the model's own, clone them."
+            f"the probe {probe.name!r} edits activations in place: they are the model's own, "
+            "clone them."
         )
     return _checked(probe, answer, (1, 2), batch)
 
 
 def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:
-    """What the probe says of Z^L, `[batch]` each; empty for most probes."""
+    """Returns what the probe measures of Z^L, `[batch]` each; nothing for most probes."""
     return _checked(probe, probe.final(z), (1,), len(z)) if probe.final else {}
 
 
@@ -143,12 +157,14 @@ def _checked(
 ) -> dict[str, Tensor]:
     if not isinstance(answer, Mapping):
         raise ValueError(
-            f"the probe {probe.name!r} returned {type(answer).__name__}: return {{statistic: tensor}}."
+            f"the probe {probe.name!r} returned {type(answer).__name__}: return {{statistic: "
+            "tensor}."
         )
     for name, value in answer.items():
         if name not in probe.statistics:
             raise ValueError(
-                f"the probe {probe.name!r} returned {name!r}, which its statistics lack: {', '.join(probe.statistics)}."
+                f"the probe {probe.name!r} returned {name!r}, which is not among its statistics: "
+                f"{', '.join(probe.statistics)}."
             )
         right = (
             isinstance(value, Tensor)

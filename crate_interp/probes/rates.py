@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from crate_interp.measures import coding_rate
 from crate_interp.measures.rates import in_other_basis, official_rate_and_zeros, rate_of_codes
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.probe import Acts, Probe, Statistic
 from crate_interp.probes.shared import (
+    Block,
     Tokens,
     check_tokens,
     orthonormal_basis,
@@ -19,17 +19,32 @@ from crate_interp.probes.shared import (
     subspaces,
 )
 
-_OFFICIAL = {
-    "official_rate": ("nats", 0.0, None, "The number the authors' script plots as R^c: codes of LN(Z^l), every token at length one."),
+_OFFICIAL: dict[str, Statistic] = {
+    "official_rate": (
+        "nats",
+        0.0,
+        None,
+        "The number the authors' script plots as R^c: codes of LN(Z^l), every token at length one.",
+    ),
     "official_rate_head": ("nats", 0.0, None, "The authors' number for one head."),
-    "zero_codes": ("tokens x heads", 0.0, None, "How many codes are all zero: they add nothing here, the authors' script returns NaN."),
-}  # fmt: skip
+    "zero_codes": (
+        "tokens x heads",
+        0.0,
+        None,
+        "How many codes are all zero: they add nothing here, the authors' script returns NaN.",
+    ),
+}
 # place: (its hook point, LayerNorm that reads it, how it is written, what it is)
 _PLACES = {
     "pre": ("hook_resid_pre", "ln1.hook_normalized", "Z^l", "the layer's input"),
-    "mid": ("hook_resid_mid", "ln2.hook_normalized", "Z^{l+1/2}", "after MSSA (in a MAE decoder: between dictionary and MSSA)"),
+    "mid": (
+        "hook_resid_mid",
+        "ln2.hook_normalized",
+        "Z^{l+1/2}",
+        "after MSSA (in a MAE decoder: between dictionary and MSSA)",
+    ),
     "post": ("hook_resid_post", None, "Z^{l+1}", "the layer's output"),
-}  # fmt: skip
+}
 
 
 def compression(
@@ -40,15 +55,17 @@ def compression(
     basis: str = "stored",
     name: str = "compression",
 ) -> Probe:
-    """Coding rates R, R^c, R - R^c of the stream at some half steps, and the official number.
+    """Returns a probe of the coding rates R, R^c and R - R^c of the stream.
 
-    eps: as in the paper. at: "pre" (Z^l), "mid" (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: of
-    LN(Z) and not of Z; the LayerNorm that reads Z^{l+1} is the next layer's, so not at "post". tokens: "all", "patches"
-    (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of U_k = Q_k R_k); the official number's is stored.
+    It also measures the number that the authors plot. eps: as in the paper. at: "pre" (Z^l), "mid"
+    (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: the rates are of LN(Z)
+    and not of Z; the LayerNorm that reads Z^{l+1} is the next layer's, so not at "post". tokens:
+    "all", "patches" (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of
+    U_k = Q_k R_k); the official number's is stored.
 
-    With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. In layers whose queries, keys
-    and values are three codes there is no U, and R alone is measured. `zero_codes` is summed into the result's meta.
-    Raises ValueError for eps <= 0, unknown places or basis.
+    With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. Layers
+    whose queries, keys and values are three codes have no U, and only R is measured. `zero_codes`
+    is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or basis.
     """
     _check(eps, at, norm, basis)
     tokens = check_tokens(tokens)
@@ -75,30 +92,50 @@ def _check(eps: float, at: Sequence[str], norm: bool, basis: str) -> None:
         )
     if norm and "post" in at:
         raise ValueError(
-            "norm=True at 'post': the LayerNorm that reads Z^{l+1} is the next layer's; measure its 'pre'."
+            "norm=True at 'post': the LayerNorm that reads Z^{l+1} is the next layer's; measure "
+            "its 'pre'."
         )
     if basis not in ("stored", "orthonormal"):
         raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
 
 
-def _statistics(
-    at: Sequence[str], norm: bool
-) -> dict[str, tuple[str, float | None, float | None, str]]:
-    words: dict[str, tuple[str, float | None, float | None, str]] = {}
+def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
+    words: dict[str, Statistic] = {}
     for place in at:
         symbol, where = _PLACES[place][2:]
         z = f"LN({symbol})" if norm else symbol
         words |= {
-            f"rate_{place}": ("nats", 0.0, None, f"R of {z}, {where}: its cost as one Gaussian; theory wants it high while R^c falls."),
-            f"subspace_rate_{place}": ("nats", 0.0, None, f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it."),
-            f"subspace_rate_{place}_head": ("nats", 0.0, None, f"R^c of {z} against the subspace of one head."),
-            f"reduction_{place}": ("nats", None, None, f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U."),
-        }  # fmt: skip
+            f"rate_{place}": (
+                "nats",
+                0.0,
+                None,
+                f"R of {z}, {where}: its cost as one Gaussian; theory wants it high while R^c "
+                "falls.",
+            ),
+            f"subspace_rate_{place}": (
+                "nats",
+                0.0,
+                None,
+                f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
+            ),
+            f"subspace_rate_{place}_head": (
+                "nats",
+                0.0,
+                None,
+                f"R^c of {z} against the subspace of one head.",
+            ),
+            f"reduction_{place}": (
+                "nats",
+                None,
+                None,
+                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U.",
+            ),
+        }
     return words | _OFFICIAL
 
 
 def _measure(
-    block: Any, acts: Acts, eps: float, points: dict[str, str], tokens: Tokens, basis: str
+    block: Block, acts: Acts, eps: float, points: dict[str, str], tokens: Tokens, basis: str
 ) -> dict[str, Tensor]:
     u = subspaces(block)
     used = u if u is None or basis == "stored" else orthonormal_basis(block, acts)[0]
@@ -119,8 +156,8 @@ def _measure(
     return answer | _official(block, acts, tokens)
 
 
-def _codes(block: Any, acts: Acts, point: str, basis: str) -> Tensor:
-    """The tokens in the coordinates of each subspace `[batch, head, pos, d_head]`."""
+def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
+    """Returns the tokens in the coordinates of each subspace, `[batch, head, pos, d_head]`."""
     if basis == "orthonormal":
         return orthonormal_codes(block, acts, point)
     if point != "hook_resid_mid":
@@ -129,7 +166,7 @@ def _codes(block: Any, acts: Acts, point: str, basis: str) -> Tensor:
     return in_other_basis(orthonormal_codes(block, acts, point), orthonormal_basis(block, acts)[1])
 
 
-def _official(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     if "attn.hook_u" not in acts:
         return {}
     codes = picked(acts["attn.hook_u"], tokens, block).transpose(1, 2)  # [batch, head, pos, d_head]
@@ -144,5 +181,6 @@ def _official(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 def _final(z: Tensor, eps: float, tokens: Tokens) -> dict[str, Tensor]:
     if tokens == "all":
         return {"rate_pre": coding_rate(z, eps)}
-    places: Any = slice(1, None) if tokens == "patches" else list(tokens)
-    return {"rate_pre": coding_rate(z[:, places], eps)}
+    if tokens == "patches":
+        return {"rate_pre": coding_rate(z[:, 1:], eps)}
+    return {"rate_pre": coding_rate(z[:, [int(place) for place in tokens]], eps)}

@@ -1,6 +1,6 @@
-"""What probes share: which tokens they measure, where a block keeps things, and work done once for several of them."""
+"""What probes share: the tokens they measure, where blocks keep things, and work done once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -8,93 +8,113 @@ from torch import Tensor
 
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
+from crate_interp.models.autoencoder import CrateDecoderBlock
+from crate_interp.models.block import CrateBlock
 
+
+class StandIn:
+    """A module with some of its attributes replaced; a user's own probe may read any other."""
+
+    def __init__(self, real: Any, **replaced: Any) -> None:
+        self.__dict__ |= {"_real": real, **replaced}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+Block = CrateBlock | CrateDecoderBlock | StandIn
 Tokens = str | Sequence[int]  # "all", "patches" (without CLS), or positions
+Store = dict[str, Tensor | tuple[Tensor, ...]]
 
 
 class LayerActs(dict[str, Tensor]):
-    """One layer's activations on one batch, and what has been made of them.
+    """One layer's activations on one batch, and what has been computed from them.
 
-    `made` lives as long as the batch, `of_weights` as long as the sweep: weights do not change while it runs.
+    `made` lives as long as the batch, `of_weights` as long as the sweep: weights do not change
+    while it runs.
     """
 
     def __init__(
         self,
         acts: Mapping[str, Tensor],
-        of_weights: dict[str, Any],
-        made: dict[str, Any] | None = None,
+        of_weights: Store,
+        made: Store | None = None,
     ):
         super().__init__(acts)
         self.of_weights = of_weights
-        self.made: dict[str, Any] = {} if made is None else made
+        self.made: Store = {} if made is None else made
 
-    def only(self, points: Any) -> "LayerActs":
-        """The activations of some points, sharing what has been made."""
+    def only(self, points: Iterable[str]) -> "LayerActs":
+        """Returns the activations of some points; what has been computed is shared."""
         return LayerActs(
             {point: self[point] for point in points if point in self}, self.of_weights, self.made
         )
 
 
-def has_cls(block: Any) -> bool:
-    """Whether the first token is CLS: in models of images."""
+def has_cls(block: Block) -> bool:
+    """Tells whether the first token is CLS, as in models of images."""
     return block.attn.cfg.kind in ("vision", "mae")
 
 
-def subspaces(block: Any) -> Float[Tensor, "head d_model d_head"] | None:
-    """U, or None where queries, keys and values are three codes."""
+def subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
+    """Returns U, or None if queries, keys and values are three codes."""
     return getattr(block.attn, "U", None)
 
 
-def dictionary(block: Any) -> Float[Tensor, "d_model d_mlp"] | None:
-    """D of the sparse step, or of a decoder's layer; None for an MLP."""
+def dictionary(block: Block) -> Float[Tensor, "d_model d_mlp"] | None:
+    """Returns D of the sparse step, or of a decoder's layer; None for an MLP."""
     return getattr(block, "D", None) if hasattr(block, "D") else getattr(block.mlp, "D", None)
 
 
-def orthonormal_basis(block: Any, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
+def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
-    return _once(
-        store, "qr", lambda: tuple(part.contiguous() for part in qr(block.attn.U.detach()))
-    )
+    u: Any = block.attn.U
+    return _once(store, "qr", lambda: tuple(part.contiguous() for part in qr(u.detach())))
 
 
 def stored_codes(
-    block: Any, acts: Mapping[str, Tensor], point: str
+    block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """What a point holds `[batch, pos, d_model]`, in the coordinates of U_k as stored; all tokens."""
+    """Returns what a point holds in the coordinates of U_k as stored, for all tokens."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}
-    return head_codes(acts[point], _once(store, "U", lambda: block.attn.U.detach().contiguous()))
+    u: Any = block.attn.U
+    return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
 
 
 def orthonormal_codes(
-    block: Any, acts: Mapping[str, Tensor], point: str
+    block: Block, acts: Mapping[str, Tensor], point: str
 ) -> Float[Tensor, "batch head pos d_head"]:
-    """What a point holds `[batch, pos, d_model]`, in the orthonormal bases Q_k; all tokens."""
+    """Returns what a point holds in the orthonormal bases Q_k, for all tokens."""
     store = acts.made if isinstance(acts, LayerActs) else {}
     basis, _ = orthonormal_basis(block, acts)
     return _once(store, f"codes of {point}", lambda: head_codes(acts[point], basis))
 
 
-def check_tokens(tokens: Any) -> Tokens:
-    """ValueError for what does not say which tokens to measure."""
+def check_tokens(tokens: Tokens) -> Tokens:
+    """Returns the tokens to measure: "all", "patches", or a list of positions.
+
+    Raises ValueError for anything else, and for positions that come twice.
+    """
     if tokens in ("all", "patches"):
         return tokens
-    right = (
-        isinstance(tokens, (list, tuple, range))
-        and len(tokens) > 0
-        and all(type(place) is int for place in tokens)
-    )
-    if not right:
+    places = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
+    if not places or not all(type(place) is int for place in places):
         raise ValueError(
-            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, -1]."
+            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as "
+            "[1, 5, -1]."
         )
-    if len(set(tokens)) < len(tokens):
+    if len(set(places)) < len(places):
         raise ValueError(f"tokens={tokens!r}: a position comes twice.")
-    return list(tokens)
+    return places
 
 
-def picked(tensor: Tensor, tokens: Tokens, block: Any, axis: int = 1) -> Tensor:
-    """The tokens to measure along an axis; a view where they are all, or all but CLS."""
+def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tensor:
+    """Returns the tokens to measure along an axis; a view for all of them, or all but CLS.
+
+    Raises ValueError for positions that there are not, positions that are named twice, and
+    "patches" in a model without CLS.
+    """
     if tokens == "all":
         return tensor
     if tokens == "patches":
@@ -107,7 +127,7 @@ def picked(tensor: Tensor, tokens: Tokens, block: Any, axis: int = 1) -> Tensor:
     wrong = [place for place in tokens if not -count <= int(place) < count]
     if wrong:
         raise ValueError(
-            f"tokens has the position {wrong[0]}, and there are {count} tokens, 0 to {count - 1}."
+            f"tokens has the position {wrong[0]}: there are {count} tokens, 0 to {count - 1}."
         )
     places = [int(place) % count for place in tokens]
     if len(set(places)) < len(places):
@@ -115,7 +135,7 @@ def picked(tensor: Tensor, tokens: Tokens, block: Any, axis: int = 1) -> Tensor:
     return tensor.index_select(axis, tensor.new_tensor(places).long())
 
 
-def _once(store: dict[str, Any], key: str, make: Callable[[], Any]) -> Any:
+def _once(store: Store, key: str, make: Callable[[], Any]) -> Any:
     if key not in store:
         store[key] = make()
     return store[key]

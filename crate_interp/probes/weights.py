@@ -1,7 +1,6 @@
-"""Alignment: whether the subspaces and the dictionary are what the theory assumes, and where the tokens lie."""
+"""Alignment: whether subspaces and dictionary are as the theory assumes, and where tokens lie."""
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -12,8 +11,9 @@ from crate_interp.measures import (
     orthonormality_defect,
 )
 from crate_interp.measures.subspaces import energy_of_codes
-from crate_interp.probes.probe import Acts, Probe
+from crate_interp.probes.probe import Acts, Probe, Statistic
 from crate_interp.probes.shared import (
+    Block,
     Tokens,
     check_tokens,
     dictionary,
@@ -22,19 +22,48 @@ from crate_interp.probes.shared import (
     subspaces,
 )
 
-_STATISTICS = {
-    "orthonormality": ("", 0.0, None, "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes."),
-    "completeness": ("", 0.0, None, "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly."),
-    "head_overlap": ("", 0.0, 1.0, "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is disjoint."),
-    "dictionary_defect": ("", 0.0, None, "|D^T D - c I| / sqrt(d): 0 where the dictionary is a scaled orthonormal one."),
-    "energy_head": ("share of energy", 0.0, 1.0, "Share of a token of Z^{l+1/2} in the head's subspace, mean over tokens; chance is p/d."),
-}  # fmt: skip
+_STATISTICS: dict[str, Statistic] = {
+    "orthonormality": (
+        "",
+        0.0,
+        None,
+        "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes.",
+    ),
+    "completeness": (
+        "",
+        0.0,
+        None,
+        "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly.",
+    ),
+    "head_overlap": (
+        "",
+        0.0,
+        1.0,
+        "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is "
+        "disjoint.",
+    ),
+    "dictionary_defect": (
+        "",
+        0.0,
+        None,
+        "|D^T D - c I| / sqrt(d): 0 where the dictionary is a scaled orthonormal one.",
+    ),
+    "energy_head": (
+        "share of energy",
+        0.0,
+        1.0,
+        "Share of a token of Z^{l+1/2} in the head's subspace, mean over tokens; chance is p/d.",
+    ),
+}
 
 
 def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
-    """Defects and overlap of the weights (once per layer), and the energy of Z^{l+1/2} in each head's span.
+    """Returns a probe of the defects and the overlap of weights, and of the energy in each
+    subspace.
 
-    tokens: "all", "patches" (without CLS) or positions. Needs a layer whose queries, keys and values are one code.
+    The weights are measured once per layer; the energy is that of Z^{l+1/2}. tokens: "all",
+    "patches" (without CLS) or positions. The probe needs layers whose queries, keys and values are
+    one code.
     """
     tokens = check_tokens(tokens)
     return Probe(
@@ -50,13 +79,13 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     )
 
 
-def _measure(block: Any, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     codes = picked(orthonormal_codes(block, acts, "hook_resid_mid"), tokens, block, axis=2)
     z = picked(acts["hook_resid_mid"], tokens, block)
     return {"energy_head": energy_of_codes(codes, z).mean(dim=-2)}
 
 
-def _of_weights(block: Any) -> dict[str, Tensor]:
+def _of_weights(block: Block) -> dict[str, Tensor]:
     u, d = subspaces(block), dictionary(block)
     answer: dict[str, Tensor] = {} if d is None else {"dictionary_defect": dictionary_defect(d)}
     if u is None:

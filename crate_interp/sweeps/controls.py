@@ -16,7 +16,7 @@ from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations
-from crate_interp.probes.shared import LayerActs, subspaces
+from crate_interp.probes.shared import LayerActs, StandIn, subspaces
 from crate_interp.sweeps.stream import Forward
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.twins import twin
@@ -25,16 +25,6 @@ SAMPLES = 8  # of the first batch: a control shows a level, not a distribution
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
-
-
-class StandIn:
-    """A module with some of its attributes replaced; a user's own probe may read any other."""
-
-    def __init__(self, real: Any, **replaced: Any) -> None:
-        self.__dict__ |= {"_real": real, **replaced}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
 
 
 def around_attention(block: Any) -> tuple[str, str, str]:
