@@ -14,7 +14,7 @@ MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crat
 
 
 class At:
-    """What a hook point tells an edit."""
+    """A hook point, as much of it as an edit reads."""
 
     def __init__(self, name):
         self.name = name
@@ -122,10 +122,10 @@ def test_projections_of_bases_of_any_kind():
 
 def test_values():
     x = torch.arange(-30.0, 30.0).view(3, 4, 5)
-    assert edit.scale(3, atoms=1)(x, None)[..., 1].equal(3 * x[..., 1])
+    assert edit.scale(3.0, atoms=1)(x, None)[..., 1].equal(3 * x[..., 1])
     assert (
-        edit.clamp(low=0)(x, None).equal(x.relu())
-        and edit.clamp(2, 2, positions=1)(x, None)[:, 1].eq(2).all()
+        edit.clamp(low=0.0)(x, None).equal(x.relu())
+        and edit.clamp(2.0, 2.0, positions=1)(x, None)[:, 1].eq(2).all()
     )
     assert edit.threshold(4.0)(x, None).equal((x - 4).relu())
     assert edit.zero(positions=range(2))(x, None)[:, :2].eq(0).all()
@@ -142,10 +142,10 @@ def test_values():
     many = edit.resample(torch.arange(7.0).view(7, 1, 1).expand(7, 4, 5))(x, None)
     assert set(many.flatten(1).std(dim=1).tolist()) == {0.0}
     direction = torch.tensor([3.0, 0, 0, 4.0, 0])
-    assert (edit.steer(direction, 10)(x, None) - x).equal(
+    assert (edit.steer(direction, 10.0)(x, None) - x).equal(
         torch.tensor([6.0, 0, 0, 8, 0]).expand(3, 4, 5)
     )
-    assert (edit.steer(direction, 10, unit=False, positions=2)(x, None) - x)[:, 2].equal(
+    assert (edit.steer(direction, 10.0, unit=False, positions=2)(x, None) - x)[:, 2].equal(
         (10 * direction).expand(3, 5)
     )
     step = edit.noise(0.5, seed=1)(x, None) - x
@@ -243,7 +243,7 @@ def test_another_lambd_or_eta_is_gone_with_its_context(name):
     model.blocks[1].mlp.lambd, model.blocks[1].mlp.eta = 2.0, 0.05
     assert found.equal(model(inputs)) and not torch.equal(found, before)
     model.blocks[1].mlp.lambd, model.blocks[1].mlp.eta = model.cfg.lambd, model.cfg.eta
-    with pytest.raises(RuntimeError, match="inside"), edit.sparse_step(model.blocks[1], lambd=9):
+    with pytest.raises(RuntimeError, match="inside"), edit.sparse_step(model.blocks[1], lambd=9.0):
         raise RuntimeError("inside")
     assert model(inputs).equal(before) and (post == 0).float().mean() > 0
 
@@ -280,38 +280,43 @@ def test_what_was_not_chosen_stays_bit_for_bit(seed, atoms, positions):
         assert reversed_order[:, mask].equal(found[:, mask])
 
 
-def test_what_does_not_fit_is_said():
+@pytest.mark.usefixtures("unchecked")
+def test_what_does_not_fit_is_refused():
     x, z, hook = torch.rand(2, 3, 5), torch.rand(2, 3, 5, 7), At("blocks.0.attn.hook_z")
     for words, call in {
         "'blocks.0.attn.hook_z' has heads 0 to 4": lambda: edit.zero(heads=5)(z, hook),
         "has no heads: hang the edit on a point": lambda: edit.zero(heads=1)(x, None),
         "has no atoms": lambda: edit.zero(atoms=1)(z, hook),
         "has no positions": lambda: edit.zero(positions=1)(x[0], None),
-        "heads=1.5: give a whole number": lambda: edit.zero(heads=1.5),
+        "heads=1.5: give a whole number, a list": lambda: edit.zero(heads=1.5),
         "heads=True": lambda: edit.zero(heads=True),
         r"heads=\[\]": lambda: edit.zero(heads=[]),
         "source is list": lambda: edit.patch([1, 2]),
-        r"source is \[2, 3, 4\]|the source is": lambda: edit.patch(x[..., :4])(x, None),
+        r"the source is \[2, 3, 4\], but the tensor is \[2, 3, 5\]": lambda: edit.patch(x[..., :4])(
+            x, None
+        ),
         "give what this point held": lambda: edit.patch(torch.rand(5, 3, 5))(x, None),
         "factor=nan": lambda: edit.scale(float("nan")),
         "low=2, high=1": lambda: edit.clamp(2, 1),
         "low=None": lambda: edit.clamp(),
-        "cannot be had back": lambda: edit.threshold(-1),
-        "there is no other to draw": lambda: edit.resample(x[:1]),
+        "a threshold cannot restore what it cut off": lambda: edit.threshold(-1),
+        "there is no other to draw: give the cache of several": lambda: edit.resample(x[:1]),
         "seed='a'": lambda: edit.noise(0.1, seed="a"),
         "lambd=-1": lambda: edit.sparse_step(make().blocks[0], lambd=-1).__enter__(),
-        r"patch \(1.5, 0\)": lambda: edit.patch_positions([(1.5, 0)], (2, 3)),
+        r"patch \(1.5, 0\) is not in the grid": lambda: edit.patch_positions([(1.5, 0)], (2, 3)),
         "points nowhere": lambda: edit.steer(torch.zeros(5), 1.0),
         "direction is a tensor": lambda: edit.steer(x, 1.0),
-        "the direction has 4 dimensions": lambda: edit.steer(torch.ones(4), 1.0)(x, None),
-        "the subspace has 7 dimensions": lambda: edit.project_out(torch.ones(7, 2))(x, None),
+        "but the direction has 4 dimensions": lambda: edit.steer(torch.ones(4), 1.0)(x, None),
+        "but the subspace has 7 dimensions": lambda: edit.project_out(torch.ones(7, 2))(x, None),
         "spans nothing": lambda: edit.project_out(torch.zeros(5, 2)),
         "subspace is a tensor": lambda: edit.project_out(torch.full((5, 2), torch.nan)),
         "subspace is str": lambda: edit.project_onto("head 2"),
         "compose takes functions": lambda: edit.compose(edit.zero(), 3),
-        "got 'none'": lambda: edit.compose(),
-        r"patch \(2, 0\): the grid has rows 0 to 1": lambda: edit.patch_positions([(2, 0)], (2, 3)),
-        "give lambd=": lambda: edit.sparse_step(make().blocks[0]).__enter__(),
+        "got none": lambda: edit.compose(),
+        r"patch \(2, 0\) is not in the grid: give rows from 0 to 1": lambda: edit.patch_positions(
+            [(2, 0)], (2, 3)
+        ),
+        "give lambd=NUMBER": lambda: edit.sparse_step(make().blocks[0]).__enter__(),
         "MLP, has no lambd": lambda: edit.sparse_step(
             make_lm("gpt-baseline").blocks[0], lambd=1.0
         ).__enter__(),
@@ -326,3 +331,12 @@ def test_what_does_not_fit_is_said():
 
 def test_it_is_public():
     assert ci.hooks.edit is edit
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_integer_is_a_number():
+    x = torch.arange(-30.0, 30.0).view(3, 4, 5)
+    assert edit.scale(3)(x, None).equal(3 * x)
+    assert edit.clamp(2, 2)(x, None).eq(2).all() and edit.threshold(4)(x, None).equal(
+        (x - 4).relu()
+    )

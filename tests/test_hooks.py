@@ -107,7 +107,7 @@ def test_read_cleans_up_after_errors(model, images):
     with (
         pytest.raises(
             RuntimeError,
-            match=r"fired hook_resid_pre but not attn.hook_result: a point may need a switch",
+            match=r"fired hook_resid_pre but not attn.hook_result: switch the missing points on",
         ),
         hooks.read(model, ["hook_resid_pre", "attn.hook_result"], lambda layer, acts: None),
     ):

@@ -1,4 +1,4 @@
-"""The reference page of the measures says what the docstrings, the probes and the audit's table say."""
+"""The reference page of the measures agrees with docstrings, probes and the audit's table."""
 
 import re
 from pathlib import Path
@@ -29,22 +29,21 @@ def measures():
 
 
 def test_every_measure_has_a_line_that_its_docstring_says():
-    found = measures()
-    assert sorted(row[0].strip("`") for row in found) == sorted(ci.measures.__all__)
-    for name, formula, span, unit, lacks in found:
-        said = plain(getattr(ci.measures, name.strip("`")).__doc__)
-        assert plain(formula) in said, name
-        assert plain(span) in said, name
-        assert unit == "-" or unit in said, name
+    lines = measures()
+    assert sorted(row[0].strip("`") for row in lines) == sorted(ci.measures.__all__)
+    for name, formula, span, unit, lacks in lines:
+        doc = plain(getattr(ci.measures, name.strip("`")).__doc__)
+        assert plain(formula) in doc, name
+        assert plain(span) in doc, name
+        assert unit == "-" or unit in doc, name
         assert len(lacks) > 10, name
 
 
 def test_every_measure_has_a_full_docstring():
     for name in ci.measures.__all__:
         first, _, rest = getattr(ci.measures, name).__doc__.partition("\n\n")
-        said = plain(rest)
-        assert len(plain(first)) > 10 and said, name
-        assert "Raises ValueError" in said or "Errors as in" in said, name
+        assert first.split()[0].endswith("s") and len(plain(first)) > 10, name
+        assert "Raises ValueError" in plain(rest), name
 
 
 def test_the_statistics_are_those_of_the_probes():

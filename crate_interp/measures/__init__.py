@@ -1,7 +1,9 @@
-"""Tensors in, numbers out: pure functions, batched over leading axes, without model, hook, file or plot.
+"""Pure functions from tensors to numbers, without a model, a hook, a file or a plot.
 
-Tokens are rows: z `[..., pos, d_model]`, u `[head, d_model, d_head]`, codes `[..., head, pos, d_head]`, pattern
-`[..., query, key]`. Words and symbols: crate_interp/config.py; all measures in a line each: README.md beside this file.
+They are batched over leading axes. Tokens are rows: z `[..., pos, d_model]`, u
+`[head, d_model, d_head]`, codes `[..., head, pos, d_head]`, pattern `[..., query, key]`.
+crate_interp/config.py explains the words and symbols; README.md beside this file has a line for
+each measure.
 """
 
 from crate_interp.measures.attention import (

@@ -8,49 +8,50 @@ from torch import Tensor
 
 from crate_interp.measures.checks import require_floats
 
-_PIECE = 2**17  # numbers: half a megabyte of float32
+_PIECE = 2**17  # entries of a piece: half a megabyte of float32
 
 
 def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
-    """The entropy of each query's distribution over keys, `-sum_j p_j ln p_j`.
+    """Returns the entropy of each query's distribution over keys, `-sum_j p_j ln p_j`.
 
-    pattern `[..., query, key]` -> `[..., query]` in nats, 0 (one key) to ln(number of keys) (uniform). Without the
-    1e-8 that JoMA's code adds inside the logarithm. Raises ValueError for no keys.
+    pattern `[..., query, key]` -> `[..., query]` in nats, 0 (one key) to ln(number of keys)
+    (uniform). It leaves out the 1e-8 that JoMA's code adds inside the logarithm: see
+    `official_attention_entropy`. A row that holds NaN, Inf or a negative number gives NaN. Raises
+    ValueError if there are no queries or no keys.
     """
     _check(pattern)
     if pattern.requires_grad:
         entropy = -(pattern.log() * pattern).sum(dim=-1)
-    else:  # in pieces that stay in a processor's cache: a pattern is the largest tensor of a layer
+    else:  # in pieces that stay in the processor's cache: a layer's pattern is its largest tensor
         rows = pattern.reshape(-1, pattern.shape[-1])
-        pieces = (
-            rows.split(max(1, _PIECE // rows.shape[-1])) if rows.device.type == "cpu" else (rows,)
-        )
-        entropy = -torch.cat([piece.log().mul_(piece).sum(dim=-1) for piece in pieces]).view(
-            pattern.shape[:-1]
-        )
+        length = max(1, _PIECE // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
+        pieces = [piece.log().mul_(piece).sum(dim=-1) for piece in rows.split(max(1, length))]
+        entropy = -torch.cat(pieces).view(pattern.shape[:-1])
     if not entropy.isfinite().all():  # 0 ln 0 = 0
         entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
     return entropy.masked_fill(~entropy.isfinite(), torch.nan)
 
 
 def top_mass(pattern: Float[Tensor, "*batch query key"], k: int) -> Float[Tensor, "*batch query"]:
-    """The mass on each query's k most attended keys.
+    """Returns the mass on each query's k most attended keys.
 
-    pattern `[..., query, key]` -> `[..., query]`, k / (number of keys) (uniform) to 1. Raises ValueError for k < 1
-    and for more keys asked than there are.
+    pattern `[..., query, key]` -> `[..., query]`, k / (number of keys) (uniform) to 1. A row that
+    holds NaN or Inf gives NaN. Raises ValueError if k is below 1 or above the number of keys.
     """
     _check(pattern)
     if not 1 <= k <= pattern.shape[-1]:
-        raise ValueError(f"k={k} of {pattern.shape[-1]} keys: give 1 to {pattern.shape[-1]}.")
+        most = pattern.shape[-1]
+        raise ValueError(f"k={k}: give a number from 1 to {most}, the number of keys.")
     mass = pattern.amax(dim=-1) if k == 1 else pattern.topk(k, dim=-1).values.sum(dim=-1)
     return _valid(mass, pattern)
 
 
 def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch query"]:
-    """The number of keys a query attends to, `1 / sum_j p_j^2`.
+    """Returns the number of keys a query effectively attends to, `1 / sum_j p_j^2`.
 
-    pattern `[..., query, key]` -> `[..., query]` in keys, 1 (one key) to the number of keys (uniform). Raises
-    ValueError for no keys.
+    pattern `[..., query, key]` -> `[..., query]` in keys, 1 (one key) to the number of keys
+    (uniform). A row that holds NaN or Inf gives NaN. Raises ValueError if there are no queries or
+    no keys.
     """
     _check(pattern)
     return _valid(pattern.square().sum(dim=-1).reciprocal(), pattern)
@@ -59,10 +60,12 @@ def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
 def mass_cover(
     pattern: Float[Tensor, "*batch query key"], mass: float
 ) -> Float[Tensor, "*batch query"]:
-    """The smallest number of keys that together hold at least a share of a query's attention.
+    """Returns the smallest number of keys that together hold a share `mass` of a query's attention.
 
-    pattern `[..., query, key]` -> `[..., query]` in keys, 1 to the number of keys; the share is of the row's own sum, so that a
-    row which sums to 0.9999 can be covered. Not differentiable. Raises ValueError for mass outside (0, 1] and for no keys.
+    pattern `[..., query, key]` -> `[..., query]` in keys, 1 to the number of keys. The share is of
+    the row's own sum, so that a row which sums to 0.9999 can be covered too. A row that holds NaN
+    or Inf gives NaN. Not differentiable. Raises ValueError if mass is outside (0, 1], or if there
+    are no queries or no keys.
     """
     _check(pattern)
     if not 0 < mass <= 1:
@@ -75,29 +78,33 @@ def mass_cover(
 def official_attention_entropy(
     pattern: Float[Tensor, "*batch query key"],
 ) -> Float[Tensor, "*batch query"]:
-    """The entropy as JoMA's code computes it, `-sum_j p_j ln(p_j + 1e-8)`.
+    """Returns the entropy as JoMA's code computes it, `-sum_j p_j ln(p_j + 1e-8)`.
 
-    pattern `[..., query, key]` -> `[..., query]` in nats; below `attention_entropy` by at most 1e-8 times the number of keys, so
-    that one key alone has -1e-8. facebookresearch/luckmatters, JoMA. Raises ValueError for no keys.
+    pattern `[..., query, key]` -> `[..., query]` in nats. It is below `attention_entropy` by at
+    most 1e-8 times the number of keys: a query that attends to one key has -1e-8 instead of 0.
+    Source: JoMA in facebookresearch/luckmatters. A row that holds NaN or Inf gives NaN. Raises
+    ValueError if there are no queries or no keys.
     """
     _check(pattern)
     return _valid(-(pattern * (pattern + 1e-8).log()).sum(dim=-1), pattern)
 
 
 def causal_uniform_entropy(n: int) -> float:
-    """What uniform attention over the tokens seen so far has as mean entropy: `1/n sum_{i=1..n} ln i`, in nats.
+    """Returns the mean entropy of uniform attention over each token's past, in nats.
 
-    The chance level of a causal model over n queries, below the ln n of one that sees all tokens. Raises ValueError for n < 1.
+    `1/n sum_{i=1..n} ln i` for n queries, of which the i-th sees i keys. It is the chance level of
+    a causal model, below the ln n of a model that sees all tokens. Raises ValueError if n is below
+    1.
     """
     if n < 1:
-        raise ValueError(f"n={n}: there is at least one token.")
+        raise ValueError(f"n={n}: give a number of tokens of at least 1.")
     return math.lgamma(n + 1) / n
 
 
 def _valid(
     value: Float[Tensor, "*batch query"], pattern: Float[Tensor, "*batch query key"]
 ) -> Tensor:
-    """NaN for a row that holds NaN or Inf."""
+    """Replaces the value of each row that holds NaN or Inf by NaN."""
     return value.masked_fill(~pattern.sum(dim=-1).isfinite(), torch.nan)
 
 
@@ -105,5 +112,6 @@ def _check(pattern: Tensor) -> None:
     require_floats(pattern, "query key")
     if 0 in pattern.shape[-2:]:
         raise ValueError(
-            f"there is no attention to measure: the last two axes (query, key) are {list(pattern.shape[-2:])}."
+            "there is no attention to measure: the last two axes (query, key) are "
+            f"{list(pattern.shape[-2:])}."
         )

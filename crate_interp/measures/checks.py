@@ -1,15 +1,21 @@
-"""What every measure asks of its tensors, and how it computes with them."""
+"""The checks that every measure makes of its tensors, and the arithmetic that they share."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def require_floats(tensor: Tensor, axes: str) -> None:
-    """ValueError unless this is a floating tensor with at least the named last axes, such as "pos d_model"."""
+    """Raises ValueError unless `tensor` is floating and has the last axes that `axes` names.
+
+    axes: names with spaces between them, such as "pos d_model"; more axes may stand before them.
+    """
     if not isinstance(tensor, Tensor):
         raise ValueError(
             f"a measure takes a torch tensor [..., {axes}], got {type(tensor).__name__}."
@@ -22,41 +28,57 @@ def require_floats(tensor: Tensor, axes: str) -> None:
         raise ValueError(f"a measure takes [..., {axes}], got shape {list(tensor.shape)}.")
 
 
-def in_full_precision(function: Callable) -> Callable:
-    """The function with autocast off: a Gram in bfloat16 has a rate that is wrong by half, or below zero."""
+def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Wraps a function so that it runs with autocast off on the device of its first tensor.
+
+    A Gram matrix in bfloat16 has a rate that is wrong by half, or negative.
+    """
 
     @wraps(function)
-    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
-        device = first.device.type if isinstance(first, Tensor) else "cpu"
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        values = (*args, *kwargs.values())
+        device = next((value.device.type for value in values if isinstance(value, Tensor)), "cpu")
         if not torch.is_autocast_enabled(device):
-            return function(first, *args, **kwargs)
+            return function(*args, **kwargs)
         with torch.autocast(device, enabled=False):
-            return function(first, *args, **kwargs)
+            return function(*args, **kwargs)
 
     return run
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether there is no NaN and no Inf; by a sum, which looks at each entry only where it is not finite itself."""
+    """Tells whether a tensor holds neither NaN nor Inf.
+
+    It sums the tensor, and looks at each entry only if the sum is not finite.
+    """
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def squares_fit(lengths: Tensor) -> bool:
-    """Whether no row is so short or so long that squares of its entries leave the range of floats; zeros do not fit."""
-    if not lengths.numel():  # an empty batch has no least
+    """Tells whether rows of these lengths can be squared within the range of floats.
+
+    False if a row is of zeros, shorter than 1e-15, longer than 1e15, or NaN.
+    """
+    if not lengths.numel():  # an empty batch has no minimum
         return True
     least, most = lengths.aminmax()
-    return bool(least > 1e-15) and bool(most < 1e15)  # NaN is neither
+    return bool(least > 1e-15) and bool(most < 1e15)  # both are False for NaN
 
 
 def largest_entry(x: Tensor) -> Tensor:
-    """The largest absolute entry of each row `[..., 1]`, to divide by: 1 for a row of zeros. Without gradient."""
+    """Returns the largest absolute entry of each row, `[..., 1]`, as a divisor without gradient.
+
+    A row of zeros has 1.
+    """
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     return largest.masked_fill(largest == 0, 1)
 
 
 def qr(u: Tensor) -> tuple[Tensor, Tensor]:
-    """torch.linalg.qr for every floating dtype: half precision, for which LAPACK has none, is factored in float32."""
+    """Returns `torch.linalg.qr` of u for every floating dtype.
+
+    LAPACK has no half precision: float16 and bfloat16 are factored in float32.
+    """
     half = u.dtype in (torch.float16, torch.bfloat16)
     q, r = torch.linalg.qr(u.float() if half else u)
     return q.to(u.dtype), r.to(u.dtype)

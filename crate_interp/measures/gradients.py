@@ -1,4 +1,4 @@
-"""Gradients of the coding rates in closed form, and the approximation that attention is derived from."""
+"""Gradients of the coding rates in closed form, and the approximation that gives attention."""
 
 import torch
 from jaxtyping import Float
@@ -13,11 +13,14 @@ from crate_interp.measures.spectra import singular_values
 def coding_rate_gradient(
     z: Float[Tensor, "*batch pos d_model"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """The gradient of `coding_rate`: `a (I + a Z Z^T)^{-1} Z`, a = d / (N eps^2), in rows `a Z (I + a Z^T Z)^{-1}`.
+    """Returns the gradient of `coding_rate` with respect to the tokens.
 
-    z `[..., pos, d_model]` -> the same, in nats per unit of z. arXiv 2306.01129, appendix. It points to higher rates: a step
-    against it compresses; `<Z, grad> = sum a s^2 / (1 + a s^2)`, at most the rank. In float64 inside. NaN or Inf in a
-    sample gives NaN. Errors as in `coding_rate`.
+    `a Z (I + a Z^T Z)^{-1}` = a (I + a Z Z^T)^{-1} Z, where a = d / (N eps^2).
+
+    z `[..., pos, d_model]` -> like z, in nats per unit of z. arXiv 2306.01129, appendix. It points
+    to higher rates: a step against it compresses. `<Z, grad> = sum a s^2 / (1 + a s^2)` over the
+    singular values s of Z, at most the rank. Computed in float64. NaN or Inf in a sample gives NaN.
+    Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
     pos, width = z.shape[-2:]
@@ -28,10 +31,13 @@ def coding_rate_gradient(
 def subspace_coding_rate_gradient(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """The gradient of R^c summed over heads: `sum_k a C_k (I + a C_k^T C_k)^{-1} U_k^T`, C_k = Z U_k, a = p / (N eps^2).
+    """Returns the gradient of R^c, summed over heads, with respect to the tokens.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv 2306.01129, before eq. 9;
-    MSSA is derived from a step against it. In float64 inside. Errors as in `coding_rate`.
+    `sum_k a C_k (I + a C_k^T C_k)^{-1} U_k^T`, where C_k = Z U_k and a = p / (N eps^2).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv
+    2306.01129, before eq. 9; the paper derives MSSA from a step against it. Computed in float64.
+    NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -43,10 +49,13 @@ def subspace_coding_rate_gradient(
 def neumann_gradient(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """The first two terms of the gradient's Neumann series: `sum_k (a C_k - a^2 C_k C_k^T C_k) U_k^T`.
+    """Returns the first two terms of the Neumann series of R^c's gradient.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv 2306.01129 eq. 9. It stands for
-    the gradient only where a |C_k|_2^2 < 1; beyond, its sign turns: see `neumann_invalid`. Errors as in `coding_rate`.
+    `sum_k (a C_k - a^2 C_k C_k^T C_k) U_k^T`, where C_k = Z U_k and a = p / (N eps^2).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z, in nats per unit of z. arXiv
+    2306.01129 eq. 9. It approximates the gradient only if a |C_k|_2^2 < 1; beyond that its sign
+    turns: see `neumann_invalid`. Computed in float64. Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -59,11 +68,12 @@ def neumann_gradient(
 def neumann_invalid(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch head"]:
-    """The share of eigenvalues x of a C_k^T C_k above 1, for which the Neumann step has the wrong size or sign.
+    """Returns the share of the eigenvalues of a C_k^T C_k that are above 1, a = p / (N eps^2).
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1]; of the min(N, p) eigenvalues of each head.
-    A direction of x < 1 shrinks under the Neumann step, one of x > 1 grows, where the exact step shrinks every one. Not
-    differentiable. NaN or Inf in a sample gives NaN. Errors as in `coding_rate`.
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in [0, 1], of the min(N,
+    p) eigenvalues x of each head. Above 1 the Neumann step has the wrong size or sign: a direction
+    with x < 1 shrinks under it and one with x > 1 grows, but the exact step shrinks them all. Not
+    differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
@@ -75,9 +85,10 @@ def neumann_invalid(
 def _solved(
     x: Float[Tensor, "*batch rows columns"], scale: float
 ) -> Float[Tensor, "*batch rows columns"]:
-    """`scale X (I + scale X^T X)^{-1}`; NaN where the input is not finite.
+    """Returns `scale X (I + scale X^T X)^{-1}`, and NaN for a matrix that is not finite.
 
-    By QR of X over I, `[X; I] = [Q1; Q2] R`: then X (I + X^T X)^{-1} = Q1 Q2^T, and no Gram squares the condition.
+    QR of X over I gives `[X; I] = [Q1; Q2] R` and X (I + X^T X)^{-1} = Q1 Q2^T. No Gram is formed,
+    which would square the condition number.
     """
     if x.shape[-2] < x.shape[-1]:
         return _solved(x.mT, scale).mT
@@ -91,6 +102,6 @@ def _solved(
 def written(
     codes: Float[Tensor, "*batch head pos d_head"], u: Float[Tensor, "head d_model d_head"]
 ) -> Tensor:
-    """`sum_k C_k U_k^T` `[..., pos, d_model]`."""
+    """Returns the codes in the stream, `sum_k C_k U_k^T` `[..., pos, d_model]`."""
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     return codes.transpose(-3, -2).flatten(-2) @ wide.T

@@ -1,7 +1,8 @@
-"""The problem a sparse step takes a step of: the non-negative lasso, `min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`.
+"""The problem that a sparse step solves in part: the non-negative lasso.
 
-Tokens are rows: y `[..., pos, d_model]`, z `[..., pos, d_mlp]`, d `[d_model, d_mlp]`; lambd a number or one per atom `[d_mlp]`.
-arXiv 2306.01129 eq. 15-16 print it without the 1/2 that their step (eq. 17) needs.
+`min_{z >= 0} 1/2 |y - D z|^2 + lambd |z|_1`. Tokens are rows: y `[..., pos, d_model]`, z
+`[..., pos, d_mlp]`, d `[d_model, d_mlp]`; lambd is a number, or one for each atom `[d_mlp]`. arXiv
+2306.01129 eq. 15-16 print the problem without the 1/2 that their step (eq. 17) needs.
 """
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision, require_floats
 
-_LOOK = 10  # steps between two looks at which tokens are solved
+_LOOK = 10  # steps between two checks of which tokens are solved
 
 
 @in_full_precision
@@ -20,10 +21,14 @@ def lasso_objective(
     d: Float[Tensor, "d_model d_mlp"],
     lambd: float | Tensor,
 ) -> Float[Tensor, "*batch pos"]:
-    """`1/2 |y - D z|^2 + sum_j lambd_j |z_j|` of each token.
+    """Returns the lasso's objective at a code, for each token.
 
-    -> `[..., pos]`, >= 0 for lambd >= 0, in squared units of y. Defined for negative z too, which the problem forbids. NaN or Inf in
-    a token gives NaN. Raises ValueError for tensors that do not fit each other.
+    `1/2 |y - D z|^2 + sum_j lambd_j |z_j|`.
+
+    z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]`, lambd a number or
+    `[d_mlp]` -> `[..., pos]`, >= 0 for lambd >= 0, in squared units of y. It is defined for
+    negative z too, which the problem forbids. NaN or Inf in a token gives NaN. Raises ValueError if
+    the shapes of z, y and d do not fit each other.
     """
     check_lasso(z, y, d)
     return _nan(0.5 * (y - z @ d.mT).square().sum(dim=-1) + (lambd * z.abs()).sum(dim=-1))
@@ -36,10 +41,13 @@ def lasso_kkt_residual(
     d: Float[Tensor, "d_model d_mlp"],
     lambd: float | Tensor,
 ) -> Float[Tensor, "*batch pos"]:
-    """How far a code is from solving the lasso: `|z - ReLU(z - g)|_2`, g = D^T (D z - y) + lambd.
+    """Returns how far a code is from solving the lasso, for each token.
 
-    -> `[..., pos]`, >= 0, in units of the code; 0 iff z >= 0, g >= 0 and z g = 0, the conditions of Karush, Kuhn and Tucker. Errors
-    as in `lasso_objective`.
+    `|z - ReLU(z - g)|_2`, where g = D^T (D z - y) + lambd.
+
+    Arguments as in `lasso_objective` -> `[..., pos]`, >= 0, in units of the code. It is 0 if and
+    only if z >= 0, g >= 0 and z g = 0, the conditions of Karush, Kuhn and Tucker. NaN or Inf in a
+    token gives NaN. Raises ValueError if the shapes of z, y and d do not fit each other.
     """
     check_lasso(z, y, d)
     gradient = (z @ d.mT - y) @ d + lambd
@@ -55,23 +63,24 @@ def lasso_solution(
     tol: float = 1e-6,
     max_steps: int = 2000,
 ) -> Float[Tensor, "*batch pos d_mlp"]:
-    """A solution of the lasso for each token, by accelerated proximal gradient steps (FISTA) that restart when they overshoot.
+    """Returns a solution of the lasso for each token, by accelerated proximal gradient steps.
 
-    y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> `[..., pos, d_mlp]`, >= 0; in float64 inside. Stops where no token's step
-    is longer than tol times the length of D^T y, or after max_steps: read `lasso_kkt_residual` to see how well it is
-    solved. The minimum is unique, the code where D has independent columns. Beck and Teboulle 2009; O'Donoghue and
-    Candes 2015 for the restart. Not differentiable. Raises ValueError for tensors that do not fit, NaN, Inf, negative lambd.
+    y `[..., pos, d_model]`, d `[d_model, d_mlp]`, lambd a number or `[d_mlp]` ->
+    `[..., pos, d_mlp]`, >= 0; computed in float64. The steps are FISTA's (Beck and Teboulle 2009),
+    which restart when they overshoot (O'Donoghue and Candes 2015), with the step size eta = 1 /
+    |D|_2^2. They stop when every token's step is at most eta tol |D^T y| long, or after max_steps:
+    `lasso_kkt_residual` tells how well the problem is solved. The minimum is unique, and so is the
+    code if D has independent columns. Not differentiable. Raises ValueError if the shapes do not
+    fit, if y or d holds NaN or Inf, or if lambd is negative.
     """
     require_floats(d, "d_model d_mlp")
     require_floats(y, "pos d_model")
     if not bool(torch.as_tensor(lambd >= 0).all()):
-        raise ValueError(f"lambd={lambd}: a penalty is at least 0.")
+        raise ValueError(f"lambd={lambd}: give penalties of at least 0.")
     if not (bool(y.isfinite().all()) and bool(d.isfinite().all())):
-        raise ValueError("y or d holds NaN or Inf: there is nothing to solve.")
-    rows, wide = (
-        y.reshape(-1, y.shape[-1]).double(),
-        d.double(),
-    )  # a float32 gradient stops short of the minimum
+        raise ValueError("y or d holds NaN or Inf: give finite targets and a finite dictionary.")
+    # in float64, because a float32 gradient stops short of the minimum
+    rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()
     corr = rows @ wide  # [token, d_mlp]
     largest = float(torch.linalg.matrix_norm(wide, ord=2)) ** 2
     if largest == 0:
@@ -89,7 +98,8 @@ def _fista(
     tol: float,
     max_steps: int,
 ) -> Float[Tensor, "token d_mlp"]:
-    # through its Gram where that is smaller than D twice
+    """Returns the code of each token, from corr = Y D."""
+    # the Gram matrix is used if it has fewer entries than two products with D
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
     solved = corr.new_zeros(corr.shape)
     open_ = torch.arange(len(corr), device=corr.device)  # tokens that are not solved yet
@@ -106,16 +116,11 @@ def _fista(
             if not bool(left.any()):
                 break
             if not bool(left.all()):
-                open_, momentum, shift, enough = (
-                    open_[left],
-                    momentum[left],
-                    shift[left],
-                    enough[left],
-                )
+                open_, momentum = open_[left], momentum[left]
+                shift, enough = shift[left], enough[left]
                 new, ahead, step = new[left], ahead[left], step[left]
-        uphill = ((ahead - new) * step).sum(
-            dim=-1, keepdim=True
-        ) > 0  # momentum has overshot: it starts anew
+        # where momentum has overshot it starts anew
+        uphill = ((ahead - new) * step).sum(dim=-1, keepdim=True) > 0
         momentum = momentum.masked_fill(uphill, 1)
         grown = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
         ahead = new + ((momentum - 1) / grown) * step
@@ -128,12 +133,12 @@ def _nan(value: Float[Tensor, "*batch pos"]) -> Float[Tensor, "*batch pos"]:
 
 
 def check_lasso(z: Tensor, y: Tensor, d: Tensor) -> None:
-    """ValueError for a code, a target and a dictionary that do not fit each other."""
+    """Raises ValueError unless a code, a target and a dictionary fit each other."""
     require_floats(z, "pos d_mlp")
     require_floats(y, "pos d_model")
     require_floats(d, "d_model d_mlp")
     if z.shape[:-1] != y.shape[:-1] or (y.shape[-1], z.shape[-1]) != tuple(d.shape):
         raise ValueError(
-            f"code {list(z.shape)}, target {list(y.shape)} and dictionary {list(d.shape)} do not fit: wanted "
-            "[..., pos, d_mlp], [..., pos, d_model] and [d_model, d_mlp]."
+            f"code {list(z.shape)}, target {list(y.shape)} and dictionary {list(d.shape)} do not "
+            "fit: give [..., pos, d_mlp], [..., pos, d_model] and [d_model, d_mlp]."
         )

@@ -1,6 +1,4 @@
-"""Maps over patches: attention of one query, roll-out through layers, principal components with a fixed sign."""
-
-from typing import Any
+"""Maps over patches: the attention of one query, attention roll-out, and principal components."""
 
 import torch
 from einops import einsum
@@ -18,27 +16,32 @@ def attention_map(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Float[Tensor, "*batch head patch"]:
-    """What one query attends to, over the patches: `softmax_j(s <q_query, k_j>)`, s = 1 / sqrt(d_head) or 1.
+    """Returns how much one query attends to each patch.
 
-    queries, keys `[..., head, pos, d_head]` with CLS first, in CRATE both are the codes -> `[..., head, patch]` in [0, 1]. query: its
-    position, 0 for CLS. cls_key: whether CLS is in the sum of the softmax; its own weight is left out either way. scaled=False,
-    cls_key=False is arXiv 2308.16271 eq. 10; scaled=True, cls_key=True is what the model computes (hook_pattern) and what DINO
-    `visualize_attention.py` draws. Dropping CLS changes no order and no share of the rest, the scale does. Raises
-    ValueError for shapes that do not fit, a query that is not there, and no patch.
+    `softmax_j(s <q_query, k_j>)`, where s = 1 / sqrt(d_head), or 1 with scaled=False.
+
+    queries, keys `[..., head, pos, d_head]` with CLS first -> `[..., head, patch]` in [0, 1]. In
+    CRATE both are the codes. query: the position of the query, 0 for CLS. cls_key: whether CLS is
+    in the sum of the softmax; its own weight is left out either way. scaled=False, cls_key=False is
+    arXiv 2308.16271 eq. 10. scaled=True, cls_key=True is what the model computes (hook_pattern) and
+    what DINO `visualize_attention.py` draws. Leaving CLS out changes neither the order of the
+    patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
+    differ, if there is no such query, or if there is no patch.
     """
     require_floats(queries, "head pos d_head")
     require_floats(keys, "head pos d_head")
     if queries.shape != keys.shape:
         raise ValueError(
-            f"queries {list(queries.shape)} and keys {list(keys.shape)} differ in shape."
+            f"queries {list(queries.shape)} and keys {list(keys.shape)} differ in shape: "
+            "give both as [..., head, pos, d_head]."
         )
     count = keys.shape[-2]
     if count < 2:
         raise ValueError(
-            f"there is no patch to attend to: {count} tokens, of which the first is CLS."
+            f"there is no patch to attend to: give CLS and at least one patch, got {count} tokens."
         )
     if not -count <= query < count:
-        raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
+        raise ValueError(f"query={query}: give a position from 0 (CLS) to {count - 1}.")
     logits = einsum(queries[..., query, :], keys, "... head p, ... head pos p -> ... head pos")
     if scaled:
         logits = logits * keys.shape[-1] ** -0.5
@@ -51,16 +54,20 @@ def attention_map(
 def attention_rollout(
     patterns: Float[Tensor, "*batch layer head query key"],
 ) -> Float[Tensor, "*batch query key"]:
-    """Attention followed through the layers: `prod_l (1/2 I + 1/2 mean_k A_k^l)`, the last layer leftmost.
+    """Returns how attention spreads through all layers, by roll-out.
 
-    patterns `[..., layer, head, query, key]` -> `[..., query, key]` in [0, 1], rows sum to 1. arXiv 2005.00928. It takes the residual
-    branch for half of every layer; in CRATE the sparse step re-codes the stream after each MSSA, which no roll-out sees. Raises
-    ValueError for no layers, heads or tokens, and for patterns that are not square.
+    `prod_l (1/2 I + 1/2 mean_k A_k^l)`, the last layer leftmost.
+
+    patterns `[..., layer, head, query, key]` -> `[..., query, key]` in [0, 1]; rows sum to 1. arXiv
+    2005.00928. Roll-out counts the residual branch as half of every layer. In CRATE the sparse step
+    rewrites the stream after each MSSA, which roll-out ignores. Raises ValueError if there are no
+    layers, heads or tokens, or if the patterns are not square.
     """
     require_floats(patterns, "layer head query key")
     if 0 in patterns.shape[-4:] or patterns.shape[-1] != patterns.shape[-2]:
         raise ValueError(
-            f"patterns are [..., layer, head, pos, pos] with at least one of each, got {list(patterns.shape)}."
+            "patterns are [..., layer, head, pos, pos] with at least one of each, "
+            f"got {list(patterns.shape)}."
         )
     mixed = patterns.mean(dim=-3)  # [..., layer, query, key]
     mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2
@@ -74,23 +81,28 @@ def attention_rollout(
 def pca_map(
     features: Float[Tensor, "image pos d"], grid: tuple[int, int], n_components: int = 3
 ) -> Float[Tensor, "image n_components h w"]:
-    """Tokens on their first principal components, `(f_i - mean) . v_c`, of the tokens of all images together.
+    """Returns each token's coordinates on the first principal components of all images' tokens.
 
-    features `[image, pos, d]` without CLS, row-major over `grid` (h, w) -> `[image, n_components, h, w]`, units of the features, either
-    sign, largest variance first. Fixed sign: the mean over the border of the grid is below 0 (the border is background); where it is 0
-    to rounding, the largest entry of v_c is positive. arXiv 2308.16271 App. B.2, whose first step does not subtract the mean. Of equal
-    variances the components are not unique. Raises ValueError for a grid that does not fit, NaN or Inf, and more components than d.
+    `(f_i - mean) . v_c`.
+
+    features `[image, pos, d]` without CLS, row-major over `grid` (h, w) ->
+    `[image, n_components, h, w]` in units of the features, either sign, largest variance first. The
+    sign is fixed: the mean over the border of the grid is below 0, because the border is taken for
+    background; if that mean is 0 up to rounding, the largest entry of v_c is positive. arXiv
+    2308.16271 App. B.2, whose first step does not subtract the mean. Components of equal variance
+    are not unique. Raises ValueError if the grid does not fit, if features hold NaN or Inf, or if
+    n_components is below 1 or above d.
     """
     _check_features(features, grid)
     if not 1 <= n_components <= features.shape[-1]:
         raise ValueError(
-            f"n_components={n_components}: features have {features.shape[-1]} dimensions."
+            f"n_components={n_components}: features have {features.shape[-1]} dimensions, "
+            "give at least 1 and at most that many."
         )
     tokens = features.detach().double().flatten(0, 1)  # [image * pos, d]
     tokens = tokens - tokens.mean(dim=0)
-    basis = torch.linalg.eigh(tokens.T @ tokens).eigenvectors.flip(-1)[
-        :, :n_components
-    ]  # [d, component]
+    vectors = torch.linalg.eigh(tokens.T @ tokens).eigenvectors
+    basis = vectors.flip(-1)[:, :n_components]  # [d, component], largest variance first
     maps = (tokens @ basis).T.unflatten(-1, (len(features), *grid))  # [component, image, h, w]
     border = maps[..., _border(grid).to(maps.device)].flatten(1).mean(dim=1)
     largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))[0]
@@ -102,16 +114,19 @@ def pca_map(
 def pca_mask(
     features: Float[Tensor, "image pos d"], grid: tuple[int, int]
 ) -> Bool[Tensor, "image pos"]:
-    """The tokens above the middle of the range of the first principal component: `m_i > (min + max) / 2`, m of `pca_map`.
+    """Returns the tokens in the upper half of the range of the first principal component.
 
-    features `[image, pos, d]` without CLS -> bool `[image, pos]`; min and max over all images together, so that an image may have
-    none. Where all tokens are alike there is none. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5, with whatever sign its solver gave;
-    here the border is background. Raises ValueError as `pca_map`.
+    `m_i > (min + max) / 2`, where m is the first map of `pca_map`.
+
+    features `[image, pos, d]` without CLS -> bool `[image, pos]`. The minimum and maximum are over
+    all images together, so that an image may have no such token. If all tokens are alike there is
+    none. CRATE `vis_utils` scales to [0, 1] and cuts at 0.5 with the sign that its solver returned;
+    here the border is background. Raises ValueError as `pca_map` does.
     """
     first = pca_map(features, grid, 1).flatten(1)
     middle = (first.min() + first.max()) / 2
     spread = first.max() - first.min()
-    flat = spread <= 1e-6 * features.abs().max()  # rounding of tokens all alike
+    flat = spread <= 1e-6 * features.abs().max()  # rounding of tokens that are all alike
     return (first > middle) & ~flat
 
 
@@ -121,7 +136,7 @@ def _border(grid: tuple[int, int]) -> Bool[Tensor, "h w"]:
     return edge
 
 
-def _check_features(features: Any, grid: tuple[int, int]) -> None:
+def _check_features(features: Tensor, grid: tuple[int, int]) -> None:
     require_floats(features, "image pos d")
     if features.ndim != 3 or 0 in features.shape or features.shape[1] != grid[0] * grid[1]:
         raise ValueError(
@@ -129,4 +144,4 @@ def _check_features(features: Any, grid: tuple[int, int]) -> None:
             f"give [image, {grid[0] * grid[1]}, d], without CLS."
         )
     if not all_finite(features):
-        raise ValueError("features hold NaN or Inf: no component can be computed.")
+        raise ValueError("features hold NaN or Inf: leave such images out.")

@@ -1,4 +1,4 @@
-"""The objective a CRATE layer is meant to improve: sparse rate reduction."""
+"""The objective that a CRATE layer is meant to improve: sparse rate reduction."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,13 +20,17 @@ def sparse_rate_reduction(
     penalty: Penalty = l0_norm,
     normalise: bool = False,
 ) -> Float[Tensor, "*batch"]:
-    """The negated objective of a layer, `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`: lower is better.
+    """Returns the negated objective of a layer: lower is better.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats, either sign; 0 for Z = 0. arXiv 2411.17182
-    eq. 11 (its summand), arXiv 2306.01129 eq. 1 (negated). penalty: `l0_norm`, a count, whose gradient is zero everywhere, or
-    another function to `[..., pos]` such as `l1_norm`; its sum over tokens is divided by the number of entries where
-    `normalise`. The papers do not say whether their count is a fraction, which eps they took, nor whether they trained with
-    the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures without LayerNorm. Errors as in `coding_rate`.
+    `lambd |Z|_0 + R^c(Z | U; eps) - R(Z; eps)`.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats, either sign; 0 for Z =
+    0. arXiv 2411.17182 eq. 11 (its summand), arXiv 2306.01129 eq. 1 (negated). penalty: `l0_norm`,
+    a count whose gradient is zero everywhere, or another function to `[..., pos]` such as
+    `l1_norm`. It is summed over tokens and, with `normalise`, divided by the number of entries of
+    z. The papers do not tell whether their count is a fraction, which eps they used, or whether
+    they trained with the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures without
+    LayerNorm. Raises ValueError as `coding_rate` does.
     """
     rate, per_head = coding_rate(z, eps), subspace_coding_rate(z, u, eps)
     size = penalty(z).sum(dim=-1)
@@ -44,16 +48,20 @@ def layer_objectives(
     penalty: Penalty = l0_norm,
     normalise: bool = False,
 ) -> Float[Tensor, "layer *batch"]:
-    """`sparse_rate_reduction` of each layer's output, each made from the detached output of the layer before.
+    """Returns the `sparse_rate_reduction` of each layer's output, with the layers detached.
 
-    `mu_l = mu(f_l(sg(Z^{l-1})) | U_l)`, sg = detach. layers: callables z -> z, such as `model.blocks`; bases: their U
-    `[head, d_model, d_head]`; z: the first layer's input. -> `[layer, ...]` in nats. arXiv 2411.17182 eq. 14 adds
-    gamma = 0.001 times the sum, or the last layer alone, to the cross-entropy: the gradient of mu_l reaches layer l only, and with the
-    default penalty none of it comes from the count. Raises ValueError for no layers and for another number of bases.
+    `mu_l = mu(f_l(sg(Z^{l-1})) | U_l)`, where sg detaches the output of the layer before.
+
+    layers: callables z -> z, such as `model.blocks`. bases: their U `[head, d_model, d_head]`. z:
+    the input of the first layer, `[..., pos, d_model]`. -> `[layer, ...]` in nats. arXiv 2411.17182
+    eq. 14 adds gamma = 0.001 times the sum, or times the last layer's, to the cross-entropy. The
+    gradient of mu_l reaches layer l only, and with the default penalty none of it comes from the
+    count. Raises ValueError if there are no layers, or if there are not as many bases as layers.
     """
     if not len(layers) or len(layers) != len(bases):
         raise ValueError(
-            f"there are {len(layers)} layers and {len(bases)} bases: give as many, at least one."
+            f"there are {len(layers)} layers and {len(bases)} bases: give at least one layer, and "
+            "as many bases as layers."
         )
     terms: list[Tensor] = []
     for layer, u in zip(layers, bases, strict=True):

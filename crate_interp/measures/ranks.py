@@ -10,10 +10,14 @@ from crate_interp.measures.spectra import singular_values
 
 @in_full_precision
 def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """`|W|_F^2 / |W|_2^2`: how many directions carry as much as the strongest.
+    """Returns how many directions of a matrix carry as much as its strongest.
 
-    w `[..., rows, columns]` -> `[...]`, 1 to the rank, without unit; scale-free; about m n / (sqrt m + sqrt n)^2 for a Gaussian
-    matrix; 0 for a matrix of zeros. JoMA, arXiv 2310.00535, figure 7. NaN or Inf gives NaN. Raises ValueError for an empty matrix.
+    `|W|_F^2 / |W|_2^2`.
+
+    w `[..., rows, columns]` -> `[...]`, dimensionless, 1 to the rank; 0 for a matrix of zeros. It
+    does not depend on the scale of w, and is about m n / (sqrt m + sqrt n)^2 for a Gaussian m x n
+    matrix. JoMA, arXiv 2310.00535, figure 7. NaN or Inf gives NaN. Raises ValueError if the matrix
+    is empty.
     """
     values = _values(w)
     largest = values[..., :1]
@@ -23,10 +27,13 @@ def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batc
 
 @in_full_precision
 def effective_rank(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch"]:
-    """`exp(H)` of the singular values normalised to sum one, H their entropy: how many directions the tokens fill.
+    """Returns how many directions the tokens fill.
 
-    z `[..., pos, d_model]` -> `[...]`, 1 to the rank, without unit; scale-free; 0 for zeros. Roy and Vetterli, EUSIPCO 2007. Errors
-    as in `stable_rank`.
+    `exp(H)`, where H is the entropy of the singular values scaled to sum to one.
+
+    z `[..., pos, d_model]` -> `[...]`, dimensionless, 1 to the rank; 0 for zeros. It does not
+    depend on the scale of z. Roy and Vetterli, EUSIPCO 2007. NaN or Inf gives NaN. Raises
+    ValueError if z has no tokens or no dimensions.
     """
     values = _values(z)
     total = values.sum(dim=-1, keepdim=True)

@@ -10,27 +10,27 @@ from crate_interp.measures.checks import largest_entry, require_floats, squares_
 def zero_fraction(
     z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0
 ) -> Float[Tensor, "*batch pos"]:
-    """The share of entries with |z| <= tol; exact zeros by default.
+    """Returns the share of entries with |z| <= tol; exact zeros by default.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1], without unit. The mean over tokens is what the authors' script
-    counts (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus that and takes the population std over the
-    batch). NaN in a token gives NaN. Raises ValueError for tol < 0 and for an empty code.
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. The authors' script counts the same and takes
+    the mean over tokens (CRATE `vis_utils/plot.py` `cal_sparsity`; it plots one minus that, and the
+    population standard deviation over the batch). NaN in a token gives NaN. Raises ValueError if
+    tol is below 0 or if the code is empty.
     """
     _check(z)
     if not tol >= 0:
         raise ValueError(f"tol={tol}: give a number of at least 0.")
-    with (
-        torch.no_grad()
-    ):  # a count has no gradient; comparing into numbers, as booleans are slow to sum
-        zeros = torch.empty_like(z)
+    with torch.no_grad():  # a count has no gradient
+        zeros = torch.empty_like(z)  # numbers, because booleans are slow to sum
         torch.eq(z, 0, out=zeros) if tol == 0 else torch.le(z.abs(), tol, out=zeros)
     return _valid(zeros.sum(dim=-1) / z.shape[-1], z, z.sum(dim=-1))
 
 
 def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """The sum of absolute values, `|z|_1`: what ISTA's threshold penalises.
+    """Returns the sum of absolute values, `|z|_1`, which ISTA's threshold penalises.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. Raises ValueError for an empty code.
+    z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
+    Raises ValueError if the code is empty.
     """
     _check(z)
     size = z.abs().sum(dim=-1)
@@ -38,28 +38,31 @@ def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
 
 
 def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """The number of entries that are not zero, `|z|_0`.
+    """Returns the number of entries that are not zero, `|z|_0`.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]`, 0 to d_mlp. A count: its gradient is zero everywhere. arXiv 2306.01129 eq. 1. NaN in a token
-    gives NaN. Raises ValueError for an empty code.
+    z `[..., pos, d_mlp]` -> `[..., pos]`, 0 to d_mlp. As a count it has a gradient of zero
+    everywhere. arXiv 2306.01129 eq. 1. NaN in a token gives NaN. Raises ValueError if the code is
+    empty.
     """
     _check(z)
-    # a graph with a gradient of zeros, not none: who trains on it sees that it does nothing
+    # z * 0 gives a gradient of zeros instead of none, so that training on the count does not fail
     return _valid((z.detach() != 0).to(z.dtype).sum(dim=-1) + (z * 0).sum(dim=-1), z, z.sum(dim=-1))
 
 
 def mean_magnitude(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """The mean absolute value, `|z|_1 / d_mlp`: `l1_norm` comparable between widths.
+    """Returns the mean absolute value, `|z|_1 / d_mlp`: an `l1_norm` that compares widths.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. Errors as in `l1_norm`.
+    z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
+    Raises ValueError if the code is empty.
     """
     return l1_norm(z) / z.shape[-1]
 
 
 def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """`|z|_1 / |z|_2`: 1 for one entry, sqrt(d_mlp) for equal entries; does not change when z is scaled.
+    """Returns `|z|_1 / |z|_2`: 1 for a single entry, sqrt(d_mlp) for equal entries.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]` in [1, sqrt(d_mlp)]; 0 for an all-zero token. Raises ValueError for an empty code.
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [1, sqrt(d_mlp)]; 0 for an all-zero token. It does not
+    depend on the scale of z. NaN in a token gives NaN. Raises ValueError if the code is empty.
     """
     _check(z)
     ratio, _ = _l1_over_l2(z, z.abs().sum(dim=-1))
@@ -67,16 +70,19 @@ def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch p
 
 
 def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """Hoyer's sparsity `(sqrt(n) - |z|_1 / |z|_2) / (sqrt(n) - 1)`, n = d_mlp: 0 for equal entries, 1 for one entry.
+    """Returns Hoyer's sparsity: 0 for equal entries, 1 for a single one.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]; does not change when z is scaled. Hoyer, JMLR 2004. An all-zero
-    token, for which the formula is 0/0, has 1: nothing is sparser. Raises ValueError for a code narrower than 2.
+    `(sqrt(n) - |z|_1 / |z|_2) / (sqrt(n) - 1)`, where n = d_mlp.
+
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1]. It does not depend on the scale of z. Hoyer,
+    JMLR 2004. An all-zero token, for which the formula is 0/0, has 1: nothing is sparser. NaN in a
+    token gives NaN. Raises ValueError if the code is empty or has fewer than 2 entries per token.
     """
     return l1_and_hoyer(z)[1]
 
 
 def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
-    """`l1_norm` and `hoyer`, for a caller who wants both: the sum of absolute values is made once."""
+    """Returns `l1_norm` and `hoyer`, which share the sum of absolute values."""
     _check(z)
     width = z.shape[-1]
     if width < 2:
@@ -90,7 +96,7 @@ def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
 def _l1_over_l2(
     z: Float[Tensor, "*batch pos d_mlp"], l1: Float[Tensor, "*batch pos"]
 ) -> tuple[Tensor, Tensor]:
-    """The ratio `[..., pos]`, 0 for a token of zeros, and which tokens these are."""
+    """Returns the ratio `[..., pos]`, 0 for a token of zeros, and which tokens are zeros."""
     l2 = torch.linalg.vector_norm(z, dim=-1)
     if not squares_fit(l2):
         scaled = z / largest_entry(z)
@@ -100,10 +106,13 @@ def _l1_over_l2(
 
 
 def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
-    """The Gini index of absolute values, `sum_i (2i - n - 1) |z|_(i) / (n |z|_1)`, |z|_(1) the smallest: 0 for equal entries.
+    """Returns the Gini index of absolute values: 0 for equal entries.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1 - 1/n], the most for one entry; n = d_mlp; does not change when z is scaled.
-    Hurley and Rickard 2009. An all-zero token has the most: nothing is sparser. Raises ValueError for an empty code.
+    `sum_i (2i - n - 1) |z|_(i) / (n |z|_1)`, where |z|_(1) is the smallest entry and n = d_mlp.
+
+    z `[..., pos, d_mlp]` -> `[..., pos]` in [0, 1 - 1/n], with the maximum for a single entry. It
+    does not depend on the scale of z. Hurley and Rickard 2009. An all-zero token has the maximum:
+    nothing is sparser. NaN in a token gives NaN. Raises ValueError if the code is empty.
     """
     _check(z)
     width = z.shape[-1]
@@ -117,10 +126,11 @@ def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
 def support_for_energy(
     z: Float[Tensor, "*batch pos d_mlp"], energy: float = 0.9
 ) -> Float[Tensor, "*batch pos"]:
-    """The smallest number of entries whose squares hold at least a share of `|z|^2`.
+    """Returns the smallest number of entries whose squares hold a share `energy` of `|z|^2`.
 
-    z `[..., pos, d_mlp]` -> `[..., pos]`, 1 to d_mlp; 0 for an all-zero token. Divide by d_mlp to compare widths. Not
-    differentiable. Raises ValueError for energy outside (0, 1] and for an empty code.
+    z `[..., pos, d_mlp]` -> `[..., pos]`, 1 to d_mlp; 0 for an all-zero token. Divide by d_mlp to
+    compare widths. NaN in a token gives NaN. Not differentiable. Raises ValueError if energy is
+    outside (0, 1] or if the code is empty.
     """
     _check(z)
     if not 0 < energy <= 1:
@@ -135,10 +145,10 @@ def support_for_energy(
 def firing_rate(
     z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0
 ) -> Float[Tensor, "*batch d_mlp"]:
-    """The share of tokens in which each entry is on, |z| > tol.
+    """Returns the share of tokens in which each entry is on, `|z| > tol`.
 
-    z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 is an atom that never fires. NaN in an entry gives NaN for its atom.
-    Raises ValueError for tol < 0 and for no tokens.
+    z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 is an atom that never fires. NaN in an
+    entry gives NaN for its atom. Raises ValueError if tol is below 0 or if the code is empty.
     """
     _check(z)
     if not tol >= 0:
@@ -152,7 +162,10 @@ def _valid(
     z: Float[Tensor, "*batch pos d_mlp"],
     seen: Float[Tensor, "*batch pos"],
 ) -> Float[Tensor, "*batch pos"]:
-    """NaN for a token that holds NaN or Inf; `seen` is finite only where the token is, or its sum overflows."""
+    """Replaces the value of each token that holds NaN or Inf by NaN.
+
+    seen: a number for each token, which is finite only if the token is; it may overflow.
+    """
     finite = seen.detach().isfinite()
     if not finite.all():
         finite = z.isfinite().all(dim=-1)

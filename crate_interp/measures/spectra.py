@@ -12,10 +12,11 @@ from crate_interp.measures.rates import head_codes
 
 @in_full_precision
 def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch rank"]:
-    """The eigenvalues of `Z^T Z`, descending: the squared singular values of the tokens.
+    """Returns the eigenvalues of `Z^T Z`, descending: the squared singular values of the tokens.
 
-    z `[..., pos, d_model]` -> `[..., min(pos, d_model)]`, >= 0, in squared units of z. By singular values in float64: an
-    eigenvalue solver loses those below 1e-16 of the largest. NaN or Inf in a sample gives NaN. Raises ValueError for no tokens.
+    z `[..., pos, d_model]` -> `[..., min(pos, d_model)]`, >= 0, in squared units of z. Computed
+    from singular values in float64, because an eigenvalue solver loses those below 1e-16 of the
+    largest. NaN or Inf in a sample gives NaN. Raises ValueError if there are no tokens.
     """
     _check(z)
     return singular_values(z.double()).square().to(z.dtype)
@@ -25,9 +26,11 @@ def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch ra
 def subspace_spectrum(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head rank"]:
-    """The eigenvalues of `C_k^T C_k`, C_k = Z U_k, for each head, descending.
+    """Returns the eigenvalues of `C_k^T C_k` for each head, descending; C_k = Z U_k.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head, min(pos, d_head)]`, >= 0. Errors as in `spectrum`.
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head, min(pos, d_head)]`, >= 0,
+    in squared units of the codes. NaN or Inf in a sample gives NaN. Raises ValueError if there are
+    no tokens.
     """
     _check(z)
     require_floats(u, "head d_model d_head")
@@ -40,18 +43,21 @@ def rate_of_spectrum(
     width: int,
     eps: float | Sequence[float] | Tensor,
 ) -> Float[Tensor, "..."]:
-    """The rate of a spectrum at one or many precisions: `1/2 sum_i ln(1 + width / (n_tokens eps^2) lambda_i)`.
+    """Returns the coding rate of a spectrum at one or many precisions.
 
-    spectrum `[..., rank]` -> `[...]` in nats for one eps, `[..., eps]` for a list of them: R on a grid for the price of one
-    decomposition. width: d for `coding_rate`, p for `subspace_coding_rate`. Raises ValueError for eps <= 0, no eps, fewer than
-    one token, and a negative spectrum.
+    `1/2 sum_i ln(1 + width / (n_tokens eps^2) lambda_i)`.
+
+    spectrum `[..., rank]` -> `[...]` in nats, >= 0, for one eps; `[..., eps]` for a list of them,
+    so that R on a grid costs one decomposition. width: d for `coding_rate`, p for
+    `subspace_coding_rate`. Raises ValueError if an eps is not above 0 or none is given, if n_tokens
+    or width is below 1, or if the spectrum is negative.
     """
     require_floats(spectrum, "rank")
     grid = torch.as_tensor(eps, dtype=torch.float64, device=spectrum.device)
     if grid.ndim > 1 or not grid.numel() or not bool((grid > 0).all()):
         raise ValueError(f"eps={eps}: give numbers above 0, such as 0.1 or [0.01, 0.1, 1.0].")
     if n_tokens < 1 or width < 1:
-        raise ValueError(f"n_tokens={n_tokens}, width={width}: both are at least 1.")
+        raise ValueError(f"n_tokens={n_tokens}, width={width}: give numbers of at least 1.")
     if bool((spectrum < 0).any()):
         raise ValueError(
             "the spectrum has negative values: give squared singular values, as `spectrum` does."
@@ -62,7 +68,10 @@ def rate_of_spectrum(
 
 
 def singular_values(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch rank"]:
-    """torch.linalg.svdvals, with NaN for a matrix that holds NaN or Inf, where LAPACK raises."""
+    """Returns `torch.linalg.svdvals`, with NaN for a matrix that holds NaN or Inf.
+
+    LAPACK raises an error for such a matrix.
+    """
     finite = x.isfinite().all(dim=-1).all(dim=-1)
     values = torch.linalg.svdvals(x.where(finite[..., None, None], 0.0))
     return values.masked_fill(~finite.unsqueeze(-1), torch.nan)
@@ -72,5 +81,6 @@ def _check(z: Tensor) -> None:
     require_floats(z, "pos d_model")
     if 0 in z.shape[-2:]:
         raise ValueError(
-            f"there are no tokens to measure: the last two axes (pos, width) are {list(z.shape[-2:])}."
+            "there are no tokens to measure: the last two axes (pos, width) are "
+            f"{list(z.shape[-2:])}."
         )

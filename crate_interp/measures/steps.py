@@ -1,7 +1,8 @@
-"""The steps that layers are derived from, as functions: gradient steps on R^c, attention, and ISTA.
+"""The steps that layers are derived from: gradient steps on R^c, attention, and ISTA.
 
-The rules (a) to (e) are those compared in arXiv 2411.17182, appendix A. With one head, or a complete orthonormal set of
-them, each acts on the singular values s of the codes C_k = Z U_k alone, x = a s^2, a = p / (N eps^2), kappa the step size.
+Rules (a) to (e) are those that arXiv 2411.17182, appendix A compares. With one head, or with a
+complete orthonormal set of heads, each rule but (e) acts only on the singular values s of the codes
+C_k = Z U_k. Below, x = a s^2, a = p / (N eps^2), and kappa is the step size.
 """
 
 import torch
@@ -20,10 +21,12 @@ def gradient_step(
     eps: float,
     kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """Rule (a), `Z - kappa grad R^c(Z)`: s becomes s (1 - kappa a / (1 + x)).
+    """Returns the tokens after rule (a), `Z - kappa grad R^c(Z)`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. R^c falls for kappa < 8 / (9 a) where U is orthonormal.
-    Errors as in `coding_rate`.
+    s becomes s (1 - kappa a / (1 + x)).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. For orthonormal U, R^c falls if
+    0 < kappa < 8 / (9 a). Raises ValueError as `coding_rate` does.
     """
     return z - kappa * subspace_coding_rate_gradient(z, u, eps)
 
@@ -34,9 +37,12 @@ def neumann_step(
     eps: float,
     kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """Rule (b), `Z - kappa neumann_gradient(Z)`: s becomes s (1 - kappa a (1 - x)), which grows where x > 1.
+    """Returns the tokens after rule (b), `Z - kappa neumann_gradient(Z)`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    s becomes s (1 - kappa a (1 - x)), which grows where x > 1.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
+    `coding_rate` does.
     """
     return z - kappa * neumann_gradient(z, u, eps)
 
@@ -48,9 +54,12 @@ def first_order_step(
     eps: float,
     kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """Rule (c), `Z - kappa a sum_k C_k U_k^T`: s becomes s (1 - kappa a).
+    """Returns the tokens after rule (c), `Z - kappa a sum_k C_k U_k^T`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    s becomes s (1 - kappa a).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
+    `coding_rate` does.
     """
     return z - kappa * _scale(z, u, eps) * written(head_codes(z, u), u)
 
@@ -62,9 +71,12 @@ def third_order_step(
     eps: float,
     kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """Rule (d), `Z + kappa a^2 sum_k C_k C_k^T C_k U_k^T`: s becomes s (1 + kappa a x), and R^c rises.
+    """Returns the tokens after rule (d), `Z + kappa a^2 sum_k C_k C_k^T C_k U_k^T`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    s becomes s (1 + kappa a x), and R^c rises.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
+    `coding_rate` does.
     """
     codes = head_codes(z, u)
     return z + kappa * _scale(z, u, eps) ** 2 * written(codes @ (codes.mT @ codes), u)
@@ -76,9 +88,12 @@ def attention_step(
     eps: float,
     kappa: float,
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """Rule (e), `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`: CRATE-C, and CRATE-N for a negative kappa.
+    """Returns the tokens after rule (e), which is CRATE-C, or CRATE-N for a negative kappa.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Errors as in `coding_rate`.
+    `Z + kappa a^2 sum_k softmax(C_k C_k^T) C_k U_k^T`.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
+    `coding_rate` does.
     """
     return z + kappa * _scale(z, u, eps) * paper_mssa(z, u, eps)
 
@@ -87,11 +102,14 @@ def attention_step(
 def paper_mssa(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
-    """The paper's MSSA, `a sum_k softmax(C_k C_k^T) C_k U_k^T`, a = p / (N eps^2).
+    """Returns MSSA as the paper defines it.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. arXiv 2306.01129 eq. 11. The official code, which the
-    hooked models run, has LayerNorm before, the scale 1 / sqrt(p) in the softmax, and a learned matrix with bias in place
-    of a [U_1 .. U_K]. Errors as in `coding_rate`.
+    `a sum_k softmax(C_k C_k^T) C_k U_k^T`, where a = p / (N eps^2).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. arXiv 2306.01129 eq. 11. The
+    official code, which the hooked models run, has a LayerNorm before it, the scale 1 / sqrt(p) in
+    the softmax, and a learned matrix with bias in place of a [U_1 .. U_K]. Raises ValueError as
+    `coding_rate` does.
     """
     return _scale(z, u, eps) * written(subspace_attention(head_codes(z, u)), u)
 
@@ -100,10 +118,12 @@ def paper_mssa(
 def subspace_attention(
     codes: Float[Tensor, "*batch pos d_head"], scale: float = 1.0
 ) -> Float[Tensor, "*batch pos d_head"]:
-    """One head of attention whose query, key and value are one code: `softmax(scale C C^T) C`.
+    """Returns one head of attention whose query, key and value are the same code.
 
-    codes `[..., pos, d_head]` -> the same. arXiv 2306.01129 eq. 11, in rows; the official code has scale = 1 / sqrt(p).
-    Raises ValueError for no tokens.
+    `softmax(scale C C^T) C`.
+
+    codes `[..., pos, d_head]` -> like codes. arXiv 2306.01129 eq. 11, in rows; the official code
+    has scale = 1 / sqrt(p). Raises ValueError if there are no tokens.
     """
     check_rate(codes, 1.0)
     return (scale * codes @ codes.mT).softmax(dim=-1) @ codes
@@ -117,10 +137,13 @@ def ista_step(
     eta: float,
     lambd: float,
 ) -> Float[Tensor, "*batch pos d_mlp"]:
-    """One proximal gradient step of the non-negative lasso: `ReLU(z - eta D^T (D z - y) - eta lambd)`, tokens as rows.
+    """Returns a code after one proximal gradient step of the non-negative lasso.
 
-    z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> like z, >= 0. arXiv 2306.01129 eq. 17, which starts
-    at z = y. `lasso_objective` does not rise for eta <= 1 / |D|_2^2 from a feasible z. Errors as in `lasso_objective`.
+    `ReLU(z - eta D^T (D z - y) - eta lambd)`, with tokens as rows.
+
+    z `[..., pos, d_mlp]`, y `[..., pos, d_model]`, d `[d_model, d_mlp]` -> like z, >= 0. arXiv
+    2306.01129 eq. 17, which starts at z = y. From z >= 0, `lasso_objective` does not rise if eta <=
+    1 / |D|_2^2. Raises ValueError if the shapes of z, y and d do not fit each other.
     """
     check_lasso(z, y, d)
     return torch.relu(z - eta * ((z @ d.mT - y) @ d) - eta * lambd)

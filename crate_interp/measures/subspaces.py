@@ -1,4 +1,4 @@
-"""Geometry of the learned subspaces U_k and the dictionary D, and of tokens against them."""
+"""Geometry of the learned subspaces U_k and the dictionary D, and of tokens relative to them."""
 
 import torch
 from jaxtyping import Float
@@ -17,11 +17,11 @@ from crate_interp.measures.spectra import singular_values
 
 @in_full_precision
 def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Tensor, "*batch"]:
-    """How far each basis is from orthonormal: `|U_k^T U_k - I|_F / sqrt(p)`.
+    """Returns how far each basis is from orthonormal, `|U_k^T U_k - I|_F / sqrt(p)`.
 
-    u `[..., d_model, d_head]` -> `[...]`, >= 0, 0 iff the columns are orthonormal; without unit. The theory (arXiv
-    2306.01129) assumes 0; the official initialisation has U_k^T U_k about I/3, a defect of about 2/3. Raises
-    ValueError for an empty matrix.
+    u `[..., d_model, d_head]` -> `[...]`, dimensionless, >= 0, and 0 only if the columns are
+    orthonormal. The theory (arXiv 2306.01129) assumes 0. The official initialisation has U_k^T U_k
+    of about I/3, a defect of about 2/3. Raises ValueError if the matrix is empty.
     """
     _check(u, "d_model d_head")
     gram = u.mT @ u
@@ -31,10 +31,12 @@ def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Te
 
 @in_full_precision
 def completeness_defect(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch"]:
-    """How far the subspaces together are from an orthonormal cover of the space: `|sum_k U_k U_k^T - I|_F / sqrt(d)`.
+    """Returns how far the subspaces together are from an orthonormal cover of the space.
 
-    u `[..., head, d_model, d_head]` -> `[...]`, >= 0, 0 iff sum_k U_k U_k^T = I; without unit. Raises
-    ValueError for an empty matrix.
+    `|sum_k U_k U_k^T - I|_F / sqrt(d)`.
+
+    u `[..., head, d_model, d_head]` -> `[...]`, dimensionless, >= 0, and 0 only if sum_k U_k U_k^T
+    = I. Raises ValueError if the matrix is empty.
     """
     _check(u, "head d_model d_head")
     wide = u.transpose(-3, -2).flatten(-2)  # [..., d_model, head * d_head]
@@ -46,11 +48,14 @@ def completeness_defect(u: Float[Tensor, "*batch head d_model d_head"]) -> Float
 def subspace_overlap(
     u: Float[Tensor, "*batch d_model d_head"], v: Float[Tensor, "*batch d_model d_head"]
 ) -> Float[Tensor, "*batch"]:
-    """The overlap of two subspaces, `|Q_u^T Q_v|_F^2 / p` with Q = qr(U): the mean squared cosine of their angles.
+    """Returns the overlap of two subspaces: the mean squared cosine of their angles.
 
-    u, v `[..., d_model, d_head]` -> `[...]` in [0, 1]: 0 orthogonal, 1 equal; p/d on average for random subspaces.
-    Only the spans matter, not the bases. Of two widths p is the first's: how much of u lies in v.
-    Raises ValueError for an empty matrix.
+    `|Q_u^T Q_v|_F^2 / p`, where Q = qr(U).
+
+    u, v `[..., d_model, d_head]` -> `[...]` in [0, 1]: 0 for orthogonal subspaces, 1 for equal
+    ones, p/d on average for random ones. Only the spans matter, not the bases. If the widths
+    differ, p is the width of u: the overlap is the share of u that lies in v. Raises ValueError if
+    a matrix is empty.
     """
     _check(u, "d_model d_head")
     _check(v, "d_model d_head")
@@ -60,15 +65,15 @@ def subspace_overlap(
 
 @in_full_precision
 def head_overlap(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch head"]:
-    """Each head's mean `subspace_overlap` with the other heads.
+    """Returns each head's mean `subspace_overlap` with the other heads.
 
-    u `[..., head, d_model, d_head]` -> `[..., head]` in [0, 1]; p/d on average for random subspaces. Raises
-    ValueError for a single head, which has no others.
+    u `[..., head, d_model, d_head]` -> `[..., head]` in [0, 1]; p/d on average for random
+    subspaces. Raises ValueError if there is only one head or if the matrix is empty.
     """
     _check(u, "head d_model d_head")
     heads = u.shape[-3]
     if heads < 2:
-        raise ValueError("head_overlap compares heads: the layer has only one.")
+        raise ValueError("head_overlap compares heads, but the layer has only one.")
     wide = qr(u)[0].transpose(-3, -2).flatten(-2)  # [..., d_model, head * d_head]
     cosines = (wide.mT @ wide).square().unflatten(-1, (heads, -1)).unflatten(-3, (heads, -1))
     overlap = cosines.sum(dim=(-3, -1)) / u.shape[-1]  # [..., head, head]
@@ -79,22 +84,25 @@ def head_overlap(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor
 def projection_energy(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch pos head"]:
-    """The share of a token's energy inside each subspace: `|Q_k^T z|^2 / |z|^2` with Q_k = qr(U_k).
+    """Returns the share of each token's energy that lies in each subspace.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos, head]` in [0, 1]; p/d on average for a random
-    subspace; the heads sum to 1 iff the subspaces are a complete orthonormal cover. An all-zero token has 0.
-    Raises ValueError for an empty basis.
+    `|Q_k^T z|^2 / |z|^2`, where Q_k = qr(U_k).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos, head]` in [0, 1]; p/d on
+    average for a random subspace. The shares of the heads sum to 1 for every token if the subspaces
+    are a complete orthonormal cover. An all-zero token has 0. Raises ValueError if the basis is
+    empty.
     """
     _check(u, "head d_model d_head")
     require_floats(z, "pos d_model")
-    # Q_k^T z = R_k^{-T} U_k^T z would square the condition of U_k: project with Q itself
+    # project with Q itself: Q_k^T z = R_k^{-T} U_k^T z would square the condition number of U_k
     return energy_of_codes(head_codes(z, qr(u)[0]), z)
 
 
 def energy_of_codes(
     codes: Float[Tensor, "*batch head pos d_head"], z: Float[Tensor, "*batch pos d_model"]
 ) -> Float[Tensor, "*batch pos head"]:
-    """`projection_energy` for a caller who has the codes of an orthonormal basis already."""
+    """Returns `projection_energy` for a caller who already has orthonormal codes."""
     lengths = torch.linalg.vector_norm(codes, dim=-1).transpose(-2, -1)  # [..., pos, head]
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     if not squares_fit(norms):
@@ -106,11 +114,12 @@ def energy_of_codes(
 
 @in_full_precision
 def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor, "*batch"]:
-    """How far the dictionary is from a scaled tight frame: `|G - c I|_F / sqrt(n)`, c = tr(G) / n.
+    """Returns how far the dictionary is from a scaled tight frame, `|G - c I|_F / sqrt(n)`.
 
-    d `[..., d_model, d_mlp]` -> `[...]`, >= 0, without unit. G is the smaller Gram, D^T D or D D^T, n its width; for
-    the square dictionary of CRATE both give the same number, 0 iff D is a multiple of an orthonormal matrix. Raises ValueError for an
-    empty one.
+    d `[..., d_model, d_mlp]` -> `[...]`, dimensionless, >= 0. G is the smaller Gram matrix, D^T D
+    or D D^T, n its width and c = tr(G) / n. For the square dictionary of CRATE both Gram matrices
+    give the same number, which is 0 only if D is a multiple of an orthonormal matrix. Raises
+    ValueError if the matrix is empty.
     """
     _check(d, "d_model d_mlp")
     gram = d.mT @ d if d.shape[-1] <= d.shape[-2] else d @ d.mT
@@ -124,10 +133,13 @@ def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor,
 def principal_angles(
     u: Float[Tensor, "*batch d_model d_head"], v: Float[Tensor, "*batch d_model width"]
 ) -> Float[Tensor, "*batch rank"]:
-    """The angles between two subspaces, `arccos` of the singular values of `Q_u^T Q_v`, smallest first.
+    """Returns the principal angles between two subspaces, smallest first.
 
-    u `[..., d_model, p]`, v `[..., d_model, q]` -> `[..., min(p, q)]` in radians, 0 to pi/2. Only the spans matter. Angles
-    below pi/4 are taken from their sines, as arccos loses them (Bjorck and Golub 1973). Raises ValueError for empty matrices.
+    `arccos` of the singular values of `Q_u^T Q_v`, where Q = qr(U).
+
+    u `[..., d_model, p]`, v `[..., d_model, q]` -> `[..., min(p, q)]` in radians, 0 to pi/2. Only
+    the spans matter. Angles below pi/4 are computed from their sines, because arccos loses their
+    digits (Bjorck and Golub 1973). Raises ValueError if a matrix is empty.
     """
     _check(u, "d_model d_head")
     _check(v, "d_model width")
@@ -143,15 +155,18 @@ def principal_angles(
 
 @in_full_precision
 def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch"]:
-    """The largest cosine between directions of two heads' subspaces, `max_{i != j} |Q_i^T Q_j|_2`.
+    """Returns the largest cosine between directions in the subspaces of two different heads.
 
-    u `[..., head, d_model, d_head]` -> `[...]` in [0, 1]: 0 where all are orthogonal, 1 where two share a direction. The theory (arXiv
-    2306.01129) assumes it to be small. Raises ValueError for a single head.
+    `max_{i != j} |Q_i^T Q_j|_2`, where Q = qr(U).
+
+    u `[..., head, d_model, d_head]` -> `[...]` in [0, 1]: 0 if all subspaces are orthogonal, 1 if
+    two share a direction. The theory (arXiv 2306.01129) assumes that it is small. Raises ValueError
+    if there is only one head or if the matrix is empty.
     """
     _check(u, "head d_model d_head")
     heads = u.shape[-3]
     if heads < 2:
-        raise ValueError("incoherence compares heads: the layer has only one.")
+        raise ValueError("incoherence compares heads, but the layer has only one.")
     q = qr(u)[0]
     pairs = torch.triu_indices(heads, heads, offset=1, device=u.device)
     inner = q[..., pairs[0], :, :].mT @ q[..., pairs[1], :, :]  # [..., pair, d_head, d_head]
@@ -160,10 +175,11 @@ def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor,
 
 @in_full_precision
 def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch n n"]:
-    """The absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
+    """Returns the absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
 
-    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. Of the heads' bases side by side it is figure 7 of arXiv 2306.01129.
-    A column of zeros has 0 with all. Raises ValueError for an empty matrix.
+    d `[..., d_model, n]` -> `[..., n, n]` in [0, 1]. For the heads' bases side by side it is figure
+    7 of arXiv 2306.01129. A column of zeros has 0 with every column. Raises ValueError if the
+    matrix is empty.
     """
     _check(d, "d_model n")
     scaled = d.mT / largest_entry(d.mT)
@@ -173,14 +189,15 @@ def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batc
 
 
 def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch"]:
-    """The largest absolute cosine between two different columns.
+    """Returns the largest absolute cosine between two different columns.
 
-    d `[..., d_model, n]` -> `[...]` in [0, 1]: 0 for orthogonal columns; at least sqrt((n - d) / (d (n - 1))) for n > d (Welch).
-    What sparse coding asks of a dictionary. Raises ValueError for a single column.
+    d `[..., d_model, n]` -> `[...]` in [0, 1]: 0 for orthogonal columns, and at least sqrt((n - d)
+    / (d (n - 1))) for n > d (Welch). Sparse coding needs a dictionary in which it is small. Raises
+    ValueError if there is only one column or if the matrix is empty.
     """
     _check(d, "d_model n")
     if d.shape[-1] < 2:
-        raise ValueError("mutual_coherence compares columns: there is only one.")
+        raise ValueError("mutual_coherence compares columns, but there is only one.")
     cosines = column_cosines(d)
     same = torch.eye(d.shape[-1], dtype=torch.bool, device=d.device)
     return cosines.masked_fill(same, 0).flatten(-2).amax(dim=-1)
@@ -188,24 +205,27 @@ def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*ba
 
 @in_full_precision
 def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """The largest singular value over the smallest of the min(rows, columns).
+    """Returns the largest singular value over the smallest of the min(rows, columns).
 
-    d `[..., rows, columns]` -> `[...]`, >= 1, without unit; Inf for a singular matrix. Raises ValueError for an empty one.
+    d `[..., rows, columns]` -> `[...]`, dimensionless, >= 1; Inf for a singular matrix. NaN or Inf
+    gives NaN. Raises ValueError if the matrix is empty.
     """
     _check(d, "rows columns")
     values = singular_values(d.double())
-    return (
-        (values[..., 0] / values[..., -1]).masked_fill(values[..., -1] == 0, torch.inf).to(d.dtype)
-    )
+    most, least = values[..., 0], values[..., -1]
+    return (most / least).masked_fill(least == 0, torch.inf).to(d.dtype)
 
 
 def membership_entropy(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch pos"]:
-    """How spread a token is over the subspaces: the entropy of its `projection_energy` normalised over heads.
+    """Returns how spread each token is over the subspaces.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos]` in nats, 0 (in one subspace) to ln K (evenly in all). A token
-    with no energy in any has ln K: it belongs nowhere. Errors as in `projection_energy`.
+    It is the entropy of its `projection_energy` normalised over heads.
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., pos]` in nats, 0 (in one
+    subspace) to ln K (evenly in all). A token without energy in any subspace has ln K too. NaN or
+    Inf in a token gives NaN. Raises ValueError if the basis is empty.
     """
     energy = projection_energy(z, u)  # [..., pos, head]
     total = energy.sum(dim=-1, keepdim=True)
@@ -218,11 +238,15 @@ def membership_entropy(
 def subspace_snr(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head"]:
-    """How much of the tokens lies in each subspace against what does not: `|Q_k Q_k^T Z|_F / |(I - Q_k Q_k^T) Z|_F`.
+    """Returns the ratio of the tokens' part inside each subspace to their part outside.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]`, >= 0, without unit; Inf where all tokens lie in it, 0
-    for tokens of zeros; about sqrt(p / (d - p)) for a random subspace. The attention-only transformer (arXiv 2506.03790) takes
-    the tokens of head k alone: give those. Q = qr(U), there U itself. Errors as in `projection_energy`.
+    `|Q_k Q_k^T Z|_F / |(I - Q_k Q_k^T) Z|_F`, where Q_k = qr(U_k).
+
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]`, dimensionless, >= 0; Inf
+    if all tokens lie in the subspace, 0 for tokens of zeros, about sqrt(p / (d - p)) for a random
+    subspace. The attention-only transformer (arXiv 2506.03790) measures the tokens of head k alone,
+    and takes U itself for Q: give it those tokens. Computed in float64. NaN or Inf in a sample
+    gives NaN. Raises ValueError if the basis is empty.
     """
     _check(u, "head d_model d_head")
     require_floats(z, "pos d_model")
@@ -230,7 +254,7 @@ def subspace_snr(
     inside = head_codes(wide, basis)  # [..., head, pos, d_head]
     rest = wide.unsqueeze(-3) - inside @ basis.mT
     signal, noise = torch.linalg.matrix_norm(inside), torch.linalg.matrix_norm(rest)
-    # what rounding leaves of tokens inside a subspace is no noise
+    # a remainder this small is the rounding of tokens that lie inside the subspace
     floor = 4 * z.shape[-1] * torch.finfo(torch.float64).eps * signal
     ratio = torch.where(noise <= floor, torch.inf, signal / noise).masked_fill(signal == 0, 0)
     return ratio.masked_fill(~(signal + noise).isfinite(), torch.nan).to(z.dtype)

@@ -1,6 +1,7 @@
-"""Names of CRATE's hook points, and functions to hang on them. Needs torch alone; knows no model by name.
+"""Names of CRATE's hook points, and functions for use at them.
 
-Works on any TransformerLens-style model: one whose hook points are modules called `blocks.{layer}.{point}`.
+The package needs only torch and knows no model by name. It works on any TransformerLens-style
+model, whose hook points are modules called `blocks.{layer}.{point}`.
 """
 
 from crate_hooks import edit

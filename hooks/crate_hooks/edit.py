@@ -1,15 +1,19 @@
-"""Edits of activations: each function here returns a plain `(tensor, hook) -> tensor`, to hang on a hook point.
+"""Edits of activations: functions that return a `(tensor, hook) -> tensor` for a hook point.
 
     with model.hooks([("blocks.3.attn.hook_z", edit.zero(heads=2))]):
         logits = model(images)
 
-An edit returns a new tensor, never writes into the one it got, and lets gradients through. heads: the head axis of codes,
-patterns and results. atoms: the last axis of codes such as mlp.hook_post. positions: tokens, CLS and prompts included (of a
-pattern or of scores, the queries); `patch_positions` numbers the patches of an image. None means all of them. What a point
-lacks is a ValueError that names the point, when the hook is called.
+An edit returns a new tensor, never writes into the one it gets, and lets gradients through.
+`heads`, `atoms` and `positions` limit it to a part of the tensor; each is a number, several
+numbers, or None for all. heads: along the head axis of codes, patterns and results. atoms: along
+the last axis of codes such as mlp.hook_post. positions: among the tokens, CLS and prompts included
+(of a pattern or of scores: the queries); `patch_positions` returns those of an image's patches.
+
+When its hook is called, an edit raises ValueError, with the name of the point, if the point lacks
+the axis or the numbers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
@@ -18,48 +22,68 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Edit = Callable[[Tensor, Any], Tensor]
-_QUERIES = ("hook_pattern", "hook_attn_scores")  # [batch, head, query, key]
+from crate_hooks.checks import (
+    at,
+    described,
+    is_finite,
+    require_number,
+    require_seed,
+    require_source,
+    require_width,
+)
+from crate_hooks.parts import Chosen, Edit, edited
 
 
-def zero(*, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
-    """Puts 0 in place of some heads, atoms or positions.
+def zero(*, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None) -> Edit:
+    """Returns an edit that sets heads, atoms or positions to 0.
 
-    At attn.hook_z it is a head taken away: the same as zeroing its rows of W_O. At mlp.hook_post it is an atom taken away.
+    At attn.hook_z this removes a head, as zeroing its rows of W_O does. At mlp.hook_post it removes
+    an atom. Raises ValueError if a selection is not of whole numbers.
     """
-    return _edited(lambda tensor, hook: torch.zeros_like(tensor), heads, atoms, positions)
+    return edited(lambda tensor, hook: torch.zeros_like(tensor), heads, atoms, positions)
 
 
-def mean(source: Any, *, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
-    """Puts the mean over the samples of another run in their place: what is left says nothing of the sample at hand.
+def mean(
+    source: Tensor, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
+) -> Edit:
+    """Returns an edit that puts the mean over the samples of another run in place of a part.
 
-    source: what the same point held, with the batch first; positions keep a mean each.
+    What was particular to a sample is then gone from that part. source: what the same point held,
+    batch first; each position keeps a mean of its own. Raises ValueError if the source is not a
+    tensor with the batch first, or if a selection is not of whole numbers.
     """
-    _require_source(source)
+    require_source(source)
     average = source.detach().mean(dim=0, keepdim=True)
-    return _edited(lambda tensor, hook: _like(average, tensor, hook), heads, atoms, positions)
+    return edited(lambda tensor, hook: _like(average, tensor, hook), heads, atoms, positions)
 
 
 def resample(
-    source: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None
+    source: Tensor,
+    *,
+    seed: int = 0,
+    heads: Chosen = None,
+    atoms: Chosen = None,
+    positions: Chosen = None,
 ) -> Edit:
-    """Puts what the same point held for another sample in their place, one drawn for each sample of a batch.
+    """Returns an edit that puts another sample's activations in place of a part.
 
-    source: of samples that stand for the data, with the batch first. The same seed draws the same samples. Where source has as
-    many samples as the batch no sample gets its own: give the run's own cache to shuffle it.
+    source: what the same point held for samples that represent the data, batch first. One of them
+    is drawn for each sample of a batch; the same seed draws the same ones. If the source has as
+    many samples as the batch, no sample gets its own, so that the run's own cache can be shuffled.
+    Raises ValueError if the source has fewer than two samples, or if the seed or a selection is not
+    of whole numbers.
     """
-    _require_source(source)
+    require_source(source)
     if len(source) < 2:
         raise ValueError(
-            "source has one sample: there is no other to draw. Give the cache of several."
+            "source has one sample, and there is no other to draw: give the cache of several."
         )
-    if not isinstance(seed, Integral):
-        raise ValueError(f"seed={seed!r}: give a whole number.")
+    require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
         generator = torch.Generator().manual_seed(int(seed))
-        if count == batch and batch > 1:  # round a random circle
+        if count == batch and batch > 1:  # each sample gets the next one of a random circle
             order = torch.randperm(batch, generator=generator)
             drawn = torch.empty_like(order)
             drawn[order] = order.roll(1)
@@ -67,129 +91,189 @@ def resample(
             drawn = torch.randint(count, (batch,), generator=generator)
         return _like(source[drawn.to(source.device)], tensor, hook)
 
-    return _edited(value, heads, atoms, positions)
+    return edited(value, heads, atoms, positions)
 
 
-def patch(source: Any, *, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
-    """Puts what the same point held in another run in their place: sample by sample, or of one sample for all."""
-    _require_source(source)
-    return _edited(lambda tensor, hook: _like(source, tensor, hook), heads, atoms, positions)
+def patch(
+    source: Tensor, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
+) -> Edit:
+    """Returns an edit that puts the activations of another run in place of a part.
+
+    source: what the same point held there, sample by sample, or one sample for all. Raises
+    ValueError if the source is not a tensor with the batch first, or if a selection is not of whole
+    numbers.
+    """
+    require_source(source)
+    return edited(lambda tensor, hook: _like(source, tensor, hook), heads, atoms, positions)
 
 
-def scale(factor: Any, *, heads: Any = None, atoms: Any = None, positions: Any = None) -> Edit:
-    """Multiplies by a number."""
-    _require_number("factor", factor)
-    return _edited(lambda tensor, hook: tensor * factor, heads, atoms, positions)
+def scale(
+    factor: float, *, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None
+) -> Edit:
+    """Returns an edit that multiplies a part by a number.
+
+    Raises ValueError if the factor is not finite, or if a selection is not of whole numbers.
+    """
+    require_number("factor", factor)
+    return edited(lambda tensor, hook: tensor * factor, heads, atoms, positions)
 
 
 def clamp(
-    low: Any = None,
-    high: Any = None,
+    low: float | None = None,
+    high: float | None = None,
     *,
-    heads: Any = None,
-    atoms: Any = None,
-    positions: Any = None,
+    heads: Chosen = None,
+    atoms: Chosen = None,
+    positions: Chosen = None,
 ) -> Edit:
-    """Moves what is below `low` up to it and what is above `high` down to it; both the same sets a value."""
+    """Returns an edit that raises values below `low` to it, and lowers values above `high` to it.
+
+    low = high sets a value. Raises ValueError if neither bound is given, if a bound is not finite,
+    if low is above high, or if a selection is not of whole numbers.
+    """
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
-            _require_number(name, bound)
+            require_number(name, bound)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
         raise ValueError(
-            f"low={low!r}, high={high!r}: give one of them at least, low not above high."
+            f"low={low!r}, high={high!r}: give at least one of them, and a low that is not above "
+            "high."
         )
-    return _edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
+    return edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
 
 
-def threshold(by: Any, *, atoms: Any = None, positions: Any = None) -> Edit:
-    """Re-thresholds a code: `ReLU(code - by)`, at mlp.hook_post what a larger eta lambd does in the last step.
+def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> Edit:
+    """Returns an edit that thresholds a code again, `ReLU(code - by)`.
 
-    by: in the unit of the code, at least 0. Before the ReLU (mlp.hook_pre) use `sparse_step` instead, which changes all steps.
+    At mlp.hook_post this is what a larger eta lambd does in the last step. by: at least 0, in the
+    unit of the code. Before the ReLU (mlp.hook_pre) use `sparse_step` instead, which changes all
+    steps. Raises ValueError if `by` is negative or not finite, or if a selection is not of whole
+    numbers.
     """
-    _require_number("by", by)
+    require_number("by", by)
     if by < 0:
         raise ValueError(
-            f"by={by}: what a threshold cut off cannot be had back; give a number of at least 0."
+            f"by={by}: a threshold cannot restore what it cut off, give a number of at least 0."
         )
-    return _edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
+    return edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
 
 
 def noise(
-    std: Any, *, seed: Any = 0, heads: Any = None, atoms: Any = None, positions: Any = None
+    std: float,
+    *,
+    seed: int = 0,
+    heads: Chosen = None,
+    atoms: Chosen = None,
+    positions: Chosen = None,
 ) -> Edit:
-    """Adds Gaussian noise; the same seed and shape have the same noise, on every device."""
-    _require_number("std", std)
-    if not isinstance(seed, Integral):
-        raise ValueError(f"seed={seed!r}: give a whole number.")
+    """Returns an edit that adds Gaussian noise of standard deviation `std` to a part.
+
+    The same seed and shape give the same noise on every device. Raises ValueError if std is not
+    finite, or if the seed or a selection is not of whole numbers.
+    """
+    require_number("std", std)
+    require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(int(seed)))
         return tensor + std * drawn.to(tensor)
 
-    return _edited(value, heads, atoms, positions)
+    return edited(value, heads, atoms, positions)
 
 
-def steer(direction: Any, strength: Any, *, unit: bool = True, positions: Any = None) -> Edit:
-    """Adds `strength` times a direction of the stream `[d_model]`, such as an atom `mlp.D[:, j]` or a column of `attn.U[k]`.
+def steer(
+    direction: Float[Tensor, " d_model"],
+    strength: float,
+    *,
+    unit: bool = True,
+    positions: Chosen = None,
+) -> Edit:
+    """Returns an edit that adds `strength` times a direction of the stream.
 
-    unit: of length 1 before, so that strength is in the unit of the stream. At points whose last axis is d_model.
+    direction `[d_model]`, such as an atom `mlp.D[:, j]` or a column of `attn.U[k]`. unit: whether
+    it is scaled to length 1 first, so that strength is in the unit of the stream. For points whose
+    last axis is d_model. Raises ValueError if the direction is not a finite vector or, with `unit`,
+    is zero, if strength is not finite, or if the positions are not whole numbers.
     """
-    _require_number("strength", strength)
+    require_number("strength", strength)
     right = isinstance(direction, Tensor) and direction.ndim == 1 and direction.is_floating_point()
-    if not right or not _finite(direction):
+    if not right or not is_finite(direction):
         raise ValueError(
-            f"direction is {_told(direction)}: give finite numbers [d_model], such as model.blocks[0].mlp.D[:, 0]."
+            f"direction is {described(direction)}: give finite floats [d_model], such as "
+            "model.blocks[0].mlp.D[:, 0]."
         )
     length = torch.linalg.vector_norm(direction.detach())
     if unit and not length > 0:
-        raise ValueError("direction is zero: it points nowhere.")
+        raise ValueError("direction is zero and points nowhere: give another.")
     step = direction / length * strength if unit else direction * strength
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        _require_width(tensor, hook, len(step), "direction")
+        require_width(tensor, hook, len(step), "direction")
         return tensor + step.to(tensor)
 
-    return _edited(value, None, None, positions)
+    return edited(value, None, None, positions)
 
 
-def project_out(subspace: Any, *, orthonormal: bool = True, positions: Any = None) -> Edit:
-    """Takes a subspace out of each token: `x - Q Q^T x`, Q an orthonormal basis of the span.
+def project_out(
+    subspace: Float[Tensor, "*head d_model width"],
+    *,
+    orthonormal: bool = True,
+    positions: Chosen = None,
+) -> Edit:
+    """Returns an edit that removes a subspace from each token, `x - Q Q^T x`.
 
-    subspace `[d_model, width]` such as `attn.U[k]`, or `[head, d_model, width]` for the span of several. orthonormal=False takes
-    it as it is, `x - U U^T x`, which is a projection only where U has orthonormal columns. At ln1.hook_normalized the codes of
-    head k are then 0, and for orthonormal U of all heads together the other heads' codes are as before; trained subspaces
-    overlap, and other heads lose what they share with this one. In the stream (hook_resid_pre) neither holds: LayerNorm subtracts a
-    mean and scales, and so mixes the span with the rest, and the skip path loses it too. Compare with a random subspace.
+    Q is an orthonormal basis of the span of `subspace`: `[d_model, width]` such as `attn.U[k]`, or
+    `[head, d_model, width]` for the span of several heads. orthonormal=False takes U as stored,
+    `x - U U^T x`, which is a projection only if U has orthonormal columns.
+
+    At ln1.hook_normalized the codes of head k are then 0. If U is orthonormal over all heads
+    together, the codes of the other heads do not change; trained subspaces overlap, and other heads
+    lose what they share with this one. In the stream (hook_resid_pre) neither holds: LayerNorm
+    subtracts a mean and scales, which mixes the span with the rest, and the skip path loses the
+    span too. Compare with a random subspace.
+
+    Raises ValueError if the subspace is not a finite tensor of these shapes or spans nothing, or if
+    the positions are not whole numbers.
     """
     basis = _basis(subspace, orthonormal)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        _require_width(tensor, hook, len(basis), "subspace")
+        require_width(tensor, hook, len(basis), "subspace")
         q = basis.to(tensor)
         return tensor - (tensor @ q) @ q.T
 
-    return _edited(value, None, None, positions)
+    return edited(value, None, None, positions)
 
 
-def project_onto(subspace: Any, *, orthonormal: bool = True, positions: Any = None) -> Edit:
-    """Keeps of each token what lies in a subspace alone: `Q Q^T x`; arguments as in `project_out`."""
+def project_onto(
+    subspace: Float[Tensor, "*head d_model width"],
+    *,
+    orthonormal: bool = True,
+    positions: Chosen = None,
+) -> Edit:
+    """Returns an edit that keeps only a subspace of each token, `Q Q^T x`.
+
+    Arguments and errors are those of `project_out`: it raises ValueError in the same cases.
+    """
     basis = _basis(subspace, orthonormal)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        _require_width(tensor, hook, len(basis), "subspace")
+        require_width(tensor, hook, len(basis), "subspace")
         q = basis.to(tensor)
         return (tensor @ q) @ q.T
 
-    return _edited(value, None, None, positions)
+    return edited(value, None, None, positions)
 
 
-def compose(*edits: Any) -> Edit:
-    """One edit after the other at the same point, the first one first."""
-    strange = [edit for edit in edits if not callable(edit)]
-    if strange or not edits:
-        raise ValueError(
-            f"compose takes functions (tensor, hook) -> tensor, got {strange[0] if strange else 'none'!r}."
-        )
+def compose(*edits: Edit) -> Edit:
+    """Returns an edit that applies several edits at one point, the first one first.
+
+    Raises ValueError if there are none, or if one is not callable.
+    """
+    others = [edit for edit in edits if not callable(edit)]
+    if others or not edits:
+        got = repr(others[0]) if others else "none"
+        raise ValueError(f"compose takes functions (tensor, hook) -> tensor, got {got}.")
 
     def run(tensor: Tensor, hook: Any = None) -> Tensor:
         for edit in edits:
@@ -200,23 +284,30 @@ def compose(*edits: Any) -> Edit:
 
 
 @contextmanager
-def sparse_step(block: nn.Module, *, lambd: Any = None, eta: Any = None) -> Iterator[nn.Module]:
-    """Another lambd or eta for one layer, while the context is open: `with edit.sparse_step(model.blocks[3], lambd=0.5): ...`.
+def sparse_step(
+    block: nn.Module, *, lambd: float | None = None, eta: float | None = None
+) -> Iterator[nn.Module]:
+    """Sets another lambd or eta in one layer while its context is open, and yields the layer.
 
-    Raises ValueError for a layer without them: an MLP has none, and nanochat-crate learned a threshold for each atom, to which
+        with edit.sparse_step(model.blocks[3], lambd=0.5):
+            logits = model(images)
+
+    Raises ValueError if neither is given, if a value is negative or not finite, or if the layer has
+    no such number: an MLP has none, and nanochat-crate learned a threshold for each atom, to which
     `edit.threshold` adds.
     """
     step: Any = getattr(block, "mlp", None)
     wanted = {name: value for name, value in (("lambd", lambd), ("eta", eta)) if value is not None}
     if not wanted:
-        raise ValueError("give lambd=... or eta=..., a number.")
+        raise ValueError("sparse_step changes nothing: give lambd=NUMBER, eta=NUMBER, or both.")
     for name, value in wanted.items():
-        _require_number(name, value)
+        require_number(name, value)
         if value < 0:
             raise ValueError(f"{name}={value}: give a number of at least 0.")
         if not isinstance(getattr(step, name, None), Real):
             raise ValueError(
-                f"the sparse step of this layer, {type(step).__name__}, has no {name}: hang edit.threshold on mlp.hook_post."
+                f"the sparse step of this layer, {type(step).__name__}, has no {name}: hang "
+                "edit.threshold on mlp.hook_post instead."
             )
     before = {name: getattr(step, name) for name in wanted}
     try:
@@ -228,147 +319,53 @@ def sparse_step(block: nn.Module, *, lambd: Any = None, eta: Any = None) -> Iter
             setattr(step, name, value)
 
 
-def patch_positions(patches: Iterable[Any], grid: Any) -> list[int]:
-    """The positions of patches (row, column) among the tokens of an image, CLS being token 0; grid: rows and columns, `cfg.grid`."""
-    found = []
+def patch_positions(patches: Iterable[tuple[int, int]], grid: tuple[int, int]) -> list[int]:
+    """Returns the positions of patches among the tokens of an image, in which CLS is token 0.
+
+    patches: pairs (row, column). grid: the numbers of rows and columns, `cfg.grid`. Raises
+    ValueError if a patch lies outside the grid.
+    """
+    positions = []
     for row, column in patches:
-        whole = isinstance(row, Integral) and isinstance(column, Integral)
-        if not whole or not (0 <= int(row) < grid[0] and 0 <= int(column) < grid[1]):
+        integers = isinstance(row, Integral) and isinstance(column, Integral)
+        if not integers or not (0 <= int(row) < grid[0] and 0 <= int(column) < grid[1]):
             raise ValueError(
-                f"patch ({row}, {column}): the grid has rows 0 to {grid[0] - 1} and columns 0 to {grid[1] - 1}."
+                f"patch ({row}, {column}) is not in the grid: give rows from 0 to {grid[0] - 1} "
+                f"and columns from 0 to {grid[1] - 1}."
             )
-        found.append(1 + int(row) * grid[1] + int(column))
-    return found
-
-
-def _edited(value: Callable[[Tensor, Any], Tensor], heads: Any, atoms: Any, positions: Any) -> Edit:
-    """`value(tensor, hook)` where heads, atoms and positions say, the tensor itself elsewhere."""
-    chosen = {"heads": heads, "atoms": atoms, "positions": positions}
-    wanted = {name: _numbers(name, which) for name, which in chosen.items() if which is not None}
-
-    def run(tensor: Tensor, hook: Any = None) -> Tensor:
-        new = value(tensor, hook)
-        if not wanted:
-            return new
-        mask = torch.ones((), dtype=torch.bool, device=tensor.device)
-        for name, numbers in wanted.items():
-            axis = _axis(name, tensor, hook)
-            on = torch.zeros(tensor.shape[axis], dtype=torch.bool, device=tensor.device)
-            on[_inside(name, numbers, tensor.shape[axis], hook)] = True
-            mask = mask & on.view(-1, *[1] * (tensor.ndim - 1 - axis))
-        return torch.where(mask, new, tensor)
-
-    return run
-
-
-def _axis(name: str, tensor: Tensor, hook: Any) -> int:
-    """Which axis of the tensor at a point holds heads, atoms or positions."""
-    queries = str(getattr(hook, "name", "")).endswith(_QUERIES)
-    if name == "heads" and tensor.ndim == 4:
-        return 1 if queries else 2
-    if name == "atoms" and tensor.ndim == 3:
-        return 2
-    if name == "positions" and tensor.ndim in (3, 4):
-        return 2 if queries else 1
-    wanted = {
-        "heads": "[batch, pos, head, ...]",
-        "atoms": "[batch, pos, atom]",
-        "positions": "[batch, pos, ...]",
-    }[name]
-    raise ValueError(
-        f"{_at(hook)} is {list(tensor.shape)} and has no {name}: hang the edit on a point {wanted}."
-    )
-
-
-def _numbers(name: str, which: Any) -> list[int]:
-    """A number or numbers as a list."""
-    values = which.tolist() if hasattr(which, "tolist") else which
-    values = [values] if isinstance(values, Integral) else values
-    right = isinstance(values, (list, tuple, range, set)) and all(
-        isinstance(value, Integral) and not isinstance(value, bool) for value in values
-    )
-    if not right or not values:
-        raise ValueError(f"{name}={which!r}: give a whole number or a list of them, None for all.")
-    return [int(value) for value in values]
-
-
-def _inside(name: str, numbers: Sequence[int], count: int, hook: Any) -> list[int]:
-    wrong = [number for number in numbers if not -count <= number < count]
-    if wrong:
-        raise ValueError(f"{name}={wrong[0]}: {_at(hook)} has {name} 0 to {count - 1}.")
-    return list(numbers)
+        positions.append(1 + int(row) * grid[1] + int(column))
+    return positions
 
 
 def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
-    """Another run's tensor in the shape, dtype and place of this one's."""
-    if (
-        source.ndim != tensor.ndim
-        or len(source) not in (1, len(tensor))
-        or source.shape[1:] != tensor.shape[1:]
-    ):
+    """Returns a copy of another run's tensor in this tensor's shape, dtype and device."""
+    same = source.ndim == tensor.ndim and source.shape[1:] == tensor.shape[1:]
+    if not same or len(source) not in (1, len(tensor)):
         raise ValueError(
-            f"the source is {list(source.shape)}, {_at(hook)} is {list(tensor.shape)}: give what this point held in a run of the "
-            "same shape, or of one sample."
+            f"the source is {list(source.shape)}, but {at(hook)} is {list(tensor.shape)}: give "
+            "what this point held in a run of the same shape, or of one sample."
         )
     return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
 
 
-def _basis(subspace: Any, orthonormal: bool) -> Float[Tensor, "d_model rank"]:
-    """An orthonormal basis of the span, of its rank; or the columns as they are."""
-    if (
-        not isinstance(subspace, Tensor)
-        or subspace.ndim not in (2, 3)
-        or 0 in subspace.shape
-        or not _finite(subspace)
-        or not subspace.is_floating_point()
-    ):
+def _basis(
+    subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
+) -> Float[Tensor, "d_model rank"]:
+    """Returns an orthonormal basis of the span, as wide as its rank; or the columns as stored."""
+    right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
+    if not right or not is_finite(subspace) or not subspace.is_floating_point():
         raise ValueError(
-            f"subspace is {_told(subspace)}: give finite numbers [d_model, width], such as model.blocks[0].attn.U[2], or "
-            "[head, d_model, width]."
+            f"subspace is {described(subspace)}: give finite floats [d_model, width], such as "
+            "model.blocks[0].attn.U[2], or [head, d_model, width]."
         )
     columns = subspace.detach()
-    columns = (
-        columns.transpose(0, 1).flatten(1) if columns.ndim == 3 else columns
-    )  # [d_model, head * width]
+    if columns.ndim == 3:
+        columns = columns.transpose(0, 1).flatten(1)  # [d_model, head * width]
     if not orthonormal:
         return columns
     left, values, _ = torch.linalg.svd(columns.double(), full_matrices=False)
-    rank = int(
-        (values > values[0] * 4 * torch.finfo(columns.dtype).eps).sum()
-    )  # columns depend on each other to rounding
+    # smaller singular values are rounding of columns that depend on each other
+    rank = int((values > values[0] * 4 * torch.finfo(columns.dtype).eps).sum())
     if not rank:
-        raise ValueError("subspace is zero: it spans nothing.")
+        raise ValueError("subspace is zero and spans nothing: give another.")
     return left[:, :rank].to(columns.dtype)
-
-
-def _require_width(tensor: Tensor, hook: Any, width: int, what: str) -> None:
-    if tensor.shape[-1] != width:
-        raise ValueError(
-            f"{_at(hook)} is {list(tensor.shape)}, the {what} has {width} dimensions: hang it where d_model comes last."
-        )
-
-
-def _require_source(source: Any) -> None:
-    if not isinstance(source, Tensor) or source.ndim < 2 or not len(source):
-        raise ValueError(
-            f"source is {_told(source)}: give what the point held in another run, cache[...], batch first."
-        )
-
-
-def _require_number(name: str, value: Any) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not -1e38 < float(value) < 1e38:
-        raise ValueError(f"{name}={value!r}: give a finite number.")
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(tensor.isfinite().all())
-
-
-def _at(hook: Any) -> str:
-    return f"what is at {hook.name!r}" if getattr(hook, "name", None) else "the tensor"
-
-
-def _told(value: Any) -> str:
-    return (
-        f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
-    )

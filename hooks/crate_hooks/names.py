@@ -1,4 +1,7 @@
-"""The hook points inside a block, as presets for `names_filter` and for `read`; the catalogue is hooks/README.md."""
+"""Names of the hook points in a block, as presets for `names_filter` and for `read`.
+
+hooks/README.md is the catalogue.
+"""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -12,7 +15,10 @@ ATTENTION = ("attn.hook_u", "attn.hook_attn_scores", "attn.hook_pattern", "attn.
 
 
 def full_name(point: str, layer: int, blocks: str = "blocks") -> str:
-    """The name of a block's point in the whole model: `full_name("attn.hook_u", 3)` is "blocks.3.attn.hook_u"."""
+    """Returns the name of a block's point in the whole model.
+
+    `full_name("attn.hook_u", 3)` is "blocks.3.attn.hook_u".
+    """
     return f"{blocks}.{layer}.{point}"
 
 
@@ -22,18 +28,16 @@ def every_layer(
     layers: Iterable[int] | None = None,
     blocks: str = "blocks",
 ) -> list[str]:
-    """The full names of `points` in all layers (or in `layers`), a list that `names_filter` takes.
+    """Returns the full names of `points` in all layers, or in `layers`, for `names_filter`.
 
-    `model.run_with_cache(x, names_filter=every_layer(model, RESID))`. blocks: the list of layers, "decoder_blocks" for the
-    decoder of a masked autoencoder. Raises KeyError for a point the model lacks.
+        model.run_with_cache(x, names_filter=every_layer(model, RESID))
+
+    blocks: the name of the list of layers, "decoder_blocks" for the decoder of a masked
+    autoencoder. Raises KeyError if the model lacks the list or a point.
     """
     wanted = [points] if isinstance(points, str) else list(points)
     try:
-        indices = (
-            range(len(list(model.get_submodule(blocks).children())))
-            if layers is None
-            else list(layers)
-        )
+        indices = layer_numbers(model, blocks) if layers is None else list(layers)
     except AttributeError:
         raise KeyError(
             f"the model has no {blocks} of its own: give one of its towers, such as model.visual."
@@ -43,13 +47,16 @@ def every_layer(
         try:
             model.get_submodule(name)
         except AttributeError:
-            near = difflib.get_close_matches(
-                name, [known for known, _ in model.named_modules()], n=3
-            )
-            hint = (
-                f"Did you mean {', '.join(near)}?"
-                if near
-                else "Its points are listed by model.hook_dict."
-            )
+            known = [module for module, _ in model.named_modules()]
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {', '.join(near)}?" if near else "model.hook_dict lists them all."
             raise KeyError(f"the model has no hook point {name!r}. {hint}") from None
     return names
+
+
+def layer_numbers(model: nn.Module, blocks: str) -> list[int]:
+    """Returns the numbers of all layers in the list of layers called `blocks`.
+
+    Raises AttributeError if the model has no such list.
+    """
+    return list(range(len(list(model.get_submodule(blocks).children()))))

@@ -1,4 +1,4 @@
-"""Read activations while the model runs, keeping what a function makes of them instead of the activations."""
+"""Reading activations while the model runs, and keeping only what a function makes of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from crate_hooks.names import every_layer, full_name
+from crate_hooks.names import every_layer, full_name, layer_numbers
 
 
 @contextmanager
@@ -19,40 +19,38 @@ def read(
     layers: Sequence[int] | None = None,
     blocks: str = "blocks",
 ) -> Iterator[dict[int, Any]]:
-    """While the context is open, hands each layer's activations to `function` and keeps what it returns.
+    """Hands each layer's activations to `function` while the context is open; keeps the results.
 
-    points: names inside a block, such as ("hook_resid_pre", "attn.hook_pattern"). `function(layer, acts)` is called
-    once per forward and layer, as soon as the last of the points has fired, with `acts[point]` detached; then the
-    tensors are let go. blocks: the list of layers, "decoder_blocks" for the decoder of a masked autoencoder. Yields
-    `{layer: what function returned}`, filled by the forward, overwritten by the next one.
-
-    The hooks are read-only and are gone when the context closes, also after an exception; hooks that were on the
-    model before stay. Forwards of other threads are not read. Do not keep or edit the tensors of
-    `acts`: they are the model's own, not copies.
-
-        with read(model, ["mlp.hook_post"], lambda layer, acts: (acts["mlp.hook_post"] == 0).float().mean()) as zeros:
+        with read(model, ["attn.hook_z"], lambda layer, acts: acts["attn.hook_z"].norm()) as norms:
             model(images)
-        zeros[0]
+        norms[0]
 
-    Raises ValueError for no points, KeyError for a point the model lacks; on leaving without an exception,
-    RuntimeError for a layer that fired some of its points but never all.
+    points: names inside a block, such as ("hook_resid_pre", "attn.hook_pattern"). blocks: the name
+    of the list of layers, "decoder_blocks" for the decoder of a masked autoencoder.
+    `function(layer, acts)` is called once per forward and layer, as soon as the last of the points
+    has fired, with `acts[point]` detached; then the tensors are released. Do not keep or edit them:
+    they are the model's own, not copies. Yields `{layer: result of function}`, which each forward
+    overwrites.
+
+    The hooks only read. They are removed when the context closes, also after an exception; other
+    hooks on the model stay. Forwards of other threads are not read.
+
+    Raises ValueError if there are no points, and KeyError if the model lacks one. When the context
+    closes without an exception, raises RuntimeError if a layer fired some of its points but not
+    all.
     """
     wanted = (points,) if isinstance(points, str) else tuple(dict.fromkeys(points))
     if not wanted:
         raise ValueError("read needs at least one hook point, such as 'hook_resid_pre'.")
-    indices = (
-        list(range(len(list(model.get_submodule(blocks).children()))))
-        if layers is None
-        else list(layers)
-    )
-    every_layer(model, wanted, indices, blocks)  # KeyError before any hook is set
+    indices = layer_numbers(model, blocks) if layers is None else list(layers)
+    every_layer(model, wanted, indices, blocks)  # raises KeyError before any hook is set
     results: dict[int, Any] = {}
     waiting: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}
 
     reader = get_ident()
 
     def collect(module: nn.Module, inputs: Any, output: Tensor, layer: int, point: str) -> None:
-        if get_ident() != reader:  # a forward of the same model in another thread is not ours
+        if get_ident() != reader:  # a forward of the same model in another thread
             return
         acts = waiting[layer]
         acts[point] = output.detach()
@@ -76,10 +74,11 @@ def read(
 
 
 def _check_complete(waiting: dict[int, dict[str, Tensor]], wanted: tuple[str, ...]) -> None:
+    """Raises RuntimeError if a layer fired some of its points but not all."""
     for layer, acts in waiting.items():
         if acts:
             missing = [point for point in wanted if point not in acts]
             raise RuntimeError(
-                f"layer {layer} fired {', '.join(acts)} but not {', '.join(missing)}: "
-                "a point may need a switch, such as model.set_use_attn_result(True)."
+                f"layer {layer} fired {', '.join(acts)} but not {', '.join(missing)}: switch the "
+                "missing points on, for example with model.set_use_attn_result(True)."
             )

@@ -85,5 +85,5 @@ def test_not_finite_and_bad_arguments():
         [[0.0, 1.0], [-0.5, 1.5]]
     )  # no distribution: no entropy, even where a row has zeros
     assert attention_entropy(signed).isnan().tolist() == [False, True]
-    with pytest.raises(ValueError, match="k=6 of 5 keys: give 1 to 5"):
+    with pytest.raises(ValueError, match="k=6: give a number from 1 to 5"):
         top_mass(rows, 6)

@@ -365,7 +365,7 @@ HURT[1, 2, 4, 0] = torch.nan
         ((FEATURES, (-2, -3)), "does not fit 6 tokens"),
         (
             (FEATURES[:, :, :1], (1, 1)),
-            "a cut parts 2 tokens or more, .* have 1: take a finer grid",
+            "a cut needs 2 tokens or more, .* have 1: use a finer grid",
         ),
         ((FEATURES, (2, 3), 0), "n_masks=0: give a whole number of at least 1"),
         ((FEATURES, (2, 3), 1, float("nan")), "tau=nan: give a finite number, such as 0.15"),

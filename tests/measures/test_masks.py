@@ -268,7 +268,7 @@ WRONG = {
     "no token": (lambda: top_mask(MAP[:0]), "no token"),
     "lengths": (lambda: jaccard(MASK, MASK[:3]), "different last axes"),
     "shares": (lambda: random_jaccard(0.0, 0.0), "not both 0"),
-    "patches": (lambda: token_mask(torch.ones(5, 6, dtype=torch.bool), (2, 3)), "no whole patches"),
+    "patches": (lambda: token_mask(torch.ones(5, 6, dtype=torch.bool), (2, 3)), "does not divide"),
     "grid": (lambda: pixel_mask(MASK, (2, 3), (2, 2)), "2 x 3"),
     "query": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 5, 3), 5), "query=5"),
     "keys": (lambda: attention_map(draw(0, 2, 5, 3), draw(0, 2, 6, 3)), "differ in shape"),
