@@ -178,8 +178,12 @@ def test_archives_that_lie(tmp_path):
     fails("claims entries larger than the file", bomb, **given)
     many = tmp_path / "many.pth"
     with zipfile.ZipFile(many, "w") as target:
-        for index in range(200_001):
-            target.writestr(f"archive/data/{index}", b"")
+        target.writestr("archive/data/0", b"")
+    content = many.read_bytes()
+    start, end = content.index(b"PK\x01\x02"), content.index(b"PK\x05\x06")
+    directory = content[start:end] * 200_001
+    tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0, 0, len(directory), start, 0)
+    many.write_bytes(content[:start] + directory + tail)
     fails("entries: no checkpoint has so many", many, **given)
     slip = tmp_path / "slip.npz"
     arrays = {"params/../../../../tmp/evil": np.ones(3, np.float32)}
