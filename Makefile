@@ -1,5 +1,6 @@
 # make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
-# make test     the tests; WHEEL=1: against the built wheel, in a fresh environment outside the checkout
+# make test     the fast tests; WHEEL=1: of the built wheel, in a fresh environment outside the checkout
+# make test-all  every test, with 200 examples for each property;  make oracles: record them anew
 # make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures  open the pages in headless Chromium and keep screenshots in runs/pictures
@@ -10,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test check fuzz bench maskcut pictures notebooks clean
+.PHONY: report test test-all oracles check fuzz bench maskcut pictures notebooks clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -22,6 +23,12 @@ else
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 endif
+
+test-all:
+	CRATE_QUARTER=all CRATE_PROFILE=thorough $(MAKE) test
+
+oracles: $(READY)
+	$(BIN)/python tests/record_oracles.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""Tiny models with prime sizes, and the rule about skips. No global thread or random settings are left behind."""
+"""Tiny models with prime sizes, the choice of tests, and the rule about skips.
+
+No global thread or random settings are left behind.
+"""
 
 import os
 from pathlib import Path
@@ -6,22 +9,23 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
+import hypothesis
 import jaxtyping
 import pytest
 import torch
 
 import crate_interp as ci
+import selection
+from selection import pytest_collection_modifyitems, pytest_report_header  # noqa: F401
+
+for _name, _examples in selection.EXAMPLES.items():
+    hypothesis.settings.register_profile(_name, max_examples=_examples, deadline=None)
+hypothesis.settings.load_profile(selection.profile())
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SKIPS = Path(__file__).parent / "SKIPS.md"
-BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = (
-    2,
-    3,
-    5,
-    7,
-    31,
-    11,
-)  # pos is 13 (3 x 4 patches and CLS)
+BATCH, LAYERS, HEADS, D_HEAD, D_MODEL, CLASSES = 2, 3, 5, 7, 31, 11
+# pos is 13: 3 x 4 patches and CLS
 SIZES = dict(n_layers=LAYERS, n_heads=HEADS, d_head=D_HEAD, d_model=D_MODEL, n_classes=CLASSES)
 PLAIN = dict(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))  # pictures as [0, 1]
 IMAGE = dict(image_size=(6, 20), patch_size=(2, 5), channels=3)
@@ -45,7 +49,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def make(family: str = "crate", seed: int = 0, **over) -> "ci.HookedCrate":
-    """A random model whose every parameter, biases too, is drawn anew: nothing is zero or one by default."""
+    """Returns a random model. Every parameter is drawn anew, biases too: none is zero or one."""
     cfg = ci.CrateConfig(family=family, **{**SIZES, **IMAGE, **over})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -57,7 +61,7 @@ def make(family: str = "crate", seed: int = 0, **over) -> "ci.HookedCrate":
 
 
 def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM":
-    """A random language model, every parameter drawn anew; "crate-lm vanilla" is the one with CRATE's square dictionary."""
+    """Returns a random language model; "crate-lm vanilla" has CRATE's square dictionary."""
     family, _, vanilla = name.partition(" ")
     more = {
         "nanochat-crate": dict(softcap=15.0, window=True, window_pattern="SL"),
@@ -79,7 +83,8 @@ def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM"
 def unchecked():
     """Switches the type checks of jaxtyping and beartype off while a test runs.
 
-    Users have no such checks, so that what a public function says of a wrong type is tested without them.
+    Users have no such checks: the error of a public function for a wrong type is tested without
+    them.
     """
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
@@ -103,7 +108,7 @@ def rng():
 
 
 def leftover_hooks(model) -> list[str]:
-    """The hook points that still carry a hook of any kind."""
+    """Returns the hook points that still carry a hook of any kind."""
     return [
         name
         for name, point in model.hook_dict.items()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
@@ -258,7 +258,6 @@ def test_a_threshold_at_the_code_is_a_larger_lambd_where_one_step_makes_it():
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.integers(0, 2**16),
     st.sets(st.integers(0, 4), min_size=1),

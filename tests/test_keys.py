@@ -37,7 +37,11 @@ NOT_KEPT = {  # numbers in tensors that the published code never reads, or holds
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+LARGE = ("crate_alpha_clipa_L14", "crate_alpha_clipa_H14", "crate_alpha_L14_in1k")
+SIZED = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in REAL]
+
+
+@pytest.mark.parametrize("name", SIZED)
 def test_real_sizes(name):
     listed = json.loads((FIXTURES / "keys" / f"{name}.json").read_text())
     shapes = listed["keys"]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
@@ -108,7 +108,6 @@ def test_stop_and_start(lm):
     refuses("start_at_layer=9: the model has layers 0 to 2", lambda: lm(z, start_at_layer=9))
 
 
-@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(FAMILIES),
     st.lists(st.integers(1, 4), min_size=2, max_size=4),
@@ -253,7 +252,6 @@ def test_text(chat):
     refuses("no token has the id 999", lambda: chat.to_string([999]))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_every_text_comes_back(chat, text):
     if text:
@@ -278,7 +276,6 @@ def slow_bpe(piece, ranks):
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="theory ing123,aeiou", min_size=1, max_size=40))
 def test_bpe_agrees_with_a_slow_one(chat, text):
     import re

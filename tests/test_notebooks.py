@@ -1,4 +1,7 @@
-"""The notebooks in demos/ run top to bottom, show what they say, and are the same as text and as notebook."""
+"""The notebooks in demos/ run top to bottom and show what their text announces.
+
+They are the same as text and as notebook.
+"""
 
 import importlib.util
 import os
@@ -11,11 +14,7 @@ import nbformat
 import pytest
 
 DEMOS = Path(__file__).parent.parent / "demos"
-NAMES = [
-    "01_meet_crate", "02_is_each_layer_doing_its_job", "03_segmentation_for_free", "04_edit_a_subspace",
-    "05_a_circuit_in_a_tiny_language_model", "06_watch_it_learn", "07_crate_alpha_from_the_hub",
-]  # fmt: skip
-SAID = {  # what their outputs must hold, and how many pictures
+SHOWN = {  # what their outputs must hold, and how many pictures
     "01_meet_crate": ("722,122 parameters", 1),
     "02_is_each_layer_doing_its_job": ("compresses", 1),
     "03_segmentation_for_free": ("mask of another image", 1),
@@ -24,6 +23,7 @@ SAID = {  # what their outputs must hold, and how many pictures
     "06_watch_it_learn": ("trained: accuracy", 2),
     "07_crate_alpha_from_the_hub": ("skipped: ", 0),
 }
+NAMES = list(SHOWN)
 
 
 def runner():
@@ -33,34 +33,21 @@ def runner():
     return module
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """Each in processes of its own, without network; where their outputs are, and what the runner printed."""
-    out = tmp_path_factory.mktemp("notebooks")
-
-    def run(name):
-        command = [sys.executable, DEMOS / "run_notebooks.py", name, "--out", out]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
-
-    return out, {name: run(name) for name in NAMES}
-
-
-@pytest.mark.xdist_group("notebooks")  # they run once, and not in every worker
-@pytest.mark.timeout(900)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_shows_what_it_says(ran, name):
-    out, done = ran
-    assert done[name].returncode == 0, done[name].stderr[-3000:]
-    assert re.search(rf"{name}: [\d.]+ s", done[name].stdout)  # alone on the machine less than 60
-    notebook = nbformat.read(out / f"{name}.ipynb", as_version=4)
+def test_it_runs_and_shows_what_it_announces(name, tmp_path):
+    """In processes of its own, without network."""
+    command = [sys.executable, DEMOS / "run_notebooks.py", name, "--out", tmp_path]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(rf"{name}: [\d.]+ s", done.stdout)
+    notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") for output in outputs if output.output_type == "stream")
-    words, pictures = SAID[name]
-    assert (
-        words in text
-        and sum("image/png" in output.get("data", {}) for output in outputs) == pictures
-    )
+    words, pictures = SHOWN[name]
+    assert words in text
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
 
 
 def test_text_and_notebook_are_the_same():
@@ -74,6 +61,6 @@ def test_text_and_notebook_are_the_same():
         assert not any(cell.get("outputs") for cell in kept.cells)
 
 
-def test_an_unknown_notebook_is_said():
+def test_an_unknown_notebook_is_refused():
     with pytest.raises(SystemExit, match="no notebook is called 99"):
         runner().sources(["99"])

@@ -1,208 +1,68 @@
-"""Every measure against its slow form, on inputs on which floats run out."""
-
-import functools
-import math
-from types import SimpleNamespace
+"""Every measure against its slow form, recorded in 50 digits, on inputs on which floats run out."""
 
 import numpy as np
 import pytest
 import torch
 
+import oracles
 import reference
 from crate_interp import measures
+from oracle_cases import (
+    BATCH,
+    DIFFERENCES,
+    EPS,
+    LAMBD,
+    LAYERS,
+    NUMBERS,
+    OTHERS,
+    RECORDED,
+    SHAPES,
+    SHARES,
+    SIGMA,
+    TENSORS,
+    TOKENS,
+    in_dtype,
+    sample,
+)
+from selection import is_recomputed
 
-BATCH, HEADS, D_HEAD, D_MLP, CLASSES = 2, 3, 5, 19, 4
-SHAPES = {"tall": (13, 11), "wide": (7, 17)}  # pos, d_model
-PRECISION = {torch.float64: 1e-12, torch.float32: 1e-5}
-EPS, KAPPA, SIGMA, ETA, LAMBD = 0.5, 0.3, 0.4, 0.1, 0.07
-BATCHED = ["z", "code", "codes", "heads", "pattern", "spectrum", "labels", "weights"]
-LAYERS = [lambda z: 2 * z.clip(min=0), lambda z: -z]  # exact in any precision
-
-
-def draw(rng, *shape):
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-
-TOKENS = {
-    "random": draw,
-    "rank 2": lambda rng, *shape: draw(rng, *shape[:-1], 2) @ draw(rng, *shape[:-2], 2, shape[-1]),
-    "badly scaled": lambda rng, *shape: (
-        draw(rng, *shape) * torch.logspace(-4, 3, shape[-1], dtype=torch.float64)
-    ),
-    "off centre": lambda rng, *shape: draw(rng, *shape) + 30,
-    "repeated": lambda rng, *shape: draw(rng, *shape[:-2], 1, shape[-1]).expand(shape),
-}
+PRECISION = {"float64": 1e-12, "float32": 1e-5}
 
 
-def bases(kind, rng, *shape):
-    """Bases `[..., head, d, p]`. A basis of lower rank has no span to measure: "rank 2" is two directions that all
-    heads share, "repeated" is one span in as many bases."""
-    u = TOKENS["random" if kind in ("rank 2", "repeated") else kind](rng, *shape)
-    if kind == "rank 2":
-        u[..., :2] = u[..., :1, :, :2] @ draw(rng, *shape[:-2], 2, 2)
-    if kind == "repeated":
-        u = u[..., :1, :, :] @ draw(rng, *shape[:-2], shape[-1], shape[-1])
-    return u
+def relative(found, wanted, unit):
+    """Returns the errors in units; equal numbers, infinities too, have none."""
+    with np.errstate(invalid="ignore"):
+        return np.where(found == wanted, 0, abs(found - wanted) / unit)
 
 
-@functools.cache
-def inputs(kind, shape, dtype):
-    n, d = SHAPES[shape]
-    rng, tokens = torch.Generator().manual_seed(n), TOKENS[kind]
-    s = dict(
-        z=tokens(rng, BATCH, n, d),
-        code=tokens(rng, BATCH, n, D_MLP).relu(),
-        codes=tokens(rng, BATCH, HEADS, n, D_HEAD),
-        heads=bases(kind, rng, BATCH, HEADS, d, D_HEAD),
-        pattern=tokens(rng, BATCH, n, D_MLP).softmax(dim=-1),
-        spectrum=torch.linalg.svdvals(tokens(rng, BATCH, n, d)) ** 2,
-        weights=draw(rng, BATCH, n, CLASSES).square(),
-        u=draw(rng, HEADS, d, D_HEAD) / math.sqrt(d),
-        orthonormal=torch.linalg.qr(draw(rng, HEADS, d, D_HEAD))[0],
-        bases=draw(rng, len(LAYERS), HEADS, d, D_HEAD) / math.sqrt(d),
-        d=draw(rng, d, D_MLP) / math.sqrt(d),
-        lambd=draw(rng, D_MLP).abs() / 10,
-    )
-    s = {name: value.to(dtype) for name, value in s.items()}
-    s["labels"] = torch.randint(0, CLASSES, (BATCH, n), generator=rng)
-    return SimpleNamespace(**s)
+def check(name, kind, dtype, scale, rel=None, of=lambda x: x, call=None):
+    """Compares a measure of the batch with the record of each sample.
 
-
-def sample(s, i):
-    """One sample, in numpy: the floats the measure was given, in float64."""
-    rows = {name: (x[i] if name in BATCHED else x) for name, x in vars(s).items()}
-    return SimpleNamespace(
-        **{k: (x.double() if x.is_floating_point() else x).numpy() for k, x in rows.items()}
-    )
-
-
-# Each measure as a call on either module. Unlike numbers per sample, head or token, tensors are relative to their
-# largest entry, and differences to their larger term.
-NUMBERS = {
-    "coding_rate": lambda m, s: m.coding_rate(s.z, EPS),
-    "subspace_coding_rate": lambda m, s: m.subspace_coding_rate(s.z, s.u, EPS),
-    "official_coding_rate": lambda m, s: m.official_coding_rate(s.codes),
-    "mcr2_coding_rate, labels": lambda m, s: m.mcr2_coding_rate(s.z, s.labels, EPS),
-    "mcr2_coding_rate, weights": lambda m, s: m.mcr2_coding_rate(s.z, s.weights, EPS),
-    "coding_length": lambda m, s: m.coding_length(s.z, EPS),
-    "neumann_invalid": lambda m, s: m.neumann_invalid(s.z, s.u, EPS),
-    "rate_of_spectrum": lambda m, s: m.rate_of_spectrum(s.spectrum, 23, 5, EPS),
-    "rate_of_spectrum, grid": lambda m, s: m.rate_of_spectrum(s.spectrum, 23, 5, [0.01, 0.5, 4.0]),
-    "lasso_objective": lambda m, s: m.lasso_objective(s.code, s.z, s.d, LAMBD),
-    "lasso_objective, weighted": lambda m, s: m.lasso_objective(s.code, s.z, s.d, s.lambd),
-    "lasso_kkt_residual": lambda m, s: m.lasso_kkt_residual(s.code, s.z, s.d, LAMBD),
-    "lasso_kkt_residual, weighted": lambda m, s: m.lasso_kkt_residual(s.code, s.z, s.d, s.lambd),
-    "zero_fraction": lambda m, s: m.zero_fraction(s.code),
-    "zero_fraction, tol": lambda m, s: m.zero_fraction(s.z, 0.5),
-    "l0_norm": lambda m, s: m.l0_norm(s.code),
-    "l1_norm": lambda m, s: m.l1_norm(s.z),
-    "mean_magnitude": lambda m, s: m.mean_magnitude(s.z),
-    "l1_l2_ratio": lambda m, s: m.l1_l2_ratio(s.z),
-    "l1_l2_ratio, code": lambda m, s: m.l1_l2_ratio(s.code),
-    "gini": lambda m, s: m.gini(s.z),
-    "gini, code": lambda m, s: m.gini(s.code),
-    "support_for_energy": lambda m, s: m.support_for_energy(s.z),
-    "support_for_energy, code": lambda m, s: m.support_for_energy(s.code, 0.99),
-    "firing_rate": lambda m, s: m.firing_rate(s.code),
-    "firing_rate, tol": lambda m, s: m.firing_rate(s.z, 0.5),
-    "attention_entropy": lambda m, s: m.attention_entropy(s.pattern),
-    "top_mass": lambda m, s: m.top_mass(s.pattern, 5),
-    "effective_support": lambda m, s: m.effective_support(s.pattern),
-    "mass_cover": lambda m, s: m.mass_cover(s.pattern, 0.6),
-    "mass_cover, most": lambda m, s: m.mass_cover(s.pattern, 0.95),
-    "orthonormality_defect": lambda m, s: m.orthonormality_defect(s.z),
-    "completeness_defect": lambda m, s: m.completeness_defect(s.heads),
-    "subspace_overlap": lambda m, s: m.subspace_overlap(
-        s.heads[..., 0, :, :], s.heads[..., 2, :, :]
-    ),
-    "head_overlap": lambda m, s: m.head_overlap(s.heads),
-    "incoherence": lambda m, s: m.incoherence(s.heads),
-    "mutual_coherence": lambda m, s: m.mutual_coherence(s.z),
-    "dictionary_defect": lambda m, s: m.dictionary_defect(s.z),
-    "projection_energy": lambda m, s: m.projection_energy(s.z, s.u),
-    "membership_entropy": lambda m, s: m.membership_entropy(s.z, s.u),
-    "subspace_snr": lambda m, s: m.subspace_snr(s.z, s.u),
-    "stable_rank": lambda m, s: m.stable_rank(s.z),
-    "effective_rank": lambda m, s: m.effective_rank(s.z),
-}
-TENSORS = {
-    "coding_rate_gradient": lambda m, s: m.coding_rate_gradient(s.z, EPS),
-    "subspace_coding_rate_gradient": lambda m, s: m.subspace_coding_rate_gradient(s.z, s.u, EPS),
-    "neumann_gradient": lambda m, s: m.neumann_gradient(s.z, s.u, EPS),
-    "spectrum": lambda m, s: m.spectrum(s.z),
-    "subspace_spectrum": lambda m, s: m.subspace_spectrum(s.z, s.u),
-    "gradient_step": lambda m, s: m.gradient_step(s.z, s.u, EPS, KAPPA),
-    "neumann_step": lambda m, s: m.neumann_step(s.z, s.u, EPS, KAPPA),
-    "first_order_step": lambda m, s: m.first_order_step(s.z, s.u, EPS, KAPPA),
-    "third_order_step": lambda m, s: m.third_order_step(s.z, s.u, EPS, KAPPA),
-    "attention_step": lambda m, s: m.attention_step(s.z, s.u, EPS, KAPPA),
-    "attention_step, away": lambda m, s: m.attention_step(s.z, s.u, EPS, -KAPPA),
-    "subspace_attention": lambda m, s: m.subspace_attention(s.codes),
-    "subspace_attention, scaled": lambda m, s: m.subspace_attention(s.codes, 0.02),
-    "paper_mssa": lambda m, s: m.paper_mssa(s.z, s.u, EPS),
-    "column_cosines": lambda m, s: m.column_cosines(s.z),
-    "posterior_mean": lambda m, s: m.posterior_mean(s.z, s.orthonormal, SIGMA),
-    "paper_posterior_mean": lambda m, s: m.paper_posterior_mean(s.z, s.orthonormal, SIGMA),
-}
-DIFFERENCES = {
-    "rate_reduction": (
-        lambda m, s: m.rate_reduction(s.z, s.u, EPS),
-        lambda s: reference.objective_terms(s.z, s.u, EPS, 0, reference.l0_norm, False),
-    ),
-    "dictionary_rate_change": (
-        lambda m, s: m.dictionary_rate_change(s.code, s.d, EPS),
-        lambda s: reference.coding_rate(s.code, EPS),
-    ),
-    "sparse_rate_reduction": (
-        lambda m, s: m.sparse_rate_reduction(s.z, s.u, EPS, LAMBD),
-        lambda s: reference.objective_terms(s.z, s.u, EPS, LAMBD, reference.l0_norm, False),
-    ),
-    "sparse_rate_reduction, normalised": (
-        lambda m, s: m.sparse_rate_reduction(s.z, s.u, EPS, LAMBD, m.l1_norm, True),
-        lambda s: reference.objective_terms(s.z, s.u, EPS, LAMBD, reference.l1_norm, True),
-    ),
-    "ista_step": (
-        lambda m, s: m.ista_step(s.code, s.z, s.d, ETA, LAMBD),
-        lambda s: [s.code.max(), ETA * abs(s.z @ s.d).max(), ETA * abs(s.code @ s.d.T @ s.d).max()],
-    ),
-}
-# Relative to one: shares with a difference in them (hoyer); angles, which a basis rounded by e knows to e, however
-# small they are; an entropy with 1e-8 inside, which is lost beside a p of one.
-SHARES = {
-    "hoyer": lambda m, s: m.hoyer(s.z),
-    "hoyer, code": lambda m, s: m.hoyer(s.code),
-    "principal_angles": lambda m, s: m.principal_angles(
-        s.heads[..., 0, :, :], s.heads[..., 1, :, :]
-    ),
-    "principal_angles, widths": lambda m, s: m.principal_angles(
-        s.heads[..., 0, :, :], s.heads[..., 1, :, :3]
-    ),
-    "official_attention_entropy": lambda m, s: m.official_attention_entropy(s.pattern),
-}
-
-
-def check(call, kind, dtype, scale, rel=None):
-    """call on the batch against call on each sample; the error relative to scale(sample, wanted)."""
+    scale(sample, wanted) is what errors are relative to; `of` is applied to both sides.
+    """
     for shape in SHAPES:
-        s = inputs(kind, shape, dtype)
-        got = call(measures, s)
-        assert got.dtype == dtype and got.shape[0] == BATCH
+        s = in_dtype(oracles.inputs(kind, shape), oracles.DTYPES[dtype])
+        got = of((call or RECORDED[name])(measures, s))
+        assert got.dtype == oracles.DTYPES[dtype] and got.shape[0] == BATCH
         for i in range(BATCH):
-            one = sample(s, i)
-            wanted = np.asarray(call(reference, one), np.float64)
+            wanted = of(oracles.recorded(name, kind, shape, dtype, i))
             found = got[i].double().numpy()
             assert found.shape == wanted.shape
-            unit = np.maximum(
-                scale(one, wanted), torch.finfo(dtype).tiny
-            )  # subnormal numbers have few digits
-            error = np.where(found == wanted, 0, abs(found - wanted) / unit)
+            tiny = torch.finfo(got.dtype).tiny  # subnormal numbers have few digits
+            unit = np.maximum(scale(sample(s, i), wanted), tiny)
+            error = relative(found, wanted, unit)
             worst = np.unravel_index(error.argmax(), error.shape)
-            message = f"{shape} {i} {worst}: got {found[worst]!r}, wanted {wanted[worst]!r}, off by {error.max():.1e}"
-            assert error.max() <= (rel or PRECISION[dtype]), message
+            where = f"{shape} {i} {worst}: got {found[worst]!r}, wanted {wanted[worst]!r}"
+            assert error.max() <= (rel or PRECISION[dtype]), f"{where}, off by {error.max():.1e}"
+            case = oracles.case(name, shape, dtype, i)
+            if is_recomputed(f"{kind}; {case}"):
+                again = of(oracles.computed(name, oracles.inputs(kind, shape), dtype, i))
+                stale = relative(again, wanted, unit).max()
+                assert stale <= 1e-13, f"the record of {kind}; {case} is off: see `make oracles`"
 
 
 cases = [
-    pytest.mark.parametrize("dtype", PRECISION, ids=str),
+    pytest.mark.parametrize("dtype", PRECISION),
     pytest.mark.parametrize("kind", TOKENS),
 ]
 
@@ -213,39 +73,39 @@ def every(names):
 
 @every(NUMBERS)
 def test_numbers(name, kind, dtype):
-    check(NUMBERS[name], kind, dtype, lambda s, wanted: abs(wanted))
+    check(name, kind, dtype, lambda s, wanted: abs(wanted))
 
 
 @every(TENSORS)
 def test_tensors(name, kind, dtype):
-    check(TENSORS[name], kind, dtype, lambda s, wanted: abs(wanted).max())
+    check(name, kind, dtype, lambda s, wanted: abs(wanted).max())
 
 
 @every(DIFFERENCES)
 def test_differences(name, kind, dtype):
-    call, terms = DIFFERENCES[name]
-    check(
-        call,
-        kind,
-        dtype,
-        lambda s, wanted: np.maximum(abs(np.asarray(terms(s))).max(), abs(wanted)),
-    )
+    _, terms = DIFFERENCES[name]
+
+    def larger_term(s, wanted):
+        return np.maximum(abs(np.asarray(terms(s))).max(), abs(wanted))
+
+    check(name, kind, dtype, larger_term)
 
 
 @every(SHARES)
 def test_shares(name, kind, dtype):
-    check(SHARES[name], kind, dtype, lambda s, wanted: 1.0)
+    check(name, kind, dtype, lambda s, wanted: 1.0)
 
 
 @every(["condition_number"])
 def test_condition_number(name, kind, dtype):
-    """A float64 SVD knows the smallest singular value to the rounding of the largest: the reciprocal to 1e-12."""
-    if kind in ("rank 2", "repeated") or (kind == "badly scaled" and dtype == torch.float64):
-        check(
-            lambda m, s: 1 / m.condition_number(s.z), kind, dtype, lambda s, wanted: 1.0, rel=1e-12
-        )
+    """A float64 SVD knows the smallest singular value to the rounding of the largest.
+
+    Where that is all there is, the reciprocal is right to 1e-12.
+    """
+    if kind in ("rank 2", "repeated") or (kind == "badly scaled" and dtype == "float64"):
+        check(name, kind, dtype, lambda s, wanted: 1.0, rel=1e-12, of=lambda x: 1 / x)
     else:
-        check(lambda m, s: m.condition_number(s.z), kind, dtype, lambda s, wanted: abs(wanted))
+        check(name, kind, dtype, lambda s, wanted: abs(wanted))
 
 
 @every(["layer_objectives"])
@@ -258,23 +118,21 @@ def test_layer_objectives(name, kind, dtype):
         ]
         return abs(np.array(terms)).max(axis=1)
 
-    def layers_last(m, s):
-        found = m.layer_objectives(LAYERS, list(s.bases), s.z, EPS, LAMBD)
-        return found.T if m is measures else found
-
-    check(layers_last, kind, dtype, larger_term)
+    check(name, kind, dtype, larger_term, call=lambda m, s: OTHERS[name](m, s).T)
 
 
 @every(["float", "weighted"])
 def test_lasso_solution(name, kind, dtype):
-    """The minimum is one, the code may not be: by its objective and by the conditions of optimality. A solution that
-    is only rounded to float32 has both."""
-    tol, most = (1e-10, 20_000) if dtype == torch.float64 else (1e-8, 5_000)
+    """The minimum is one, the code may not be: its objective and the conditions of optimality hold.
+
+    A solution that is only rounded to float32 has both.
+    """
+    tol, most = (1e-10, 20_000) if dtype == "float64" else (1e-8, 5_000)
     for shape in SHAPES:
-        s = inputs(kind, shape, dtype)
+        s = in_dtype(oracles.inputs(kind, shape), oracles.DTYPES[dtype])
         lambd = LAMBD if name == "float" else s.lambd
         got = measures.lasso_solution(s.z, s.d, lambd, tol=tol, max_steps=most)
-        assert got.dtype == dtype and got.min() >= 0
+        assert got.dtype == oracles.DTYPES[dtype] and got.min() >= 0
         for i in range(BATCH):
             one = sample(s, i)
             lambd_i = LAMBD if name == "float" else one.lambd
@@ -286,14 +144,14 @@ def test_lasso_solution(name, kind, dtype):
                 one.z @ one.d, axis=1
             )
             assert (abs(value - least) / least).max() <= 1e-9, f"{shape} {i}: {value} for {least}"
-            assert residual.max() <= (1e-9 if dtype == torch.float64 else 1e-6), (
+            assert residual.max() <= (1e-9 if dtype == "float64" else 1e-6), (
                 f"{shape} {i}: {residual}"
             )
 
 
 def test_the_reference_of_the_posterior():
     """The formula is what the densities give, for orthonormal bases."""
-    s = sample(inputs("random", "tall", torch.float64), 1)
+    s = sample(in_dtype(oracles.inputs("random", "tall"), torch.float64), 1)
     wanted = reference.bayes_mean(s.z, s.orthonormal, SIGMA)
     np.testing.assert_allclose(
         reference.posterior_mean(s.z, s.orthonormal, SIGMA), wanted, rtol=1e-12, atol=1e-13
@@ -305,3 +163,29 @@ def test_causal_uniform_entropy(n):
     assert measures.causal_uniform_entropy(n) == pytest.approx(
         reference.causal_uniform_entropy(n), rel=1e-12
     )
+
+
+# the record
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_every_case_is_recorded_and_no_other(kind):
+    wanted = {
+        oracles.case(name, shape, dtype, i)
+        for name in RECORDED
+        for shape in SHAPES
+        for dtype in PRECISION
+        for i in range(BATCH)
+    }
+    assert set(oracles.read(kind)["wanted"]) == wanted, "run `make oracles`"
+
+
+def test_a_record_that_is_off_is_noticed(monkeypatch):
+    """By a tenth of the runs, in which its oracle is computed again; and by the measure itself."""
+    monkeypatch.setitem(globals(), "is_recomputed", lambda case: True)
+    kept = oracles.recorded
+    check("effective_rank", "random", "float32", lambda s, wanted: abs(wanted))
+    for factor, message in ((1 + 1e-9, "see `make oracles`"), (1 + 1e-3, "off by 1.0e-03")):
+        monkeypatch.setattr(oracles, "recorded", lambda *of, by=factor: kept(*of) * by)
+        with pytest.raises(AssertionError, match=message):
+            check("effective_rank", "random", "float32", lambda s, wanted: abs(wanted))

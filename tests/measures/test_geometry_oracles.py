@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
@@ -40,7 +40,6 @@ from crate_interp.measures.subspaces import (
     subspace_snr,
 )
 
-many = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**31)
 
 
@@ -113,7 +112,6 @@ def test_sparsity_by_hand():
     )
 
 
-@many
 @given(seeds, st.floats(1e-6, 1e6))
 def test_sparsity_knows_no_scale_sign_or_order(seed, scale):
     z = draw(seed, 5, 13).relu()
@@ -276,7 +274,6 @@ def test_attention_entropies():
     close(attention_entropy(causal).mean(), wanted, 1e-13)
 
 
-@many
 @given(seeds, st.floats(0.05, 5.0))
 def test_the_bias_and_the_temperature(seed, temperature):
     logits, n = draw(seed, 2, 3, 17), 17

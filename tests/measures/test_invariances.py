@@ -3,12 +3,11 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp.measures as m
 
-many = settings(max_examples=200, deadline=None)
 seeds = st.integers(0, 2**31)
 epsilons = st.sampled_from([0.05, 0.3, 1.0, 4.0])
 scales = st.floats(1e-3, 1e3)
@@ -74,7 +73,6 @@ def padded(x, dim):
     return torch.cat([x, torch.zeros_like(x)], dim=dim)
 
 
-@many
 @given(seeds, shapes, epsilons)
 def test_order_of_tokens(seed, shape, eps):
     (z, u, labels), order = drawn(seed, shape), shuffle(seed, shape[0])
@@ -95,7 +93,6 @@ def test_order_of_tokens(seed, shape, eps):
     close(m.membership_entropy(z[order], u), m.membership_entropy(z, u)[order])
 
 
-@many
 @given(seeds, shapes, epsilons)
 def test_rotation_of_the_space(seed, shape, eps):
     (z, u, labels), q = drawn(seed, shape), orthogonal(seed + 2, shape[1])
@@ -128,7 +125,6 @@ def orthonormal(u):
     return torch.linalg.qr(u)[0]
 
 
-@many
 @given(seeds, shapes, epsilons)
 def test_every_token_twice(seed, shape, eps):
     z, u, labels = drawn(seed, shape)
@@ -151,7 +147,6 @@ def test_every_token_twice(seed, shape, eps):
     close(m.subspace_attention(twice(z)), twice(m.subspace_attention(z)))
 
 
-@many
 @given(seeds, shapes, epsilons, scales)
 def test_scale_of_tokens_against_eps(seed, shape, eps, scale):
     z, u, labels = drawn(seed, shape)
@@ -167,7 +162,6 @@ def test_scale_of_tokens_against_eps(seed, shape, eps, scale):
     close(grid, torch.stack([whole, m.coding_rate(z, 2 * eps / scale)]))
 
 
-@many
 @given(seeds, shapes, epsilons)
 def test_zero_tokens(seed, shape, eps):
     z, u, labels = drawn(seed, shape)
@@ -186,7 +180,6 @@ def test_zero_tokens(seed, shape, eps):
     close(m.effective_rank(padded(z, 0)), m.effective_rank(z))
 
 
-@many
 @given(seeds, shapes, epsilons)
 def test_zero_features(seed, shape, eps):
     z, u, labels = drawn(seed, shape)
@@ -205,7 +198,6 @@ def test_zero_features(seed, shape, eps):
     close(m.membership_entropy(wide, tall), m.membership_entropy(z, u))
 
 
-@many
 @given(seeds, shapes, epsilons)
 def test_names_and_sizes_of_classes(seed, shape, eps):
     z, _, labels = drawn(seed, shape)
@@ -221,7 +213,6 @@ def test_names_and_sizes_of_classes(seed, shape, eps):
     assert rate <= m.coding_rate(z, eps) * (1 + 1e-9)
 
 
-@many
 @given(seeds, scales)
 def test_what_has_no_scale(seed, scale):
     z, u, _ = drawn(seed, (13, 11))
@@ -245,7 +236,6 @@ def test_what_has_no_scale(seed, scale):
     assert torch.equal(m.mass_cover(pattern * lengths, 0.7), m.mass_cover(pattern, 0.7))
 
 
-@many
 @given(seeds, st.floats(-2, 2))
 def test_basis_of_a_subspace(seed, stretch):
     z, u, _ = drawn(seed, (7, 17))
@@ -266,7 +256,6 @@ def test_basis_of_a_subspace(seed, stretch):
         close(measure(z, other), measure(z, u))
 
 
-@many
 @given(seeds)
 def test_order_of_features(seed):
     z = draw(seed, 13, 19).relu()
@@ -283,7 +272,6 @@ def test_order_of_features(seed):
     assert torch.equal(m.mass_cover(pattern.gather(1, order), 0.7), m.mass_cover(pattern, 0.7))
 
 
-@many
 @given(seeds)
 def test_order_of_heads(seed):
     z, u, _ = drawn(seed, (13, 11))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
@@ -17,7 +17,6 @@ from crate_interp.measures import (
 )
 from crate_interp.measures import rates as module
 
-many = settings(max_examples=200, deadline=None)
 seeds = st.integers(0, 2**31)
 epsilons = st.sampled_from([0.05, 0.1, 0.5, 2.0])
 
@@ -180,7 +179,6 @@ def test_without_the_guard_float32_is_wrong(monkeypatch):
     assert bool(failed) or abs(rate.item() - exact) > 1e-3 * exact
 
 
-@many
 @given(seeds, epsilons)
 def test_invariances(seed, eps):
     z, u = draw(seed, 13, 6), draw(seed + 1, 2, 6, 3)
@@ -199,7 +197,6 @@ def test_invariances(seed, eps):
     close(rate_reduction(z, u, eps), rate - rc.sum())
 
 
-@many
 @given(seeds, epsilons)
 def test_bounds(seed, eps):
     heads, p = 3, 4
@@ -209,7 +206,6 @@ def test_bounds(seed, eps):
     assert rate_reduction(z, u, eps) <= heads * p / 2 * math.log(heads) + 1e-9
 
 
-@many
 @given(seeds)
 def test_official_invariances(seed):
     codes = draw(seed, 2, 11, 3)

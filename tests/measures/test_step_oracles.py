@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
@@ -27,7 +27,6 @@ from crate_interp.models.attention import MSSA
 from crate_interp.models.norm import NoNorm
 from crate_interp.models.sparsify import ISTA
 
-many = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**31)
 HEADS, P, POS = 3, 5, 17
 D = HEADS * P
@@ -136,7 +135,6 @@ def test_rows_of_tokens_are_the_columns_of_the_papers():
     assert (subspace_attention(codes) - (b @ (b.mT @ b).softmax(dim=-1)).mT).abs().max() > 0.01
 
 
-@many
 @given(seeds)
 def test_equivariance_of_every_rule(seed):
     z, u = draw(seed, POS, D) / 3, draw(seed + 1, HEADS, D, P) / 3
@@ -239,7 +237,6 @@ def test_singular_values_after_a_step(rule):
     close(A * subspace_spectrum(rule(z, u, EPS, KAPPA), u), wanted)
 
 
-@many
 @given(seeds)
 def test_which_rules_compress(seed):
     u = complete(seed)
@@ -274,7 +271,6 @@ def test_twelve_layers_of_attention_expand_and_against_its_sign_compress(eps):
 # the gradient step as descent
 
 
-@many
 @given(seeds, st.sampled_from([0.02, 0.1, 0.5, 1.0]))
 def test_descent_to_second_order(seed, scale):
     """|R^c(Z - k G) - R^c(Z) + k |G|^2| <= 9 alpha / 8 k^2 |G|^2, as the Hessian is at most 9 alpha / 4."""
@@ -351,7 +347,6 @@ def test_share_of_a_gaussian_that_survives():
     assert share.item() == pytest.approx(wanted, abs=1.5 / n)
 
 
-@many
 @given(seeds, st.sampled_from([0.0, 0.1, 1.0]))
 def test_the_objective_falls_from_the_first_iterate_on(seed, lambd):
     y, d = draw(seed, POS, 7), draw(seed + 1, 7, 11)
