@@ -25,6 +25,7 @@ LEVELS = [
     {"sweeps"},
     {"audits", "segmentation", "circuits"},
     {"viz"},
+    {"reports"},
     {"cli"},
 ]
 # the hooked models offer save_pretrained; the format lives with the other formats and is imported when it is called

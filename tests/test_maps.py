@@ -72,6 +72,7 @@ def test_windows_average_where_they_overlap(model, images):
     torch.testing.assert_close(found[..., 4:], right[..., 2:])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said(model, images, cache):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
     _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
