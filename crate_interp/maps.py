@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.measures import attention_map, attention_rollout, pca_map
 
@@ -123,14 +122,11 @@ def windowed(
         for left in _starts(wide, width, steps[1])
     ]
     total: Any = None
-    options: dict[str, Any] = (
-        {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
-    )  # every patch is seen
     seen = torch.zeros(tall // patch[0], wide // patch[1], device=images.device)
     for top, left in tqdm(corners, desc="windows", disable=not progress):
         window = images[:, :, top : top + height, left : left + width]
         with torch.no_grad():
-            _, cache = model.run_with_cache(window, names_filter=names, **options)
+            _, cache = model.run_with_cache(window, names_filter=names, **model.full_options)
         maps = read(cache)
         if maps.ndim != 4:
             raise ValueError(
@@ -150,23 +146,11 @@ def _starts(length: int, window: int, step: int) -> list[int]:
 
 
 def _point(cache: Any, layer: int, point: str) -> Tensor:
-    if cache.model.cfg.kind not in ("vision", "mae"):
+    if not cache.model.has_cls:
         raise ValueError(
             "maps over patches are read from the cache of a model of images; of a CLIP give cache.visual."
         )
-    count = len(cache.model.blocks)
-    if not checks.is_int(layer) or not -count <= layer < count:
-        raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
-    if not cache.has_batch_dim:
-        raise ValueError(
-            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
-        )
-    name = full_name(point, layer % count)
-    if name not in cache.cache_dict:
-        raise KeyError(
-            f"the cache lacks {name!r}: run_with_cache(images, names_filter=[{name!r}, ...]), or cache all."
-        )
-    return cache[name]
+    return cache.at(point, layer)
 
 
 def _whole_pattern(cache: Any, layer: int) -> Tensor:

@@ -10,9 +10,10 @@ import crate_interp as ci
 import reference
 from conftest import make, make_lm
 from crate_interp.audits.claims import CLAIMS, NUMBERS
-from crate_interp.audits.layer import SparseStep, of_attention, sparse_step
+from crate_interp.audits.layer import of_attention
 from crate_interp.audits.result import verdict
 from crate_interp.measures import subspace_coding_rate_gradient
+from crate_interp.models.step import Lasso
 
 HEADS, P = 3, 5
 D = HEADS * P  # pos is 13
@@ -318,8 +319,8 @@ def test_the_step_that_is_audited_is_the_layers(name):
         torch.randint(0, 47, (2, 13), generator=torch.Generator().manual_seed(0))
     )
     for layer, block in enumerate(lm.blocks):
-        step = sparse_step(block.mlp)
-        again = step.run(cache[f"blocks.{layer}.ln2.hook_normalized"], step.lambd)
+        lasso = block.mlp.lasso()
+        again = lasso.run(cache[f"blocks.{layer}.ln2.hook_normalized"], lasso.lambd)
         torch.testing.assert_close(again, cache["post", layer], rtol=1e-4, atol=1e-5)
 
 
@@ -419,4 +420,4 @@ def test_a_layer_that_does_nothing():
     zero = torch.zeros(2, 13, D)
     found = of_attention(block, {"hook_resid_pre": zero, "hook_resid_mid": zero}, 0.1)
     assert all(float(value.abs().max()) == 0 for value in found.values())
-    assert isinstance(sparse_step(block.mlp), SparseStep)
+    assert isinstance(block.mlp.lasso(), Lasso)

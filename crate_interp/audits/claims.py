@@ -1,7 +1,7 @@
 """What the papers claim of a layer, and where a claim counts as kept. Data; imports nothing.
 
-The bounds are the same for every model. A claim is kept where the whole confidence interval lies within [low, high], broken
-where none of it does, undecided where a bound lies inside the interval.
+The bounds are the same for every model. A claim is kept where the whole confidence interval lies
+within [low, high], broken where none of it does, undecided where a bound lies inside the interval.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The audit of one layer on one batch: each claim's number, sample by sample."""
-
-from dataclasses import dataclass
-from typing import Any
+"""The audit of one layer on one batch: the number of each claim, sample by sample."""
 
 import torch
 from jaxtyping import Float
@@ -21,54 +18,27 @@ from crate_interp.measures import (
     subspace_coding_rate_gradient,
     zero_fraction,
 )
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.step import Lasso
+from crate_interp.probes.shared import dictionary, subspaces
 
 POINTS = ("hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post")
 Numbers = dict[str, Tensor]
+_NEED_U = (
+    "compresses",
+    "gradient",
+    "step",
+    "neumann",
+    "neumann_direction",
+    "orthonormal",
+    "complete",
+)
+_NEED_LASSO = ("descends", "share", "converged", "kkt", "threshold", "rate_kept")
 
 
-@dataclass(frozen=True)
-class SparseStep:
-    """A sparse step as proximal gradient steps on a lasso: `count` of size eta, from zero or from its own input."""
-
-    d: Float[Tensor, "d_model d_mlp"]
-    eta: float
-    lambd: Tensor  # [] or [d_mlp]
-    warm: bool
-    count: int
-
-    def start(self, y: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Where it starts: its input made feasible (the problem forbids negative codes), or zero."""
-        return torch.relu(y) if self.warm else y.new_zeros(*y.shape[:-1], self.d.shape[1])
-
-    def run(
-        self, y: Float[Tensor, "*batch pos d_model"], lambd: Tensor
-    ) -> Float[Tensor, "*batch pos d_mlp"]:
-        """The step with another penalty; with its own it is the layer's."""
-        code = y if self.warm else self.start(y)
-        for _ in range(self.count):
-            code = torch.relu(
-                code - self.eta * ((code @ self.d.mT - y) @ self.d) - self.eta * lambd
-            )
-        return code
-
-
-def sparse_step(mlp: Any) -> SparseStep | str:
-    """The lasso a sparse step works on, or why it works on none."""
-    kind = type(mlp).__name__
-    if kind == "ThresholdODL":
-        if bool((mlp.threshold < 0).any()):
-            return "some learned thresholds are negative: no penalty has them"
-        return SparseStep(mlp.D.detach(), 1.0, mlp.threshold.detach(), warm=False, count=1)
-    if kind in ("ISTA", "OvercompleteODL"):
-        lambd = mlp.D.new_tensor(mlp.lambd)
-        warm = kind == "ISTA"
-        return SparseStep(mlp.D.detach(), mlp.eta, lambd, warm=warm, count=1 if warm else 2)
-    return "the layer has an MLP, no dictionary"
-
-
-def of_attention(block: Any, acts: dict[str, Tensor], eps: float) -> Numbers:
-    """Numbers of the attention step `[batch]`; empty where the layer has no U."""
-    u = getattr(block.attn, "U", None)
+def of_attention(block: CrateBlock, acts: dict[str, Tensor], eps: float) -> Numbers:
+    """Returns the numbers of the attention step, `[batch]` each; none if the layer has no U."""
+    u = subspaces(block)
     if u is None:
         return {}
     before, after = acts["hook_resid_pre"].double(), acts["hook_resid_mid"].double()
@@ -93,27 +63,30 @@ def of_attention(block: Any, acts: dict[str, Tensor], eps: float) -> Numbers:
     }
 
 
-def of_sparse_step(step: SparseStep, acts: dict[str, Tensor], eps: float, tokens: int) -> Numbers:
-    """Numbers of the sparse step `[batch]`; the lasso is solved for `tokens` evenly spaced tokens of each sample."""
+def of_sparse_step(lasso: Lasso, acts: dict[str, Tensor], eps: float, tokens: int) -> Numbers:
+    """Returns the numbers of the sparse step, `[batch]` each.
+
+    The lasso is solved for `tokens` evenly spaced tokens of each sample.
+    """
     mid, y, code = (acts[point] for point in POINTS[1:])
     places = _evenly(y.shape[1], tokens, y.device)
-    some, found, start = y[:, places], code[:, places], step.start(y[:, places])
-    solution = lasso_solution(some, step.d, step.lambd, tol=3e-4, max_steps=2000)
-    values = [_objective(z, some, step) for z in (start, found, solution)]
+    some, reached, start = y[:, places], code[:, places], lasso.start(y[:, places])
+    solution = lasso_solution(some, lasso.d, lasso.lambd, tol=3e-4, max_steps=2000)
+    values = [_objective(z, some, lasso) for z in (start, reached, solution)]
     residuals = [
-        lasso_kkt_residual(z, some, step.d, step.lambd).double().sum(dim=-1)
-        for z in (start, found, solution)
+        lasso_kkt_residual(z, some, lasso.d, lasso.lambd).double().sum(dim=-1)
+        for z in (start, reached, solution)
     ]
-    lengths = torch.maximum(_norm(found.double()), _norm(solution.double()))
+    lengths = torch.maximum(_norm(reached.double()), _norm(solution.double()))
     zeros, free, bare = (
         zero_fraction(z).double().mean(dim=-1)
-        for z in (code, step.run(y, torch.zeros_like(step.lambd)), step.run(mid, step.lambd))
+        for z in (code, lasso.run(y, torch.zeros_like(lasso.lambd)), lasso.run(mid, lasso.lambd))
     )
-    whole = _objective(step.start(y), y, step)
+    at_start = _objective(lasso.start(y), y, lasso)
     numbers = {
-        "descends": _over(_objective(code, y, step) - whole, whole),
+        "descends": _over(_objective(code, y, lasso) - at_start, at_start),
         "share": _share(*values),
-        "converged": _over(_norm(found.double() - solution.double()), lengths),
+        "converged": _over(_norm(reached.double() - solution.double()), lengths),
         "kkt": _over(residuals[1], residuals[0]),
         "threshold": _over(zeros - free, zeros),
         "zeros": zeros,
@@ -121,15 +94,15 @@ def of_sparse_step(step: SparseStep, acts: dict[str, Tensor], eps: float, tokens
         "zeros_without_norm": bare,
         "unsolved": _over(residuals[2], residuals[0]),
     }
-    if step.d.shape[0] == step.d.shape[1]:
+    if lasso.d.shape[0] == lasso.d.shape[1]:
         rate = coding_rate(code, eps).double()
-        numbers["rate_kept"] = _over(dictionary_rate_change(code, step.d, eps).double(), rate)
+        numbers["rate_kept"] = _over(dictionary_rate_change(code, lasso.d, eps).double(), rate)
     return numbers
 
 
-def of_weights(block: Any) -> dict[str, float]:
-    """Numbers of a layer's weights; a claim that does not apply is missing."""
-    u, d = getattr(block.attn, "U", None), getattr(block.mlp, "D", None)
+def of_weights(block: CrateBlock) -> dict[str, float]:
+    """Returns the numbers of a layer's weights, without those of claims that do not apply."""
+    u, d = subspaces(block), dictionary(block)
     numbers: dict[str, float] = {}
     if u is not None:
         numbers["orthonormal"] = float(orthonormality_defect(u.detach().double()).mean())
@@ -139,43 +112,33 @@ def of_weights(block: Any) -> dict[str, float]:
     return numbers
 
 
-def why_not(block: Any) -> dict[str, str]:
-    """Which claims do not apply to a layer, and why."""
+def why_not(block: CrateBlock) -> dict[str, str]:
+    """Returns why claims do not apply to a layer, claim by claim; those that apply are missing."""
     reasons: dict[str, str] = {}
-    step = sparse_step(block.mlp)
-    if getattr(block.attn, "U", None) is None:
-        said = "queries, keys and values are three codes: the layer has no subspaces U"
-        attention = (
-            "compresses",
-            "gradient",
-            "step",
-            "neumann",
-            "neumann_direction",
-            "orthonormal",
-            "complete",
-        )
-        reasons |= dict.fromkeys(attention, said)
-    if isinstance(step, str):
-        sparse = ("descends", "share", "converged", "kkt", "threshold", "rate_kept")
-        reasons |= dict.fromkeys(sparse, step)
-    d = getattr(block.mlp, "D", None)
+    lasso, d = block.mlp.lasso(), dictionary(block)
+    if subspaces(block) is None:
+        reason = "queries, keys and values are three codes: the layer has no subspaces U"
+        reasons |= dict.fromkeys(_NEED_U, reason)
+    if isinstance(lasso, str):
+        reasons |= dict.fromkeys(_NEED_LASSO, lasso)
     if d is None or d.shape[0] != d.shape[1]:
-        said = (
+        reason = (
             "there is no dictionary"
             if d is None
             else "the dictionary is overcomplete: D^T D cannot be I"
         )
-        reasons |= {name: said for name in ("dictionary", "rate_kept") if name not in reasons}
+        reasons |= {name: reason for name in ("dictionary", "rate_kept") if name not in reasons}
     return reasons
 
 
-def _objective(z: Tensor, y: Tensor, step: SparseStep) -> Float[Tensor, "batch"]:
-    return lasso_objective(z.double(), y.double(), step.d.double(), step.lambd.double()).sum(dim=-1)
+def _objective(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
+    d, lambd = lasso.d.double(), lasso.lambd.double()
+    return lasso_objective(z.double(), y.double(), d, lambd).sum(dim=-1)
 
 
-def _share(start: Tensor, found: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
-    """How far down it went; where there was nothing to gain, 1 unless it rose."""
-    gain, most = start - found, start - solution
+def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
+    """Returns how much of the way down was gone; 1 if there was nothing to gain, unless the objective rose."""
+    gain, most = start - reached, start - solution
     nothing = most <= 1e-9 * start.abs()
     return torch.where(nothing, (gain >= 0).double(), gain / most.where(~nothing, 1.0))
 
@@ -193,5 +156,5 @@ def _dot(x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
 
 
 def _over(x: Float[Tensor, "batch"], y: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
-    """x / y, 0 where both are 0: nothing of nothing."""
+    """Returns x / y, and 0 if both are 0."""
     return torch.where((x == 0) & (y == 0), 0.0, x / y)

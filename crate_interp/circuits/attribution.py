@@ -1,8 +1,8 @@
-"""Direct logit attribution: what each head and each atom adds to a logit, where the stream is a sum of what they add."""
+"""Direct logit attribution: what heads and atoms add to a logit, where the stream is their sum."""
 
-from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
@@ -12,148 +12,221 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.norm import HookedLayerNorm
+from crate_interp.results import Result, by
+from crate_interp.sweeps.provenance import model_meta
+
+_COLUMNS = ["sample", "part", "layer", "number", "value"]
+_OF_A_LAYER = ("head", "atom", "bias")
+_PARTS = ("embed", "positions", *_OF_A_LAYER, "constant")
+Target = int | str | Tensor | list[int]
 
 
-@dataclass(frozen=True)
-class LogitAttribution:
+def _parts(result: Result) -> pd.DataFrame:
+    values = result.table("values")
+    n = values["sample"].nunique()
+    wide = torch.from_numpy(values["value"].to_numpy().reshape(n, -1)).double()  # [sample, part]
+    std = wide.std(dim=0) if n > 1 else torch.full((wide.shape[1],), torch.nan)
+    table: Any = values.iloc[: wide.shape[1]][["part", "layer", "number"]]
+    table = table.assign(mean=wide.mean(dim=0).numpy(), std=std.numpy())
+    order = table.sort_values("mean", key=abs, ascending=False, kind="stable")
+    return order.reset_index(drop=True)
+
+
+class LogitAttribution(Result):
     """What every part of a model adds to a logit of each sample; all parts together are the logit.
 
-    embed and positions `[batch]`, heads `[batch, layer, head]`, atoms `[batch, layer, atom]`, biases `[batch, layer]` of the
-    output maps, constant `[batch]` from the last norm and the unembedding. In the unit of the logit (nats), either sign.
+    `table()` has a row per part, the largest mean first in absolute value: part, layer, number, mean,
+    std over samples. In the unit of the logit (nats), of either sign. `table("values")` has the value
+    of each sample.
     """
 
-    embed: Float[Tensor, "batch"]
-    positions: Float[Tensor, "batch"]
-    heads: Float[Tensor, "batch layer head"]
-    atoms: Float[Tensor, "batch layer atom"]
-    biases: Float[Tensor, "batch layer"]
-    constant: Float[Tensor, "batch"]
+    KIND = "logit_attribution"
+    MAIN = "parts"
+    STORED = {"values": by("sample")}
+    DERIVED = {"parts": _parts}
+
+    @property
+    def embed(self) -> Float[Tensor, "batch"]:
+        """Returns what the embedding adds."""
+        return self._of("embed")
+
+    @property
+    def positions(self) -> Float[Tensor, "batch"]:
+        """Returns what the position embeddings add."""
+        return self._of("positions")
+
+    @property
+    def heads(self) -> Float[Tensor, "batch layer head"]:
+        """Returns what each head adds."""
+        return self._of("head")
+
+    @property
+    def atoms(self) -> Float[Tensor, "batch layer atom"]:
+        """Returns what each atom adds."""
+        return self._of("atom")
+
+    @property
+    def biases(self) -> Float[Tensor, "batch layer"]:
+        """Returns what the biases of each layer's output maps add."""
+        return self._of("bias")
+
+    @property
+    def constant(self) -> Float[Tensor, "batch"]:
+        """Returns what the last norm and the unembedding add to every sample."""
+        return self._of("constant")
 
     def total(self) -> Float[Tensor, "batch"]:
-        """The sum of all parts: the logit, before a softcap."""
-        parts: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
-        return torch.stack(
-            [part.flatten(1).sum(dim=1) if part.ndim > 1 else part for part in parts]
-        ).sum(dim=0)
+        """Returns the sum of all parts: the logit, before a softcap."""
+        values = [self._of(part) for part in _PARTS]
+        rows = [part.flatten(1).sum(dim=1) if part.ndim > 1 else part for part in values]
+        return torch.stack(rows).sum(dim=0)
 
-    def table(self) -> pd.DataFrame:
-        """A row per part, largest mean first in absolute value: part, layer, number, mean and std over samples."""
-        rows: list[tuple] = []
-        for field in fields(self):
-            values = getattr(self, field.name).detach().double()
-            name = field.name.removesuffix("s") if values.ndim > 1 else field.name
-            for place in (
-                torch.cartesian_prod(*(torch.arange(side) for side in values.shape[1:]))
-                if values.ndim > 1
-                else [()]
-            ):
-                index = (
-                    tuple(int(number) for number in torch.atleast_1d(place))
-                    if values.ndim > 1
-                    else ()
-                )
-                own = values[(slice(None), *index)]
-                std = own.std().item() if len(own) > 1 else float("nan")
-                rows.append((name, *(*index, None, None)[:2], own.mean().item(), std))
-        table = pd.DataFrame(rows, columns=["part", "layer", "number", "mean", "std"])
-        table = table.astype({"layer": "Int64", "number": "Int64"})
-        return table.sort_values("mean", key=abs, ascending=False, kind="stable").reset_index(
-            drop=True
+    def headline(self) -> str:
+        """Returns the part of a layer that adds most to the logit, and how much of it."""
+        table: Any = self._table("parts")
+        row = table[table["part"] != "constant"].iloc[0]
+        name = row["part"]
+        if not pd.isna(row["layer"]):
+            number = "" if pd.isna(row["number"]) else f" {row['number']}"
+            name = f"{name}{number} of layer {row['layer']}"
+        n, target = self.meta["n_samples"], self.meta["settings"]["target"]
+        return (
+            f"Of all parts {name} moves the logit of {target} most: {row['mean']:+.3f} of "
+            f"{float(self.total().double().mean()):.3f} in the mean over {n:,} {self.meta['unit']}."
         )
 
-    def _repr_html_(self) -> str:
-        return self.table().head(20).to_html(index=False, float_format=lambda value: f"{value:.3f}")
+    def _of(self, part: str) -> Tensor:
+        table: Any = self._table("values")
+        rows = table[table["part"] == part]
+        values = torch.tensor(rows["value"].to_numpy())
+        n = rows["sample"].nunique()
+        if part not in _OF_A_LAYER:
+            return values
+        layers = rows["layer"].nunique()
+        return values.view(n, layers) if part == "bias" else values.view(n, layers, -1)
 
 
 def logit_attribution(
-    cache: Any, target: Any, *, minus: Any = None, position: Any = -1
+    cache: CrateCache, target: Target, *, minus: Target | None = None, position: int = -1
 ) -> LogitAttribution:
-    """The logit of `target` as a sum over embedding, heads, atoms and biases: `sum_c <c, g * w_t - mean> / scale + constant`.
+    """Writes the logit of `target` as a sum over embedding, heads, atoms and biases.
 
-    c: what a part writes into the stream at the token that is read; w_t: the target's column of W_U; g and scale: of the last
-    norm, the scale as it was in this run (its own change is not shared out). nanochat-crate: a part of layer l has passed the
-    residual lambdas of the layers after it, and the embedding enters again in every one; the logit is that before the softcap.
+    `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: what a part writes into the stream at
+    the token that is read. w_t: the target's column of W_U. g and scale: those of the last norm, with
+    the scale as it was in this run (its own change is not shared out). nanochat-crate: a part of layer
+    l has passed the residual lambdas of the layers after it, and the embedding enters again in every
+    one; the logit is that before the softcap.
 
-    cache: of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z, mlp.hook_post and ln_final.hook_scale.
-    target: a class or token, its name, or one for each sample `[batch]`. minus: another one, to attribute the difference.
-    position: the token whose prediction it is, in language models; images are read at CLS, or at the mean of all tokens. Atoms of
-    gpt-baseline are its neurons. TransformerLens `cache.logit_attrs` has the heads alone, and no lambdas.
+    cache: of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z, mlp.hook_post
+    and ln_final.hook_scale. target: a class or token, its name, or one for each sample `[batch]`.
+    minus: another one, to attribute the difference. position: the token whose prediction is attributed,
+    in language models; images are read at CLS, or at the mean of all tokens. Atoms of gpt-baseline are
+    its neurons. Different from TransformerLens: `cache.logit_attrs` has the heads alone, and no
+    lambdas.
 
-    Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae, crate-lm): nothing adds up
-    there, and a path is patched instead (`ci.circuits.path_patch`); KeyError for points that were not cached.
+    Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
+    crate-lm): nothing adds up there, and paths are patched instead (`ci.circuits.path_patch`). Raises
+    KeyError for points that were not cached.
     """
     model = _checked(cache)
-    vision = model.cfg.kind == "vision"
-    mean = vision and model.cfg.pool == "mean"
-    direction = _direction(model, target)
-    constant = _constant(model, target)
+    direction, constant = _direction(model, target), _constant(model, target)
     if minus is not None:
-        direction, constant = (
-            direction - _direction(model, minus),
-            constant - _constant(model, minus),
-        )
-
-    def at(name: str) -> Tensor:
-        """What a point held at the token that is read."""
-        if name not in cache.cache_dict:
-            raise KeyError(
-                f"the cache lacks {name!r}: run_with_cache(x) with all points, or name it in names_filter."
-            )
-        held = cache[name]
-        if mean:
-            return held.mean(dim=1)
-        place = 0 if vision else position
-        if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
-            raise ValueError(f"position={position!r}: there are {held.shape[1]} tokens.")
-        return held[:, place]
-
-    scale = at("ln_final.hook_scale")  # [batch, 1]
+        direction = direction - _direction(model, minus)
+        constant = constant - _constant(model, minus)
+    scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
-            f"there are {len(direction)} targets for {len(scale)} samples: give one, or one per sample."
+            f"there are {len(direction)} targets for {len(scale)} samples: "
+            "give one, or one per sample."
         )
     direction = direction.expand(len(scale), -1) / scale
+    parts = _contributions(cache, direction, position)
+    parts["constant"] = constant.expand(len(scale))
+    settings = {"target": _setting(target), "minus": _setting(minus), "position": int(position)}
+    return LogitAttribution(
+        {"values": _long(parts)}, model_meta(model, len(scale)) | {"settings": settings}
+    )
+
+
+def _contributions(
+    cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
+) -> dict[str, Tensor]:
+    """Returns what each part but the constant adds along a direction `[batch, ...]`."""
+    model: Any = cache.model
     gains, entry = _gains(model)
     heads, atoms, biases = [], [], []
     for layer, block in enumerate(model.blocks):
-        written = einsum(block.attn.W_O, direction, "head d_head d, batch d -> batch head d_head")
-        heads.append(gains[layer] * (at(f"blocks.{layer}.attn.hook_z") * written).sum(dim=-1))
-        atoms.append(
-            gains[layer] * at(f"blocks.{layer}.mlp.hook_post") * (direction @ block.mlp.W_out.T)
-        )
+        pattern = "head d_head d, batch d -> batch head d_head"
+        written = einsum(block.attn.W_O, direction, pattern)
+        z = _read(cache, "attn.hook_z", layer, position)
+        code = _read(cache, "mlp.hook_post", layer, position)
+        heads.append(gains[layer] * (z * written).sum(dim=-1))
+        atoms.append(gains[layer] * code * (direction @ block.mlp.W_out.T))
         biases.append(gains[layer] * (direction @ (block.attn.b_O + block.mlp.b_out)))
-    embed = entry * (at("hook_embed") * direction).sum(dim=-1)
-    placed = "hook_pos_embed" in model.hook_dict
-    positions = (
-        (at("hook_pos_embed") * direction).sum(dim=-1) if placed else torch.zeros_like(embed)
-    )
-    by_layer = {
-        name: torch.stack(parts, dim=1)
-        for name, parts in (("heads", heads), ("atoms", atoms), ("biases", biases))
-    }
-    return LogitAttribution(
-        embed=embed, positions=positions, constant=constant.expand(len(embed)), **by_layer
-    )
+    embed = entry * (_read(cache, "hook_embed", None, position) * direction).sum(dim=-1)
+    positions = torch.zeros_like(embed)
+    if "hook_pos_embed" in model.hook_dict:
+        placed = _read(cache, "hook_pos_embed", None, position)
+        positions = (placed * direction).sum(dim=-1)
+    by_layer = {"head": heads, "atom": atoms, "bias": biases}
+    stacked = {name: torch.stack(values, dim=1) for name, values in by_layer.items()}
+    return {"embed": embed, "positions": positions, **stacked}
 
 
-def _checked(cache: Any) -> Any:
+def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Tensor:
+    """Returns what a point holds at the token that is read, `[batch, ...]`."""
+    held = cache.at(point, layer)
+    cfg = cache.model.cfg
+    if cfg.kind == "vision" and cfg.pool == "mean":
+        return held.mean(dim=1)
+    place = 0 if cfg.kind == "vision" else position
+    if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
+        raise ValueError(f"position={position!r}: there are {held.shape[1]} tokens.")
+    return held[:, place]
+
+
+def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
+    """Returns a row per sample, part, layer and number."""
+    n = len(parts["embed"])
+    places: list[tuple] = []
+    for part in _PARTS:
+        axes = [range(side) for side in parts[part].shape[1:]]
+        index = [()] if not axes else [(a,) for a in axes[0]]
+        index = [(*a, b) for a in index for b in axes[1]] if len(axes) > 1 else index
+        places += [(part, *(*place, None, None)[:2]) for place in index]
+    columns = [parts[part].detach().reshape(n, -1).cpu() for part in _PARTS]
+    values = torch.cat(columns, dim=1)
+    values = values if values.dtype == torch.float64 else values.float()
+    table = pd.DataFrame(places * n, columns=_COLUMNS[1:4])
+    table = table.astype({"layer": "Int64", "number": "Int64"})
+    table.insert(0, "sample", np.repeat(np.arange(n), len(places)))
+    return table.assign(value=values.flatten().numpy())
+
+
+def _setting(target: Target | None) -> Any:
+    """Returns a target as the result keeps it."""
+    if target is None or isinstance(target, str):
+        return target
+    index = torch.atleast_1d(torch.as_tensor(target))
+    return int(index[0]) if len(index) == 1 else "one per sample"
+
+
+def _checked(cache: CrateCache) -> Any:
     if not isinstance(cache, CrateCache):
         raise ValueError(
-            f"logits are attributed from the cache of model.run_with_cache(x), got {type(cache).__name__}."
+            "logits are attributed from the cache of model.run_with_cache(x), "
+            f"got {type(cache).__name__}."
         )
     model = cache.model
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            "logits are attributed in a classifier of images or a language model; of a CLIP there are none."
+            "logits are attributed in a classifier of images or a language model; a CLIP has none."
         )
     if not model.cfg.residual:
         raise ValueError(
-            f"in family {model.cfg.family!r} the sparse step replaces the stream, so parts of different layers do not add up to "
-            "a logit: use ci.circuits.path_patch or ci.circuits.attribution_patch."
-        )
-    if not cache.has_batch_dim:
-        raise ValueError(
-            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
+            f"in family {model.cfg.family!r} the sparse step replaces the stream, so that parts of "
+            "different layers do not add up to a logit: use ci.circuits.path_patch or "
+            "ci.circuits.attribution_patch."
         )
     return model
 

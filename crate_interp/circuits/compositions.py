@@ -1,84 +1,113 @@
-"""Head-to-head composition: how much of what one head writes lies in the subspace that a later head reads."""
+"""Head-to-head composition: how much of what one head writes a later head reads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_hooks import read
 from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
 from crate_interp.circuits.linear import normed, pushed, stepped
 from crate_interp.measures.checks import qr
-from crate_interp.models.digest import model_digest
-from crate_interp.sweeps.stream import batches, check_batch_size, check_model, run, samples_of
+from crate_interp.results import Result, sums
+from crate_interp.sweeps.provenance import data_meta, model_meta
+from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
 
 THROUGH = ("direct", "linear", "data")
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
-Grams = dict[
-    int, Float[Tensor, "sender d_model d_model"]
-]  # layer that reads -> of each earlier head, what arrives: A^T A
+_SENDER = ["from_layer", "from_head", "to_layer"]
+# the layer that reads -> for each earlier head A^T A of what arrives, A
+Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
 
 
-@dataclass(frozen=True)
-class Composition:
-    """Scores of pairs of heads. `table`: from_layer, from_head, to_layer, to_head, score, chance, percentile_99; `meta`: how."""
+def _pairs(result: Result) -> pd.DataFrame:
+    senders, inside = result.table("senders"), result.table("inside")
+    energy = torch.from_numpy(senders["energy"].to_numpy())[:, None]
+    columns: list[np.ndarray] = []
+    for name in ("inside", "random"):
+        values = result.table(name)["inside"].to_numpy().reshape(len(senders), -1)
+        columns.append(_share(torch.from_numpy(values), energy))
+    edge = columns[1].quantile(0.99, dim=1).repeat_interleave(columns[0].shape[1])
+    cfg = result.meta["config"]
+    table = inside[[*_SENDER, "to_head"]].assign(score=columns[0].flatten().numpy())
+    return table.assign(chance=cfg["d_head"] / cfg["d_model"], percentile_99=edge.numpy())
 
-    table: pd.DataFrame
-    meta: dict[str, Any]
+
+def _share(inside: Tensor, energy: Tensor) -> Tensor:
+    """Returns inside / energy, 0 for a head that writes nothing."""
+    tiny = torch.finfo(energy.dtype).tiny
+    return torch.where(energy > 0, inside / energy.clamp(min=tiny), 0)
+
+
+class Composition(Result):
+    """Scores of pairs of heads.
+
+    `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
+    percentile_99. Stored tables, sums over tokens: `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2)
+    and `random` (the same for each random subspace).
+    """
+
+    KIND = "composition"
+    MAIN = "pairs"
+    STORED = {
+        "senders": sums(*_SENDER),
+        "inside": sums(*_SENDER, "to_head"),
+        "random": sums(*_SENDER, "draw"),
+    }
+    DERIVED = {"pairs": _pairs}
+
+    @property
+    def alone(self) -> str:
+        """Returns why this result does not merge, or nothing."""
+        if self.meta["settings"]["through"] == "data":
+            return ""
+        return "composition of weights does not depend on data, so that there is nothing to merge."
 
     def top(self, count: int = 20) -> pd.DataFrame:
-        """The pairs with the highest scores."""
-        if not checks.is_int(count) or count < 1:
-            raise ValueError(f"count={count!r}: give a whole number of at least 1.")
-        return (
-            self.table.sort_values("score", ascending=False, kind="stable")
-            .head(count)
-            .reset_index(drop=True)
-        )
+        """Returns the pairs with the highest scores."""
+        checks.count("count", count)
+        table: Any = self._table("pairs").sort_values("score", ascending=False, kind="stable")
+        return table.head(count).reset_index(drop=True)
 
     def above(self) -> pd.DataFrame:
-        """The pairs above the 99th percentile of random subspaces.
+        """Returns the pairs above the 99th percentile of random subspaces.
 
-        One pair in a hundred is so by chance, but pairs share heads, so that their number scatters widely: compare with an
-        untrained network.
+        One pair in a hundred is so by chance. Pairs share heads, so that their number scatters widely:
+        compare with an untrained network.
         """
-        table: Any = self.table
-        return (
-            table[table["score"] > table["percentile_99"]]
-            .sort_values("score", ascending=False)
-            .reset_index(drop=True)
-        )
+        table: Any = self._table("pairs")
+        above = table[table["score"] > table["percentile_99"]]
+        return above.sort_values("score", ascending=False).reset_index(drop=True)
 
     def circuit(self, count: int = 10) -> Circuit:
-        """The `count` highest pairs as edges between heads, weighted by their score."""
+        """Returns the `count` highest pairs as edges between heads, weighted by their score."""
         rows: Any = self.top(count).itertuples()
-        edges = [
-            Edge(
-                head_name(row.from_layer, row.from_head),
-                head_name(row.to_layer, row.to_head),
-                float(row.score),
-            )
-            for row in rows
-        ]
-        return Circuit(tuple(edges), f"composition, {self.meta['through']}")
+        edges = [Edge(*_names(row), float(row.score)) for row in rows]
+        return Circuit(tuple(edges), f"composition, {self.meta['settings']['through']}")
 
-    def __repr__(self) -> str:
-        table: Any = self.table
-        best = self.top(1).iloc[0]
+    def headline(self) -> str:
+        """Returns the highest pair, beside chance, and how many are above random subspaces."""
+        best: Any = next(self.top(1).itertuples())
+        writer, reader = _names(best)
         return (
-            f"Composition ({self.meta['through']}) of {len(table)} pairs: highest {best['score']:.3f} "
-            f"({head_name(best['from_layer'], best['from_head'])} -> {head_name(best['to_layer'], best['to_head'])}), "
-            f"{len(self.above())} above the 99th percentile of random subspaces, chance {best['chance']:.3f}"
+            f"{reader} reads most of what another head writes: {best.score:.3f} of {writer}, where a "
+            f"random subspace gets {best.chance:.3f}. {len(self.above())} of "
+            f"{len(self._table('pairs'))} pairs lie above the 99th percentile of random subspaces "
+            f"(through={self.meta['settings']['through']!r})."
         )
 
-    def _repr_html_(self) -> str:
-        return self.top().to_html(index=False, float_format=lambda value: f"{value:.3f}")
+    def _shown(self) -> pd.DataFrame:
+        return self.top()
+
+
+def _names(row: Any) -> tuple[str, str]:
+    return head_name(row.from_layer, row.from_head), head_name(row.to_layer, row.to_head)
 
 
 def composition(
@@ -93,63 +122,67 @@ def composition(
     batch_size: int = 8,
     progress: bool = True,
 ) -> Composition:
-    """The share of what head (l, i) writes that head (m, j) of a later layer reads: `|A Q_j|_F^2 / |A|_F^2` in [0, 1].
+    """Measures the share of what head (l, i) writes that head (m, j) of a later layer reads.
 
-    Q_j = qr(U_j): in CRATE query, key and value read one subspace (role "q", "k" or "v" chooses elsewhere). A is what arrives at
-    layer m, after its LayerNorm: W_O,i `[d_head, d_model]`, every code alike, carried by the layers between. through: "direct",
-    as if the stream came unchanged; "linear", by the sparse steps with all atoms on and norms of scale 1; "data", what the
-    heads wrote in fact, z_i W_O,i of every token, by the derivative of norms and steps at that token, attention between held
-    as it was. 1 is everything, p/d what a random subspace gets. percentile_99: of `draws` random subspaces of the same width
-    (seed), for what arrives from this head at this layer. TransformerLens' composition scores divide by |A| |U_j| instead and
-    so have no such scale; here only the span of U_j matters.
+    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1]. Q_j = qr(U_j): in CRATE query, key and value read
+    one subspace (elsewhere role "q", "k" or "v" chooses). A is what arrives at layer m after its
+    LayerNorm: W_O,i `[d_head, d_model]`, with every code alike, carried by the layers between. 1 is
+    everything; a random subspace gets p/d.
 
-    data, limit: as in `ci.sweep`, for "data" alone. Raises ValueError for another `through` or role, data that is missing or not
-    used, one layer alone, and models of images and language aside.
+    through: "direct" carries it as if the stream came unchanged. "linear" carries it by the sparse
+    steps with all atoms on and norms of scale 1. "data" carries what the heads wrote in fact, z_i W_O,i
+    of every token, by the derivative of norms and steps at that token, with attention held fixed.
+    percentile_99: that of `draws` random subspaces of the same width (seed), for what arrives from this
+    head at this layer. Different from TransformerLens' composition scores, which divide by |A| |U_j|
+    and so have no such scale: only the span of U_j matters.
+
+    data, limit: as in `ci.sweep`, for "data" alone. Raises ValueError for another `through` or role,
+    for data that is missing or not used, for a single layer, and for other models than those of images
+    and language.
     """
     _check(model, data, through, role, draws, batch_size)
-    grams = (
-        _measured(model, data, limit, batch_size, progress)
-        if through == "data"
-        else _of_weights(model, through)
-    )
-    generator = torch.Generator().manual_seed(seed)
-    cfg = model.cfg
+    settings = {"through": through, "role": role, "draws": draws, "seed": seed}
+    if through != "data":
+        meta = model_meta(model, 0) | {"data": [], "settings": settings}
+        return Composition(_tables(model, _of_weights(model, through), settings), meta)
+    samples = samples_of(model, data, limit)
+    meta = data_meta(model, samples, batch_size) | {"settings": settings}
+    options: dict[str, Any] = dict(batch_size=batch_size, what="composition", progress=progress)
+    return fold(model, samples, partial(_of_chunk, meta=meta), Composition.merge, **options)
+
+
+def _of_chunk(chunk: Chunk, meta: dict[str, Any]) -> Composition:
+    return Composition(_tables(chunk.model, _measured(chunk), meta["settings"]), meta)
+
+
+def _tables(model: Any, grams: Grams, settings: dict[str, Any]) -> dict[str, pd.DataFrame]:
+    """Returns the sums of the senders, of each pair, and of each sender and random subspace."""
+    cfg, draws = model.cfg, settings["draws"]
+    generator = torch.Generator().manual_seed(settings["seed"])
     noise = torch.randn(draws, cfg.d_model, cfg.d_head, generator=generator, dtype=torch.float64)
     random = qr(noise)[0]
-    rows: list[tuple] = []
+    parts: dict[str, list[pd.DataFrame]] = {"senders": [], "inside": [], "random": []}
     for layer, gram in grams.items():
-        u = getattr(model.blocks[layer].attn, f"W_{role}".upper()).detach().double().cpu()
-        basis = qr(u)[0]
-        scores, chance = (
-            _shares(gram, basis),
-            _shares(gram, random),
-        )  # [sender, head], [sender, draw]
-        edge = chance.quantile(0.99, dim=1)
-        for sender, line in enumerate(scores.tolist()):
-            place = divmod(sender, cfg.n_heads)
-            rows += [
-                (*place, layer, head, score, cfg.d_head / cfg.d_model, edge[sender].item())
-                for head, score in enumerate(line)
-            ]
-    columns = ["from_layer", "from_head", "to_layer", "to_head", "score", "chance", "percentile_99"]
-    meta = {
-        "model": cfg.model_name,
-        "model_digest": model_digest(model),
-        "through": through,
-        "role": role,
-        "draws": draws,
-        "seed": seed,
-    }
-    return Composition(pd.DataFrame(rows, columns=columns), meta)
+        u = getattr(model.blocks[layer].attn, f"W_{settings['role']}".upper()).detach()
+        basis = qr(u.double().cpu())[0]
+        senders = pd.DataFrame([divmod(sender, cfg.n_heads) for sender in range(len(gram))])
+        senders.columns = _SENDER[:2]
+        senders["to_layer"] = layer
+        energy = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+        parts["senders"].append(senders.assign(energy=energy.numpy()))
+        for name, key, bases in (("inside", "to_head", basis), ("random", "draw", random)):
+            many = senders.loc[senders.index.repeat(len(bases))].reset_index(drop=True)
+            many[key] = np.tile(np.arange(len(bases)), len(gram))
+            parts[name].append(many.assign(inside=_inside(gram, bases).flatten().numpy()))
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
 
 
-def _shares(
+def _inside(
     gram: Float[Tensor, "sender d d"], bases: Float[Tensor, "base d width"]
 ) -> Float[Tensor, "sender base"]:
-    """`tr(Q^T G Q) / tr(G)`; 0 for a head that writes nothing."""
-    inside = einsum(bases, gram, bases, "base d width, sender d e, base e width -> sender base")
-    whole = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1, keepdim=True)
-    return torch.where(whole > 0, inside / whole.clamp(min=torch.finfo(whole.dtype).tiny), 0)
+    """Returns `tr(Q^T G Q)` for each sender and basis."""
+    pattern = "base d width, sender d e, base e width -> sender base"
+    return einsum(bases, gram, bases, pattern)
 
 
 def _of_weights(model: Any, through: str) -> Grams:
@@ -168,30 +201,26 @@ def _of_weights(model: Any, through: str) -> Grams:
     return grams
 
 
-def _measured(model: Any, data: Any, limit: int | None, batch_size: int, progress: bool) -> Grams:
-    """Sums over the tokens of data; a layer's tangents are let go as soon as the next layer has taken them over."""
-    samples = samples_of(model, data, limit)
+def _measured(chunk: Chunk) -> Grams:
+    """Returns sums over the tokens of data; a layer's tangents go once the next layer has them."""
+    model = chunk.model
     grams: Grams = {}
     carried: list[Tensor] = []  # [head, batch, pos, d_model] for each earlier layer
 
-    def follow(layer: int, acts: dict[str, Tensor]) -> None:
+    def follow(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
         block = model.blocks[layer]
-        if layer:
-            arrived = [pushed(block.ln1, acts["hook_resid_pre"], tangents) for tangents in carried]
+        if not layer:
+            carried.clear()
+        else:
+            arrived = [pushed(block.ln1, acts["hook_resid_pre"], rows) for rows in carried]
             flat = torch.cat(arrived).flatten(1, 2).double().cpu()  # [sender, token, d_model]
             grams[layer] = grams.get(layer, 0) + flat.mT @ flat
-        written = einsum(
-            acts["attn.hook_z"], block.attn.W_O, "batch pos head p, head p d -> head batch pos d"
-        )
+        pattern = "batch pos head p, head p d -> head batch pos d"
+        written = einsum(acts["attn.hook_z"], block.attn.W_O, pattern)
         step = _step(block)
-        carried[:] = [
-            pushed(step, acts["hook_resid_mid"], tangents) for tangents in [*carried, written]
-        ]
+        carried[:] = [pushed(step, acts["hook_resid_mid"], rows) for rows in [*carried, written]]
 
-    with torch.no_grad(), read(model, _POINTS, follow):
-        for _, batch in batches(model, samples, batch_size, "composition", progress):
-            carried.clear()
-            run(model, batch)
+    chunk.measure_all(Reading(_POINTS, follow))
     return grams
 
 
@@ -205,20 +234,19 @@ def _step(block: Any) -> Callable[[Tensor], Tensor]:
 
 def _check(model: Any, data: Any, through: str, role: str, draws: int, batch_size: int) -> None:
     check_model(model)
-    check_batch_size(batch_size)
+    checks.count("batch_size", batch_size)
     if model.cfg.kind not in ("vision", "text", "mae"):
         raise ValueError(
             "composition is of one model's layers; of a CLIP give a tower, model.visual."
         )
-    if through not in THROUGH:
-        raise ValueError(f"through={through!r}: give one of {', '.join(THROUGH)}.")
+    checks.one_of("through", through, THROUGH)
     if role not in ("q", "k", "v"):
         raise ValueError(f"role={role!r}: give 'q', 'k' or 'v'.")
     if (through == "data") != (data is not None):
         raise ValueError(
             "through='data' needs data, and nothing else takes it: ci.circuits.composition(model, data, through='data')."
         )
-    if not isinstance(draws, int) or draws < 100:
+    if not checks.is_int(draws) or draws < 100:
         raise ValueError(f"draws={draws!r}: a 99th percentile needs 100 at least.")
     if len(model.blocks) < 2:
         raise ValueError("composition is between layers: the model has only one.")

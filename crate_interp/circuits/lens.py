@@ -1,75 +1,103 @@
-"""The logit lens as a table: what the stream after each layer would answer, if the last norm and the unembedding read it."""
+"""The logit lens as a table: what the last norm and the unembedding make of the stream by layer."""
 
 import html
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
-from crate_interp import checks
-from crate_interp.circuits.atlases import names_of
+from crate_interp import checks, ranges
+from crate_interp.circuits.directions import names_of
+from crate_interp.models.cache import CrateCache
+from crate_interp.results import Result, by
+from crate_interp.sweeps.provenance import model_meta
+
+_COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 
 
-@dataclass(frozen=True)
-class LogitLens:
-    """`table`: layer (layer l: the stream before it, the last row after all), rank, answer, probability.
+class LogitLens(Result):
+    """The likeliest answers by layer, if the last norm and the unembedding read the stream there.
 
-    A notebook shows a row per layer.
+    `table()`: sample, layer (layer l is the stream before it, the last row is after all layers), rank,
+    answer, probability.
     """
 
-    table: pd.DataFrame
-    title: str
+    KIND = "logit_lens"
+    MAIN = "answers"
+    STORED = {"answers": by("sample", "layer", "rank")}
+
+    def headline(self) -> str:
+        """Returns the answer of the first sample, and from which layer on it is the likeliest."""
+        table: Any = self._table("answers")
+        own = table[(table["sample"] == table["sample"].min()) & (table["rank"] == 0)]
+        last = own.iloc[-1]
+        others = own[own["answer"] != last["answer"]]
+        since = 0 if others.empty else int(others["layer"].max()) + 1
+        where = "after the last layer" if since == last["layer"] else f"from layer {since} on"
+        return (
+            f"{self.meta['model'] or 'The model'} answers {last['answer']!r} "
+            f"({last['probability']:.0%}), which is the likeliest answer {where}."
+        )
 
     def _repr_html_(self) -> str:
-        table: Any = self.table
+        table: Any = self._table("answers")
+        sample = int(table["sample"].min())
+        own = table[table["sample"] == sample]
         rows = []
-        for layer, own in table.groupby("layer"):
-            cells = "".join(
-                f'<td style="text-align: left; background: rgba(60, 120, 220, {row.probability:.2f})">{html.escape(repr(row.answer))} '
-                f"{row.probability:.0%}</td>"
-                for row in own.itertuples()
-            )
+        for layer, answers in own.groupby("layer"):
+            cells = "".join(_cell(row) for row in answers.itertuples())
             rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
-        return f"<table><caption>{html.escape(self.title)}</caption><tbody>{''.join(rows)}</tbody></table>"
+        settings = self.meta["settings"]
+        at = "" if settings["position"] is None else f", position {settings['position']}"
+        name = self.meta["model"] or self.meta["config"]["family"]
+        caption = html.escape(f"{name}: logit lens, sample {sample}{at}")
+        body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
+        return f"<p>{html.escape(self.headline())}</p><table>{body}</table>"
 
 
-def logit_lens(cache: Any, *, sample: Any = 0, position: Any = -1, count: int = 5) -> LogitLens:
-    """The `count` likeliest answers by layer at one token: `softmax(LN(Z^l) W_U + b_U)`, TransformerLens' `cache.logit_lens()`.
+def _cell(row: Any) -> str:
+    colour = f"rgba(60, 120, 220, {row.probability:.2f})"
+    words = f"{html.escape(repr(row.answer))} {row.probability:.0%}"
+    return f'<td style="text-align: left; background: {colour}">{words}</td>'
 
-    position: of language models; of images it is CLS (or each token where the mean is pooled, and `position` says which). In CRATE
-    and CRATE-LM the stream before the last layer is written in other atoms than the last norm reads, so early rows may say
-    nothing. Raises ValueError for samples and positions there are not; KeyError for a cache without hook_resid_pre.
+
+def logit_lens(
+    cache: CrateCache, *, sample: int = 0, position: int = -1, count: int = 5
+) -> LogitLens:
+    """Returns the `count` likeliest answers by layer at one token of a sample.
+
+    `softmax(LN(Z^l) W_U + b_U)`, TransformerLens' `cache.logit_lens()`. position: that of the token, in
+    language models; of images it is CLS (or each token if the mean is pooled, and `position` chooses).
+    In CRATE and CRATE-LM the stream before the last layer is written in other atoms than the last norm
+    reads, so that early rows may mean nothing.
+
+    Raises ValueError for samples and positions that the cache does not have, and KeyError for a cache
+    without hook_resid_pre.
     """
     model = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):
         raise ValueError(
             "the logit lens reads the cache of a classifier of images or a language model."
         )
-    if not checks.is_int(count) or count < 1:
-        raise ValueError(f"count={count!r}: give a whole number of at least 1.")
-    n = len(next(iter(cache.values())))
+    checks.count("count", count)
+    stream = cache.at("hook_resid_pre", 0)
+    n, tokens = stream.shape[:2]
     if not checks.is_int(sample) or not 0 <= sample < n:
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {n - 1}.")
-    if not cache.has_batch_dim:
-        raise ValueError(
-            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
-        )
-    tokens = next(
-        (value.shape[1] for name, value in cache.items() if name.endswith("hook_resid_pre")), 0
-    )
-    if not checks.is_int(position) or (tokens and not -tokens <= position < tokens):
+    if not checks.is_int(position) or not -tokens <= position < tokens:
         raise ValueError(f"position={position!r}: the cache has positions 0 to {tokens - 1}.")
-    place = model.lens_positions if model.lens_positions is not None else position
-    values = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
+    fixed = model.lens_positions is not None
+    place = model.lens_positions if fixed else position
+    values: Tensor = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
     best = values.softmax(dim=-1).topk(min(count, values.shape[-1]), dim=-1)
     names = names_of(model)
+    layers = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     rows = [
-        (layer, rank, names[place], value)
-        for layer, (values, places) in enumerate(
-            zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        )
-        for rank, (value, place) in enumerate(zip(values, places, strict=True))
+        (int(sample), layer, rank, names[answer], value)
+        for layer, (shares, answers) in enumerate(layers)
+        for rank, (value, answer) in enumerate(zip(shares, answers, strict=True))
     ]
-    at = "" if model.lens_positions is not None else f", position {position}"
-    title = f"{model.cfg.model_name or model.cfg.family}: logit lens, sample {sample}{at}"
-    return LogitLens(pd.DataFrame(rows, columns=["layer", "rank", "answer", "probability"]), title)
+    settings = {"position": None if fixed else int(position), "count": int(count)}
+    meta = model_meta(model, 1) | {"settings": settings}
+    meta["data"] = ranges.of(None, int(sample), int(sample) + 1)
+    return LogitLens({"answers": pd.DataFrame(rows, columns=_COLUMNS)}, meta)

@@ -1,61 +1,41 @@
-"""The stream's way from one layer's attention to a later one, as a linear map: with all atoms on, or at the tokens of data."""
+"""How rows of the stream pass from one layer's attention to a later one: with every atom on, or at the tokens of data."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.models.baseline import MLP
-from crate_interp.models.norm import HookedLayerNorm
-from crate_interp.models.sparsify import ISTA, OvercompleteODL, ThresholdODL
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.norm import HookedLayerNorm, HookedNorm
 
 Rows = Float[Tensor, "*rows d_model"]
 
 
-def normed(norm: Any, rows: Rows) -> Rows:
-    """The linear part of a norm whose scale is taken as 1: `(v - mean v) * weight`; RMS norms and none change nothing."""
+def normed(norm: HookedNorm, rows: Rows) -> Rows:
+    """Returns what a norm makes of rows of the stream if its scale is 1: `(v - mean v) * weight`, without the bias.
+
+    A norm by the root mean square, and none, change nothing then.
+    """
     if not isinstance(norm, HookedLayerNorm):
         return rows
     return (rows - rows.mean(dim=-1, keepdim=True)) * norm.weight
 
 
-def stepped(block: Any, rows: Rows) -> Rows:
-    """One sparse step with its norm, all atoms on: rows of the stream after attention -> rows after the layer."""
-    step = _LINEAR[type(block.mlp)](block.mlp, normed(block.ln2, rows))
+def stepped(block: CrateBlock, rows: Rows) -> Rows:
+    """Returns rows of the stream after attention as the layer leaves them, with every atom on and a norm of scale 1."""
+    step = block.mlp.linear(normed(block.ln2, rows))
     return rows + step if block.residual else step
-
-
-def _ista(mlp: Any, y: Rows) -> Rows:
-    return y - mlp.eta * ((y @ mlp.D.T) @ mlp.D - y @ mlp.D)
-
-
-def _overcomplete(mlp: Any, y: Rows) -> Rows:
-    code = mlp.eta * (y @ mlp.D)
-    return (code - mlp.eta * ((code @ mlp.D.T - y) @ mlp.D)) @ mlp.W_out
-
-
-def _through(mlp: Any, y: Rows) -> Rows:
-    return (y @ mlp.W_in) @ mlp.W_out
-
-
-_LINEAR: dict[type, Callable[[Any, Rows], Rows]] = {
-    ISTA: _ista,
-    OvercompleteODL: _overcomplete,
-    ThresholdODL: _through,
-    MLP: _through,
-}
 
 
 def pushed(
     function: Callable[[Tensor], Tensor],
-    at: Tensor,
+    at: Float[Tensor, "batch pos d_model"],
     tangents: Float[Tensor, "count batch pos d_model"],
 ) -> Float[Tensor, "count batch pos d_model"]:
-    """The derivative of a function of the stream at `at` `[batch, pos, d_model]` along each of several tangents.
+    """Returns the derivative of a function of the stream at `at` along each of several tangents.
 
-    By two reverse passes: the first is linear in its cotangent w, and its own derivative is the forward one.
+    It takes two reverse passes: the first is linear in its cotangent w, and the derivative of that is the forward one.
     """
     with torch.enable_grad():
         x = at.detach().requires_grad_()

@@ -1,8 +1,6 @@
 """Is a circuit what the model does? Faithfulness, completeness and minimality, beside random circuits of the same size."""
 
-import html
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,36 +13,37 @@ from crate_hooks import edit, full_name
 from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.paths import Head, as_number, heads_of
+from crate_interp.results import Result, first
+from crate_interp.sweeps.provenance import model_meta
 
 _ABLATIONS = ("mean", "zero")
 
 
-@dataclass(frozen=True)
-class CircuitScores:
-    """What is left of a metric with the circuit's heads alone, and without them, beside random circuits of as many heads.
+class CircuitScores(Result):
+    """What a metric keeps with the circuit's heads alone and without them, beside random circuits.
 
-    `table`: measure, value, random_mean, random_low, random_high (the middle 95 %) and share_as_good, `(1 + k) / (1 + n)` where k of
-    n random circuits do as well. Best are faithfulness 1, completeness 0, minimality high. `heads`: what taking each head out of
-    the circuit costs (minimality). `meta`: the metric of the whole model and with every head ablated. All of one set of
-    inputs: where the two metrics are close the ratios scatter, so look at them, and at other inputs.
+    `table()`: measure, value, random_mean, random_low, random_high (the middle 95 %) and
+    share_as_good, `(1 + k) / (1 + n)` where k of n random circuits of as many heads do as well. Best
+    are faithfulness 1, completeness 0, minimality high. `table("heads")`: what taking each head out of
+    the circuit costs (minimality). meta: `whole` and `none`, the metric with all heads and with every
+    head ablated. All are of one set of inputs: if the two metrics are close the ratios scatter, so
+    look at them, and at other inputs.
     """
 
-    table: pd.DataFrame
-    heads: pd.DataFrame
-    meta: dict[str, Any]
+    KIND = "circuit_scores"
+    MAIN = "scores"
+    STORED = {"scores": first, "heads": first}
+    ALONE = (
+        "circuit scores are ratios of a metric on one set of inputs: evaluate the circuit on all."
+    )
 
-    def __repr__(self) -> str:
-        table: Any = self.table
-        rows = [
-            f"{row.measure} {row.value:.3f} (random {row.random_mean:.3f})"
-            for row in table.itertuples()
-        ]
-        span = f"metric {self.meta['whole']:.3g} with all heads, {self.meta['none']:.3g} with none"
-        return f"CircuitScores of {len(self.heads)} heads: {', '.join(rows)}; {span}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>" + self.table.to_html(
-            index=False, float_format=lambda value: f"{value:.3f}"
+    def headline(self) -> str:
+        """Returns the scores beside those of random circuits, and the metric they are ratios of."""
+        rows: Any = self._table("scores").itertuples()
+        words = [f"{row.measure} {row.value:.3f} (random {row.random_mean:.3f})" for row in rows]
+        return (
+            f"A circuit of {len(self._table('heads'))} heads has {', '.join(words)}; the metric is "
+            f"{self.meta['whole']:.3g} with all heads and {self.meta['none']:.3g} with none."
         )
 
 
@@ -110,15 +109,10 @@ def evaluate(
         [(head_name(*head), cost) for head, cost in sorted(scored[0][1].items())],
         columns=["head", "cost"],
     )
-    meta = {
-        "whole": whole,
-        "none": none,
-        "ablation": ablation,
-        "random": random,
-        "subsets": subsets,
-        "seed": seed,
-    }
-    return CircuitScores(_table([values for values, _ in scored]), heads, meta)
+    settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
+    meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
+    table = _table([values for values, _ in scored])
+    return CircuitScores({"scores": table, "heads": heads}, meta)
 
 
 def _metric_of(

@@ -25,6 +25,8 @@ class Samples:
     read: Callable[[int, int], Shaped[Tensor, "batch ..."]]
     masks: Callable[[int, int], UInt8[Tensor, "batch height width"]] | None = None
     names: tuple[str, ...] | None = None
+    start: int = 0
+    of: int | None = None
 
 
 def picture_samples(

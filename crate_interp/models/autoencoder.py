@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +38,36 @@ class Reconstruction:
     mask: Float[Tensor, "batch patch"]
     loss: Float[Tensor, ""]
     latent: Float[Tensor, "batch pos d_model"]
+
+
+@dataclass(frozen=True)
+class DecoderView:
+    """The decoder of a masked autoencoder as the model of a cache of its own: what `cache.decoder.model` is."""
+
+    model: "HookedCrateMAE"
+    unit: str = "images"
+    has_cls: bool = True
+    has_logits: bool = False
+    towers: tuple[str, ...] = ()
+
+    @property
+    def cfg(self) -> CrateConfig:
+        """The config, with the decoder's layers and heads."""
+        return self.model.decoder_cfg
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers of the decoder."""
+        return self.model.decoder_blocks
+
+    @property
+    def ln_final(self) -> HookedLayerNorm:
+        """The norm after the last layer of the decoder."""
+        return self.model.decoder_norm
+
+    def check_point(self, name: str) -> None:
+        """Raises KeyError if the decoder has no hook point of this name, or if it cannot fire as switched."""
+        self.model.check_point(f"decoder_{name}")
 
 
 class CrateDecoderBlock(nn.Module):
@@ -198,6 +227,11 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     def _allows_other_sizes(self) -> bool:
         return True
 
+    @property
+    def full_options(self) -> dict[str, Any]:
+        """The keyword arguments of a forward that sees every patch."""
+        return {"mask_ratio": 0.0}
+
     def runtime_configs(self) -> list[CrateConfig]:
         """The configs that follow this model's switches and device."""
         return [self.cfg, self.decoder_cfg]
@@ -220,10 +254,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             for name, value in cache.items()
             if name.startswith(prefix)
         }
-        view: Any = SimpleNamespace(
-            cfg=self.decoder_cfg, blocks=self.decoder_blocks, ln_final=self.decoder_norm
-        )
-        return CrateCache(kept, view, has_batch_dim=cache.has_batch_dim)
+        return CrateCache(kept, DecoderView(self), has_batch_dim=cache.has_batch_dim)
 
 
 def random_mask(

@@ -13,6 +13,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.attention import attend, sum_of_results
 from crate_interp.models.context import Context
 from crate_interp.models.norm import HookedNorm, is_hooked
+from crate_interp.models.step import SparseStep
 
 
 class SelfAttention(nn.Module):
@@ -107,7 +108,7 @@ class SelfAttention(nn.Module):
         return [role + bias for role, bias in zip(roles, biases, strict=True)]
 
 
-class MLP(nn.Module):
+class MLP(SparseStep):
     """`W_out act(W_in y + b) + b`, act ReLU (gpt-baseline) or GELU in its tanh form (the CLIP text tower)."""
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -123,6 +124,14 @@ class MLP(nn.Module):
         return self.fc_out(
             self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre))
         )
+
+    def lasso(self) -> str:
+        """Returns why there is no lasso."""
+        return "the layer has an MLP, no dictionary"
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `W_out W_in y` in rows."""
+        return (y @ self.W_in) @ self.W_out
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:

@@ -1,7 +1,5 @@
 """One layer: compress (MSSA), then sparsify. A plain transformer layer has the same shape and names."""
 
-from typing import Any
-
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
@@ -12,8 +10,9 @@ from crate_interp.models.baseline import MLP, SelfAttention
 from crate_interp.models.context import Context
 from crate_interp.models.norm import is_hooked, make_norm
 from crate_interp.models.sparsify import ISTA, OvercompleteODL, ThresholdODL
+from crate_interp.models.step import SparseStep
 
-_STEPS: dict[str, type] = {
+_STEPS: dict[str, type[SparseStep]] = {
     "ista": ISTA,
     "odl": OvercompleteODL,
     "tied-odl": OvercompleteODL,
@@ -39,7 +38,7 @@ class CrateBlock(nn.Module):
         self.ln1 = make_norm(cfg, cfg.ln_eps)
         self.attn = MSSA(cfg) if cfg.tied else SelfAttention(cfg)
         self.ln2 = make_norm(cfg, cfg.ln_eps)
-        self.mlp = _STEPS[cfg.sparse_step](cfg)
+        self.mlp: SparseStep = _STEPS[cfg.sparse_step](cfg)
         self.hook_resid_pre = HookPoint()
         self.hook_attn_out = HookPoint()
         self.hook_resid_mid = HookPoint()
@@ -47,13 +46,13 @@ class CrateBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     @property
-    def mssa(self) -> Any:
-        """The paper's name of `attn`."""
+    def mssa(self) -> MSSA | SelfAttention:
+        """Attention, by the paper's name."""
         return self.attn
 
     @property
-    def ista(self) -> Any:
-        """The paper's name of `mlp`."""
+    def ista(self) -> SparseStep:
+        """The sparse step, by the paper's name."""
         return self.mlp
 
     def forward(

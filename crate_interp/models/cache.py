@@ -6,6 +6,8 @@ from torch import Tensor
 from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.utilities.slice import Slice
 
+from crate_hooks import full_name
+from crate_interp import checks
 from crate_interp.models.norm import NoNorm
 
 
@@ -13,6 +15,51 @@ class CrateCache(ActivationCache):
     """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one."""
 
     model: Any
+
+    def at(self, point: str, layer: int | None = None) -> Tensor:
+        """Returns what a hook point held, with the batch as its first axis.
+
+        point: the name inside a block, such as "attn.hook_pattern", if `layer` is given (negative layers count from
+        the end); else the full name, such as "ln_final.hook_scale". Raises ValueError for a layer that the model does not
+        have and for a cache without batch axis, KeyError for a point that was not cached or does not exist.
+        """
+        name = point if layer is None else full_name(point, self._layer(layer))
+        if not self.has_batch_dim:
+            raise ValueError(
+                "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
+            )
+        if name not in self.cache_dict:
+            raise KeyError(self._why_missing(name))
+        return self.cache_dict[name]
+
+    def _layer(self, layer: int) -> int:
+        if self.model.towers:
+            raise ValueError("a CLIP is two models: read cache.visual or cache.text.")
+        count = len(self.model.blocks)
+        if not checks.is_int(layer) or not -count <= layer < count:
+            raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
+        return int(layer) % count
+
+    def _why_missing(self, name: str) -> str:
+        """Returns why the cache has no point of this name, and what to type instead."""
+        try:
+            if (
+                self.model is not None
+            ):  # TransformerLens lets users drop it, so that its memory is freed
+                self.model.check_point(name)
+        except KeyError as error:
+            return error.args[0]
+        return (
+            f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}, ...]), or leave "
+            "names_filter out to cache everything."
+        )
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Returns what a point held, by its name or TransformerLens' short name; KeyError with the nearest names."""
+        try:
+            return super().__getitem__(key)
+        except KeyError as error:
+            raise KeyError(self._why_missing(error.args[0])) from None
 
     def logit_lens(self, **kwargs: Any) -> Any:
         """TransformerLens' logit lens; arguments as there.

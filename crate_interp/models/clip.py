@@ -100,6 +100,8 @@ class HookedCrateCLIP(HookedModel):
     `torch_inference/model/clipa_model.py`. As there, the stored `logit_scale` is not used.
     """
 
+    towers = ("visual", "text")
+
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
         self.cfg = own_config(cfg, "HookedCrateCLIP", ("clip",))

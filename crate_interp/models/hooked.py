@@ -65,11 +65,36 @@ def set_runtime(cfg: CrateConfig, **values: Any) -> None:
 
 
 class HookedModel(HookedRootModule, SharedModel):
-    """The one base class of the hooked models; a subclass has cfg, blocks, ln_final, unembed and a forward."""
+    """The one base class of the hooked models.
+
+    A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what a sample is called in the plural, "images"
+    or "windows" of tokens; has_cls: whether the first token is CLS; towers: the names of the models that a model of several
+    consists of, which then has no layers of its own.
+    """
 
     cfg: CrateConfig
     blocks: nn.ModuleList
     unembed: Any
+    unit: str = "images"
+    has_cls: bool = False
+    towers: tuple[str, ...] = ()
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the forward returns one vector per sample or token: logits, or the features of a CLIP's tower."""
+        return self.cfg.kind in ("vision", "text")
+
+    @property
+    def full_options(self) -> dict[str, Any]:
+        """The keyword arguments of a forward that runs every layer on every token, and computes nothing beyond."""
+        return {}
+
+    def full_forward(self, batch: Tensor) -> None:
+        """Runs every layer on every token of a batch, for the hooks on its way.
+
+        A masked autoencoder sees every patch, and a language model computes no logits.
+        """
+        self(batch, **self.full_options)
 
     def run_with_cache(  # pyright: ignore[reportIncompatibleMethodOverride]  # as TransformerLens' own models do
         self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any

@@ -16,6 +16,7 @@ class ImageMixin:
     """`preprocess`, and what is said of images that the model does not take."""
 
     cfg: CrateConfig
+    has_cls: bool = True
 
     def _allows_other_sizes(self) -> bool:
         return self.cfg.interpolate_pos

@@ -182,6 +182,11 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         return SimpleNamespace(apply_output_logits_transform=self.unembed.cap)
 
     @property
+    def full_options(self) -> dict[str, Any]:
+        """The keyword arguments of a forward through every layer, without logits."""
+        return {"return_type": None}
+
+    @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding of each token."""
         return self.embed.weight[: self.cfg.d_vocab]

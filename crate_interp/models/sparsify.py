@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.step import Lasso, SparseStep
 
 
-class ISTA(nn.Module):
+class ISTA(SparseStep):
     """One proximal gradient step of the non-negative lasso, started at its own input: the code is the new stream.
 
     `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y = LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`.
@@ -44,6 +45,18 @@ class ISTA(nn.Module):
         step -= self.eta * self.lambd
         return step
 
+    def lasso(self) -> Lasso:
+        """Returns its lasso: one step, started at its own input."""
+        return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=True, count=1)
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `y - eta (D^T D y - D^T y)` in rows."""
+        return y - self.eta * ((y @ self.D.T) @ self.D - y @ self.D)
+
+    def written(self) -> Float[Tensor, "d_mlp d_model"]:
+        """Returns the axes of the stream: the code is the stream."""
+        return torch.eye(self.D.shape[1]).to(self.D)
+
     def __getattr__(self, name: str) -> Any:
         if name in (
             "W_in",
@@ -56,7 +69,7 @@ class ISTA(nn.Module):
         return super().__getattr__(name)
 
 
-class OvercompleteODL(nn.Module):
+class OvercompleteODL(SparseStep):
     """Two ISTA steps from zero on an overcomplete dictionary, decoded with a second one.
 
     `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output `D1 z2`, for
@@ -90,6 +103,15 @@ class OvercompleteODL(nn.Module):
         code = self.hook_post(F.relu(self.hook_pre(code + (grad * -self.eta - threshold))))
         return code @ self.W_out
 
+    def lasso(self) -> Lasso:
+        """Returns its lasso: two steps, started at zero."""
+        return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=False, count=2)
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `D1 (z1 - eta D^T (D z1 - y))` for `z1 = eta D^T y`, in rows."""
+        code = self.eta * (y @ self.D)
+        return (code - self.eta * ((code @ self.D.T - y) @ self.D)) @ self.W_out
+
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
         return self.D
@@ -103,7 +125,7 @@ class OvercompleteODL(nn.Module):
         return self.D.new_zeros(self.D.shape[0])
 
 
-class ThresholdODL(nn.Module):
+class ThresholdODL(SparseStep):
     """One step from zero with a learned threshold per atom: `z = ReLU(D^T y - threshold)`, output `D1 z`.
 
     For y = rms(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which
@@ -120,6 +142,16 @@ class ThresholdODL(nn.Module):
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
+
+    def lasso(self) -> Lasso | str:
+        """Returns its lasso, one step of size 1 from zero with a penalty for each atom, unless a threshold is negative."""
+        if bool((self.threshold < 0).any()):
+            return "some learned thresholds are negative: no penalty has them"
+        return Lasso(self.D.detach(), 1.0, self.threshold.detach(), warm=False, count=1)
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `D1 D^T y` in rows."""
+        return (y @ self.W_in) @ self.W_out
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:

@@ -17,6 +17,7 @@ class TextMixin:
     """`to_tokens`, `to_string`, `to_str_tokens`, `to_single_token` and `generate`, on a model with `cfg` and `tokenizer`."""
 
     cfg: CrateConfig
+    unit: str = "windows"
     tokenizer: Any = None  # a Tokenizer, or anything with its encode, decode and bos
     fetch_tokenizer: Callable[[], Tokenizer] | None = (
         None  # set by ci.load; called when text first comes

@@ -1,50 +1,69 @@
 """SegmentResult: how well each layer and head segments, with intervals, beside what chance has."""
 
 import html
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from crate_interp.files import write_text
-from crate_interp.segmentation.scores import WAYS
+from crate_interp.results import Result, by
+from crate_interp.segmentation.examples import merged_examples
+from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
 
-CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
-FILES = ("scores.csv", "heads.csv", "images.csv", "segment.json")
+CELL = {
+    "other_image": "mask of another image",
+    "random": "random order",
+    "untrained": "untrained",
+}
 
 
-@dataclass(frozen=True)
-class SegmentResult:
-    """What an evaluation of segmentation found.
+class SegmentResult(Result):
+    """How well attention maps segment.
 
-    `scores`: a row per rule, resolution, way and layer (empty where the head is fixed over all layers; `head_layer` and `head` say
-    which where both halves agree), with 95 % bootstrap intervals over images, and beside it the score of the same maps on the mask
-    of the next image, with their patches in random order, of the untrained network, of all foreground and of a centred map.
-    `heads`: a row per rule, resolution, layer and head. `images`: a row per image with an object: its score by the fixed head, mass
-    rule, tokens. `meta`: where it comes from.
+    `table("scores")`, the main table: a row per rule, resolution, way and layer (empty if the head is
+    fixed over all layers; `head_layer` and `head` name it if both halves agree), with 95 % bootstrap
+    intervals over images. Beside it stands the score of the same maps on the mask of the next image,
+    with their patches in random order, of the untrained network, of all foreground and of a centred
+    map. `table("heads")`: a row per rule, resolution, layer and head. `table("images")`: a row per
+    image with an object: its score by the fixed head, mass rule, tokens. `table("examples")`: the
+    images with the highest and lowest scores.
+
+    Stored tables: `samples` and `head_samples` as a sweep has them, the same of the untrained twins
+    with their seed, `constants` (scores that need no network, per image) and `examples`.
     """
 
-    scores: pd.DataFrame
-    heads: pd.DataFrame
-    images: pd.DataFrame
-    meta: dict[str, Any]
+    KIND = "segmentation"
+    MAIN = "scores"
+    STORED = {
+        "samples": by("sample", "layer"),
+        "head_samples": by("sample", "layer", "head"),
+        "untrained_samples": by("seed", "sample", "layer"),
+        "untrained_head_samples": by("seed", "sample", "layer", "head"),
+        "constants": by("sample"),
+        "examples": merged_examples,
+    }
+    DERIVED = {"scores": score_table, "heads": head_table, "images": image_table}
 
     def layers(self, rule: str = "mass", resolution: str = "token") -> pd.DataFrame:
-        """The rows of `scores` of one rule ("mass" or "top") and resolution ("token" or "pixel"); ValueError for another."""
-        table: Any = self.scores
-        found = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
-        if not len(found):
+        """Returns the scores of one rule ("mass" or "top") and resolution ("token" or "pixel").
+
+        Raises ValueError for another rule or resolution.
+        """
+        table: Any = self._table("scores")
+        rows = table[(table["rule"] == rule) & (table["resolution"] == resolution)]
+        if not len(rows):
             raise ValueError(
-                f"rule={rule!r}, resolution={resolution!r}: give 'mass' or 'top', 'token' or 'pixel'."
+                f"rule={rule!r}, resolution={resolution!r}: give 'mass' or 'top', "
+                "'token' or 'pixel'."
             )
-        return found.reset_index(drop=True)
+        return rows.reset_index(drop=True)
 
     def cells(
         self, rule: str = "mass", resolution: str = "token"
     ) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text: layers down, ways across; value, then in brackets the chance levels that CELL names."""
+        """Returns header and rows as text: layers down, ways across.
+
+        A cell is the value, then in brackets the chance levels that CELL names.
+        """
         table: Any = self.layers(rule, resolution)
         rows = []
         for layer in range(self.meta["n_layers"]):
@@ -53,32 +72,32 @@ class SegmentResult:
         return ["layer", *WAYS], rows
 
     def overall(self, rule: str = "mass", resolution: str = "token") -> dict[str, Any]:
-        """The row of the head fixed over all layers, as a dictionary."""
+        """Returns the row of the head that is fixed over all layers, as a dictionary."""
         table: Any = self.layers(rule, resolution)
         return table[table["layer"].isna()].iloc[0].to_dict()
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        """Returns the score of the head that is fixed over all layers, beside each chance level."""
         row = self.overall()
+        levels = (
+            ("other_image", "the same maps on the mask of another image"),
+            ("centre", "a centred map"),
+            ("all_foreground", "all foreground"),
+            ("untrained", "untrained networks"),
+            ("random", "the same maps in random order"),
+        )
+        chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
         return (
-            f"SegmentResult of {self.meta['model'] or 'a model'} on {row['n']} images: fixed head {row['value']:.3f} "
-            f"[{row['low']:.3f}, {row['high']:.3f}], mask of another image {number(row['other_image'])}, centre {row['centre']:.3f}"
+            f"Jaccard index {row['value']:.3f} (95 % interval {row['low']:.3f} to {row['high']:.3f}) "
+            "with the layer and head that are best on the other half of the images. "
+            f"Chance: {', '.join(chance)}."
         )
 
     def _repr_html_(self) -> str:
         header, rows = self.cells()
-        told = f"{repr(self)}; score ({', '.join(CELL.values())})"
-        return f"<p>{html.escape(told)}</p>" + pd.DataFrame(rows, columns=header).to_html(
-            index=False
-        )
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes scores.csv, heads.csv, images.csv and segment.json into `folder`, the last one last."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, table in zip(FILES, (self.scores, self.heads, self.images), strict=False):
-            write_text(folder / name, table.to_csv(index=False))
-        write_text(folder / FILES[-1], json.dumps(self.meta, indent=2) + "\n")
-        return folder
+        words = f"{self.headline()} Score ({', '.join(CELL.values())}):"
+        table = pd.DataFrame(rows, columns=header).to_html(index=False)
+        return f"<p>{html.escape(words)}</p>" + table
 
 
 def _cell(row: Any) -> str:
@@ -87,5 +106,5 @@ def _cell(row: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Three decimals, or a dash for what was not measured."""
+    """Returns a value with three decimals, or a dash for what was not measured."""
     return "-" if pd.isna(value) else f"{value:.3f}"

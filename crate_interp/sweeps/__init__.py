@@ -1,8 +1,17 @@
 """Probes over a data set, as a stream: numbers are kept, activations let go."""
 
 from crate_interp.sweeps.atom_statistics import AtomResult, atoms
-from crate_interp.sweeps.linear import linear_probe
+from crate_interp.sweeps.cached import probe
+from crate_interp.sweeps.linear import LinearProbeResult, linear_probe
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.run import probe, sweep
+from crate_interp.sweeps.run import sweep
 
-__all__ = ["AtomResult", "SweepResult", "atoms", "linear_probe", "probe", "sweep"]
+__all__ = [
+    "AtomResult",
+    "LinearProbeResult",
+    "SweepResult",
+    "atoms",
+    "linear_probe",
+    "probe",
+    "sweep",
+]

@@ -1,177 +1,144 @@
-"""ci.atoms: what each dictionary atom does over a data set, in one stream; parts of a data set can be merged."""
+"""ci.atoms: what each dictionary atom does over a data set, in one stream."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_hooks import read
+from crate_interp import checks
 from crate_interp.measures import condition_number, mutual_coherence
-from crate_interp.models.digest import model_digest
 from crate_interp.probes.shared import dictionary
-from crate_interp.sweeps.stream import batches, check_batch_size, check_model, run, samples_of
+from crate_interp.results import Result, first
+from crate_interp.sweeps import atom_sums
+from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
+from crate_interp.sweeps.provenance import data_meta
+from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
 
 CODE = "mlp.hook_post"
 
 
-@dataclass
-class LayerAtoms:
-    """Sums over tokens of one layer, `[atom]` each; top_* `[rank, atom]`; together `[atom, atom]` or empty."""
-
-    n_tokens: int
-    on: np.ndarray
-    total: np.ndarray
-    squares: np.ndarray
-    largest: np.ndarray
-    top_values: np.ndarray
-    top_samples: np.ndarray
-    top_tokens: np.ndarray
-    together: np.ndarray
-
-    def merged(self, other: "LayerAtoms", top: int) -> "LayerAtoms":
-        """The sums over both sets of tokens."""
-        values, samples, tokens = (
-            np.concatenate([getattr(self, name), getattr(other, name)])
-            for name in ("top_values", "top_samples", "top_tokens")
-        )
-        # largest first; of equal values the earlier sample, then the earlier token
-        order = np.lexsort((tokens, samples, -values), axis=0)[:top]
-        values, samples, tokens = (
-            np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
-        )
-        return LayerAtoms(
-            self.n_tokens + other.n_tokens,
-            self.on + other.on,
-            self.total + other.total,
-            self.squares + other.squares,
-            np.maximum(self.largest, other.largest),
-            values,
-            samples,
-            tokens,
-            self.together + other.together,
-        )
+def _atoms(result: Result) -> pd.DataFrame:
+    sums = result.table("sums")
+    by_layer = {layer: own["squares"].to_numpy().sum() for layer, own in sums.groupby("layer")}
+    energy = sums["layer"].map(by_layer)
+    rate = sums["on"] / sums["n_tokens"]
+    dense = np.where(rate > result.meta["settings"]["dense"], "dense", "")
+    columns = {
+        "layer": sums["layer"],
+        "atom": sums["atom"],
+        "firing_rate": rate,
+        "mean": sums["total"] / sums["n_tokens"],
+        "mean_on": (sums["total"] / sums["on"]).where(sums["on"] > 0, 0.0),
+        "max": sums["largest"],
+        "energy_share": (sums["squares"] / energy).where(energy > 0, sums["squares"]),
+        "state": np.where(sums["on"] == 0, "dead", dense),
+    }
+    return pd.DataFrame(columns)
 
 
-@dataclass(frozen=True)
-class AtomResult:
-    """What atoms did: `sums` of each layer, `weights` of the dictionaries, `meta` with model, samples and settings."""
-
-    sums: dict[int, LayerAtoms]
-    weights: pd.DataFrame
-    meta: dict[str, Any]
-
-    def _repr_html_(self) -> str:
-        return self.layers().to_html(index=False, float_format=lambda value: f"{value:.3g}")
-
-    def table(self, dense: float = 0.5) -> pd.DataFrame:
-        """One row per layer and atom: layer, atom, firing_rate, mean, mean_on, max, energy_share, state.
-
-        firing_rate: share of tokens in which the code is above 0; mean over tokens, mean_on over those; energy_share: of the
-        layer's sum of squares. state: "dead" (never on), "dense" (on in more than `dense` of the tokens), or "".
-        """
-        tables: list[pd.DataFrame] = []
-        for layer, sums in self.sums.items():
-            rate = sums.on / sums.n_tokens
-            energy = sums.squares.sum()
-            columns = {
+def _layers(result: Result) -> pd.DataFrame:
+    sums: Any = result.table("sums").groupby("layer")
+    rows: list[dict[str, Any]] = []
+    grouped: Any = result.table("atoms").groupby("layer")
+    for layer, atoms_ in grouped:
+        own = sums.get_group(layer)
+        tokens = int(own["n_tokens"].iloc[0])
+        states = atoms_["state"]
+        rows.append(
+            {
                 "layer": layer,
-                "atom": np.arange(len(rate)),
-                "firing_rate": rate,
-                "mean": sums.total / sums.n_tokens,
-                "mean_on": np.divide(
-                    sums.total, sums.on, out=np.zeros_like(sums.total), where=sums.on > 0
-                ),
-                "max": sums.largest,
-                "energy_share": sums.squares / energy if energy else sums.squares,
-                "state": np.where(sums.on == 0, "dead", np.where(rate > dense, "dense", "")),
+                "atoms": len(atoms_),
+                "dead": int((states == "dead").sum()),
+                "dense": int((states == "dense").sum()),
+                "firing_rate": atoms_["firing_rate"].mean(),
+                "energy": own["squares"].to_numpy().sum() / tokens,
+                "n_tokens": tokens,
             }
-            tables.append(pd.DataFrame(columns))
-        return pd.concat(tables, ignore_index=True)
+        )
+    return pd.DataFrame(rows).merge(result.table("weights"), on="layer")
 
-    def layers(self, dense: float = 0.5) -> pd.DataFrame:
-        """One row per layer: atoms, dead, dense, firing_rate, energy (mean |z|^2 of a token), coherence, condition, n_tokens.
 
-        coherence: the largest cosine between two atoms; condition: of the dictionary's singular values; NaN for an MLP.
+class AtomResult(Result):
+    """What the atoms of each layer did over a data set.
+
+    `table()` has a row per layer and atom: layer, atom, firing_rate (the share of tokens at which
+    the code is above 0), mean (over tokens), mean_on (over those at which the atom is on), max,
+    energy_share (of the layer's sum of squares), state: "dead" (never on), "dense" (on at more than
+    the share `dense` of the tokens), or "".
+
+    Stored tables: `sums`, `top`, `pairs` (empty unless asked for), `weights`.
+    """
+
+    KIND = "atoms"
+    MAIN = "atoms"
+    STORED = {
+        "sums": atom_sums.merged_sums,
+        "top": atom_sums.merged_top,
+        "pairs": atom_sums.merged_pairs,
+        "weights": first,
+    }
+    DERIVED = {"atoms": _atoms, "layers": _layers}
+
+    def layers(self) -> pd.DataFrame:
+        """Returns a row per layer: atoms, dead, dense, firing_rate, energy, n_tokens, coherence, condition.
+
+        energy: the mean |z|^2 of a token. coherence: the largest cosine between two atoms.
+        condition: that of the dictionary's singular values. Both are NaN for an MLP.
         """
-        rows: list[dict[str, Any]] = []
-        grouped: Any = self.table(dense).groupby("layer")
-        for layer, atoms in grouped:
-            sums = self.sums[int(str(layer))]
-            row = {
-                "layer": layer,
-                "atoms": len(atoms),
-                "dead": int((atoms["state"] == "dead").sum()),
-            }
-            row |= {
-                "dense": int((atoms["state"] == "dense").sum()),
-                "firing_rate": atoms["firing_rate"].mean(),
-            }
-            rows.append(
-                row | {"energy": sums.squares.sum() / sums.n_tokens, "n_tokens": sums.n_tokens}
-            )
-        return pd.DataFrame(rows).merge(self.weights, on="layer")
+        return self.table("layers")
 
     def top(self, layer: int, atom: int) -> pd.DataFrame:
-        """The tokens in which an atom was largest: value, sample, token (position); fewer where it was on in fewer."""
-        sums = self._layer(layer)
-        if not 0 <= atom < len(sums.on):
-            raise ValueError(f"atom={atom}: layer {layer} has the atoms 0 to {len(sums.on) - 1}.")
-        columns = {
-            "value": sums.top_values[:, atom],
-            "sample": sums.top_samples[:, atom],
-            "token": sums.top_tokens[:, atom],
-        }
-        table: Any = pd.DataFrame(columns)
-        return table[table["value"] > 0].reset_index(drop=True)
+        """Returns the tokens at which an atom was largest: value, sample, token (its position).
+
+        An atom that was on at fewer tokens has fewer rows. Raises ValueError if there is no such
+        atom.
+        """
+        width = self._width(layer)
+        if not checks.is_int(atom) or not 0 <= atom < width:
+            raise ValueError(f"atom={atom}: layer {layer} has the atoms 0 to {width - 1}.")
+        table: Any = self._table("top")
+        rows = table[(table["layer"] == layer) & (table["atom"] == atom)]
+        return rows[["value", "sample", "token"]].reset_index(drop=True)
 
     def coactivation(self, layer: int) -> Float[np.ndarray, "atom atom"]:
-        """The share of tokens in which two atoms are on together; the diagonal is the firing rate.
+        """Returns the share of tokens at which two atoms are on together.
 
-        Independent atoms would have the product of their rates. Raises ValueError where it was not asked for.
+        The diagonal is the firing rate; independent atoms would have the product of their rates.
+        Raises ValueError if pairs were not counted.
         """
-        sums = self._layer(layer)
-        if not sums.together.size:
+        self._width(layer)
+        pairs: Any = self._table("pairs")
+        if not len(pairs):
             raise ValueError("co-activation was not counted: ci.atoms(..., coactivation=True).")
-        return sums.together / sums.n_tokens
+        sums: Any = self._table("sums")
+        tokens = sums.loc[sums["layer"] == layer, "n_tokens"].iloc[0]
+        return np.stack(pairs.loc[pairs["layer"] == layer, "counts"].tolist()) / tokens
 
-    def merge(self, other: "AtomResult") -> "AtomResult":
-        """The result over both sets of samples; ValueError unless model and settings agree and no sample is in both."""
-        for name in ("model_digest", "settings"):
-            if self.meta[name] != other.meta[name]:
-                raise ValueError(
-                    f"the results differ in {name}: {self.meta[name]} and {other.meta[name]}."
-                )
-        taken = [range(*pair) for pair in self.meta["samples"]]
-        again = [
-            pair
-            for pair in other.meta["samples"]
-            for mine in taken
-            if max(pair[0], mine[0]) < min(pair[1], mine.stop)
-        ]
-        if again:
-            raise ValueError(
-                f"samples {again[0][0]} to {again[0][1] - 1} are in both: number them apart with first_sample, or do not add them twice."
-            )
-        top = self.meta["settings"]["top"]
-        sums = {layer: mine.merged(other.sums[layer], top) for layer, mine in self.sums.items()}
-        meta = self.meta | {"samples": sorted([*self.meta["samples"], *other.meta["samples"]])}
-        return AtomResult(
-            sums,
-            self.weights,
-            meta | {"n_samples": self.meta["n_samples"] + other.meta["n_samples"]},
+    def headline(self) -> str:
+        """Returns how many atoms there are, are dead, and are dense."""
+        layers = self._table("layers")
+        total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
+        where = f"{self.meta['n_samples']:,} {self.meta['unit']}"
+        model = self.meta["model"] or "a model"
+        return (
+            f"Of {total:,} atoms of {model}, {dead:,} are never on over {where} and {dense:,} are on at "
+            f"more than {self.meta['settings']['dense']:.0%} of the tokens."
         )
 
-    def _layer(self, layer: int) -> LayerAtoms:
-        if layer not in self.sums:
-            raise ValueError(
-                f"layer={layer}: the result has the layers {', '.join(map(str, self.sums))}."
-            )
-        return self.sums[layer]
+    def _shown(self) -> pd.DataFrame:
+        return self._table("layers")
+
+    def _width(self, layer: int) -> int:
+        sums: Any = self._table("sums")
+        width = int((sums["layer"] == layer).sum())
+        if not width:
+            known = ", ".join(map(str, dict.fromkeys(sums["layer"])))
+            raise ValueError(f"layer={layer}: the result has the layers {known}.")
+        return width
 
 
 def atoms(
@@ -181,82 +148,79 @@ def atoms(
     top: int = 16,
     coactivation: bool = False,
     layers: Sequence[int] | None = None,
-    first_sample: int = 0,
+    dense: float = 0.5,
     batch_size: int = 32,
     limit: int | None = None,
     progress: bool = True,
 ) -> AtomResult:
-    """Statistics of every atom of the code `mlp.hook_post`: firing rate, energy, top activations, and what fires together.
+    """Measures every atom of the code `mlp.hook_post`: firing rate, energy and top activations.
 
-    data, limit: as in `ci.sweep`; all tokens count. top: how many (sample, token) pairs to keep for each atom. coactivation:
-    count pairs of atoms too, `[atom, atom]` numbers for each layer. first_sample: the number of the first sample, so that
-    results over parts of a data set can be merged: `a.merge(b)`. Memory does not grow with the number of samples. Raises
-    ValueError as `ci.sweep` does.
+    data, limit: as in `ci.sweep`; all tokens count. top: how many (sample, token) pairs to keep for
+    each atom. coactivation: whether to count pairs of atoms, `[atom, atom]` numbers for each layer.
+    layers: their numbers, None for all. dense: the share of tokens above which an atom is "dense".
+    Memory does not grow with the number of samples. Results of parts of a data set merge.
+
+    Raises ValueError as `ci.sweep` does, and if there is no such layer.
     """
-    check_batch_size(batch_size)
-    if not isinstance(top, int) or top < 1:
-        raise ValueError(f"top={top!r}: give a whole number of at least 1.")
+    checks.count("batch_size", batch_size)
+    checks.count("top", top)
     check_model(model)
-    count = len(model.blocks)
-    chosen = list(range(count)) if layers is None else list(layers)
-    if not chosen or not all(isinstance(layer, int) and 0 <= layer < count for layer in chosen):
-        raise ValueError(f"layers={layers!r}: give some of 0 to {count - 1}.")
     samples = samples_of(model, data, limit)
+    settings = atom_settings(model, top, coactivation, layers, dense)
+    meta = data_meta(model, samples, batch_size) | {"settings": settings}
+    options: dict[str, Any] = dict(batch_size=batch_size, what="atoms", progress=progress)
+    return fold(model, samples, partial(_of_chunk, meta=meta), AtomResult.merge, **options)
+
+
+def atom_settings(
+    model: Any,
+    top: int,
+    coactivation: bool = False,
+    layers: Sequence[int] | None = None,
+    dense: float = 0.5,
+) -> dict[str, Any]:
+    """Returns the settings of `atoms`, checked. Raises ValueError if there is no such layer."""
+    chosen = _chosen(layers, len(model.blocks))
+    facts = {"top": int(top), "coactivation": coactivation, "layers": chosen}
+    return facts | {"point": CODE, "dense": float(dense)}
+
+
+def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """Returns the stored tables of the samples of a chunk."""
+    chosen, top, together = (settings[name] for name in ("layers", "top", "coactivation"))
     sums: dict[int, LayerAtoms] = {}
-    first = 0
 
-    def measure(layer: int, acts: dict[str, Tensor]) -> None:
-        found = layer_sums(acts[CODE], first + first_sample, top, coactivation)
-        sums[layer] = sums[layer].merged(found, top) if layer in sums else found
+    def measure(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
+        of_batch = layer_sums(acts[CODE], batch.start, top, together)
+        sums[layer] = sums[layer].merged(of_batch, top) if layer in sums else of_batch
 
-    with torch.no_grad(), read(model, CODE, measure, layers=chosen):
-        for first, batch in batches(model, samples, batch_size, "atoms", progress):  # noqa: B007  # measure reads it
-            run(model, batch)
-    meta = {
-        "model": model.cfg.model_name,
-        "model_digest": model_digest(model),
-        "data_fingerprint": samples.fingerprint,
-        "settings": {"top": top, "coactivation": coactivation, "layers": chosen, "point": CODE},
-        "samples": [[first_sample, first_sample + samples.n]],
-        "n_samples": samples.n,
+    chunk.measure_all(Reading(CODE, measure, chosen))
+    ordered = dict(sorted(sums.items()))
+    return {
+        "sums": atom_sums.sum_table(ordered),
+        "top": atom_sums.top_table(ordered),
+        "pairs": atom_sums.pair_table(ordered),
+        "weights": _weights(chunk.model, chosen),
     }
-    return AtomResult(dict(sorted(sums.items())), _weights(model, chosen), meta)
 
 
-def layer_sums(
-    code: Float[Tensor, "batch pos atom"], first: int, top: int, together: bool
-) -> LayerAtoms:
-    """The sums of one batch, whose first sample has the number `first`."""
-    batch, pos, width = code.shape
-    flat = code.reshape(-1, width)
-    on = flat > 0
-    best = flat.topk(min(top, len(flat)), dim=0)
-    pairs = on.float().T @ on.float() if together else flat.new_zeros(0)
-    return LayerAtoms(
-        len(flat),
-        _numpy(on.sum(dim=0)),
-        _numpy(flat.clamp(min=0).sum(dim=0, dtype=torch.float64)),
-        _numpy(flat.float().square().sum(dim=0, dtype=torch.float64)),
-        _numpy(flat.amax(dim=0).clamp(min=0)),
-        _numpy(best.values.clamp(min=0)),
-        _numpy(best.indices // pos).astype(np.int64) + first,
-        _numpy(best.indices % pos).astype(np.int64),
-        _numpy(pairs),
-    )
+def _of_chunk(chunk: Chunk, meta: Mapping[str, Any]) -> AtomResult:
+    return AtomResult(atom_tables(chunk, meta["settings"]), dict(meta))
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().double().numpy()  # bfloat16 has no numpy of its own
+def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
+    chosen = list(range(count)) if layers is None else list(layers)
+    if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
+        raise ValueError(f"layers={layers!r}: give some of 0 to {count - 1}.")
+    return [int(layer) for layer in chosen]
 
 
 def _weights(model: Any, layers: list[int]) -> pd.DataFrame:
     rows: list[tuple] = []
     for layer in layers:
         d = dictionary(model.blocks[layer])
-        facts = (
-            (np.nan, np.nan)
-            if d is None
-            else (float(mutual_coherence(d.detach())), float(condition_number(d.detach())))
-        )
+        facts = (np.nan, np.nan)
+        if d is not None:
+            facts = (float(mutual_coherence(d.detach())), float(condition_number(d.detach())))
         rows.append((layer, *facts))
     return pd.DataFrame(rows, columns=["layer", "coherence", "condition"])

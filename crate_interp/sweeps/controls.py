@@ -1,12 +1,12 @@
 """Negative controls: the same probes on the same samples where there is nothing to find.
 
-Each control remakes a layer's activations, or puts a stand-in in place of its weights; what it does not change is left out.
+Each control remakes a layer's activations, or puts a stand-in in place of its weights; what it does
+not change is left out.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from crate_interp.measures.rates import head_codes
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations
 from crate_interp.probes.shared import LayerActs, subspaces
-from crate_interp.sweeps.stream import Forward, twin
+from crate_interp.sweeps.stream import Forward
+from crate_interp.sweeps.tables import CONTROLS as COLUMNS
+from crate_interp.sweeps.twins import twin
 
 SAMPLES = 8  # of the first batch: a control shows a level, not a distribution
-COLUMNS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n"]
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
@@ -107,8 +108,8 @@ def controls(
 ) -> pd.DataFrame:
     """A row for each control, statistic and layer: its mean over samples, and the model's own on the same samples.
 
-    "random weights" is a twin with the official initialisation (seed 0); the others are CONTROLS. extra: what probes read beside
-    activations, of the whole batch.
+    "random weights" is a twin with the official initialisation (seed 0); the others are CONTROLS.
+    extra: what probes read beside activations, of the whole batch.
     """
     batch, extra = batch[:SAMPLES], {name: value[:SAMPLES] for name, value in (extra or {}).items()}
     own = measured(model, probes, batch, blocks, forward, CONTROLS, extra)
@@ -169,8 +170,3 @@ def _rows(control: str, values: dict, own: dict) -> list[tuple]:
             )
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))
-
-
-def empty() -> pd.DataFrame:
-    """No controls."""
-    return pd.DataFrame({name: np.array([], dtype=object) for name in COLUMNS})

@@ -1,28 +1,61 @@
-"""ci.linear_probe: what a linear classifier reads from each layer, beside control labels and chance."""
+"""ci.linear_probe: what a linear classifier reads from each layer, beside permuted labels and chance."""
 
 import hashlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from crate_hooks import read
+from crate_interp import checks
+from crate_interp.data import Samples
 from crate_interp.probes.shared import has_cls
-from crate_interp.sweeps.provenance import sweep_meta
+from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.stream import batches, check_batch_size, check_model, run, samples_of
+from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
+from crate_interp.sweeps.tables import tables_of
+from crate_interp.sweeps.tally import Tally
 
 _STATISTICS = {
-    "linear.accuracy": ["share right", 0.0, 1.0, "Held-out accuracy of logistic regression on the layer's stream."],
-    "linear.control": ["share right", 0.0, 1.0, "The same with labels permuted among samples: nothing is there to learn but by heart."],
-    "linear.chance": ["share right", 0.0, 1.0, "Held-out accuracy of always naming the commonest class of the training part."],
+    "linear.accuracy": [
+        "share right", 0.0, 1.0, "Held-out accuracy of logistic regression on the layer's stream."
+    ],
+    "linear.control": [
+        "share right", 0.0, 1.0,
+        "The same with labels permuted among samples: they can only be learned by heart.",
+    ],
+    "linear.chance": [
+        "share right", 0.0, 1.0,
+        "Held-out accuracy of always naming the commonest class of the training part.",
+    ],
 }  # fmt: skip
 _POOLS = ("cls", "mean", "last")
+Features = tuple[
+    list[list[Tensor]], list[str]
+]  # of each layer, batch by batch; a digest per sample
+
+
+class LinearProbeResult(SweepResult):
+    """The accuracy of a linear classifier in each layer: a SweepResult with the statistics "linear.*"."""
+
+    KIND = "linear_probe"
+    ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
+
+    def headline(self) -> str:
+        """Returns the layer with the highest accuracy, beside chance and permuted labels."""
+        table: Any = self._table("layers")
+        wide = table.pivot(index="layer", columns="statistic", values="mean")
+        best = wide["accuracy"].idxmax()
+        row = wide.loc[best]
+        return (
+            f"A linear classifier names the class best from Z^{best}: held-out accuracy "
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['control']:.3f} with "
+            f"permuted labels, {row['chance']:.3f} by the commonest class."
+        )
 
 
 def linear_probe(
@@ -36,24 +69,27 @@ def linear_probe(
     batch_size: int = 32,
     limit: int | None = None,
     progress: bool = True,
-) -> SweepResult:
-    """The accuracy of a linear classifier on Z^l, l = 0 to n_layers, as `linear.accuracy`, `.control` and `.chance` by layer.
+) -> LinearProbeResult:
+    """Fits a linear classifier to Z^l for l = 0 to n_layers and reports its held-out accuracy.
 
-    scikit-learn's logistic regression (l2, C = 1) on standardised features of one token per sample. pool: "cls", "mean" (over
-    tokens) or "last"; None is "cls" where there is one and "last" elsewhere. labels: one per sample; None takes the data's
-    own. The split is stratified and the same for every layer, and equal samples are on one side of it; means and scales
-    are those of the training part. Control: the same with labels permuted among samples (Hewitt and Liang 2019). Features
-    are streamed: n x d_model numbers per layer are kept. `result.samples()` has 1 or 0 for held-out samples, NaN for the
-    others; std and n are over held-out samples.
+    The statistics are `linear.accuracy`, `linear.control` and `linear.chance`, by layer. The
+    classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
+    token per sample. pool: "cls", "mean" (over tokens) or "last"; None is "cls" if there is one,
+    else "last". labels: one per sample; None takes those of the data. The split is stratified and
+    the same for every layer, and equal samples lie on one side of it. Means and scales are those of
+    the training part. Control: the same with labels permuted among samples (Hewitt and Liang 2019).
+    Features are streamed: n x d_model numbers per layer are kept. `result.samples()` has 1 or 0 for
+    held-out samples and NaN for the others; std and n are over held-out samples.
 
-    Raises ValueError for missing labels, fewer than two classes, and too few samples of a class to split.
+    Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
+    too few samples to split.
     """
-    check_batch_size(batch_size)
+    checks.count("batch_size", batch_size)
     check_model(model)
     wanted = pool or ("cls" if has_cls(model.blocks[0]) else "last")
     if wanted not in _POOLS or (wanted == "cls" and not has_cls(model.blocks[0])):
         raise ValueError(
-            f"pool={pool!r}: give one of {', '.join(_POOLS)}; 'cls' where the model has a CLS token."
+            f"pool={pool!r}: give one of {', '.join(_POOLS)}; 'cls' needs a model with a CLS token."
         )
     samples = samples_of(model, data, limit)
     classes = _classes(samples.labels if labels is None else list(labels), samples.n)
@@ -61,19 +97,21 @@ def linear_probe(
     features, groups = _features(model, samples, batch_size, wanted, progress)
     train, held = _split(classes, groups, test, seed)
     shuffled = np.random.default_rng(seed).permutation(classes)
-    columns = {"accuracy": [], "control": []}
+    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "control": []}
     for layer in tqdm(features, desc="linear probes", unit="layer", disable=not progress):
         columns["accuracy"].append(_right(layer, classes, train, held))
         columns["control"].append(_right(layer, shuffled, train, held))
     commonest = np.bincount(classes[train]).argmax()
     columns["chance"] = [(classes[held] == commonest).astype(float)] * len(features)
-    meta = sweep_meta(model, [], samples, batch_size, time.perf_counter() - started) | {
+    settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
+    meta = data_meta(model, samples, batch_size) | {
+        "seconds": round(time.perf_counter() - started, 3),
         "statistics": _STATISTICS,
-        "probes": {"linear": {"points": ["hook_resid_pre"], "settings": {"pool": wanted, "test": test, "seed": seed, "C": 1.0}}},
+        "probes": {"linear": {"points": ["hook_resid_pre"], "settings": settings}},
         "blocks": "blocks",
         "counts": {},
-    }  # fmt: skip
-    return _result(columns, held, samples, meta)
+    }
+    return LinearProbeResult(_tables(columns, held, samples), meta)
 
 
 def _classes(labels: Any, n: int) -> np.ndarray:
@@ -86,52 +124,54 @@ def _classes(labels: Any, n: int) -> np.ndarray:
     names, classes = np.unique(np.array([str(label) for label in labels[:n]]), return_inverse=True)
     if len(names) < 2:
         raise ValueError(
-            f"all {n} samples have the label {str(names[0])!r}: there is nothing to tell apart."
+            f"all {n} samples have the label {str(names[0])!r}: there is nothing to classify."
         )
     return classes
 
 
 def _features(
-    model: Any, samples: Any, batch_size: int, pool: str, progress: bool
+    model: Any, samples: Samples, batch_size: int, pool: str, progress: bool
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Z^l of one token per sample, `[n, d_model]` for each l, and which samples are equal."""
-    count = len(model.blocks)
-    kept: list[list[Tensor]] = [[] for _ in range(count + 1)]
-    seen: dict[str, int] = {}
-    groups: list[int] = []
-
-    def pooled(z: Tensor) -> Tensor:
-        return (
-            (z[:, 0] if pool == "cls" else z[:, -1] if pool == "last" else z.mean(dim=1))
-            .float()
-            .cpu()
-        )
-
-    def before(layer: int, acts: dict[str, Tensor]) -> None:
-        kept[layer].append(pooled(acts["hook_resid_pre"]))
-
-    def after(layer: int, acts: dict[str, Tensor]) -> None:
-        kept[count].append(pooled(acts["hook_resid_post"]))
-
-    with (
-        torch.no_grad(),
-        read(model, "hook_resid_pre", before),
-        read(model, "hook_resid_post", after, layers=[count - 1]),
-    ):
-        for _, batch in batches(model, samples, batch_size, "features", progress):
-            for sample in batch.cpu():
-                digest = hashlib.sha256(
-                    sample.contiguous().view(torch.uint8).numpy().data
-                ).hexdigest()
-                groups.append(seen.setdefault(digest, len(seen)))
-            run(model, batch)
+    """Returns Z^l of one token per sample, `[n, d_model]` for each l, and which samples are equal."""
+    options: dict[str, Any] = dict(batch_size=batch_size, what="features", progress=progress)
+    kept, digests = fold(model, samples, partial(_of_chunk, pool=pool), _joined, **options)
     features = [torch.cat(parts).numpy() for parts in kept]
     for layer, values in enumerate(features):
         if not np.isfinite(values).all():
             raise ValueError(
                 f"the stream of layer {layer} holds NaN or Inf: nothing can be learned from it."
             )
-    return features, np.array(groups)
+    numbers = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
+    return features, np.array([numbers[digest] for digest in digests])
+
+
+def _of_chunk(chunk: Chunk, pool: str) -> Features:
+    count = len(chunk.model.blocks)
+    kept: list[list[Tensor]] = [[] for _ in range(count + 1)]
+    digests: list[str] = []
+
+    def pooled(z: Tensor) -> Tensor:
+        token = z[:, 0] if pool == "cls" else z[:, -1] if pool == "last" else z.mean(dim=1)
+        return token.float().cpu()
+
+    def before(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
+        kept[layer].append(pooled(acts["hook_resid_pre"]))
+
+    def after(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
+        kept[count].append(pooled(acts["hook_resid_post"]))
+
+    readings = [Reading("hook_resid_pre", before), Reading("hook_resid_post", after, [count - 1])]
+    for batch in chunk.batches():
+        for sample in batch.inputs.cpu():
+            values = sample.contiguous().view(torch.uint8).numpy().data
+            digests.append(hashlib.sha256(values).hexdigest())
+        chunk.measure(batch, readings)
+    return kept, digests
+
+
+def _joined(mine: Features, theirs: Features) -> Features:
+    kept = [[*one, *two] for one, two in zip(mine[0], theirs[0], strict=True)]
+    return kept, [*mine[1], *theirs[1]]
 
 
 def _split(
@@ -145,7 +185,8 @@ def _split(
     least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
     if least < folds:
         raise ValueError(
-            f"a class has {least} different samples, and each part of {folds} needs one: give more data."
+            f"a class has {least} different samples, and each of the {folds} parts needs one: "
+            "give more data."
         )
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     return next(iter(splitter.split(classes, classes, groups)))
@@ -154,7 +195,7 @@ def _split(
 def _right(
     features: np.ndarray, classes: np.ndarray, train: np.ndarray, held: np.ndarray
 ) -> np.ndarray:
-    """1 where a held-out sample is told right, 0 where not."""
+    """Returns 1 for each held-out sample that is classified rightly, 0 for the others."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
@@ -166,29 +207,17 @@ def _right(
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", ConvergenceWarning
-        )  # of control labels: nothing is there to converge to
+        )  # there is nothing to converge to in permuted labels
         probe.fit(features[train], classes[train])
     return (probe.predict(features[held]) == classes[held]).astype(float)
 
 
-def _result(
-    columns: dict[str, list[np.ndarray]], held: np.ndarray, samples: Any, meta: dict[str, Any]
-) -> SweepResult:
-    count = len(columns["accuracy"])
-    table = {
-        "sample": np.repeat(np.arange(samples.n), count),
-        "label": [label for label in (samples.labels or [None] * samples.n) for _ in range(count)],
-        "layer": np.tile(np.arange(count), samples.n),
-    }
-    rows: list[tuple] = []
+def _tables(columns: dict[str, list[np.ndarray]], held: np.ndarray, samples: Samples) -> dict:
+    """Returns the tables of a sweep whose samples are right (1), wrong (0) or not held out (NaN)."""
+    tally = Tally(samples.n, samples.start)
     for name, layers in columns.items():
-        wide = np.full((samples.n, count), np.nan)
         for layer, right in enumerate(layers):
-            wide[held, layer] = right
-            rows.append(("linear", name, layer, right.mean(), right.std(ddof=1), len(right)))
-        table[f"linear.{name}"] = wide.reshape(-1)
-    layer_table = pd.DataFrame(rows, columns=["probe", "statistic", "layer", "mean", "std", "n"])
-    heads = pd.DataFrame(
-        {name: [] for name in ["probe", "statistic", "layer", "head", "mean", "std", "n"]}
-    )
-    return SweepResult(pd.DataFrame(table).infer_objects(), layer_table, heads, meta)
+            values = np.full(samples.n, np.nan)
+            values[held] = right
+            tally.samples["linear", name, layer] = values
+    return tables_of(tally, samples.labels, len(columns["accuracy"]))

@@ -1,10 +1,10 @@
-"""Where numbers come from: digests of model and data, settings, units, versions, time."""
+"""Where numbers come from: model, data, settings, units, versions, time."""
 
 import platform
 from importlib.metadata import version
 from typing import Any
 
-from crate_interp import __version__
+from crate_interp import __version__, ranges
 from crate_interp.data import Samples
 from crate_interp.models.digest import model_digest
 from crate_interp.probes import Probe
@@ -12,19 +12,29 @@ from crate_interp.probes import Probe
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 
-def cache_meta(model: Any, probes: list[Probe], n: int) -> dict[str, Any]:
-    """What is known of numbers measured on a cache."""
+def model_meta(model: Any, n: int) -> dict[str, Any]:
+    """Returns what is known of numbers measured on a model and n samples that nobody can name."""
+    digest = (
+        model_digest(model) if hasattr(model, "state_dict") else None
+    )  # a decoder's cache: None
+    versions = {"crate_interp": __version__, "python": platform.python_version()}
     return {
         "model": model.cfg.model_name,
-        "model_digest": model_digest(model)
-        if hasattr(model, "state_dict")
-        else None,  # not of a decoder's cache
+        "model_digest": digest,
         "config": model.cfg.to_dict(),
         "n_layers": len(model.blocks),
+        "data": ranges.of(None, 0, n),
         "n_samples": n,
-        "unit": "windows" if model.cfg.kind == "text" else "images",
+        "unit": getattr(model, "unit", "images"),  # the decoder of a cache has none
         "dtype": str(model.cfg.dtype).removeprefix("torch."),
         "device": str(model.cfg.device),
+        "versions": versions | {name: version(name) for name in _PACKAGES},
+    }
+
+
+def probes_meta(probes: list[Probe]) -> dict[str, Any]:
+    """Returns what is known of probes: their points and settings, and how to read each statistic."""
+    return {
         "probes": {
             item.name: {"points": list(item.points), "settings": dict(item.settings)}
             for item in probes
@@ -35,18 +45,11 @@ def cache_meta(model: Any, probes: list[Probe], n: int) -> dict[str, Any]:
             for name, facts in item.statistics.items()
             if name not in item.counts
         },
-        "versions": {"crate_interp": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in _PACKAGES},
     }
 
 
-def sweep_meta(
-    model: Any, probes: list[Probe], samples: Samples, batch_size: int, seconds: float
-) -> dict[str, Any]:
-    """What is known of a sweep."""
-    facts = {
-        "data_fingerprint": samples.fingerprint,
-        "batch_size": batch_size,
-        "seconds": round(seconds, 3),
-    }
-    return cache_meta(model, probes, samples.n) | facts
+def data_meta(model: Any, samples: Samples, batch_size: int) -> dict[str, Any]:
+    """Returns what is known of numbers measured on a model and samples of a data set."""
+    stop = samples.start + samples.n
+    data = ranges.of(samples.fingerprint, samples.start, stop)
+    return model_meta(model, samples.n) | {"data": data, "batch_size": batch_size}

@@ -1,29 +1,126 @@
-"""One pass of a model over data, batch by batch: what sweeps, audits and the like share."""
+"""One pass of a model over data: a fold over chunks of samples, in order."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from numbers import Integral
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from crate_hooks import full_name
+from crate_hooks import full_name, read
 from crate_interp.data import Samples, open_data, open_text
+from crate_interp.data.samples import first
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 
 Forward = Callable[[Any, Tensor], Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples on the model's device; `start` is the number of the first."""
+
+    inputs: Tensor
+    start: int
+
+    @property
+    def last(self) -> int:
+        """Returns the number of the last sample."""
+        return self.start + len(self.inputs) - 1
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Points of a layer that are read together, and the function that measures them.
+
+    `measure(layer, acts, batch)` is called once a layer and batch, as soon as the last of the
+    points has fired. `layers` None stands for all.
+    """
+
+    points: str | Sequence[str]
+    measure: Callable[[int, dict[str, Tensor], Batch], Any]
+    layers: Sequence[int] | None = None
+
+
+def run(model: Any, batch: Tensor) -> None:
+    """Runs every layer on every token of a batch: `model.full_forward(batch)`."""
+    model.full_forward(batch)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples that are measured in one piece: their number fixes the batches and so the arithmetic."""
+
+    model: Any
+    samples: Samples
+    batch_size: int
+    bar: Any
+    blocks: str = "blocks"
+    forward: Forward = run
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields the samples batch by batch.
+
+        Raises ValueError if an image holds NaN or Inf.
+        """
+        stop = self.samples.start + self.samples.n
+        for start in range(self.samples.start, stop, self.batch_size):
+            inputs = self.samples.read(start, min(start + self.batch_size, stop))
+            inputs = inputs.to(self.model.cfg.device)
+            _check_finite(inputs, start)
+            yield Batch(inputs, start)
+            self.bar.update(len(inputs))
+
+    def measure(self, batch: Batch, readings: Sequence[Reading]) -> None:
+        """Runs the model on one batch while the readings read; without readings nothing runs."""
+        if not readings:
+            return
+        with torch.no_grad(), ExitStack() as stack:
+            for reading in readings:
+                measure = partial(reading.measure, batch=batch)
+                context = read(self.model, reading.points, measure, reading.layers, self.blocks)
+                stack.enter_context(context)
+            self.forward(self.model, batch.inputs)
+
+    def measure_all(self, *readings: Reading) -> None:
+        """Runs the model over the chunk, batch by batch, while the readings read."""
+        for batch in self.batches():
+            self.measure(batch, readings)
+
+
+def fold(
+    model: Any,
+    samples: Samples,
+    of_chunk: Callable[[Chunk], T],
+    merge: Callable[[T, T], T],
+    *,
+    batch_size: int,
+    what: str,
+    progress: bool = True,
+    blocks: str = "blocks",
+    forward: Forward = run,
+) -> T:
+    """Returns what a function makes of each chunk of the samples, merged in the order of the chunks.
+
+    `what` names the progress bar. Today all samples are one chunk.
+    """
+    unit = model.unit.removesuffix("s")
+    with tqdm(total=samples.n, desc=what, unit=unit, disable=not progress) as bar:
+        chunks = [Chunk(model, samples, batch_size, bar, blocks, forward)]
+        return reduce(merge, map(of_chunk, chunks))
 
 
 def check_model(model: Any, blocks: str = "blocks") -> None:
-    """ValueError for what is no hooked model with such layers, and for weights that are not finite."""
+    """Raises ValueError for anything but a hooked model with such layers and finite weights."""
     if not isinstance(model, HookedModel):
         raise ValueError(
             f"cannot measure {type(model).__name__}: give a hooked model, such as ci.load(...) returns."
         )
-    if model.cfg.kind == "clip":
+    if model.towers:
         raise ValueError(
             "a CLIP is two models: measure its towers, model.visual on images and model.text on texts."
         )
@@ -37,62 +134,21 @@ def check_model(model: Any, blocks: str = "blocks") -> None:
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
 
 
-def check_batch_size(batch_size: Any) -> None:
-    """ValueError for what is no number of samples."""
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r}: give a whole number of at least 1.")
-
-
 def samples_of(model: Any, data: Any, limit: int | None) -> Samples:
-    """The samples of `data` as this model takes them: images, or windows of tokens."""
-    if model.cfg.kind == "text":
+    """Returns the samples of `data` as this model takes them: images, or windows of tokens."""
+    if isinstance(data, Samples):
+        return first(data, limit)
+    if model.unit == "windows":
         return open_text(data, model.windows, limit)
     return open_data(data, model.preprocess, limit, model.preprocess_masks)
 
 
-def run(model: Any, batch: Tensor) -> None:
-    """One forward: a masked autoencoder sees every patch, a language model computes no logits."""
-    if model.cfg.kind == "mae":
-        model(batch, mask_ratio=0.0)
-    elif model.cfg.kind == "text" and model.cfg.causal:
-        model(batch, return_type=None)
-    else:
-        model(batch)
-
-
-def batches(
-    model: Any, samples: Samples, batch_size: int, what: str, progress: bool = True
-) -> Iterator[tuple[int, Tensor]]:
-    """The index of its first sample and each batch, on the model's device, under a progress bar."""
-    unit = "window" if model.cfg.kind == "text" else "image"
-    with tqdm(total=samples.n, desc=what, unit=unit, disable=not progress) as bar:
-        for start in range(0, samples.n, batch_size):
-            batch = samples.read(start, min(start + batch_size, samples.n)).to(model.cfg.device)
-            if batch.is_floating_point() and not all_finite(batch):
-                bad = [start + index for index, image in enumerate(batch) if not all_finite(image)]
-                raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")
-            yield start, batch
-            bar.update(len(batch))
-
-
 def last_point(model: Any, blocks: str = "blocks") -> str:
-    """The name of the point that holds Z^L."""
+    """Returns the name of the point that holds Z^L."""
     return full_name("hook_resid_post", len(getattr(model, blocks)) - 1, blocks)
 
 
-def twin(model: Any, seed: int) -> Any:
-    """The same architecture with the official random initialisation; the global random state is left as it was."""
-    with seeded(seed):
-        other = type(model)(model.cfg)
-    for name in ("tokenizer", "fetch_tokenizer"):
-        if hasattr(model, name):
-            setattr(other, name, getattr(model, name))
-    return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """torch's global generator at a seed, and as it was before when the context closes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+def _check_finite(inputs: Tensor, start: int) -> None:
+    if inputs.is_floating_point() and not all_finite(inputs):
+        bad = [start + index for index, image in enumerate(inputs) if not all_finite(image)]
+        raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")

@@ -45,11 +45,13 @@ class Moments:
 class Tally:
     """What has been measured so far on n samples.
 
-    A `[batch]` statistic is written into one array of n made at its first batch: small arrays kept from every batch
-    would pin the allocator's pages between the activations, and memory would grow with the data.
+    A `[batch]` statistic is written into one array of n made at its first batch: small arrays kept
+    from every batch would pin the allocator's pages between the activations, and memory would grow
+    with the data.
     """
 
     n: int
+    start: int = 0  # number of the first sample
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
     heads: dict[Key, Moments] = field(default_factory=dict)
     head_samples: dict[Key, np.ndarray] = field(
@@ -73,7 +75,8 @@ class Tally:
         """Counts the answers of a batch in the order of the probes, brought over in one piece: a transfer for each costs as
         much as measuring it.
 
-        Raises ValueError naming layer and samples where a number is not finite, but for NaN from a probe that is partial.
+        Raises ValueError naming layer and samples where a number is not finite, but for NaN from a
+        probe that is partial.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
@@ -106,7 +109,8 @@ class Tally:
         if key not in store:
             store[key] = np.full((self.n, *values.shape[1:]), np.nan)
         _same_heads(key, store[key].shape[1:], values.shape[1:])
-        store[key][start : start + len(values)] = values
+        first = start - self.start
+        store[key][first : first + len(values)] = values
 
     def _merge(self, key: Key, moments: Moments) -> None:
         if key in self.heads:

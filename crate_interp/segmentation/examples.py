@@ -1,0 +1,92 @@
+"""The images on which the fixed head scores highest and lowest, with masks and maps, to be shown."""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+
+from crate_hooks import full_name
+from crate_interp import maps
+from crate_interp.data import Samples
+from crate_interp.models.display import displayable
+from crate_interp.probes.masks import IGNORED
+
+SHOWN = 4  # images that score highest, and as many that score lowest
+_LONGEST = 224  # pixels of a picture's longer side
+COLUMNS = [
+    "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows", "columns",
+]  # fmt: skip
+
+
+def no_examples() -> pd.DataFrame:
+    """Returns the table without a row."""
+    return pd.DataFrame({name: np.array([], dtype=object) for name in COLUMNS})
+
+
+def examples(
+    images: pd.DataFrame, model: Any, samples: Samples, settings: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Returns a row per example: group ("best" or "worst"), sample, label, layer, head, score, pictures.
+
+    picture and mask: PNG bytes; the mask is 255 where the data has a class. map: what the head attends
+    to, row by row over a grid of rows x columns. The model runs once for each example.
+    """
+    ranked: Any = images.sort_values(["score", "sample"], ascending=[False, True])
+    groups = {"best": ranked.head(SHOWN), "worst": ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]}
+    rows = [
+        {"group": group, **row._asdict(), **_pictures(row, model, samples, settings)}
+        for group, table in groups.items()
+        for row in table.itertuples(index=False)
+    ]
+    return pd.DataFrame(rows)[COLUMNS] if rows else no_examples()
+
+
+def merged_examples(
+    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Returns the highest and lowest of both, with the heads and scores that each result had."""
+    both = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
+    parts: list[pd.DataFrame] = []
+    for group, rising in (("best", False), ("worst", True)):
+        own: Any = both[both["group"] == group]
+        parts.append(own.sort_values(["score", "sample"], ascending=[rising, True]).head(SHOWN))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _pictures(
+    row: Any, model: Any, samples: Samples, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
+    assert samples.masks is not None
+    mask = samples.masks(row.sample, row.sample + 1)[0].numpy()
+    names = [full_name(f"attn.hook_{name}", row.layer) for name in ("pattern", "q", "k")]
+    run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
+    with torch.no_grad():
+        _, cache = model.run_with_cache(image, names_filter=names, **run)
+    options: Any = {name: settings[name] for name in ("query", "scaled", "cls_key")}
+    height, width = (
+        side // patch for side, patch in zip(image.shape[2:], model.cfg.patch_size, strict=True)
+    )
+    values = maps.attention(cache, row.layer, grid=(height, width), **options)[0, row.head]
+    picture = (displayable(image[0], model.cfg) * 255).round().astype(np.uint8)
+    judged = ((mask != 0) & (mask != IGNORED)).astype(np.uint8) * 255
+    return {
+        "picture": _png(Image.fromarray(picture), Image.Resampling.LANCZOS),
+        "mask": _png(Image.fromarray(judged), Image.Resampling.NEAREST),
+        "map": values.float().cpu().flatten().tolist(),
+        "rows": height,
+        "columns": width,
+    }
+
+
+def _png(image: Image.Image, resample: Image.Resampling) -> bytes:
+    scale = _LONGEST / max(image.size)
+    if scale < 1:
+        image = image.resize([max(1, round(side * scale)) for side in image.size], resample)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

@@ -1,0 +1,145 @@
+"""Sums over tokens of what each dictionary atom does, and the tables made of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_ADDED = ["n_tokens", "on", "total", "squares"]
+TOP = ["layer", "atom", "rank", "value", "sample", "token"]
+
+
+@dataclass
+class LayerAtoms:
+    """Sums over the tokens of one layer, `[atom]` each.
+
+    top_* are `[rank, atom]`; together is `[atom, atom]`, or empty if pairs are not counted.
+    """
+
+    n_tokens: int
+    on: np.ndarray
+    total: np.ndarray
+    squares: np.ndarray
+    largest: np.ndarray
+    top_values: np.ndarray
+    top_samples: np.ndarray
+    top_tokens: np.ndarray
+    together: np.ndarray
+
+    def merged(self, other: "LayerAtoms", top: int) -> "LayerAtoms":
+        """Returns the sums over both sets of tokens."""
+        values, samples, tokens = (
+            np.concatenate([getattr(self, name), getattr(other, name)])
+            for name in ("top_values", "top_samples", "top_tokens")
+        )
+        # largest first; of equal values the earlier sample, then the earlier token
+        order = np.lexsort((tokens, samples, -values), axis=0)[:top]
+        values, samples, tokens = (
+            np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
+        )
+        return LayerAtoms(
+            self.n_tokens + other.n_tokens,
+            self.on + other.on,
+            self.total + other.total,
+            self.squares + other.squares,
+            np.maximum(self.largest, other.largest),
+            values,
+            samples,
+            tokens,
+            self.together + other.together,
+        )
+
+
+def layer_sums(
+    code: Float[Tensor, "batch pos atom"], first: int, top: int, together: bool
+) -> LayerAtoms:
+    """Returns the sums of one batch, whose first sample has the number `first`."""
+    _, pos, width = code.shape
+    flat = code.reshape(-1, width)  # [batch * pos, atom]
+    on = flat > 0
+    best = flat.topk(min(top, len(flat)), dim=0)
+    pairs = on.float().T @ on.float() if together else flat.new_zeros(0)
+    return LayerAtoms(
+        len(flat),
+        _numpy(on.sum(dim=0)),
+        _numpy(flat.clamp(min=0).sum(dim=0, dtype=torch.float64)),
+        _numpy(flat.float().square().sum(dim=0, dtype=torch.float64)),
+        _numpy(flat.amax(dim=0).clamp(min=0)),
+        _numpy(best.values.clamp(min=0)),
+        _numpy(best.indices // pos).astype(np.int64) + first,
+        _numpy(best.indices % pos).astype(np.int64),
+        _numpy(pairs),
+    )
+
+
+def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
+    """Returns a row per layer and atom: n_tokens, on, total, squares, largest."""
+    names = [*_ADDED, "largest"]
+    parts = [
+        pd.DataFrame(
+            {"layer": layer, "atom": np.arange(len(own.on))}
+            | {name: getattr(own, name) for name in names}
+        )
+        for layer, own in sums.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
+    """Returns a row per layer, atom and rank: the tokens at which an atom was on and largest."""
+    parts: list[pd.DataFrame] = []
+    for layer, own in sums.items():
+        rank, atom = np.indices(own.top_values.shape)
+        columns: dict[str, Any] = {
+            "layer": layer,
+            "atom": atom.T.ravel(),
+            "rank": rank.T.ravel(),
+            "value": own.top_values.T.ravel(),
+            "sample": own.top_samples.T.ravel(),
+            "token": own.top_tokens.T.ravel(),
+        }
+        table: Any = pd.DataFrame(columns)
+        parts.append(table[table["value"] > 0])
+    return pd.concat(parts, ignore_index=True)
+
+
+def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
+    """Returns a row per layer and atom: at how many tokens each atom of the layer was on with it."""
+    rows = [
+        (layer, atom, counts)
+        for layer, own in sums.items()
+        if own.together.size
+        for atom, counts in enumerate(own.together)
+    ]
+    return pd.DataFrame(rows, columns=["layer", "atom", "counts"])
+
+
+def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns the sums over both sets of tokens; of the largest values the larger."""
+    added = {name: mine[name] + theirs[name] for name in _ADDED}
+    return mine.assign(**added, largest=np.maximum(mine["largest"], theirs["largest"]))
+
+
+def merged_pairs(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns the counts over both sets of tokens."""
+    pairs = zip(mine["counts"], theirs["counts"], strict=True)
+    return mine.assign(counts=[np.asarray(one) + np.asarray(two) for one, two in pairs])
+
+
+def merged_top(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns the first rows of both, largest first within an atom; meta has their number."""
+    both = pd.concat([mine, theirs], ignore_index=True).assign(least=lambda t: -t["value"])
+    order = ["layer", "atom", "least", "sample", "token"]
+    both = both.sort_values(order, kind="stable", ignore_index=True)
+    both["rank"] = both.groupby(["layer", "atom"]).cumcount()
+    kept: Any = both[both["rank"] < meta["settings"]["top"]]
+    return kept[TOP].reset_index(drop=True)
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().double().numpy()  # NumPy has no bfloat16

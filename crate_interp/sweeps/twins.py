@@ -1,0 +1,43 @@
+"""Untrained twins: the same network with random weights, to be measured beside a trained one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from tqdm.auto import tqdm
+
+T = TypeVar("T")
+
+
+def with_twins(
+    model: Any, untrained: int, measure: Callable[[Any, int | None], T], progress: bool = True
+) -> tuple[T, list[T]]:
+    """Returns what `measure(network, seed)` gives for the model and for each of its untrained twins.
+
+    The model is measured first, with None for the seed; the twins have the seeds 0, 1, ...
+    """
+    own = measure(model, None)
+    seeds = tqdm(range(untrained), desc="untrained twins", disable=not progress or not untrained)
+    return own, [measure(twin(model, seed), seed) for seed in seeds]
+
+
+def twin(model: Any, seed: int) -> Any:
+    """Returns the same architecture with the official random initialisation.
+
+    torch's global random state is left as it was.
+    """
+    with _seeded(seed):
+        other = type(model)(model.cfg)
+    for name in ("tokenizer", "fetch_tokenizer"):
+        if hasattr(model, name):
+            setattr(other, name, getattr(model, name))
+    return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's global generator while the context is open."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

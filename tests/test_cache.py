@@ -1,0 +1,89 @@
+"""Reading a cache: what is at a point of a layer, and what a cache says of points that it lacks."""
+
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import make_lm
+
+SIZE = dict(image_size=(6, 20), patch_size=(2, 5))
+
+
+def test_at_reads_points_of_layers_and_of_the_model(model, images):
+    _, cache = model.run_with_cache(images)
+    assert cache.at("attn.hook_pattern", 1) is cache["blocks.1.attn.hook_pattern"]
+    assert cache.at("mlp.hook_post", -1) is cache["blocks.2.mlp.hook_post"]
+    assert cache.at("ln_final.hook_scale") is cache["ln_final.hook_scale"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_at_takes_numpy_integers(model, images):
+    _, cache = model.run_with_cache(images)
+    assert cache.at("hook_resid_mid", np.int64(2)) is cache["blocks.2.hook_resid_mid"]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("layer", [3, -4, 1.0, "1", True])
+def test_at_refuses_layers_that_the_model_lacks(model, images, layer):
+    _, cache = model.run_with_cache(images)
+    with pytest.raises(ValueError, match=f"layer={layer!r}: the model has layers 0 to 2"):
+        cache.at("hook_resid_mid", layer)
+
+
+def test_at_refuses_what_was_not_cached(model, images):
+    _, few = model.run_with_cache(images, names_filter="hook_embed")
+    with pytest.raises(
+        KeyError,
+        match=r"the cache lacks 'blocks.2.mlp.hook_post': .* names_filter=\['blocks.2.mlp",
+    ):
+        few.at("mlp.hook_post", -1)
+    with pytest.raises(KeyError, match="the cache lacks 'ln_final.hook_scale'"):
+        few.at("ln_final.hook_scale")
+    with pytest.raises(KeyError, match=r"fires only after model.set_use_attn_result\(True\)"):
+        few.at("attn.hook_result", 0)
+    _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
+    with pytest.raises(ValueError, match="no batch axis: run_with_cache without remove_batch_dim"):
+        flat.at("mlp.hook_post", 0)
+
+
+def test_misspelt_points_get_a_hint(model, images):
+    _, cache = model.run_with_cache(images)
+    for call in (
+        lambda: cache.at("attn.hook_patern", 1),
+        lambda: cache["attn.hook_patern", 1],
+        lambda: cache["blocks.1.attn.hook_patern"],
+        lambda: cache["patern", -2],
+    ):
+        with pytest.raises(KeyError, match="Did you mean blocks.1.attn.hook_pattern"):
+            call()
+    with pytest.raises(KeyError, match="Did you mean ln_final.hook_scale"):
+        cache.at("ln_final.hook_scales")
+    cache.model = None  # as TransformerLens advises, to free its memory
+    with pytest.raises(KeyError, match="the cache lacks"):
+        _ = cache["hook_embeds"]
+
+
+def test_at_reads_the_parts_of_larger_models(images):
+    size = dict(d_model=30, n_layers=2, n_heads=5, **SIZE)
+    mae = ci.HookedCrateMAE(
+        ci.CrateConfig(family="crate-mae", decoder_n_heads=5, decoder_n_layers=3, **size)
+    ).eval()
+    _, cache = mae.run_with_cache(images)
+    held = cache["decoder_blocks.2.attn.hook_pattern"]
+    assert cache.decoder.at("attn.hook_pattern", -1) is held
+    with pytest.raises(KeyError, match="no hook point is called 'decoder_blocks.0.mlp.hook_post'"):
+        cache.decoder.at("mlp.hook_post", 0)
+    text = dict(d_embed=8, text_d_model=12, text_n_layers=1, text_n_heads=2, n_ctx=5, d_vocab=11)
+    clip = ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()
+    _, cache = clip.run_with_cache(images, torch.randint(11, (2, 5)))
+    assert cache.text.at("hook_embed") is cache["text.hook_embed"]
+    assert cache.at("visual.hook_embed") is cache.visual.at("hook_embed")
+    with pytest.raises(ValueError, match="read cache.visual or cache.text"):
+        cache.at("mlp.hook_post", 0)
+
+
+def test_at_in_a_language_model():
+    lm = make_lm()
+    _, cache = lm.run_with_cache(torch.randint(47, (2, 7)))
+    assert cache.at("mlp.hook_post", -3).shape[:2] == (2, 7)
