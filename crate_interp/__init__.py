@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from crate_interp.probes import Probe
     from crate_interp.segmentation import SegmentResult, segment
     from crate_interp.sweeps import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
-    from crate_interp.viz.report import report
+    from crate_interp.reports import report
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
@@ -57,7 +57,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "measures": ("crate_interp.measures", None),
     "probe": ("crate_interp.sweeps", "probe"),
     "probes": ("crate_interp.probes", None),
-    "report": ("crate_interp.viz.report", "report"),
+    "report": ("crate_interp.reports", "report"),
     "segment": ("crate_interp.segmentation", "segment"),
     "sweep": ("crate_interp.sweeps", "sweep"),
     "verify": ("crate_interp.checkpoints.verify", "verify"),

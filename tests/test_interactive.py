@@ -105,7 +105,7 @@ def test_top_tokens():
 def test_words_of_the_data_cannot_end_the_script(cache):
     bad = ["</script><b>"] * 13
     html = ci.viz.activations(cache, 0, tokens=bad).html()
-    assert "</script><b>" not in html and "\\u003c/script>" in html
+    assert "</script><b>" not in html and "\\u003c/script\\u003e" in html
 
 
 def test_twelve_heads_of_197_tokens_are_under_three_megabytes():
@@ -150,6 +150,7 @@ def test_results_show_themselves_in_a_notebook():
         assert words in html and html.startswith("<") and "nan, nan" not in html
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said(cache, model, images):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
     view = ci.viz

@@ -148,7 +148,7 @@ def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
     def interrupted(model, seed):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("crate_interp.viz.report"), "twin", interrupted)
+    monkeypatch.setattr(import_module("crate_interp.reports"), "twin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ci.report(model, data, tmp_path, progress=False)
     assert (

@@ -1,12 +1,10 @@
 """The pages of an atlas: an index, a page per layer, and the patches or contexts in which each atom was largest."""
 
-import html
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 from tqdm.auto import tqdm
@@ -17,18 +15,11 @@ from crate_interp.files import writable, write, write_text
 from crate_interp.models.digest import model_digest
 from crate_interp.models.display import displayable
 from crate_interp.sweeps.stream import samples_of
-from crate_interp.viz.page import facts, page, table, text
+from crate_interp.viz.page import render
 
 SHOWN = 50  # atoms that the index names
 TILE = 32  # pixels of a cut-out patch with what surrounds it
 _BEFORE, _AFTER = 12, 4  # tokens of a context
-_STYLE = """<style>
-article { border-top: 1px solid var(--line); padding: .4rem 0; content-visibility: auto; contain-intrinsic-size: auto 7rem; }
-article h3 { font-size: 1rem; margin: 0; } article p { margin: .1rem 0; font-size: .85rem; overflow-wrap: anywhere; }
-article img { image-rendering: pixelated; height: 64px; max-width: 100%; object-fit: contain; object-position: left; background: none; }
-article:target { background: #fc03; } mark { border-radius: 3px; padding: 0 .1em; } nav a { margin-right: .7rem; }
-article li { font: .8rem/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; } article ol { margin: .2rem 0; }
-</style>"""
 Places = dict[
     tuple[int, int], list[tuple[int, int, float]]
 ]  # (layer, atom) -> (sample, token, value), largest first
@@ -94,7 +85,7 @@ def _by_sample(places: Places) -> dict[int, list[tuple[tuple[int, int], int, int
 
 def _strips(
     places: Places, model: Any, samples: Any, out: Path, progress: bool
-) -> dict[tuple[int, int], str]:
+) -> dict[tuple[int, int], Any]:
     """A picture of the patches of each atom side by side, written as a file; its place in a page."""
     tiles: dict[tuple[int, int], UInt8[np.ndarray, "height wide 3"]] = {
         key: np.full((TILE, TILE * len(rows), 3), 255, dtype=np.uint8)
@@ -114,7 +105,7 @@ def _strips(
             tiles[key][:, rank * TILE : (rank + 1) * TILE - 1] = cut[token][
                 :, :-1
             ]  # a line between them
-    shown: dict[tuple[int, int], str] = {}
+    shown: dict[tuple[int, int], Any] = {}
     for (layer, atom), strip in tiles.items():
         name = f"patches/L{layer}A{atom}.webp"
         write(
@@ -123,9 +114,8 @@ def _strips(
                 part, "WEBP", quality=75, method=4
             ),
         )
-        label = f"where atom {atom} of layer {layer} was largest"
-        size = f'width="{2 * strip.shape[1]}" height="{2 * TILE}"'
-        shown[layer, atom] = f'<img loading="lazy" src="{name}" alt="{label}" {size}>'
+        size = {"width": strip.shape[1], "height": strip.shape[0]}
+        shown[layer, atom] = {"strip": {"file": name, **size}}
     return shown
 
 
@@ -152,14 +142,14 @@ def _tile(
 
 def _contexts(
     places: Places, model: Any, samples: Any, progress: bool
-) -> dict[tuple[int, int], str]:
+) -> dict[tuple[int, int], Any]:
     """A list of the contexts of each atom, the token it was largest at marked."""
     names = names_of(model)
     names = (
         [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
     )  # no tokenizer: ids
-    lines: dict[tuple[int, int], list[str]] = {
-        key: [""] * len(rows) for key, rows in places.items()
+    lines: dict[tuple[int, int], list[Any]] = {
+        key: [()] * len(rows) for key, rows in places.items()
     }
     for sample, uses in tqdm(
         sorted(_by_sample(places).items()), desc="contexts", disable=not progress
@@ -168,107 +158,49 @@ def _contexts(
         for key, rank, at in uses:
             before = "".join(names[token] for token in tokens[max(0, at - _BEFORE) : at])
             after = "".join(names[token] for token in tokens[at + 1 : at + 1 + _AFTER])
-            said = (_visible(words) for words in (before, names[tokens[at]], after))
-            lines[key][rank] = "{}<mark>{}</mark>{}".format(*said)
-    return {
-        key: f"<ol>{''.join(f'<li>{line}</li>' for line in rows)}</ol>"
-        for key, rows in lines.items()
-        if rows
-    }
+            lines[key][rank] = [_visible(words) for words in (before, names[tokens[at]], after)]
+    return {key: {"contexts": rows} for key, rows in lines.items()}
 
 
 def _visible(words: str) -> str:
-    """Escaped text on one line."""
-    return html.escape(words.replace("\r", "").replace("\n", "\u21b5").replace("\t", "\u2192"))
+    """Returns text on one line."""
+    return words.replace("\r", "").replace("\n", "\u21b5").replace("\t", "\u2192")
 
 
-def _layer_page(atlas: Atlas, layer: int, shown: dict[tuple[int, int], str]) -> str:
+def _layer_page(atlas: Atlas, layer: int, shown: dict[tuple[int, int], Any]) -> str:
     rows: Any = atlas.table[atlas.table["layer"] == layer]
-    title = f"{_model_name(atlas)}: the atoms of layer {layer}"
-    body = [_STYLE, f"<h1>{text(title)}</h1>", _links(atlas)]
-    body += [
-        _article(row, shown.get((layer, row.atom), "<p>It never fires on this data.</p>"))
-        for row in rows.itertuples()
-    ]
-    return page(title, body)
-
-
-def _article(row: Any, pictures: str) -> str:
-    ablation = "" if pd.isna(row.ablation) else f", ablation {row.ablation:.2g} nats"
-    state = f", {row.state}" if row.state else ""
-    nearest = re.sub(
-        r"L(\d+)A(\d+)",
-        lambda found: f'<a href="layer-{found[1]}.html#a{found[2]}">{found[0]}</a>',
-        html.escape(row.nearest),
+    return render(
+        "atlas-layer.html",
+        title=f"{_model_name(atlas)}: the atoms of layer {layer}",
+        meta=atlas.meta,
+        atoms=[_atom(row, shown.get((layer, row["atom"]), {})) for row in rows.to_dict("records")],
     )
-    told = f"fires in {row.firing_rate:.1%} of tokens, largest {row.max:.3g}{ablation}{state}"
-    said = f"raises {html.escape(row.raises)}; lowers {html.escape(row.lowers)}"
-    head = f'<article id="a{row.atom}"><h3>atom {row.atom}</h3>'
-    return f"{head}<p>{told}</p>{pictures}<p>{said}</p><p>nearest: {nearest}</p></article>"
+
+
+def _atom(row: dict[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the page shows of an atom: its row, its pictures or contexts, its neighbours."""
+    neighbours = re.findall(r"L(\d+)A(\d+) (-?[\d.]+)", row["nearest"])
+    return {"strip": None, "contexts": []} | row | shown | {"neighbours": neighbours}
 
 
 def _index(atlas: Atlas) -> str:
     meta = atlas.meta
-    title = f"{_model_name(atlas)}: an atlas of its atoms"
-    unit = "windows" if meta["kind"] == "text" else "images"
-    words = (
-        f"{len(atlas.table):,} atoms of {meta['n_layers']} layers on {meta['n_samples']:,} {unit}. For each atom: the tokens in which "
-        "its code was largest; how often it fires; the logits that its direction moves most on the direct path (a logit lens, "
-        "which later layers may re-code); the atoms of other layers with the largest cosine"
-    )
-    moved = f"; how far the model's answers move when it is set to 0 (mean Kullback-Leibler divergence over {meta['ablate']} {unit})"
-    words += f"{moved if meta['ablate'] else ''}."
-    header, lines = _most_needed(atlas)
     layers: Any = atlas.atoms.layers()
-    summary = [
+    rows = [
         [f"{value:.3g}" if isinstance(value, float) else str(value) for value in line]
         for line in layers.to_numpy(dtype=object)
     ]
-    body = [_STYLE, f"<h1>{text(title)}</h1>", f"<p>{text(words)}</p>", _links(atlas)]
-    body += ["<h2>Layers</h2>", table(list(layers.columns), summary)]
-    if meta["ablate"]:
-        body += [
-            f"<h2>The {len(lines)} atoms that answers depend on most</h2>",
-            _linked(table(header, lines)),
-        ]
-    pairs = [("model", str(meta["model_digest"])), ("data", str(meta["data_fingerprint"]))]
-    return page(title, [*body, "<h2>Where the numbers come from</h2>", facts(pairs)])
-
-
-def _most_needed(atlas: Atlas) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the atoms with the largest ablation effect."""
-    table: Any = atlas.table
-    rows: Any = table.sort_values("ablation", ascending=False, kind="stable").head(SHOWN)
-    lines = []
-    for row in rows.itertuples():
-        ablation = "-" if pd.isna(row.ablation) else f"{row.ablation:.3g}"
-        lines.append(
-            [
-                str(row.layer),
-                str(row.atom),
-                f"{row.firing_rate:.1%}",
-                f"{row.max:.3g}",
-                ablation,
-                row.raises,
-            ]
-        )
-    return ["layer", "atom", "fires", "largest", "ablation", "raises"], lines
-
-
-def _linked(rows: str) -> str:
-    """Layer and atom of each row as a link to the atom."""
-    return re.sub(
-        r"<tr><td>(\d+)</td><td>(\d+)</td>",
-        r'<tr><td>\1</td><td><a href="layer-\1.html#a\2">\2</a></td>',
-        rows,
+    needed = atlas.table.sort_values("ablation", ascending=False, kind="stable").head(SHOWN)
+    return render(
+        "atlas-index.html",
+        title=f"{_model_name(atlas)}: an atlas of its atoms",
+        meta=meta,
+        unit="windows" if meta["kind"] == "text" else "images",
+        n_atoms=len(atlas.table),
+        layers={"header": list(layers.columns), "rows": rows},
+        needed=needed.to_dict("records") if meta["ablate"] else [],
+        sources=[("model", str(meta["model_digest"])), ("data", str(meta["data_fingerprint"]))],
     )
-
-
-def _links(atlas: Atlas) -> str:
-    layers = "".join(
-        f'<a href="layer-{layer}.html">layer {layer}</a>' for layer in range(atlas.meta["n_layers"])
-    )
-    return f'<nav><a href="index.html">index</a>{layers}</nav>'
 
 
 def _model_name(atlas: Atlas) -> str:

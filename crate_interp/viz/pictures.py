@@ -1,30 +1,40 @@
-"""Images and maps as small PNG data, to be laid over each other in a page without a script."""
+"""Pictures as data that a page carries: images, maps and masks as PNG, figures as SVG or PNG."""
 
 import base64
 import html
 import io
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image
 
-_LEVELS = 32  # of a map's palette: finer than the eye tells on a patch, and a tile stays near half a kilobyte
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LEVELS = 32  # of a map's palette: finer than the eye sees, and a tile stays near half a kilobyte
+_INK = "#0a0b0c"  # figures are drawn in this colour, which then becomes the page's text colour
 
 
-def image_uri(picture: np.ndarray, longest: int = 224) -> str:
-    """A displayable picture as a PNG data URI, its longer side at most `longest` pixels."""
+def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
+    """Returns a picture `[height, width]` or `[height, width, 3]` in 0 to 1 as a PNG data URI.
+
+    It is made smaller where its longer side has more than `longest` pixels.
+    """
     image = Image.fromarray((picture * 255).round().astype(np.uint8))
     scale = longest / max(image.size)
     if scale < 1:
-        image = image.resize(
-            [max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS
-        )
+        size = [max(1, round(side * scale)) for side in image.size]
+        image = image.resize((size[0], size[1]), Image.Resampling.LANCZOS)
     return _uri(image)
 
 
 def map_tile(values: Float[np.ndarray, "h w"]) -> str:
-    """A map of numbers >= 0 as a palette PNG, a pixel per patch: from nearly clear (0) to bright (its own largest value)."""
+    """Returns a map of numbers of at least 0 as a palette PNG with one pixel for each patch.
+
+    It goes from nearly clear (0) to bright (the map's own largest value).
+    """
     import matplotlib
 
     levels = np.arange(_LEVELS) / (_LEVELS - 1)
@@ -34,16 +44,8 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
 
 
 def mask_tile(mask: Bool[np.ndarray, "h w"], colour: tuple[float, float, float]) -> str:
-    """A mask as a palette PNG: half transparent where it is on, clear where not."""
+    """Returns a mask as a palette PNG: half transparent where it is on, clear elsewhere."""
     return _palette(mask, np.array([(0, 0, 0), colour]), np.array([0, 0.55]))
-
-
-def figure(picture: str, overlay: str | None, words: str, label: str, css: str) -> str:
-    """A focusable picture `picture` (a CSS class with the image as its background) with a tile over it."""
-    over = f'<img alt="" src="{overlay}">' if overlay else ""
-    said = html.escape(label, quote=True)
-    drawn = f'<div class="{picture}" role="img" tabindex="0" aria-label="{said}">{over}</div>'
-    return f'<figure class="{css}">{drawn}<figcaption>{html.escape(words)}</figcaption></figure>'
 
 
 def _palette(index: np.ndarray, colours: np.ndarray, opacity: np.ndarray) -> str:
@@ -55,4 +57,46 @@ def _palette(index: np.ndarray, colours: np.ndarray, opacity: np.ndarray) -> str
 def _uri(image: Image.Image, **options: Any) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True, **options)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return png_uri(buffer.getvalue())
+
+
+def png_uri(data: bytes) -> str:
+    """Returns the bytes of a PNG file as a data URI."""
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def figure_uri(figure: "Figure", dpi: int = 110) -> str:
+    """Returns a matplotlib figure as a PNG data URI."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return png_uri(buffer.getvalue())
+
+
+def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
+    """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
+
+    salt: keeps the ids of one figure apart from those of the others on the page.
+    """
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        _recolour(figure)
+        nothing = {"Date": None, "Creator": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt, quote=True)}" ', 1)
+
+
+def _recolour(figure: Any) -> None:
+    """Draws text, ticks and spines in _INK."""
+    from matplotlib.text import Text
+
+    for axes in figure.axes:
+        axes.tick_params(colors=_INK)
+        for spine in axes.spines.values():
+            spine.set_edgecolor(_INK)
+    for item in figure.findobj(Text):
+        item.set_color(_INK)

@@ -1,8 +1,8 @@
-"""The page of an evaluation of segmentation: scores beside chance, every head, and the images it goes best and worst on."""
+"""The page of an evaluation of segmentation: scores beside chance, every head, and examples."""
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,19 +14,18 @@ from crate_interp.measures import mass_mask
 from crate_interp.models.digest import model_digest
 from crate_interp.models.display import displayable
 from crate_interp.probes.masks import IGNORED, RESOLUTIONS, RULES
-from crate_interp.segmentation.result import CELL, SegmentResult, number
+from crate_interp.segmentation.result import CELL, SegmentResult
 from crate_interp.sweeps.stream import samples_of
-from crate_interp.viz.grids import STYLE
 from crate_interp.viz.on_image import maps_on
-from crate_interp.viz.page import captioned, facts, inline_svg, page, sources, table, text
-from crate_interp.viz.pictures import figure, image_uri, map_tile, mask_tile
+from crate_interp.viz.page import model_name, render, sources
+from crate_interp.viz.pictures import image_uri, inline_svg, map_tile, mask_tile
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 SHOWN = 4  # images that go best, and as many that go worst
-_TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)
-_RULES = {
-    "mass": "the fewest patches that hold {:.0%} of the map",
-    "top": "the {:.0%} of the patches attended to most",
-}
+_TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)  # colours of masks: the data's, the head's
+_GREY = "#888888"
 
 
 def segment_page(result: SegmentResult, model: Any, data: Any, out: str | Path) -> Path:
@@ -39,14 +38,19 @@ def segment_page(result: SegmentResult, model: Any, data: Any, out: str | Path) 
     samples = samples_of(model, data, result.meta["n_samples"])
     _check_same(result, model, samples)
     result.save(out)
-    title = f"{result.meta['model'] or result.meta['config']['family'] + ' model'}: do attention maps segment?"
-    body = [STYLE, f"<h1>{text(title)}</h1>", *_opening(result), *_tables(result), *_heads(result)]
-    body += _examples(result, model, samples)
-    pairs = [pair for pair in sources(result.meta | {"seconds": 0}) if pair[0] != "seconds"]
-    settings = result.meta["probes"]["segmentation"]["settings"]
-    pairs.append(("settings", ", ".join(f"{name} = {value}" for name, value in settings.items())))
-    body += ["<h2>Where the numbers come from</h2>", facts(pairs)]
-    write_text(out / "segment.html", page(title, body))
+    page = render(
+        "segment.html",
+        title=f"{model_name(result.meta)}: do attention maps segment?",
+        headline=sentence(result),
+        meta=result.meta,
+        settings=_settings(result),
+        n_images=len(result.images),
+        sections=_sections(result),
+        heads=_heads(result),
+        examples=_examples(result, model, samples),
+        sources=_sources(result),
+    )
+    write_text(out / "segment.html", page)
     return out / "segment.html"
 
 
@@ -80,57 +84,61 @@ def sentence(result: SegmentResult) -> str:
     )
 
 
-def _opening(result: SegmentResult) -> list[str]:
-    meta = result.meta
-    n, seeds = len(result.images), meta["untrained"]
-    without = (
-        f" {meta['without_object']} more have no object and no score."
-        if meta["without_object"]
-        else ""
+def _settings(result: SegmentResult) -> dict[str, Any]:
+    return result.meta["probes"]["segmentation"]["settings"]
+
+
+def _sections(result: SegmentResult) -> list[dict[str, Any]]:
+    """Returns the table of each rule and resolution, and its head fixed over all layers."""
+    settings = _settings(result)
+    rules = {
+        "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
+        "top": f"The {settings['fraction']:.0%} of the patches attended to most",
+    }
+    return [
+        {
+            "rule": rules[rule],
+            "resolution": resolution,
+            "cells": result.cells(rule, resolution),
+            "row": result.overall(rule, resolution),
+        }
+        for rule in RULES
+        for resolution in RESOLUTIONS
+    ]
+
+
+def _heads(result: SegmentResult) -> dict[str, Any]:
+    """Returns a chart and a table of every head of every layer."""
+    rows: Any = result.heads
+    rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
+    best = rows.loc[rows["value"].idxmax()]
+    alt = (
+        f"Jaccard index of every head by layer; highest: layer {best['layer']}, "
+        f"head {best['head']}, {best['value']:.3f}"
     )
-    settings = meta["probes"]["segmentation"]["settings"]
-    who = "the CLS token" if settings["query"] == 0 else f"token {settings['query']}"
-    words = (
-        f"{n:,} images with an object, {meta['n_layers']} layers, {meta['config']['n_heads']} heads.{without} The mask of a head is the "
-        f"fewest patches that hold {settings['mass']:.0%} of what {who} attends to; the Jaccard index compares it with the mask of the "
-        "data, patch by patch. Each cell: the score, then in brackets the score of the same maps on the mask of the next image, of the "
-        f"same maps with their patches in random order, and of {seeds} network{'s' * (seeds != 1)} of random weights. Best head for "
-        "each image is how scores are published: the mask itself chooses the head, and in the brackets the best is chosen too. A head "
-        "is named where both halves of the images chose the same. Intervals are over images, with the chosen heads as they are."
-    )
-    return [f"<p><b>{text(sentence(result))}</b></p>", f"<p>{text(words)}</p>"]
+    wide = rows.pivot(index="layer", columns="head", values="value")
+    return {
+        "svg": inline_svg(_chart(result, rows), alt, salt="heads"),
+        "header": ["layer", *(f"head {head}" for head in wide.columns)],
+        "rows": [
+            [str(layer), *(f"{value:.3f}" for value in line)]
+            for layer, line in zip(wide.index, wide.to_numpy(), strict=True)
+        ],
+    }
 
 
-def _tables(result: SegmentResult) -> list[str]:
-    settings = result.meta["probes"]["segmentation"]["settings"]
-    parts: list[str] = []
-    for rule in RULES:
-        share = settings["mass" if rule == "mass" else "fraction"]
-        for resolution in RESOLUTIONS:
-            row = result.overall(rule, resolution)
-            words = (
-                f"All layers, fixed head: {row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f}); mask of another "
-                f"image {number(row['other_image'])}, centred map {row['centre']:.3f}, all foreground {row['all_foreground']:.3f}, "
-                f"random order {row['random']:.3f}."
-            )
-            heading = f"<h2>{text(_RULES[rule].format(share).capitalize())}, {resolution} by {resolution}</h2>"
-            parts += [heading, table(*result.cells(rule, resolution)), f"<p>{text(words)}</p>"]
-    return parts
-
-
-def _heads(result: SegmentResult) -> list[str]:
-    """A chart of every head of every layer, and what chance has."""
+def _chart(result: SegmentResult, rows: Any) -> "matplotlib.figure.Figure":
+    """Draws the score of each head with its interval, and the chance levels."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows: Any = result.heads
-    rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
     chart = Figure(figsize=(7, 3), layout="constrained")
     axes = chart.subplots()
-    colours = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, rows["head"].max() + 1))
+    count = rows["head"].max() + 1
+    colours = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count))
     for head, own in rows.groupby("head"):
         axes.errorbar(
-            own["layer"] + (head / (rows["head"].max() + 1) - 0.5) * 0.6,
+            own["layer"] + (head / count - 0.5) * 0.6,
             own["value"],
             yerr=[own["value"] - own["low"], own["high"] - own["value"]],
             fmt="o",
@@ -139,63 +147,38 @@ def _heads(result: SegmentResult) -> list[str]:
             color=colours[head],
             label=f"head {head}",
         )
-    by_layer = rows.groupby("layer")
-    layers = np.array(sorted(set(rows["layer"])))
+    means = rows.groupby("layer")[list(CELL)].mean()
     for (column, words), style in zip(CELL.items(), ("-.", "--", ":"), strict=True):
         if not rows[column].isna().any():
-            axes.plot(
-                layers, by_layer[column].mean(), style, linewidth=1.1, label=words, color="#888888"
-            )
-    axes.axhline(result.overall()["centre"], linewidth=1.6, color="#888888", label="centred map")
-    axes.axhline(
-        result.overall()["all_foreground"], linewidth=0.8, color="#888888", label="all foreground"
-    )
-    axes.set(xlabel="layer", ylabel="Jaccard index", xticks=layers)
+            axes.plot(means.index, means[column], style, linewidth=1.1, label=words, color=_GREY)
+    overall = result.overall()
+    for column, words, width in (
+        ("centre", "centred map", 1.6),
+        ("all_foreground", "all foreground", 0.8),
+    ):
+        axes.axhline(overall[column], linewidth=width, color=_GREY, label=words)
+    axes.set(xlabel="layer", ylabel="Jaccard index", xticks=means.index)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    best = rows.loc[rows["value"].idxmax()]
-    alt = f"Jaccard index of every head by layer; highest: layer {best['layer']}, head {best['head']}, {best['value']:.3f}"
-    words = "Every head: mean over images with its 95 % interval, mass rule, patches. The highest of many heads is high by chance too."
-    wide = rows.pivot(index="layer", columns="head", values="value")
-    cells = [
-        [str(layer), *(f"{value:.3f}" for value in line)]
-        for layer, line in zip(wide.index, wide.to_numpy(), strict=True)
-    ]
-    header = ["layer", *(f"head {head}" for head in wide.columns)]
-    return [
-        "<h2>Every head</h2>",
-        captioned(inline_svg(chart, alt, salt="heads"), text(words)),
-        table(header, cells),
-    ]
+    return chart
 
 
-def _examples(result: SegmentResult, model: Any, samples: Samples) -> list[str]:
+def _examples(result: SegmentResult, model: Any, samples: Samples) -> list[dict[str, Any]]:
     """The images on which the fixed head scores highest and lowest."""
     ranked: Any = result.images.sort_values(["score", "sample"], ascending=[False, True])
-    groups = {"Best": ranked.head(SHOWN), "Worst": ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]}
-    groups = {title: rows for title, rows in groups.items() if len(rows)}
-    mass = result.meta["probes"]["segmentation"]["settings"]["mass"]
-    parts, rules = [], []
-    for title, rows in groups.items():
-        parts.append(
-            f"<h2>{title}</h2><p>The image with the mask of the data, the map of the head, and the mask made of it.</p>"
-        )
-        for row in rows.itertuples():
-            pictures, rule = _example(row, model, samples, mass, result.meta)
-            parts.append(f'<div class="tiles four">{"".join(pictures)}</div>')
-            rules.append(rule)
-    return [f"<style>{''.join(dict.fromkeys(rules))}</style>", *parts]
+    groups = {"best": ranked.head(SHOWN), "worst": ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]}
+    return [
+        {"group": group} | _example(row, model, samples, result.meta)
+        for group, rows in groups.items()
+        for row in rows.itertuples()
+    ]
 
 
-def _example(
-    row: Any, model: Any, samples: Samples, mass: float, meta: dict[str, Any]
-) -> tuple[list[str], str]:
+def _example(row: Any, model: Any, samples: Samples, meta: dict[str, Any]) -> dict[str, Any]:
     image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
     assert samples.masks is not None
     true = samples.masks(row.sample, row.sample + 1)[0].numpy()
-    options = {
-        key: meta["probes"]["segmentation"]["settings"][key]
-        for key in ("query", "scaled", "cls_key")
-    }
+    settings = meta["probes"]["segmentation"]["settings"]
+    options = {key: settings[key] for key in ("query", "scaled", "cls_key")}
     names = [
         full_name(point, row.layer) for point in ("attn.hook_pattern", "attn.hook_q", "attn.hook_k")
     ]
@@ -203,32 +186,27 @@ def _example(
     with torch.no_grad():
         _, cache = model.run_with_cache(image, names_filter=names, **run)
     found = maps_on(cache, row.layer, image, **options)[0, row.head]  # [h, w]
-    mask = mass_mask(torch.from_numpy(found).flatten(), mass).numpy().reshape(found.shape)
-    name, label = f"sample-{row.sample}", "" if _missing(row.label) else f", label {row.label}"
+    mask = mass_mask(torch.from_numpy(found).flatten(), settings["mass"]).numpy()
     picture = displayable(image[0], model.cfg)
-    rule = f'.{name} {{ background-image: url("{image_uri(picture)}"); --ratio: {picture.shape[1] / picture.shape[0]:.4f}; }}\n'
-    what = f"image {row.sample}{label}"
-    layer = f"layer {row.layer}, head {row.head}"
-    tiles = [
-        figure(name, None, what, what, "tile"),
-        figure(
-            name,
-            mask_tile((true != 0) & (true != IGNORED), _TRUE),
-            "mask of the data",
-            f"{what}: mask of the data",
-            "tile",
-        ),
-        figure(name, map_tile(found), layer, f"{what}: attention of {layer}", "tile"),
-        figure(
-            name,
-            mask_tile(mask, _FOUND),
-            f"Jaccard {row.score:.3f}",
-            f"{what}: mask of {layer}, Jaccard {row.score:.3f}",
-            "tile",
-        ),
-    ]
-    return tiles, rule
+    return {
+        "sample": row.sample,
+        "label": "" if _missing(row.label) else f", label {row.label}",
+        "layer": row.layer,
+        "head": row.head,
+        "score": row.score,
+        "ratio": picture.shape[1] / picture.shape[0],
+        "picture": image_uri(picture),
+        "true": mask_tile((true != 0) & (true != IGNORED), _TRUE),
+        "map": map_tile(found),
+        "mask": mask_tile(mask.reshape(found.shape), _FOUND),
+    }
 
 
 def _missing(label: Any) -> bool:
     return label is None or (isinstance(label, float) and math.isnan(label))
+
+
+def _sources(result: SegmentResult) -> list[tuple[str, str]]:
+    pairs = [pair for pair in sources(result.meta | {"seconds": 0}) if pair[0] != "seconds"]
+    settings = ", ".join(f"{name} = {value}" for name, value in _settings(result).items())
+    return [*pairs, ("settings", settings)]

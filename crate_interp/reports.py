@@ -1,0 +1,112 @@
+"""ci.report: sweeps a model and its untrained twins, audits it if asked, and writes pages."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from crate_hooks import PATTERN, every_layer
+from crate_interp import checks
+from crate_interp.audits import audit as run_audit
+from crate_interp.files import writable, write_text
+from crate_interp.models.hooked import HookedModel
+from crate_interp.probes import resolve
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.run import Probes, sweep
+from crate_interp.sweeps.stream import samples_of, twin
+from crate_interp.sweeps.text import as_text
+from crate_interp.viz.audit import audit_page
+from crate_interp.viz.curves import names
+from crate_interp.viz.on_image import attention_on_image
+from crate_interp.viz.report import AttentionPictures, report_page
+from crate_interp.viz.summary import controls_text, summary
+
+_SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
+
+
+def report(
+    model: HookedModel,
+    data: Any,
+    out: str | Path,
+    *,
+    probes: Probes = None,
+    limit: int | None = None,
+    untrained: int = 3,
+    audit: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Writes a report of a model on data into a folder, and returns the path of its report.html.
+
+    Sweeps the model and `untrained` random twins over `data`. A twin is the same architecture with
+    the official random initialisation, seeds 0, 1, ...; the global random state does not change.
+    data, probes, limit: as in `ci.sweep`. Beside the page lie the result as SweepResult.save writes
+    it, summary.txt (the table that the page begins with), layers.csv (with the twins' mean, lowest
+    and highest) and figures/*.png. audit: write a second page too, audit/audit.html (`ci.audit`,
+    beside one twin).
+
+    Raises ValueError, before work starts, if `out` cannot be written into; and as `ci.sweep` does.
+    """
+    untrained = checks.count("untrained", untrained, least=0)
+    chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
+    out = writable(out)
+    options: dict[str, Any] = {"probes": chosen, "limit": limit, "progress": progress}
+    result = sweep(model, data, **options)
+    _remove_figures(out)
+    result.save(out)  # before the twins: an interrupt must not cost what has been measured
+    twins = [
+        sweep(twin(model, seed), data, controls=False, **options)
+        for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
+    ]
+    write_text(out / "layers.csv", _layers_csv(result, twins))
+    write_text(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
+    if audit:
+        seeds = min(untrained, 1)
+        found = run_audit(model, data, limit=limit, untrained=seeds, progress=progress)
+        audit_page(found, out / "audit")
+    attention = _attention(model, data) if model.cfg.kind == "vision" else None
+    return report_page(result, twins, out, attention=attention, audited=audit)
+
+
+def _remove_figures(out: Path) -> None:
+    """Removes the figures of an earlier report in this folder, of which the new one may have fewer.
+
+    Other files stay.
+    """
+    try:
+        earlier = names(SweepResult.load(out))
+    except ValueError:
+        return
+    for path in [
+        *(out / "figures" / f"{name}.png" for name in earlier),
+        *out.glob("figures/attention-layer-*.png"),
+    ]:
+        path.unlink(missing_ok=True)
+
+
+def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
+    """Returns layers() with the untrained mean, lowest and highest of each row."""
+    rows = result.layers()
+    if twins:
+        keys = ["probe", "statistic", "layer"]
+        spread = [
+            twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)
+        ]
+        stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
+        stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
+        rows = rows.merge(stats.reset_index(), on=keys, how="left")
+    return rows.to_csv(index=False)
+
+
+def _attention(model: Any, data: Any) -> AttentionPictures:
+    """Returns the CLS attention of each head of the last layers over the first images."""
+    samples = samples_of(model, data, None)
+    images = samples.read(0, min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
+    count = len(model.blocks)
+    shown = range(max(0, count - _SHOWN_LAYERS), count)
+    points = every_layer(model, PATTERN, shown)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images, names_filter=points)
+    figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
+    return AttentionPictures(figures, len(images), 1 / cache[points[0]].shape[-1])
