@@ -29,9 +29,10 @@ def _atlas(result: Result) -> pd.DataFrame:
 class Atlas(AtomResult):
     """What is known of every atom: an AtomResult, with effects, neighbours and examples.
 
-    `table()` has a row per layer and atom: the columns of `ci.atoms`, then ablation (nats, NaN if it
-    was not measured), raises and lowers (names of classes or tokens), nearest (atoms of other layers)
-    and nearest_cosine. `table("tiles")` or `table("contexts")` show the tokens of `table("top")`.
+    `table()` has a row per layer and atom: the columns of `ci.atoms`, then ablation (nats, NaN if
+    it was not measured), raises and lowers (names of classes or tokens), nearest (atoms of other
+    layers) and nearest_cosine. `table("tiles")` or `table("contexts")` show the tokens of
+    `table("top")`.
 
     Where two atlases merge, ablation is the mean over the samples on which either measured it.
     """
@@ -83,16 +84,16 @@ def atlas(
 ) -> Atlas:
     """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
 
-    Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`); memory is
-    flat in the number of samples. raises, lowers: the classes or tokens whose logit the atom's
-    direction moves most, `<row of W_out, g * w_t>` less the mean over t. That is the direct path alone
-    (a logit lens): in CRATE and CRATE-LM, where later steps re-code the stream, it is exact in the last
-    layer only. nearest: by the cosine of columns of D. ablation: the mean Kullback-Leibler divergence,
-    in nats, of what the model answers with the atom set to 0 everywhere from what it answers as it is,
-    over the first `ablate` samples; 0 leaves it out.
+    Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`); memory
+    is flat in the number of samples. raises, lowers: the classes or tokens whose logit the atom's
+    direction moves most, `<row of W_out, g * w_t>` less the mean over t. That is the direct path
+    alone (a logit lens): in CRATE and CRATE-LM, where later steps re-code the stream, it is exact
+    in the last layer only. nearest: by the cosine of columns of D. ablation: the mean
+    Kullback-Leibler divergence, in nats, of what the model answers with the atom set to 0
+    everywhere from what it answers as it is, over the first `ablate` samples; 0 leaves it out.
 
-    `ci.viz.atlas_pages(atlas, out)` writes pages of it. Raises ValueError as `ci.sweep` does, and for
-    models whose layers have no code or no logits (a masked autoencoder, a CLIP).
+    `ci.viz.atlas_pages(atlas, out)` writes pages of it. Raises ValueError as `ci.sweep` does, and
+    for models whose layers have no code or no logits (a masked autoencoder, a CLIP).
     """
     check_model(model)
     if model.cfg.kind not in ("vision", "text"):

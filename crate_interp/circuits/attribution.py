@@ -35,9 +35,9 @@ def _parts(result: Result) -> pd.DataFrame:
 class LogitAttribution(Result):
     """What every part of a model adds to a logit of each sample; all parts together are the logit.
 
-    `table()` has a row per part, the largest mean first in absolute value: part, layer, number, mean,
-    std over samples. In the unit of the logit (nats), of either sign. `table("values")` has the value
-    of each sample.
+    `table()` has a row per part, the largest mean first in absolute value: part, layer, number,
+    mean, std over samples. In the unit of the logit (nats), of either sign. `table("values")` has
+    the value of each sample.
     """
 
     KIND = "logit_attribution"
@@ -112,21 +112,21 @@ def logit_attribution(
     """Writes the logit of `target` as a sum over embedding, heads, atoms and biases.
 
     `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: what a part writes into the stream at
-    the token that is read. w_t: the target's column of W_U. g and scale: those of the last norm, with
-    the scale as it was in this run (its own change is not shared out). nanochat-crate: a part of layer
-    l has passed the residual lambdas of the layers after it, and the embedding enters again in every
-    one; the logit is that before the softcap.
+    the token that is read. w_t: the target's column of W_U. g and scale: those of the last norm,
+    with the scale as it was in this run (its own change is not shared out). nanochat-crate: a part
+    of layer l has passed the residual lambdas of the layers after it, and the embedding enters
+    again in every one; the logit is that before the softcap.
 
     cache: of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z, mlp.hook_post
     and ln_final.hook_scale. target: a class or token, its name, or one for each sample `[batch]`.
-    minus: another one, to attribute the difference. position: the token whose prediction is attributed,
-    in language models; images are read at CLS, or at the mean of all tokens. Atoms of gpt-baseline are
-    its neurons. Different from TransformerLens: `cache.logit_attrs` has the heads alone, and no
-    lambdas.
+    minus: another one, to attribute the difference. position: the token whose prediction is
+    attributed, in language models; images are read at CLS, or at the mean of all tokens. Atoms of
+    gpt-baseline are its neurons. Different from TransformerLens: `cache.logit_attrs` has the heads
+    alone, and no lambdas.
 
     Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
-    crate-lm): nothing adds up there, and paths are patched instead (`ci.circuits.path_patch`). Raises
-    KeyError for points that were not cached.
+    crate-lm): nothing adds up there, and paths are patched instead (`ci.circuits.path_patch`).
+    Raises KeyError for points that were not cached.
     """
     model = _checked(cache)
     direction, constant = _direction(model, target), _constant(model, target)

@@ -49,8 +49,8 @@ class Composition(Result):
     """Scores of pairs of heads.
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
-    percentile_99. Stored tables, sums over tokens: `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2)
-    and `random` (the same for each random subspace).
+    percentile_99. Stored tables, sums over tokens: `senders` (energy, |A|_F^2), `inside` (|A
+    Q_j|_F^2) and `random` (the same for each random subspace).
     """
 
     KIND = "composition"
@@ -78,8 +78,8 @@ class Composition(Result):
     def above(self) -> pd.DataFrame:
         """Returns the pairs above the 99th percentile of random subspaces.
 
-        One pair in a hundred is so by chance. Pairs share heads, so that their number scatters widely:
-        compare with an untrained network.
+        One pair in a hundred is so by chance. Pairs share heads, so that their number scatters
+        widely: compare with an untrained network.
         """
         table: Any = self._table("pairs")
         above = table[table["score"] > table["percentile_99"]]
@@ -124,21 +124,21 @@ def composition(
 ) -> Composition:
     """Measures the share of what head (l, i) writes that head (m, j) of a later layer reads.
 
-    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1]. Q_j = qr(U_j): in CRATE query, key and value read
-    one subspace (elsewhere role "q", "k" or "v" chooses). A is what arrives at layer m after its
-    LayerNorm: W_O,i `[d_head, d_model]`, with every code alike, carried by the layers between. 1 is
-    everything; a random subspace gets p/d.
+    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1]. Q_j = qr(U_j): in CRATE query, key and value
+    read one subspace (elsewhere role "q", "k" or "v" chooses). A is what arrives at layer m after
+    its LayerNorm: W_O,i `[d_head, d_model]`, with every code alike, carried by the layers between.
+    1 is everything; a random subspace gets p/d.
 
     through: "direct" carries it as if the stream came unchanged. "linear" carries it by the sparse
-    steps with all atoms on and norms of scale 1. "data" carries what the heads wrote in fact, z_i W_O,i
-    of every token, by the derivative of norms and steps at that token, with attention held fixed.
-    percentile_99: that of `draws` random subspaces of the same width (seed), for what arrives from this
-    head at this layer. Different from TransformerLens' composition scores, which divide by |A| |U_j|
-    and so have no such scale: only the span of U_j matters.
+    steps with all atoms on and norms of scale 1. "data" carries what the heads wrote in fact, z_i
+    W_O,i of every token, by the derivative of norms and steps at that token, with attention held
+    fixed. percentile_99: that of `draws` random subspaces of the same width (seed), for what
+    arrives from this head at this layer. Different from TransformerLens' composition scores, which
+    divide by |A| |U_j| and so have no such scale: only the span of U_j matters.
 
-    data, limit: as in `ci.sweep`, for "data" alone. Raises ValueError for another `through` or role,
-    for data that is missing or not used, for a single layer, and for other models than those of images
-    and language.
+    data, limit: as in `ci.sweep`, for "data" alone. Raises ValueError for another `through` or
+    role, for data that is missing or not used, for a single layer, and for other models than those
+    of images and language.
     """
     _check(model, data, through, role, draws, batch_size)
     settings = {"through": through, "role": role, "draws": draws, "seed": seed}

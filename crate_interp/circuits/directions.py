@@ -28,8 +28,8 @@ def names_of(model: Any) -> list[str]:
 def directions(model: Any) -> pd.DataFrame:
     """Returns a row per layer and atom: layer, atom, raises, lowers, nearest, nearest_cosine.
 
-    raises, lowers: the classes or tokens whose logit the atom's direction moves most. nearest: atoms
-    of other layers by the cosine of columns of D.
+    raises, lowers: the classes or tokens whose logit the atom's direction moves most. nearest:
+    atoms of other layers by the cosine of columns of D.
     """
     raises, lowers = _logits(model)
     nearest, cosines = _nearest(model)

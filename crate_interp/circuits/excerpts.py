@@ -20,8 +20,8 @@ _BEFORE, _AFTER = 12, 4  # tokens of a context
 def excerpts(places: pd.DataFrame, model: Any, samples: Samples, progress: bool) -> dict[str, Any]:
     """Returns the tables `tiles` and `contexts` for places, a table of samples and tokens.
 
-    tiles (images): sample, token, picture, the bytes of a lossless WebP. contexts (text): sample, token,
-    before, at, after. Each place has one row, in one of the two. The samples are read again.
+    tiles (images): sample, token, picture, the bytes of a lossless WebP. contexts (text): sample,
+    token, before, at, after. Each place has one row, in one of the two. The samples are read again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates().sort_values(["sample", "token"])
     by_sample = {sample: own.tolist() for sample, own in wanted.groupby("sample")["token"]}

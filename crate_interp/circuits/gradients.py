@@ -24,13 +24,16 @@ def attribution_patch(
 ) -> Float[Tensor, "layer head"]:
     """For each head, `<z_source - z_base, d metric / d z>`: what patching its output in would change, to first order.
 
-    steps=1: the gradient of the base run (TransformerLens `attribution_patch`, nodes of heads). steps > 1: the mean of gradients at
-    `steps` points, midpoints of the way from the base's embedding to the source's: integrated gradients (EAP-IG, arXiv
-    2403.17806), which TransformerLens 4.3 declares and does not have. One forward and backward for each step, whatever the
-    number of heads; `ci.circuits.path_patch` and activation patching are the causal check of what is found.
+    steps=1: the gradient of the base run (TransformerLens `attribution_patch`, nodes of heads).
+    steps > 1: the mean of gradients at `steps` points, midpoints of the way from the base's
+    embedding to the source's: integrated gradients (EAP-IG, arXiv 2403.17806), which
+    TransformerLens 4.3 declares and does not have. One forward and backward for each step, whatever
+    the number of heads; `ci.circuits.path_patch` and activation patching are the causal check of
+    what is found.
 
-    source, base: two inputs of one shape; metric(logits) -> a number with a gradient. Raises ValueError for inputs that differ
-    in shape, steps below 1, and a metric that is no number or has no gradient.
+    source, base: two inputs of one shape; metric(logits) -> a number with a gradient. Raises
+    ValueError for inputs that differ in shape, steps below 1, and a metric that is no number or has
+    no gradient.
     """
     check_runs(model, source, base)
     if not checks.is_int(steps) or steps < 1:

@@ -18,8 +18,8 @@ _COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 class LogitLens(Result):
     """The likeliest answers by layer, if the last norm and the unembedding read the stream there.
 
-    `table()`: sample, layer (layer l is the stream before it, the last row is after all layers), rank,
-    answer, probability.
+    `table()`: sample, layer (layer l is the stream before it, the last row is after all layers),
+    rank, answer, probability.
     """
 
     KIND = "logit_lens"
@@ -66,13 +66,13 @@ def logit_lens(
 ) -> LogitLens:
     """Returns the `count` likeliest answers by layer at one token of a sample.
 
-    `softmax(LN(Z^l) W_U + b_U)`, TransformerLens' `cache.logit_lens()`. position: that of the token, in
-    language models; of images it is CLS (or each token if the mean is pooled, and `position` chooses).
-    In CRATE and CRATE-LM the stream before the last layer is written in other atoms than the last norm
-    reads, so that early rows may mean nothing.
+    `softmax(LN(Z^l) W_U + b_U)`, TransformerLens' `cache.logit_lens()`. position: that of the
+    token, in language models; of images it is CLS (or each token if the mean is pooled, and
+    `position` chooses). In CRATE and CRATE-LM the stream before the last layer is written in other
+    atoms than the last norm reads, so that early rows may mean nothing.
 
-    Raises ValueError for samples and positions that the cache does not have, and KeyError for a cache
-    without hook_resid_pre.
+    Raises ValueError for samples and positions that the cache does not have, and KeyError for a
+    cache without hook_resid_pre.
     """
     model = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):

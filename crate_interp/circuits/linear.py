@@ -35,7 +35,8 @@ def pushed(
 ) -> Float[Tensor, "count batch pos d_model"]:
     """Returns the derivative of a function of the stream at `at` along each of several tangents.
 
-    It takes two reverse passes: the first is linear in its cotangent w, and the derivative of that is the forward one.
+    It takes two reverse passes: the first is linear in its cotangent w, and the derivative of that
+    is the forward one.
     """
     with torch.enable_grad():
         x = at.detach().requires_grad_()

@@ -1,7 +1,8 @@
 """TransformerLens' activation patching for images: positions are tokens, CLS first, then patches row by row.
 
-The functions have the names of `transformer_lens.patching`, whose positions are columns of the input: of an image, pixels. Here
-they are tokens, of texts and of images alike. Sweeps over whole heads have no positions and are TransformerLens' own.
+The functions have the names of `transformer_lens.patching`, whose positions are columns of the
+input: of an image, pixels. Here they are tokens, of texts and of images alike. Sweeps over whole
+heads have no positions and are TransformerLens' own.
 """
 
 from collections.abc import Callable

@@ -29,14 +29,16 @@ def path_patch(
 ) -> Tensor:
     """The metric when one head tells the receivers what it said in another run: `[layer, head]`, NaN for heads not asked for.
 
-    For each sender, as in arXiv 2211.00593 (IOI): the base run with the sender's output from `source` and every other head's
-    held as in the base run, so that only the path through norms and sparse steps is left; then the base run with what the
-    receivers read on that path. Steps are computed anew: in CRATE they re-code the stream, and no path goes around them. Where
-    nothing came through, the value is metric(model(base)).
+    For each sender, as in arXiv 2211.00593 (IOI): the base run with the sender's output from
+    `source` and every other head's held as in the base run, so that only the path through norms and
+    sparse steps is left; then the base run with what the receivers read on that path. Steps are
+    computed anew: in CRATE they re-code the stream, and no path goes around them. Where nothing
+    came through, the value is metric(model(base)).
 
-    source, base: two inputs of one shape. metric(logits) -> a number. receivers: (layer, head) pairs, or "logits". senders:
-    None for every head before the last receiver. roles: which of "q", "k", "v" the receivers hear it in. positions: of the
-    sender's output, such as `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`. Two forwards for each sender. Raises
+    source, base: two inputs of one shape. metric(logits) -> a number. receivers: (layer, head)
+    pairs, or "logits". senders: None for every head before the last receiver. roles: which of "q",
+    "k", "v" the receivers hear it in. positions: of the sender's output, such as
+    `hooks.edit.patch_positions([(2, 3)], model.cfg.grid)`. Two forwards for each sender. Raises
     ValueError for heads there are not, inputs that differ in shape, and a metric that is no number.
     """
     layers, heads = model.cfg.n_layers, model.cfg.n_heads

@@ -23,11 +23,11 @@ class CircuitScores(Result):
     """What a metric keeps with the circuit's heads alone and without them, beside random circuits.
 
     `table()`: measure, value, random_mean, random_low, random_high (the middle 95 %) and
-    share_as_good, `(1 + k) / (1 + n)` where k of n random circuits of as many heads do as well. Best
-    are faithfulness 1, completeness 0, minimality high. `table("heads")`: what taking each head out of
-    the circuit costs (minimality). meta: `whole` and `none`, the metric with all heads and with every
-    head ablated. All are of one set of inputs: if the two metrics are close the ratios scatter, so
-    look at them, and at other inputs.
+    share_as_good, `(1 + k) / (1 + n)` where k of n random circuits of as many heads do as well.
+    Best are faithfulness 1, completeness 0, minimality high. `table("heads")`: what taking each
+    head out of the circuit costs (minimality). meta: `whole` and `none`, the metric with all heads
+    and with every head ablated. All are of one set of inputs: if the two metrics are close the
+    ratios scatter, so look at them, and at other inputs.
     """
 
     KIND = "circuit_scores"
@@ -62,13 +62,15 @@ def evaluate(
 ) -> CircuitScores:
     """Scores a circuit's heads by ablating heads (arXiv 2211.00593, section 4), F the metric, M all heads, C the circuit's:
 
-    faithfulness `(F(C) - F(none)) / (F(M) - F(none))`, 1 where the circuit alone does what the model does; completeness
-    `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|` over C itself and random subsets K of C, 0 where nothing outside
-    the circuit does its work; minimality `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 where every head counts.
+    faithfulness `(F(C) - F(none)) / (F(M) - F(none))`, 1 where the circuit alone does what the
+    model does; completeness `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|` over C
+    itself and random subsets K of C, 0 where nothing outside the circuit does its work; minimality
+    `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 where every head counts.
 
-    ablation: "mean" puts each head's mean over `reference` (None: inputs) in its place, position by position; "zero" nothing. Sparse
-    steps stay on: they belong to no head. random: how many circuits of the same number of heads, from all heads, to compare with.
-    Raises ValueError for a circuit without heads or with all, heads there are not, a metric that is no number, and one that
+    ablation: "mean" puts each head's mean over `reference` (None: inputs) in its place, position by
+    position; "zero" nothing. Sparse steps stay on: they belong to no head. random: how many
+    circuits of the same number of heads, from all heads, to compare with. Raises ValueError for a
+    circuit without heads or with all, heads there are not, a metric that is no number, and one that
     ablating every head does not change.
     """
     if ablation not in _ABLATIONS:

@@ -32,8 +32,8 @@ def examples(
 ) -> pd.DataFrame:
     """Returns a row per example: group ("best" or "worst"), sample, label, layer, head, score, pictures.
 
-    picture and mask: PNG bytes; the mask is 255 where the data has a class. map: what the head attends
-    to, row by row over a grid of rows x columns. The model runs once for each example.
+    picture and mask: PNG bytes; the mask is 255 where the data has a class. map: what the head
+    attends to, row by row over a grid of rows x columns. The model runs once for each example.
     """
     ranked: Any = images.sort_values(["score", "sample"], ascending=[False, True])
     groups = {"best": ranked.head(SHOWN), "worst": ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]}

@@ -19,13 +19,13 @@ CELL = {
 class SegmentResult(Result):
     """How well attention maps segment.
 
-    `table("scores")`, the main table: a row per rule, resolution, way and layer (empty if the head is
-    fixed over all layers; `head_layer` and `head` name it if both halves agree), with 95 % bootstrap
-    intervals over images. Beside it stands the score of the same maps on the mask of the next image,
-    with their patches in random order, of the untrained network, of all foreground and of a centred
-    map. `table("heads")`: a row per rule, resolution, layer and head. `table("images")`: a row per
-    image with an object: its score by the fixed head, mass rule, tokens. `table("examples")`: the
-    images with the highest and lowest scores.
+    `table("scores")`, the main table: a row per rule, resolution, way and layer (empty if the head
+    is fixed over all layers; `head_layer` and `head` name it if both halves agree), with 95 %
+    bootstrap intervals over images. Beside it stands the score of the same maps on the mask of the
+    next image, with their patches in random order, of the untrained network, of all foreground and
+    of a centred map. `table("heads")`: a row per rule, resolution, layer and head.
+    `table("images")`: a row per image with an object: its score by the fixed head, mass rule,
+    tokens. `table("examples")`: the images with the highest and lowest scores.
 
     Stored tables: `samples` and `head_samples` as a sweep has them, the same of the untrained twins
     with their seed, `constants` (scores that need no network, per image) and `examples`.

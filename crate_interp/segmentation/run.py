@@ -39,20 +39,20 @@ def segment(
 ) -> SegmentResult:
     """Scores the attention masks of every layer and head against the masks of `data`, beside chance.
 
-    The score is the Jaccard index. data: images with masks, such as "embedded:cutouts", "cutouts:DIR",
-    "voc:DIR", "coco:FILE" or a datasets.Dataset with an image and a mask column. Masks are made of
-    maps by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and judged at two
-    resolutions (`ci.probes.segmentation`).
+    The score is the Jaccard index. data: images with masks, such as "embedded:cutouts",
+    "cutouts:DIR", "voc:DIR", "coco:FILE" or a datasets.Dataset with an image and a mask column.
+    Masks are made of maps by two rules, "mass" and "top" (`ci.measures.mass_mask`, `top_mask`), and
+    judged at two resolutions (`ci.probes.segmentation`).
 
     A layer is scored in three ways. "best head for each image" is the published mIoU (arXiv
-    2308.16271 eq. 13-14): the mask itself chooses the head. "fixed head" takes the head that is best
-    on the other half of the images. "mean over heads" takes all.
+    2308.16271 eq. 13-14): the mask itself chooses the head. "fixed head" takes the head that is
+    best on the other half of the images. "mean over heads" takes all.
 
     Chance levels: the same maps judged by the mask of the next image, which keeps what they know of
     where objects mostly are; the same maps with their patches in random order; both choose the head
-    in the same way. Further: `untrained` networks with random weights (seeds 0, 1, ..., their mean),
-    all foreground, and a centred map. Intervals are over images, with the chosen heads fixed. The data
-    is read once for each network; maps are not kept.
+    in the same way. Further: `untrained` networks with random weights (seeds 0, 1, ..., their
+    mean), all foreground, and a centred map. Intervals are over images, with the chosen heads
+    fixed. The data is read once for each network; maps are not kept.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model has no CLS token, or if a setting is refused by the measures.
