@@ -1,6 +1,9 @@
 """ci.segment: scores against a slow form, what chance has, and what is refused."""
 
+import base64
+import io
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -331,21 +334,15 @@ def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
     folders = []
     for name, batch_size in (("one", 2), ("two", 2), ("three", 5)):
         result = ci.segment(net, data, batch_size=batch_size, progress=False)
-        ci.viz.segment_page(result, net, data, tmp_path / name)
+        ci.viz.segment_page(result, tmp_path / name)
         folders.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert folders[0] == folders[1]
-    assert set(folders[0]) == {
-        "scores.csv",
-        "heads.csv",
-        "images.csv",
-        "segment.json",
-        "segment.html",
-    }
-    assert (
-        json.loads(folders[0]["segment.json"])["probes"]["segmentation"]["settings"]["mass"] == 0.6
-    )
-    table = ci.segment(net, data, batch_size=2, progress=False).scores
-    np.testing.assert_allclose(table["value"], result.scores["value"], rtol=1e-6)
+    tables = {f"{table}.parquet" for table in result.tables}
+    assert set(folders[0]) == {"segment.html", "meta.json", *tables}
+    meta = json.loads(folders[0]["meta.json"])
+    assert meta["probes"]["segmentation"]["settings"]["mass"] == 0.6
+    table = ci.segment(net, data, batch_size=2, progress=False).table()
+    np.testing.assert_allclose(table["value"], result.table()["value"], rtol=1e-6)
 
 
 def test_scores_of_every_head_are_kept_and_saved(tmp_path):
@@ -432,20 +429,41 @@ def test_hooks_on_the_pattern_are_seen():
     np.testing.assert_allclose(rows, np.array(wanted)[:, None].repeat(3, 1), rtol=1e-6)
 
 
-def test_the_page_belongs_to_its_model_and_data_and_escapes_what_they_are_called(tmp_path):
+def test_the_page_escapes_what_images_are_called(tmp_path):
     net, data = model(), dataset(6)
     bad = "<script>alert(1)</script>" * 9
     data = data.remove_columns("label").add_column("label", [[bad], None, [bad], [bad], [], [bad]])
     result = ci.segment(net, data, untrained=0, progress=False)
-    page = ci.viz.segment_page(result, net, data, tmp_path).read_text()
+    page = ci.viz.segment_page(result, tmp_path).read_text()
     assert "<script" not in page and "&lt;script&gt;" in page
-    for what, call in {
-        "model": lambda: ci.viz.segment_page(result, model(3), data, tmp_path / "other"),
-        "data": lambda: ci.viz.segment_page(result, net, dataset(6, seed=5), tmp_path / "other"),
-    }.items():
-        with pytest.raises(ValueError, match=f"of another {what}"):
-            call()
-    assert not list((tmp_path / "other").glob("*"))
+
+
+def overlays(page, sample):
+    """The tiles over an image of a page: the mask of the data, the map, the mask made of it."""
+    found = re.findall(
+        rf'<div class="sample-{sample}"[^>]*><img alt="" src="data:image/png;base64,([^"]+)"', page
+    )
+    return [np.asarray(Pillow.open(io.BytesIO(base64.b64decode(text)))) for text in found]
+
+
+def test_the_page_shows_the_images_masks_and_maps_of_the_result(tmp_path):
+    net, data = model(), dataset(7, binary=False)
+    result = ci.segment(net, data, untrained=0, mass=0.5, progress=False)
+    page = ci.viz.segment_page(result, tmp_path / "page").read_text()
+    loaded = ci.SegmentResult.load(tmp_path / "page")
+    assert ci.viz.segment_page(loaded, tmp_path / "again").read_text() == page
+    examples = result.table("examples")
+    assert len(examples) == 7
+    for row in examples.to_dict("records"):
+        assert f"image {row['sample']}, label kind" in page
+        assert base64.b64encode(row["picture"]).decode() in page
+        true, map, found = overlays(page, row["sample"])
+        wanted = np.asarray(data[row["sample"]]["mask"])
+        assert np.array_equal(true > 0, (wanted != 0) & (wanted != 255))
+        values = np.array(row["map"]).reshape(GRID)
+        assert map.max() == map.flat[values.argmax()] and map.shape == GRID
+        mask = mass_mask(torch.tensor(row["map"]), 0.5).numpy().reshape(GRID)
+        assert np.array_equal(found > 0, mask)
 
 
 def test_labels_are_called_what_the_data_calls_them():
