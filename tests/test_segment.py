@@ -249,7 +249,8 @@ def test_the_table_agrees_with_a_slow_one():
     )
     probe, kept = segmentation(mass=0.5, fraction=0.4), [0, 1, 2, 3, 5, 6, 7, 8]
     followed = [0, 1, 2, 5, 6, 7, 8]  # by an image with an object
-    assert result.meta["without_object"] == 1 and result.meta["untrained"] == 2
+    images = result.table("images")
+    assert result.meta["n_samples"] - len(images) == 1 and result.meta["untrained"] == 2
     own, *twins = (
         ci.sweep(other, data, probes=probe, controls=False, progress=False)
         for other in (net, model(0), model(1))
@@ -284,9 +285,8 @@ def test_the_table_agrees_with_a_slow_one():
                 assert row["all_foreground"] == pytest.approx(every, rel=1e-6)
                 assert row["low"] <= row["value"] <= row["high"] and row["low"] < row["high"]
                 named += wanted[key][1] is not None
-            heads = result.heads.query("rule == @rule and resolution == @resolution").set_index(
-                ["layer", "head"]
-            )
+            heads = result.table("heads").query("rule == @rule and resolution == @resolution")
+            heads = heads.set_index(["layer", "head"])
             for column, sweeps, suffix in (
                 ("value", [own], ""),
                 ("random", [own], "_random"),
@@ -301,10 +301,10 @@ def test_the_table_agrees_with_a_slow_one():
                 np.testing.assert_allclose(heads[column], np.mean(tables, axis=0), rtol=1e-6)
     assert 0 < named < 12  # halves agree on a head sometimes
     overall = slow_rows(own, "mass_token", kept)["fixed head", None][0]
-    np.testing.assert_allclose(result.images["score"], overall, rtol=1e-6)
-    assert list(result.images["sample"]) == kept
-    assert list(result.images["label"]) == [f"kind {place % 3}" for place in kept]
-    assert "fixed head" in repr(result) and "mask of another image" in repr(result)
+    np.testing.assert_allclose(images["score"], overall, rtol=1e-6)
+    assert list(images["sample"]) == kept
+    assert list(images["label"]) == [f"kind {place % 3}" for place in kept]
+    assert "mask of another image" in repr(result)
     assert result.cells()[1][1][3].count(",") == 2 and "nan" not in str(
         ci.segment(net, data, untrained=0, progress=False).cells()
     )
