@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
-from crate_interp.data import Samples
+from crate_interp.data import Samples, forms
 from crate_interp.models.cache import CrateCache
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
@@ -153,8 +153,8 @@ def check_masks(probes: list[Probe], samples: Samples | None) -> None:
         )
     if wanting and samples and samples.masks is None:
         raise ValueError(
-            f'the probe {wanting!r} needs masks, and the data has none: give "embedded:cutouts", "cutouts:DIR", "voc:DIR", '
-            '"coco:FILE", or a datasets.Dataset with an image and a mask column.'
+            f"the probe {wanting!r} needs masks, and the data has none: give {forms(masks=True)}, "
+            "or a datasets.Dataset with an image and a mask column."
         )
     if wanting and samples and samples.masks:
         samples.masks(
