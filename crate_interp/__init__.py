@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
+    from crate_interp.reports import report
     from crate_interp.segmentation import SegmentResult, segment
     from crate_interp.sweeps import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
-    from crate_interp.reports import report
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
