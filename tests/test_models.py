@@ -16,9 +16,16 @@ POS = 13
 def plain(model, images):
     cfg = model.cfg
     return forward(
-        published_layout(model), images, cfg.family, cfg.n_heads, cfg.patch_size, variant=cfg.variant, pool=cfg.pool,
-        eta=cfg.eta, lambd=cfg.lambd,
-    )  # fmt: skip
+        published_layout(model),
+        images,
+        cfg.family,
+        cfg.n_heads,
+        cfg.patch_size,
+        variant=cfg.variant,
+        pool=cfg.pool,
+        eta=cfg.eta,
+        lambd=cfg.lambd,
+    )
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -39,7 +46,7 @@ def test_variants_equal_a_plain_forward(variant, images):
 
 
 def test_variants_are_what_their_names_say(images):
-    # C adds sum_k U_k SSA_k, N takes it away, T uses the transpose, identity puts the heads side by side
+    # C adds sum_k U_k SSA_k, N subtracts it, T uses the transpose, identity puts heads side by side
     c, n, t, i = (
         make(variant=v, d_model=HEADS * D_HEAD, n_layers=1) for v in ("c", "n", "t", "identity")
     )
@@ -90,7 +97,8 @@ def test_identical_tokens_are_fixed_by_attention():
 
 
 def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
-    # D^T D = I makes the gradient D^T D y - D^T y = y - D^T y: at eta 1 the code is ReLU(D^T y - lambd)
+    # D^T D = I makes the gradient D^T D y - D^T y = y - D^T y:
+    # at eta 1 the code is ReLU(D^T y - lambd)
     model = make(eta=1.0, lambd=0.2, n_layers=1)
     mlp = model.blocks[0].mlp
     mlp.D.data = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL))[0]
@@ -99,7 +107,8 @@ def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
 
 
 def test_official_initialisation():
-    # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3; kaiming_uniform for D: E D^T D = 2 I
+    # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3;
+    # kaiming_uniform for D: E D^T D = 2 I
     torch.manual_seed(0)
     model = ci.HookedCrate(
         ci.CrateConfig(family="crate", d_model=256, n_layers=1, n_heads=4, image_size=32)
@@ -360,7 +369,10 @@ def test_interpolated_positions_follow_dino_not_a_plain_resize():
 
 
 def _dino(image, size):
-    """Cubic convolution (a = -0.75) at (i + 0.5) / scale - 0.5 with scale = (size + 0.1) / grid, edges repeated."""
+    """Cubic convolution (a = -0.75) at (i + 0.5) / scale - 0.5, scale = (size + 0.1) / grid.
+
+    Edges are repeated.
+    """
 
     def weights(length, out):
         matrix = torch.zeros(out, length, dtype=torch.float64)

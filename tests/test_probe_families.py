@@ -1,4 +1,4 @@
-"""The probes on every family, at every half step, and with each of their options; and their negative controls."""
+"""The probes on every family, at every half step, with each of their options; their controls."""
 
 import math
 
@@ -338,7 +338,10 @@ def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images)
 
 
 def test_a_tight_frame_has_the_rate_of_its_energy(images):
-    """13 tokens of width 31: a flat spectrum of 13 directions, R = 13/2 ln(1 + d c / (N eps^2)), c = |Z|^2 / 13."""
+    """13 tokens of width 31: R = 13/2 ln(1 + d c / (N eps^2)), c = |Z|^2 / 13.
+
+    The spectrum is flat, with 13 directions.
+    """
     model = make()
     table = sweep(model, images[:2]).controls()
     _, cache = model.run_with_cache(images[:2])
@@ -390,7 +393,7 @@ def test_random_weights_are_the_official_initialisation(images):
 
 
 def test_a_users_probe_may_read_any_part_of_a_layer(images):
-    """Under a control too, where the layer is a stand-in: its norm, its output map, its switches."""
+    """Under a control too, where a stand-in is the layer: its norm, its output map, its switches."""
 
     def measure(block, acts):
         weight = (
