@@ -129,7 +129,7 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
 
 
 def test_greedy_generation(lm):
-    """Appends the likeliest token again and again, without a cache; past n_ctx from n_ctx tokens."""
+    """Appends the likeliest token, again and again, without a cache; from the last n_ctx tokens."""
     tokens = ids(pos=5)
     made = lm.generate(tokens, 12)
     assert made.shape == (2, 17) and torch.equal(made[:, :5], tokens)
@@ -269,7 +269,7 @@ def test_every_text_comes_back(chat, text):
 
 
 def slow_bpe(piece, ranks):
-    """tiktoken's rule: of all neighbours, the pair whose union has the lowest rank merges, the leftmost first."""
+    """tiktoken's rule: the neighbours whose union has the lowest rank merge, the leftmost first."""
     parts = [bytes([byte]) for byte in piece]
     while True:
         pairs = [
@@ -312,7 +312,7 @@ def test_masks_and_windows():
 
 
 def test_rotations():
-    """A rotated pair depends only on the distance of its positions; codes have root mean square one."""
+    """A rotated pair depends only on the distance of its positions; codes have length sqrt(p)."""
     cfg = make_lm("nanochat-crate").cfg
     codes = torch.randn(1, 9, HEADS, 6, dtype=torch.float64)
     codes[:] = codes[:, :1]  # the same code everywhere

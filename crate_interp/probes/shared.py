@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
@@ -15,7 +15,7 @@ from crate_interp.models.block import CrateBlock
 class StandIn:
     """A module with some of its attributes replaced; a user's own probe may read any other."""
 
-    def __init__(self, real: Any, **replaced: Any) -> None:
+    def __init__(self, real: nn.Module, **replaced: "Tensor | StandIn") -> None:
         self.__dict__ |= {"_real": real, **replaced}
 
     def __getattr__(self, name: str) -> Any:
