@@ -188,9 +188,8 @@ def attend(
     """Returns the values that each query gathers; `attn` has the hook points."""
     if context and context.past is not None:
         k, v = context.past.extend(context.layer, k, v)
-    return torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2)).transpose(
-        1, 2
-    )  # [batch, pos, head, d_head]
+    heads = torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2))
+    return heads.transpose(1, 2)  # [batch, pos, head, d_head]
 
 
 def _pattern(

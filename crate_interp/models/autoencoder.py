@@ -287,7 +287,7 @@ def random_mask(
     if not right:
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
-            f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}; a ratio is "
+            f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}, or a ratio, "
             "mask_ratio=0.75."
         )
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)

@@ -67,7 +67,7 @@ class CrateBlock(nn.Module):
             return self.hook_resid_post(mid + self.hook_mlp_out(out))
         if is_hooked(self.hook_mlp_out):
             change = out - mid
-            # the difference between what the hook returned and what it saw: 0, and so no bit is
-            # changed, where it only looked
+            # the difference between what the hook returned and what it saw is 0 if it changed
+            # nothing, so that then no bit of the stream changes
             out = out + (self.hook_mlp_out(change.clone()) - change)
         return self.hook_resid_post(out)

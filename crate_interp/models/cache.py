@@ -47,16 +47,13 @@ class CrateCache(ActivationCache):
     def _why_missing(self, name: str) -> str:
         """Returns why the cache has no point of this name, and what to type instead."""
         try:
-            if (
-                self.model is not None
-            ):  # TransformerLens lets users drop it, so that its memory is freed
+            if self.model is not None:  # users may drop it, so that its memory is freed
                 self.model.check_point(name)
         except KeyError as error:
             return error.args[0]
         return (
             f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}, "
-            "...]), or leave "
-            "names_filter out to cache everything."
+            "...]), or leave names_filter out to cache everything."
         )
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -79,8 +76,7 @@ class CrateCache(ActivationCache):
         if not hasattr(self.model, "lens_positions"):
             raise AttributeError(
                 f"{type(self.model).__name__} has no single stream to read out: take cache.visual "
-                "or cache.text of a CLIP, "
-                "cache.decoder of a masked autoencoder."
+                "or cache.text of a CLIP, cache.decoder of a masked autoencoder."
             )
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
@@ -113,8 +109,7 @@ class CrateCache(ActivationCache):
         if not self.model.cfg.residual:
             raise ValueError(
                 "the sparse step of this family replaces the stream, so atoms of different layers "
-                "do not add up to it: use "
-                "expand_neurons=False, or read blocks.{l}.mlp.hook_post."
+                "do not add up to it: use expand_neurons=False, or read blocks.{l}.mlp.hook_post."
             )
 
     def _part(self, name: str) -> "CrateCache":

@@ -124,10 +124,8 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        for tower in (
-            self.visual,
-            self.text,
-        ):  # one count of open contexts: the hook points are the same
+        # one count of open contexts: the hook points are the same
+        for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
         set_runtime(self.cfg, device=self.logit_scale.device, dtype=self.logit_scale.dtype)
         self.setup()

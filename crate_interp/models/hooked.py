@@ -132,7 +132,7 @@ class HookedModel(HookedRootModule, SharedModel):
         pooled = self.cfg.pool == "mean"  # then ln_final sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
-            # autograd goes on to add into a gradient it has handed out
+            # a copy of gradients: autograd goes on adding to what it handed out
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
             if not name.endswith(_NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
                 kept = cut.apply(kept, dim=-2 if name.endswith(_QUERY_AXIS) else 1)
@@ -208,7 +208,7 @@ class HookedModel(HookedRootModule, SharedModel):
         super().add_hook(name, hook, *args, **kwargs)
 
     def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Any) -> None:
-        self._prepare(name)  # run_with_hooks and hooks() come by here
+        self._prepare(name)  # run_with_hooks and hooks() call this
         super()._enable_hook(name, hook, dir)
 
     def _prepare(self, name: str | Callable[[str], bool]) -> None:

@@ -41,8 +41,8 @@ class ImageMixin:
             )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(
-                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, width]"
-                f" ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
+                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, "
+                f"width] ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
             )
         if shape[0] == 0:
             raise ValueError(f"images have shape {shape}: there is no image in the batch.")
@@ -52,8 +52,8 @@ class ImageMixin:
         if not self._allows_other_sizes():
             raise ValueError(
                 f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x "
-                f"{cfg.image_size[1]}: "
-                "resize them (model.preprocess), or load the model with interpolate_pos=True."
+                f"{cfg.image_size[1]}: resize them (model.preprocess), or load the model with "
+                "interpolate_pos=True."
             )
         if any(
             side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)
@@ -122,8 +122,7 @@ def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
     )
     return (
         f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. "
-        "The nearest sizes that fit: "
-        f"{fits}. Pad them, model(model.pad(images)), or load the model with resize=({above[0]}, "
-        f"{above[1]}), crop=None, "
-        "interpolate_pos=True and give pictures to model.preprocess."
+        f"The nearest sizes that fit: {fits}. Pad them, model(model.pad(images)), or load the "
+        f"model with resize=({above[0]}, {above[1]}), crop=None, interpolate_pos=True and give "
+        "pictures to model.preprocess."
     )

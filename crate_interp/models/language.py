@@ -31,7 +31,7 @@ class Unembed(nn.Module):
     def __init__(self, cfg: CrateConfig, embed: nn.Embedding) -> None:
         super().__init__()
         self.d_vocab, self.softcap = cfg.d_vocab, cfg.softcap
-        # in a tuple: not a second owner of the table
+        # in a tuple, so that this module does not own the table too
         self._tied = (embed,) if cfg.family != "nanochat-crate" else ()
         if not self._tied:
             self.weight = nn.Parameter(0.001 * torch.randn(embed.num_embeddings, cfg.d_model))

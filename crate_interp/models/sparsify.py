@@ -43,9 +43,8 @@ class ISTA(SparseStep):
         """
         gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
         corr = self.hook_corr(F.linear(y, self.D.T))
-        step = (
-            self.hook_grad(gram - corr) * -self.eta
-        )  # the bits of -(eta * grad), one pass cheaper
+        # the bits of -(eta * grad), one pass cheaper
+        step = self.hook_grad(gram - corr) * -self.eta
         step -= self.eta * self.lambd
         return step
 
@@ -62,14 +61,12 @@ class ISTA(SparseStep):
         return torch.eye(self.D.shape[1]).to(self.D)
 
     def __getattr__(self, name: str) -> Any:
-        if name in (
-            "W_in",
-            "W_out",
-        ):  # what TransformerLens reads of an MLP; torch hides the error of a property
+        # TransformerLens reads these of an MLP; torch would hide the error of a property
+        if name in ("W_in", "W_out"):
             raise AttributeError(
                 f"this layer has no {name}: in CRATE the sparse code is the next stream, no "
-                "decoder follows it. "
-                "Read blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
+                "decoder follows it. Read blocks.{l}.mlp.hook_post, or mlp.D for the "
+                "dictionary."
             )
         return super().__getattr__(name)
 

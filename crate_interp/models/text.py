@@ -38,8 +38,7 @@ class TextMixin:
         if len({len(row) for row in rows}) > 1:
             raise ValueError(
                 f"the texts have {', '.join(str(len(row)) for row in rows[:8])} tokens: no CRATE "
-                "was trained with padding. "
-                "Give texts of equal length, or one at a time."
+                "was trained with padding. Give texts of equal length, or one at a time."
             )
         return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
 
@@ -92,8 +91,7 @@ class TextMixin:
         if self.tokenizer is None:
             raise ValueError(
                 "the model has no tokenizer: give token ids, or load it with one: ci.load(..., "
-                "tokenizer='gpt2') "
-                "(CRATE-LM and its baseline were trained with that of GPT-2)."
+                "tokenizer='gpt2') (CRATE-LM and its baseline were trained with that of GPT-2)."
             )
         return self.tokenizer
 
@@ -185,7 +183,10 @@ class GenerateMixin(TextMixin):
         past, n_ctx = Past(), self.cfg.n_ctx
         for _ in tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not progress):
             fits = tokens.shape[1] <= n_ctx
-            logits = self(tokens[:, past.length :], past=past) if fits else self(tokens[:, -n_ctx:])  # pyright: ignore[reportCallIssue]
+            model: Any = self
+            logits = (
+                model(tokens[:, past.length :], past=past) if fits else model(tokens[:, -n_ctx:])
+            )
             tokens = torch.cat(
                 [tokens, _choose(logits[:, -1], do_sample, temperature, top_k, generator)], dim=1
             )

@@ -86,9 +86,6 @@ def parse(text: str) -> Tokenizer:
     ):
         raise ValueError("special tokens are names and ids")
     plain = [token for token in added if not token["special"]]  # these do match text
-    whole = {
-        "added_tokens": plain,
-        "truncation": None,
-        "padding": None,
-    }  # every token of a text, and no other
-    return Tokenizer(core=Core.from_str(json.dumps(content | whole)), specials=specials)
+    # the tokens of a text are all of them, and no others
+    complete = {"added_tokens": plain, "truncation": None, "padding": None}
+    return Tokenizer(core=Core.from_str(json.dumps(content | complete)), specials=specials)

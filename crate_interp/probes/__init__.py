@@ -45,8 +45,7 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
         raise ValueError(
             f"probes are names or ci.Probe objects, got {type(probes).__name__}: give names such "
-            "as "
-            f"{', '.join(DEFAULT)}."
+            f"as {', '.join(DEFAULT)}."
         )
     asked = (
         DEFAULT

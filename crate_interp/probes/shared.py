@@ -101,8 +101,8 @@ def check_tokens(tokens: Tokens) -> Tokens:
     places = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
     if not places or not all(type(place) is int for place in places):
         raise ValueError(
-            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as "
-            "[1, 5, -1]."
+            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, "
+            "-1]."
         )
     if len(set(places)) < len(places):
         raise ValueError(f"tokens={tokens!r}: a position comes twice.")
