@@ -59,3 +59,11 @@ def first(samples: Samples, limit: int | None) -> Samples:
     n = samples.n if limit is None else min(limit, samples.n)
     labels = None if samples.labels is None else samples.labels[:n]
     return dataclasses.replace(samples, n=n, labels=labels)
+
+
+def part(samples: Samples, start: int, stop: int) -> Samples:
+    """Returns the samples with the numbers start to stop - 1 in the whole data set."""
+    begin = samples.start
+    labels = None if samples.labels is None else samples.labels[start - begin : stop - begin]
+    whole = samples.of or samples.n
+    return dataclasses.replace(samples, n=stop - start, labels=labels, start=start, of=whole)
