@@ -129,10 +129,10 @@ def test_the_last_row_of_the_lens_is_the_models_answer(name):
     logits, cache = model.run_with_cache(inputs)
     found = ci.circuits.logit_lens(cache, sample=1, count=3)
     best = (logits[1] if vision else logits[1, -1]).softmax(dim=-1).topk(3)
-    last = found.table.query("layer == @LAYERS")
+    last = found.table().query("layer == @LAYERS")
     assert last["probability"].tolist() == pytest.approx(best.values.tolist(), rel=1e-3)
     wanted = [f"<kind {place}>" if vision else str(place) for place in best.indices.tolist()]
-    assert last["answer"].tolist() == wanted and len(found.table) == 3 * (LAYERS + 1)
+    assert last["answer"].tolist() == wanted and len(found.table()) == 3 * (LAYERS + 1)
     html = found._repr_html_()
     assert html.count("<tr>") == LAYERS + 1 and "<kind" not in html
 

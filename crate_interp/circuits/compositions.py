@@ -28,11 +28,11 @@ Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
 
 def _pairs(result: Result) -> pd.DataFrame:
     senders, inside = result.table("senders"), result.table("inside")
-    energy = torch.from_numpy(senders["energy"].to_numpy())[:, None]
+    energy = torch.tensor(senders["energy"].to_numpy())[:, None]
     columns: list[np.ndarray] = []
     for name in ("inside", "random"):
         values = result.table(name)["inside"].to_numpy().reshape(len(senders), -1)
-        columns.append(_share(torch.from_numpy(values), energy))
+        columns.append(_share(torch.tensor(values), energy))
     edge = columns[1].quantile(0.99, dim=1).repeat_interleave(columns[0].shape[1])
     cfg = result.meta["config"]
     table = inside[[*_SENDER, "to_head"]].assign(score=columns[0].flatten().numpy())

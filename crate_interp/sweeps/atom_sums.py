@@ -127,6 +127,8 @@ def merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any
 
 def merged_pairs(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
     """Returns the counts over both sets of tokens."""
+    if not len(mine):
+        return mine
     pairs = zip(mine["counts"], theirs["counts"], strict=True)
     return mine.assign(counts=[np.asarray(one) + np.asarray(two) for one, two in pairs])
 

@@ -73,9 +73,9 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
         }
         table = tables.setdefault((*layers, wide.shape[2]), place)
         table[f"{probe}.{statistic}"] = wide.reshape(-1)
-    if not tables:
-        return pd.DataFrame()
     keys = ["sample", "layer", "head"]
+    if not tables:
+        return pd.DataFrame({name: np.array([], dtype=np.int64) for name in keys})
     frames = [pd.DataFrame(table) for table in tables.values()]
     return reduce(lambda one, two: one.merge(two, on=keys, how="outer", sort=True), frames)
 
