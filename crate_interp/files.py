@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place, then moved into it."""
+"""Files that are complete or not there: written beside their place, then moved into it."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Lets `writer` write a file, which takes the place of `path` when it is done; readable by all."""
+    """Lets `writer` write a file, which then takes the place of `path` and is readable by all."""
     part = path.with_name(path.name + ".part")
     writer(part)
     part.chmod(0o644)  # safetensors leaves its files readable by their owner alone
@@ -25,7 +25,10 @@ def write_parquet(path: Path, table: Any) -> None:
 
 
 def writable(out: str | Path) -> Path:
-    """The folder, made where there is none; ValueError where nothing can be written into it."""
+    """Returns a folder, which is made if there is none.
+
+    Raises ValueError if nothing can be written into it.
+    """
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)

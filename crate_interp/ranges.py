@@ -7,7 +7,7 @@ Range = dict[str, Any]
 
 
 def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
-    """Returns the samples start to stop - 1 of one data set; None stands for data that is not known."""
+    """Returns the samples start to stop - 1 of one data set; None stands for unknown data."""
     return [{"fingerprint": fingerprint, "start": start, "stop": stop}]
 
 
@@ -28,7 +28,8 @@ def shift(mine: Sequence[Range], theirs: Sequence[Range], next_number: Callable[
             low, high = max(entry["start"], own["start"]), min(entry["stop"], own["stop"])
             if same and low < high:
                 raise ValueError(
-                    f"samples {low} to {high - 1} are in both results: give results of different samples."
+                    f"samples {low} to {high - 1} are in both results: "
+                    "give results of different samples."
                 )
     return next_number() - theirs[0]["start"] if different(mine, theirs) else 0
 

@@ -5,18 +5,19 @@ from typing import Any
 
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
 from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
 from crate_interp.audits import audit as run_audit
+from crate_interp.data import Samples
 from crate_interp.files import writable, write_text
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
-from crate_interp.sweeps.stream import samples_of, twin
+from crate_interp.sweeps.stream import check_model, samples_of
 from crate_interp.sweeps.text import as_text
+from crate_interp.sweeps.twins import with_twins
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.curves import names
 from crate_interp.viz.on_image import attention_on_image
@@ -51,21 +52,25 @@ def report(
     untrained = checks.count("untrained", untrained, least=0)
     chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
     out = writable(out)
-    options: dict[str, Any] = {"probes": chosen, "limit": limit, "progress": progress}
-    result = sweep(model, data, **options)
-    _remove_figures(out)
-    result.save(out)  # before the twins: an interrupt must not cost what has been measured
-    twins = [
-        sweep(twin(model, seed), data, controls=False, **options)
-        for seed in tqdm(range(untrained), desc="untrained twins", disable=not progress)
-    ]
+    check_model(model)
+    samples = samples_of(model, data, limit)
+
+    def measure(network: Any, seed: int | None) -> SweepResult:
+        own = seed is None
+        result = sweep(network, samples, probes=chosen, controls=own, progress=progress)
+        if own:  # saved before the twins: an interrupt must not cost what has been measured
+            _remove_figures(out)
+            result.save(out)
+        return result
+
+    result, twins = with_twins(model, untrained, measure, progress)
     write_text(out / "layers.csv", _layers_csv(result, twins))
     write_text(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
     if audit:
         seeds = min(untrained, 1)
-        found = run_audit(model, data, limit=limit, untrained=seeds, progress=progress)
-        audit_page(found, out / "audit")
-    attention = _attention(model, data) if model.cfg.kind == "vision" else None
+        audited = run_audit(model, samples, untrained=seeds, progress=progress)
+        audit_page(audited, out / "audit")
+    attention = _attention(model, samples) if model.cfg.kind == "vision" else None
     return report_page(result, twins, out, attention=attention, audited=audit)
 
 
@@ -99,9 +104,8 @@ def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
     return rows.to_csv(index=False)
 
 
-def _attention(model: Any, data: Any) -> AttentionPictures:
+def _attention(model: Any, samples: Samples) -> AttentionPictures:
     """Returns the CLS attention of each head of the last layers over the first images."""
-    samples = samples_of(model, data, None)
     images = samples.read(0, min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
     count = len(model.blocks)
     shown = range(max(0, count - _SHOWN_LAYERS), count)

@@ -25,7 +25,7 @@ Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # ours, theirs, the 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """Named tables of numbers and where they come from; every measurement of this library returns one.
+    """Named tables of numbers and where they come from: what every measurement returns.
 
     `stored` holds the tables that were measured, `meta` the model, data, settings and versions.
     `table(name)` also gives the tables that are computed from the stored ones. Two results of

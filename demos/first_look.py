@@ -14,22 +14,19 @@ import crate_interp as ci
 
 def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        figures = (
-            ci.report(ci.load("crate-tiny-fashion"), "embedded:fashion", folder).parent / "figures"
-        )
-        left, right = figures / "compression.official_rate.png", figures / "attention-layer-4.png"
-        beside(Image.open(left).convert("RGB"), Image.open(right).convert("RGB")).save(
-            out, optimize=True
-        )
+        page = ci.report(ci.load("crate-tiny-fashion"), "embedded:fashion", folder)
+        figures = page.parent / "figures"
+        left = Image.open(figures / "compression.official_rate.png").convert("RGB")
+        right = Image.open(figures / "attention-layer-4.png").convert("RGB")
+        beside(left, right).save(out, optimize=True)
     print(out)
 
 
 def beside(left: Image.Image, right: Image.Image) -> Image.Image:
-    """Both pictures on white, the second a third taller: its words are small."""
+    """Returns both pictures on white, the second a third taller because its words are small."""
     height = left.height * 4 // 3
-    right = right.resize(
-        (round(right.width * height / right.height), height), Image.Resampling.LANCZOS
-    )
+    width = round(right.width * height / right.height)
+    right = right.resize((width, height), Image.Resampling.LANCZOS)
     page = Image.new("RGB", (left.width + right.width, height), "white")
     page.paste(left, (0, (height - left.height) // 2))
     page.paste(right, (left.width, 0))

@@ -1,11 +1,13 @@
-"""MaskCut on the codes of a layer, scored as COCO does: class-agnostic average precision by pycocotools.
+r"""Scores MaskCut on the codes of a layer as COCO does: class-agnostic average precision.
 
-    python demos/maskcut_coco.py                                  # the embedded composites and model
-    python demos/maskcut_coco.py --source model.pth --config n_heads=6 --coco instances_val2017.json --images val2017 --size 480
+    python demos/maskcut_coco.py            # the embedded composites and model
+    python demos/maskcut_coco.py --source model.pth --config n_heads=6 --size 480 \
+        --coco instances_val2017.json --images val2017
 
-Prints AP and AP50 of the masks, of the same network with random weights beside them, and writes results.json, which
-pycocotools' COCO.loadRes reads. The score of a mask is its order: MaskCut finds the clearest cut first. A mask at the
-resolution of patches cannot have a high AP: the edge of every object is a staircase.
+Prints AP and AP50, by pycocotools, of the trained network and of the same network with random
+weights. Writes results.json, which pycocotools' COCO.loadRes reads. The score of a mask is its
+order, because MaskCut finds the clearest cut first. Masks at the resolution of patches cannot have
+a high AP: the edge of every object is a staircase.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from crate_interp.sweeps.stream import twin
 
 
 def masks_of(model: Any, image: Tensor, layer: int, affinity: str) -> Tensor:
-    """Bool [3, h, w] of patches, from the codes of all heads of one layer side by side."""
+    """Returns masks of patches, bool [3, h, w], from the codes of all heads of one layer."""
     point = f"blocks.{layer}.attn.hook_k"
     with torch.no_grad():
         _, cache = model.run_with_cache(image, names_filter=[point])
@@ -40,7 +42,7 @@ def masks_of(model: Any, image: Tensor, layer: int, affinity: str) -> Tensor:
 
 
 def at_size(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """The masks at the size (height, width) of the image, each pixel as its patch."""
+    """Returns the masks at the size (height, width) of the image, by nearest neighbour."""
     wide = [
         Image.fromarray(mask.numpy()).resize((size[1], size[0]), Image.Resampling.NEAREST)
         for mask in masks
@@ -49,12 +51,12 @@ def at_size(masks: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def embedded_annotations() -> tuple[COCO, list[int]]:
-    """The embedded composites as COCO annotations, and the ids of the images."""
+    """Returns the embedded composites as COCO annotations, and the ids of the images."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for index, row in enumerate(ci.data.embedded("cutouts"), 1):
         mask = torch.from_numpy(np.array(row["mask"])) > 127
-        found = coco_results(mask[None], index, [1.0])[0]["segmentation"]
+        encoded = coco_results(mask[None], index, [1.0])[0]["segmentation"]
         height, width = (int(side) for side in mask.shape)
         images.append({"id": index, "width": width, "height": height})
         box = [0, 0, width, height]
@@ -62,7 +64,7 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
             "id": index,
             "image_id": index,
             "category_id": 1,
-            "segmentation": found,
+            "segmentation": encoded,
             "bbox": box,
             "iscrowd": 0,
         }
@@ -80,7 +82,7 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
 
 
 def precision(truth: Any, results: Any) -> tuple[float, float]:
-    """AP and AP50 of masks, classes left out of account."""
+    """Returns AP and AP50 of masks, regardless of classes."""
     if not results:
         return 0.0, 0.0
     with contextlib.redirect_stdout(io.StringIO()):
@@ -95,14 +97,12 @@ def precision(truth: Any, results: Any) -> tuple[float, float]:
 def results_of(
     model: Any, data: Any, ids: list[int], truth: COCO, args: argparse.Namespace, what: str
 ) -> list[dict]:
-    """COCO results of every image."""
+    """Returns the COCO results of every image."""
     samples = ci.data.open_data(data, model.preprocess, args.limit)
     results: list[dict[str, Any]] = []
     for place in tqdm(range(samples.n), desc=what, unit="image"):
-        size = truth.imgs[ids[place]]
-        masks = masks_of(
-            model, samples.read(place, place + 1), args.layer % len(model.blocks), args.affinity
-        )
+        size, image = truth.imgs[ids[place]], samples.read(place, place + 1)
+        masks = masks_of(model, image, args.layer % len(model.blocks), args.affinity)
         wide = at_size(masks, (size["height"], size["width"]))
         results += coco_results(wide, ids[place], [1.0, 0.5, 0.25])
     return results
@@ -114,7 +114,7 @@ def main() -> None:
     )
     parser.add_argument("--source", default="crate-tiny-cutouts")
     parser.add_argument("--config", nargs="*", default=[], help="config fields, such as n_heads=6")
-    parser.add_argument("--coco", type=Path, help="annotations; the embedded composites otherwise")
+    parser.add_argument("--coco", type=Path, help="annotations; default: the embedded composites")
     parser.add_argument("--images", type=Path)
     parser.add_argument("--size", type=int, help="side of the square that images are resized to")
     parser.add_argument("--layer", type=int, default=-1)
@@ -122,9 +122,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/maskcut"))
     args = parser.parse_args()
-    fields: dict[str, Any] = {
-        name: json.loads(value) for name, value in (pair.split("=", 1) for pair in args.config)
-    }
+    pairs = (pair.split("=", 1) for pair in args.config)
+    fields: dict[str, Any] = {name: json.loads(value) for name, value in pairs}
     if args.size:
         fields |= {"resize": [args.size, args.size], "crop": None, "interpolate_pos": True}
     model = ci.load(args.source, **fields)
@@ -139,9 +138,8 @@ def main() -> None:
     for name, other in (("trained", model), ("random weights", twin(model, 0))):
         results = results_of(other, data, ids, truth, args, name)
         if other is model:
-            (args.out / "results.json").write_text(
-                json.dumps(results)
-            )  # before loadRes, which writes into them
+            # before loadRes, which changes the results
+            (args.out / "results.json").write_text(json.dumps(results))
         precisions = precision(truth, results)
         print(f"{name}: {len(results)} masks, AP {precisions[0]:.3f}, AP50 {precisions[1]:.3f}")
     print(f"written to {args.out / 'results.json'}")

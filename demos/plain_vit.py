@@ -1,7 +1,8 @@
-"""A plain ViT with the hook points of a HookedCrate: what a CRATE is compared with.
+"""A plain ViT with the hook points of a HookedCrate, for comparison with a CRATE.
 
-Everything outside the layers is a HookedCrate's: patch embedding, CLS token, positions, last norm, unembedding.
-A layer is pre-norm attention with queries, keys and values of their own, then a GELU MLP (arXiv 2010.11929).
+Everything outside the layers is a HookedCrate's: patch embedding, CLS token, positions, last norm,
+unembedding. A layer is pre-norm attention with separate queries, keys and values, then a GELU MLP
+(arXiv 2010.11929).
 """
 
 import torch
@@ -12,7 +13,7 @@ from crate_interp import CrateConfig, HookedCrate
 
 
 class Attention(nn.Module):
-    """Multi-head attention: three codes, one scale 1/sqrt(d_head)."""
+    """Multi-head attention with three codes and the scale 1/sqrt(d_head)."""
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
@@ -20,22 +21,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(cfg.d_model, 3 * cfg.d_model, bias=False)
         self.out = nn.Linear(cfg.d_model, cfg.d_model)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(), HookPoint(), HookPoint()
-        self.hook_attn_scores, self.hook_pattern, self.hook_z = (
-            HookPoint(),
-            HookPoint(),
-            HookPoint(),
-        )
+        self.hook_attn_scores, self.hook_pattern = HookPoint(), HookPoint()
+        self.hook_z = HookPoint()
 
     def forward(self, x: Tensor) -> Tensor:
-        codes = self.qkv(x).unflatten(
-            -1, (3, self.cfg.n_heads, self.cfg.d_head)
-        )  # [batch, pos, role, head, d_head]
-        q, k, v = (
-            hook(code)
-            for hook, code in zip(
-                (self.hook_q, self.hook_k, self.hook_v), codes.unbind(2), strict=True
-            )
-        )
+        # [batch, pos, role, head, d_head]
+        codes = self.qkv(x).unflatten(-1, (3, self.cfg.n_heads, self.cfg.d_head))
+        q, k, v = codes.unbind(2)
+        q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * self.cfg.d_head**-0.5
         pattern = self.hook_pattern(self.hook_attn_scores(scores).softmax(dim=-1))
         return self.out(self.hook_z(torch.einsum("bhqk,bkhd->bqhd", pattern, v)).flatten(2))
@@ -53,11 +46,8 @@ class Block(nn.Module):
             nn.GELU(),
             nn.Linear(4 * cfg.d_model, cfg.d_model),
         )
-        self.hook_resid_pre, self.hook_resid_mid, self.hook_resid_post = (
-            HookPoint(),
-            HookPoint(),
-            HookPoint(),
-        )
+        self.hook_resid_pre, self.hook_resid_mid = HookPoint(), HookPoint()
+        self.hook_resid_post = HookPoint()
 
     def forward(self, z: Tensor) -> Tensor:
         z = self.hook_resid_pre(z)
@@ -66,7 +56,10 @@ class Block(nn.Module):
 
 
 class PlainViT(HookedCrate):
-    """A HookedCrate whose layers are a ViT's; sweeps and the probes of attention and segmentation read it."""
+    """A HookedCrate with the layers of a ViT.
+
+    Sweeps and the probes of attention and segmentation read it.
+    """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__(cfg)

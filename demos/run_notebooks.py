@@ -1,10 +1,11 @@
-"""Runs the notebooks beside this file top to bottom and keeps what they showed.
+"""Runs the notebooks beside this file top to bottom and keeps their outputs.
 
-    python demos/run_notebooks.py --out runs/notebooks        # all; or the beginnings of names: 01 05
-    python demos/run_notebooks.py --sync                      # writes NN_name.ipynb from the text, and runs nothing
+    python demos/run_notebooks.py --out runs/notebooks   # all, or the beginnings of names: 01 05
+    python demos/run_notebooks.py --sync                 # only writes NN_name.ipynb from the text
 
-Each NN_name.py is a notebook as text (jupytext's percent format); NN_name.ipynb beside it is the same without outputs.
-Into --out go the notebooks with their outputs, and every picture of them as PNG.
+Each NN_name.py is a notebook as text (jupytext's percent format); NN_name.ipynb beside it is the
+same without outputs. The folder --out gets the notebooks with their outputs, and every picture in
+them as PNG.
 """
 
 import argparse
@@ -20,20 +21,20 @@ HERE = Path(__file__).parent
 
 
 def sources(names: list[str]) -> list[Path]:
-    """The notebooks as text, in order; SystemExit where none is meant."""
-    found = sorted(HERE.glob("[0-9][0-9]_*.py"))
-    chosen = [
-        path for path in found if not names or any(path.name.startswith(name) for name in names)
-    ]
+    """Returns the notebooks as text, in order.
+
+    Raises SystemExit if no notebook has such a name.
+    """
+    paths = sorted(HERE.glob("[0-9][0-9]_*.py"))
+    chosen = [path for path in paths if not names or path.name.startswith(tuple(names))]
     if not chosen:
-        raise SystemExit(
-            f"no notebook is called {', '.join(names)}: there are {', '.join(path.stem for path in found)}"
-        )
+        known = ", ".join(path.stem for path in paths)
+        raise SystemExit(f"no notebook is called {', '.join(names)}: there are {known}")
     return chosen
 
 
 def as_notebook(path: Path) -> nbformat.NotebookNode:
-    """The notebook of a text, its cells numbered so that writing it twice makes the same file."""
+    """Returns a text as a notebook, with numbered cells so that each write gives the same file."""
     notebook = jupytext.read(path)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
@@ -41,11 +42,10 @@ def as_notebook(path: Path) -> nbformat.NotebookNode:
 
 
 def run(path: Path, out: Path) -> float:
-    """Executes one notebook in `out` and writes it there with its pictures; the seconds it took."""
+    """Runs one notebook in `out`, writes it there with its pictures, and returns the seconds."""
     notebook, started = as_notebook(path), time.perf_counter()
-    NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(out)}}
-    ).execute()
+    folder = {"metadata": {"path": str(out)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()
     seconds = time.perf_counter() - started
     nbformat.write(notebook, out / path.with_suffix(".ipynb").name)
     for cell_number, cell in enumerate(notebook.cells):

@@ -1,11 +1,13 @@
-"""Does segmentation emerge in training? Attention masks of crate-tiny-cutouts along its training, beside chance and a plain ViT.
+"""Does segmentation emerge in training? Scores attention masks along a training.
 
     python demos/segmentation_emerges.py --out runs/emerges
     python demos/segmentation_emerges.py --out runs/emerges --vit runs/vit-tiny-cutouts
 
-128 composites of objects and backgrounds that training never saw, the backgrounds zoomed 2.2 times as far as any in training (the
-strips kept for them are narrower); no mask was seen in training either. A score is the mean
-Jaccard index of the head that is best on the other half of the images (mass rule, patches). --vit: the folder that
+The masks are of crate-tiny-cutouts at the checkpoints of its training, beside chance and a plain
+ViT. The images are 128 composites of objects and backgrounds that training never saw. Their
+backgrounds are zoomed 2.2 times as far as those of training, because the strips kept for them are
+narrower. Training saw no masks either. A score is the mean Jaccard index of the head that is best
+on the other half of the images (mass rule, patches). --vit: the folder that
 `demos/train_tiny_cutouts.py --model vit` writes.
 """
 
@@ -26,7 +28,7 @@ COLUMNS = ("value", "low", "high", "other_image", "random", "untrained", "all_fo
 
 
 def crates() -> list[tuple[str, ci.HookedCrate]]:
-    """The model along its training."""
+    """Returns the model at the checkpoints of its training."""
     steps = [
         (f"step {step}", ci.load("crate-tiny-cutouts", revision=f"step-{step}"))
         for step in SAVED_STEPS
@@ -35,7 +37,7 @@ def crates() -> list[tuple[str, ci.HookedCrate]]:
 
 
 def vits(folder: Path) -> list[tuple[str, PlainViT]]:
-    """The plain ViT along its training, in the same way."""
+    """Returns the plain ViT at the checkpoints of its training."""
     files = [
         (f"step {step}", folder / "steps" / f"step-{step}.safetensors") for step in SAVED_STEPS
     ]
@@ -48,12 +50,15 @@ def vits(folder: Path) -> list[tuple[str, PlainViT]]:
 
 
 def measured(models: list[tuple[str, Any]]) -> list[tuple[str, SegmentResult]]:
-    """What ci.segment finds in each, beside three networks of random weights (which train_tiny_cutouts begins with the first of)."""
+    """Returns what ci.segment measures of each model, beside three networks of random weights.
+
+    train_tiny_cutouts starts from the first of the three.
+    """
     return [(name, ci.segment(model, DATA, untrained=3, progress=False)) for name, model in models]
 
 
-def told(title: str, results: list[tuple[str, SegmentResult]]) -> str:
-    """A line for each checkpoint, and the trained model's layers."""
+def table(title: str, results: list[tuple[str, SegmentResult]]) -> str:
+    """Returns a line for each checkpoint, and the scores of the trained model's layers, as text."""
     lines = [title, f"{'':>9}  " + "  ".join(f"{name:>14}" for name in COLUMNS)]
     for name, result in results:
         row = result.overall()
@@ -67,35 +72,25 @@ def told(title: str, results: list[tuple[str, SegmentResult]]) -> str:
     return "\n".join([*lines, *("  ".join(f"{cell:>30}" for cell in row) for row in rows), ""])
 
 
-def picture(found: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> None:
-    """The scores along the training, with intervals, and what chance has."""
+def picture(scores: dict[str, list[tuple[str, SegmentResult]]], path: Path) -> None:
+    """Writes a picture of the scores along the training, with intervals and chance levels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.subplots()
-    for (title, results), colour in zip(found.items(), ("#1f6fb4", "#c05a1a"), strict=False):
+    for (title, results), colour in zip(scores.items(), ("#1f6fb4", "#c05a1a"), strict=False):
         rows = [result.overall() for _, result in results]
-        values = [row["value"] for row in rows]
-        bars = [
-            [row["value"] - row["low"] for row in rows],
-            [row["high"] - row["value"] for row in rows],
-        ]
-        axes.errorbar(
-            range(len(rows)), values, yerr=bars, marker="o", markersize=4, color=colour, label=title
-        )
+        x, values = range(len(rows)), [row["value"] for row in rows]
+        below = [row["value"] - row["low"] for row in rows]
+        above = [row["high"] - row["value"] for row in rows]
+        look: dict[str, Any] = dict(marker="o", markersize=4, color=colour, label=title)
+        axes.errorbar(x, values, yerr=[below, above], **look)
         other = [row["other_image"] for row in rows]
-        axes.plot(
-            range(len(rows)), other, ":", color=colour, label=f"{title}, mask of another image"
-        )
-    names, last = [name for name, _ in found["CRATE"]], found["CRATE"][-1][1].overall()
+        axes.plot(x, other, ":", color=colour, label=f"{title}, mask of another image")
+    names, last = [name for name, _ in scores["CRATE"]], scores["CRATE"][-1][1].overall()
     for name, style in (("all_foreground", "--"), ("centre", "-.")):
-        axes.axhline(
-            last[name],
-            linestyle=style,
-            linewidth=0.8,
-            color="#777777",
-            label=name.replace("_", " "),
-        )
+        label = name.replace("_", " ")
+        axes.axhline(last[name], linestyle=style, linewidth=0.8, color="#777777", label=label)
     axes.set(xticks=range(len(names)), xticklabels=names, ylabel="Jaccard index of the fixed head")
     axes.legend(fontsize=7, frameon=False)
     figure.savefig(path, dpi=150)
@@ -109,12 +104,12 @@ def main() -> None:
     parser.add_argument("--vit", type=Path)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    found = {"CRATE": measured(crates())}
+    scores = {"CRATE": measured(crates())}
     if args.vit:
-        found["ViT"] = measured(vits(args.vit))
-    for title, results in found.items():
-        print(told(title, results))
-    picture(found, args.out / "emerges.png")
+        scores["ViT"] = measured(vits(args.vit))
+    for title, results in scores.items():
+        print(table(title, results))
+    picture(scores, args.out / "emerges.png")
     print(f"written to {args.out / 'emerges.png'}")
 
 

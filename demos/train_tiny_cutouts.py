@@ -1,15 +1,21 @@
-"""Train crate-tiny-cutouts: a CRATE of 0.7 M parameters on objects pasted on textures, on two CPU cores in under 3 hours.
+"""Trains crate-tiny-cutouts, a CRATE of 0.7 M parameters, on objects pasted on textures.
 
     python demos/train_tiny_cutouts.py --out runs/crate-tiny-cutouts
     python demos/train_tiny_cutouts.py --out runs/vit-tiny-cutouts --model vit
 
-It learns class labels only; nothing in its training sees a mask. Data: objects of Fashion-MNIST (Debian's package
-dataset-fashion-mnist, MIT licence; --fashion), tinted and pasted on the CC0 textures brick, grass and gravel of the
-scikit-image wheel (--textures: the folder skimage/data). Columns 0-351 of each texture are for training, the rest for
-tests, and so are Fashion-MNIST's own splits: a test composite has neither an object nor a background from training. The
-strip for tests is narrower, so that its squares (80 to 160 pixels, in training 176 to 352) are zoomed 2.2 times as far.
-Interrupt at any time: the same command goes on from where it stopped. --model vit trains a plain ViT of as many
-parameters in the same way, to compare with. The folder it writes loads with `crate_interp.load(folder)`.
+It takes under 3 hours on two CPU cores. The model learns class labels only; its training sees no
+masks.
+
+Data: objects of Fashion-MNIST (Debian's package dataset-fashion-mnist, MIT licence; --fashion),
+tinted and pasted on the CC0 textures brick, grass and gravel of the scikit-image wheel (--textures:
+the folder skimage/data). Columns 0-351 of each texture are for training and the rest for tests, as
+are Fashion-MNIST's own splits, so that a test composite shares neither object nor background with
+training. The strip for tests is narrower: its squares (80 to 160 pixels, in training 176 to 352)
+are zoomed 2.2 times as far.
+
+You can interrupt it at any time: the same command goes on from where it stopped. --model vit trains
+a plain ViT with as many parameters in the same way, for comparison. `crate_interp.load(folder)`
+loads the folder that it writes.
 """
 
 import argparse
@@ -59,28 +65,34 @@ tags: [crate, white-box-transformer, image-classification, image-segmentation]
 ---
 # {name}
 
-A {kind} of {params:,} parameters: 64x64 RGB images, patch 8 (65 tokens), d_model {d_model}, {n_layers} layers,
-{n_heads} heads. Made for trying out crate_interp without a network; not a model to build on.
+A {kind} of {params:,} parameters: 64x64 RGB images, patch 8 (65 tokens), d_model {d_model},
+{n_layers} layers, {n_heads} heads. Made for trying out crate_interp without a network; not a model
+to build on.
 
-* Data: objects of Fashion-MNIST (Zalando SE, MIT licence; {train:,} training images), tinted and pasted on the textures
-  brick, grass and gravel (CC0, from scikit-image). Supervised by class labels only: no mask was seen in training.
-* Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g}, label smoothing 0.1,
-  batch {batch}, {steps:,} steps, a new composite each time, seed {seed}.
-* Accuracy: {test:.2%} on composites of the 10,000 test images on unseen parts of the textures, zoomed 2.2 times as
-  far as in training, measured once after the last step; {held_out:.2%} on {held:,} held-out composites. Chance is 10 %;
-  step 0 has {untrained:.2%}.
-* Wall time: {minutes:.0f} minutes on one of two CPU cores (shared). Script: demos/train_tiny_cutouts.py.
+* Data: objects of Fashion-MNIST (Zalando SE, MIT licence; {train:,} training images), tinted and
+  pasted on the textures brick, grass and gravel (CC0, from scikit-image). Supervised by class
+  labels only: no mask was seen in training.
+* Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g}, label
+  smoothing 0.1, batch {batch}, {steps:,} steps, a new composite each time, seed {seed}.
+* Accuracy: {test:.2%} on composites of the 10,000 test images on unseen parts of the textures,
+  zoomed 2.2 times as far as in training, measured once after the last step; {held_out:.2%} on
+  {held:,} held-out composites. Chance is 10 %; step 0 has {untrained:.2%}.
+* Wall time: {minutes:.0f} minutes on one of two CPU cores (shared). Script:
+  demos/train_tiny_cutouts.py.
 * steps/: the weights in float16 after steps {saved}.
 """
 
 
 def read_textures(folder: Path, split: str) -> list[Pillow.Image]:
-    """Grey textures: the columns of one split."""
+    """Returns the grey textures, cropped to the columns of one split.
+
+    Raises SystemExit, with how to get them, if a texture is missing.
+    """
     missing = [name for name in TEXTURES if not (folder / f"{name}.png").exists()]
     if missing:
         raise SystemExit(
-            f"{folder / missing[0]}.png is missing: `pip download --no-deps scikit-image && unzip scikit_image-*.whl 'skimage/data/*'`, "
-            "then --textures skimage/data"
+            f"{folder / missing[0]}.png is missing. Run `pip download --no-deps scikit-image && "
+            "unzip scikit_image-*.whl 'skimage/data/*'`, and give --textures skimage/data."
         )
     left, right = COLUMNS[split]
     pictures = (Pillow.open(folder / f"{name}.png").convert("L") for name in TEXTURES)
@@ -88,14 +100,17 @@ def read_textures(folder: Path, split: str) -> list[Pillow.Image]:
 
 
 def tint(grey: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Grey [h, w] as RGB between a random dark and a random bright colour."""
+    """Returns a grey picture [h, w] as RGB between a random dark and a random bright colour."""
     dark, bright = rng.uniform(0, 110, 3), rng.uniform(120, 255, 3)
     table = (dark + (bright - dark) * np.linspace(0, 1, 256)[:, None]).astype(np.uint8)  # [256, 3]
     return table[grey]
 
 
 class Composites:
-    """Tinted objects on tinted textures; composite `index` of draw `draw` is always the same picture."""
+    """Tinted objects on tinted textures.
+
+    Composite `index` of draw `draw` is always the same picture.
+    """
 
     def __init__(
         self, objects: tuple[np.ndarray, np.ndarray], textures: list[Pillow.Image]
@@ -104,31 +119,29 @@ class Composites:
         self.textures = textures
 
     def one(self, index: int, draw: int) -> tuple[Pillow.Image, Pillow.Image]:
+        """Returns one composite and its mask."""
         rng = np.random.default_rng((SEED, draw, index))
         grey = self.images[index]
         if rng.random() < 0.5:
             grey = grey[:, ::-1]
-        alpha = np.where(grey > 0, 255, 0).astype(
-            np.uint8
-        )  # the background of Fashion-MNIST is exactly 0
+        # the background of Fashion-MNIST is exactly 0
+        alpha = np.where(grey > 0, 255, 0).astype(np.uint8)
         cutout = Pillow.fromarray(np.dstack([tint(grey, rng), alpha]))
         texture = self.textures[int(rng.integers(len(self.textures)))]
         square = random_square(texture, SIZE, rng)
         return paste(cutout, Pillow.fromarray(tint(np.asarray(square), rng)), rng)
 
     def batch(self, indices: Iterable[int], draw: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Images uint8 [batch, 3, h, w], labels [batch], masks bool [batch, h, w]."""
+        """Returns images uint8 [batch, 3, h, w], labels [batch] and masks bool [batch, h, w]."""
         indices = list(indices)
         pairs = [self.one(index, draw) for index in indices]
-        images = torch.from_numpy(np.stack([np.asarray(image) for image, _ in pairs])).permute(
-            0, 3, 1, 2
-        )
+        images = torch.from_numpy(np.stack([np.asarray(image) for image, _ in pairs]))
         masks = torch.from_numpy(np.stack([np.asarray(mask) > 127 for _, mask in pairs]))
-        return images, torch.from_numpy(self.labels[indices]), masks
+        return images.permute(0, 3, 1, 2), torch.from_numpy(self.labels[indices]), masks
 
 
 def make_model(kind: str) -> HookedCrate:
-    """The untrained network; the same seed gives the same start."""
+    """Returns the untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
     size: dict[str, Any] = dict(
         d_model=WIDTH[kind], n_layers=6, n_heads=6, image_size=SIZE, patch_size=8, n_classes=10
@@ -140,7 +153,7 @@ def make_model(kind: str) -> HookedCrate:
 
 @torch.no_grad()
 def accuracy(model: HookedCrate, data: Composites, n: int, draw: int) -> float:
-    """The share of the first n composites whose largest logit is their label's."""
+    """Returns the share of the first n composites whose largest logit is their label's."""
     hits = 0
     for start in range(0, n, 500):
         images, labels, _ = data.batch(range(start, min(start + 500, n)), draw)
@@ -151,7 +164,10 @@ def accuracy(model: HookedCrate, data: Composites, n: int, draw: int) -> float:
 def train(
     args: argparse.Namespace, data: Composites, held: Composites
 ) -> tuple[HookedCrate, dict[str, Any]]:
-    """The trained model and what is known of its training; saves args.out/resume.pt as it goes and when interrupted."""
+    """Returns the trained model and facts about its training.
+
+    Saves args.out/resume.pt as it goes, and when interrupted.
+    """
     model = make_model(args.model)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
@@ -162,7 +178,7 @@ def train(
         saved = torch.load(resume, weights_only=True)
         if saved["settings"] != settings:
             raise SystemExit(
-                f"{resume} belongs to a run with other settings: remove it, or choose another --out"
+                f"{resume} belongs to a run with other settings: remove it, or give another --out."
             )
         model.load_state_dict(saved["weights"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -194,7 +210,7 @@ def train(
     except KeyboardInterrupt:
         save()
         raise SystemExit(
-            f"stopped after {step} steps; the same command goes on from there"
+            f"stopped after {step} steps; the same command goes on from there."
         ) from None
     bar.close()
     return model.eval(), facts
@@ -203,7 +219,7 @@ def train(
 def one_step(
     model: HookedCrate, optimizer: torch.optim.Optimizer, data: Composites, step: int, lr: float
 ) -> float:
-    """One update on composites that depend on the step alone; the loss before it."""
+    """Makes one update, on composites that depend only on the step; returns the loss before it."""
     per_epoch = len(data.labels) // BATCH
     epoch, place = divmod(step, per_epoch)
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(SEED + epoch))
@@ -220,7 +236,7 @@ def one_step(
 
 
 def save_sample(data: Composites, path: Path, n: int = 128) -> None:
-    """The first n test composites with masks and labels, as PNG bytes in parquet."""
+    """Saves the first n test composites with masks and labels, as PNG bytes in parquet."""
     rows = []
     for index in range(n):
         picture, mask = data.one(index, 0)
@@ -232,7 +248,7 @@ def save_sample(data: Composites, path: Path, n: int = 128) -> None:
 
 
 def png(picture: Pillow.Image) -> dict[str, Any]:
-    """A picture as the datasets library stores it."""
+    """Returns a picture as the datasets library stores it."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return {"bytes": buffer.getvalue(), "path": None}
@@ -245,18 +261,17 @@ def finish(
     n_train: int,
     test: Composites,
 ) -> None:
-    """The trained model's folder: weights, card and the sample of test composites."""
+    """Writes the trained model's folder: weights, card and the sample of test composites."""
     if args.model == "vit":
-        save_file(
-            model.state_dict(), args.out / "model.safetensors"
-        )  # plain_vit.PlainViT reads it, not ci.load
+        # plain_vit.PlainViT reads it, ci.load does not
+        save_file(model.state_dict(), args.out / "model.safetensors")
     else:
         model.save_pretrained(args.out)
-    card = CARD.format(
-        **facts, name=f"{args.model}-tiny-cutouts", kind={"crate": "CRATE (arXiv 2306.01129)", "vit": "plain ViT"}[args.model],
-        **size_of(model), train=n_train, held=HELD_OUT, lr=args.lr, decay=args.decay,
-        warmup=WARMUP, batch=BATCH, steps=args.steps, seed=SEED, saved=", ".join(map(str, SAVED_STEPS)),
-    )  # fmt: skip
+    kind = {"crate": "CRATE (arXiv 2306.01129)", "vit": "plain ViT"}[args.model]
+    recipe = dict(lr=args.lr, decay=args.decay, warmup=WARMUP, batch=BATCH, steps=args.steps)
+    data = dict(train=n_train, held=HELD_OUT, seed=SEED, saved=", ".join(map(str, SAVED_STEPS)))
+    name = f"{args.model}-tiny-cutouts"
+    card = CARD.format(**facts, **size_of(model), **recipe, **data, name=name, kind=kind)
     (args.out / "README.md").write_text(card)
     save_sample(test, args.out / "cutouts.parquet")
 
@@ -288,9 +303,8 @@ def main() -> None:
         test = Composites(read_idx(args.fashion, "t10k"), read_textures(args.textures, "t10k"))
         facts["test"] = accuracy(model, test, len(test.labels), 0)
         finish(args, model, facts, len(data.labels), test)
-        print(
-            f"test accuracy {facts['test']:.2%} on {len(test.labels):,} composites; written to {args.out}"
-        )
+        count = len(test.labels)
+        print(f"test accuracy {facts['test']:.2%} on {count:,} composites; written to {args.out}")
 
 
 if __name__ == "__main__":

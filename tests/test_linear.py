@@ -94,5 +94,5 @@ def test_refusals(images):
     ):
         with pytest.raises(ValueError, match=match):
             ci.linear_probe(model, images, progress=False, **given)
-    with pytest.raises(ValueError, match="'cls' where the model has a CLS token"):
+    with pytest.raises(ValueError, match="'cls' needs a model with a CLS token"):
         ci.linear_probe(make_lm(), torch.zeros(2, 13, dtype=torch.long), labels=[0, 1], pool="cls")

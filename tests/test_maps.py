@@ -123,7 +123,11 @@ def test_what_does_not_fit_is_said(model, images, cache):
             lambda: ci.viz.head_grid(cache, images, layers=[-9]),
         ),
         ("got list", ValueError, lambda: ci.viz.head_grid(cache, [1, 2])),
-        ("the cache is of", ValueError, lambda: ci.viz.head_grid(codes, images[:1], **unscaled)),
+        (
+            "hook_k .* does not belong to images",
+            ValueError,
+            lambda: ci.viz.head_grid(codes, images[:1], **unscaled),
+        ),
         ("2 of 13 tokens", ValueError, lambda: ci.maps.attention(sliced, 0)),
         ("2 of 13 tokens", ValueError, lambda: ci.maps.rollout(sliced)),
         ("no batch axis", ValueError, lambda: ci.maps.attention(flat, 0)),

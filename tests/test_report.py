@@ -10,6 +10,7 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import LAYERS, leftover_hooks, make
+from crate_interp.sweeps import twins
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +144,10 @@ def test_a_second_report_leaves_no_figure_of_the_first(model, data, tmp_path):
 
 
 def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
-    from importlib import import_module
-
     def interrupted(model, seed):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("crate_interp.reports"), "twin", interrupted)
+    monkeypatch.setattr(twins, "twin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ci.report(model, data, tmp_path, progress=False)
     assert (

@@ -1,6 +1,9 @@
 """ci.segment: scores against a slow form, what chance has, and what is refused."""
 
+import base64
+import io
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -246,7 +249,8 @@ def test_the_table_agrees_with_a_slow_one():
     )
     probe, kept = segmentation(mass=0.5, fraction=0.4), [0, 1, 2, 3, 5, 6, 7, 8]
     followed = [0, 1, 2, 5, 6, 7, 8]  # by an image with an object
-    assert result.meta["without_object"] == 1 and result.meta["untrained"] == 2
+    images = result.table("images")
+    assert result.meta["n_samples"] - len(images) == 1 and result.meta["untrained"] == 2
     own, *twins = (
         ci.sweep(other, data, probes=probe, controls=False, progress=False)
         for other in (net, model(0), model(1))
@@ -281,9 +285,8 @@ def test_the_table_agrees_with_a_slow_one():
                 assert row["all_foreground"] == pytest.approx(every, rel=1e-6)
                 assert row["low"] <= row["value"] <= row["high"] and row["low"] < row["high"]
                 named += wanted[key][1] is not None
-            heads = result.heads.query("rule == @rule and resolution == @resolution").set_index(
-                ["layer", "head"]
-            )
+            heads = result.table("heads").query("rule == @rule and resolution == @resolution")
+            heads = heads.set_index(["layer", "head"])
             for column, sweeps, suffix in (
                 ("value", [own], ""),
                 ("random", [own], "_random"),
@@ -298,10 +301,10 @@ def test_the_table_agrees_with_a_slow_one():
                 np.testing.assert_allclose(heads[column], np.mean(tables, axis=0), rtol=1e-6)
     assert 0 < named < 12  # halves agree on a head sometimes
     overall = slow_rows(own, "mass_token", kept)["fixed head", None][0]
-    np.testing.assert_allclose(result.images["score"], overall, rtol=1e-6)
-    assert list(result.images["sample"]) == kept
-    assert list(result.images["label"]) == [f"kind {place % 3}" for place in kept]
-    assert "fixed head" in repr(result) and "mask of another image" in repr(result)
+    np.testing.assert_allclose(images["score"], overall, rtol=1e-6)
+    assert list(images["sample"]) == kept
+    assert list(images["label"]) == [f"kind {place % 3}" for place in kept]
+    assert "mask of another image" in repr(result)
     assert result.cells()[1][1][3].count(",") == 2 and "nan" not in str(
         ci.segment(net, data, untrained=0, progress=False).cells()
     )
@@ -331,21 +334,15 @@ def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
     folders = []
     for name, batch_size in (("one", 2), ("two", 2), ("three", 5)):
         result = ci.segment(net, data, batch_size=batch_size, progress=False)
-        ci.viz.segment_page(result, net, data, tmp_path / name)
+        ci.viz.segment_page(result, tmp_path / name)
         folders.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert folders[0] == folders[1]
-    assert set(folders[0]) == {
-        "scores.csv",
-        "heads.csv",
-        "images.csv",
-        "segment.json",
-        "segment.html",
-    }
-    assert (
-        json.loads(folders[0]["segment.json"])["probes"]["segmentation"]["settings"]["mass"] == 0.6
-    )
-    table = ci.segment(net, data, batch_size=2, progress=False).scores
-    np.testing.assert_allclose(table["value"], result.scores["value"], rtol=1e-6)
+    tables = {f"{table}.parquet" for table in result.tables}
+    assert set(folders[0]) == {"segment.html", "meta.json", *tables}
+    meta = json.loads(folders[0]["meta.json"])
+    assert meta["probes"]["segmentation"]["settings"]["mass"] == 0.6
+    table = ci.segment(net, data, batch_size=2, progress=False).table()
+    np.testing.assert_allclose(table["value"], result.table()["value"], rtol=1e-6)
 
 
 def test_scores_of_every_head_are_kept_and_saved(tmp_path):
@@ -432,20 +429,41 @@ def test_hooks_on_the_pattern_are_seen():
     np.testing.assert_allclose(rows, np.array(wanted)[:, None].repeat(3, 1), rtol=1e-6)
 
 
-def test_the_page_belongs_to_its_model_and_data_and_escapes_what_they_are_called(tmp_path):
+def test_the_page_escapes_what_images_are_called(tmp_path):
     net, data = model(), dataset(6)
     bad = "<script>alert(1)</script>" * 9
     data = data.remove_columns("label").add_column("label", [[bad], None, [bad], [bad], [], [bad]])
     result = ci.segment(net, data, untrained=0, progress=False)
-    page = ci.viz.segment_page(result, net, data, tmp_path).read_text()
+    page = ci.viz.segment_page(result, tmp_path).read_text()
     assert "<script" not in page and "&lt;script&gt;" in page
-    for what, call in {
-        "model": lambda: ci.viz.segment_page(result, model(3), data, tmp_path / "other"),
-        "data": lambda: ci.viz.segment_page(result, net, dataset(6, seed=5), tmp_path / "other"),
-    }.items():
-        with pytest.raises(ValueError, match=f"of another {what}"):
-            call()
-    assert not list((tmp_path / "other").glob("*"))
+
+
+def overlays(page, sample):
+    """The tiles over an image of a page: the mask of the data, the map, the mask made of it."""
+    found = re.findall(
+        rf'<div class="sample-{sample}"[^>]*><img alt="" src="data:image/png;base64,([^"]+)"', page
+    )
+    return [np.asarray(Pillow.open(io.BytesIO(base64.b64decode(text)))) for text in found]
+
+
+def test_the_page_shows_the_images_masks_and_maps_of_the_result(tmp_path):
+    net, data = model(), dataset(7, binary=False)
+    result = ci.segment(net, data, untrained=0, mass=0.5, progress=False)
+    page = ci.viz.segment_page(result, tmp_path / "page").read_text()
+    loaded = ci.SegmentResult.load(tmp_path / "page")
+    assert ci.viz.segment_page(loaded, tmp_path / "again").read_text() == page
+    examples = result.table("examples")
+    assert len(examples) == 7
+    for row in examples.to_dict("records"):
+        assert f"image {row['sample']}, label kind" in page
+        assert base64.b64encode(row["picture"]).decode() in page
+        true, map, found = overlays(page, row["sample"])
+        wanted = np.asarray(data[row["sample"]]["mask"])
+        assert np.array_equal(true > 0, (wanted != 0) & (wanted != 255))
+        values = np.array(row["map"]).reshape(GRID)
+        assert map.max() == map.flat[values.argmax()] and map.shape == GRID
+        mask = mass_mask(torch.tensor(row["map"]), 0.5).numpy().reshape(GRID)
+        assert np.array_equal(found > 0, mask)
 
 
 def test_labels_are_called_what_the_data_calls_them():

@@ -1,4 +1,4 @@
-"""The layer contract audit: what the papers claim of a layer, measured layer by layer and sample by sample."""
+"""The audit: what the papers claim of a layer, measured by layer and sample."""
 
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.run import audit

@@ -1,4 +1,4 @@
-"""AuditResult: each layer against each claim, with intervals over samples, and untrained beside it."""
+"""AuditResult: each layer against each claim, with intervals, and the untrained network."""
 
 import html
 from typing import Any
@@ -14,7 +14,8 @@ from crate_interp.sweeps.text import as_text
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 _SIGN = {KEPT: "+", BROKEN: "-", UNDECIDED: "?", NOT_APPLICABLE: "", "": ""}
 _COLUMNS = [
-    "layer", "claim", "value", "low", "high", "verdict", "untrained", "untrained_verdict", "n", "reason",
+    "layer", "claim", "value", "low", "high", "verdict", "untrained", "untrained_verdict", "n",
+    "reason",
 ]  # fmt: skip
 
 

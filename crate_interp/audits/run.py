@@ -34,7 +34,7 @@ def audit(
     untrained: int = 1,
     progress: bool = True,
 ) -> AuditResult:
-    """Measures every layer against what the papers claim of it, and the network untrained beside it.
+    """Measures every layer against what the papers claim of it, beside the untrained network.
 
     Attention: whether it lowered R^c, along which direction, and how far against the exact gradient
     step and its Neumann form. The sparse step: whether it lowered its own lasso from its own start,
@@ -90,7 +90,8 @@ def _of_chunk(chunk: Chunk, eps: float, tokens: int) -> Tables:
         for point, value in acts.items():
             if not all_finite(value):
                 raise ValueError(
-                    f"{point} of layer {layer} holds NaN or Inf in samples {batch.start} to {batch.last}."
+                    f"{point} of layer {layer} holds NaN or Inf in samples "
+                    f"{batch.start} to {batch.last}."
                 )
         lasso = lassos[layer]
         numbers = audit_layer.of_attention(blocks[layer], acts, eps)

@@ -3,40 +3,96 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxtyping import Shaped, UInt8
+from PIL import Image
 from torch import Tensor
+
+from crate_interp import checks
+
+# Pictures, or uint8 images as an array, to a batch; `model.preprocess`, `model.preprocess_masks`.
+Pictures = Sequence[Image.Image | Path] | Tensor | np.ndarray
+Preprocess = Callable[[Pictures], Tensor]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """n samples in a fixed order. `read(start, stop)` gives preprocessed floats `[batch, channels, h, w]` or token ids `[batch, pos]`.
+    """n samples in a fixed order: a whole data set, or a contiguous part of one.
 
-    `masks(start, stop)` gives the class of every pixel after the same resize and crop: 0 background, 1 to 254 classes,
-    255 not to be judged. None where the data has no masks. names: what the labels' numbers are called, where the data says.
+    `read(start, stop)` gives preprocessed floats `[batch, channels, height, width]` or token ids
+    `[batch, pos]`. `masks(start, stop)` gives the class of every pixel after the same resize and
+    crop: 0 is background, 1 to 254 are classes, 255 is not to be judged. It is None where the
+    data has no masks. Both take numbers of samples in the whole data set, from `start` to
+    `start + n`, also where these samples are a part of it.
+
+    labels: one for each of the n samples, or None. names: what the numbers of the labels are
+    called, where the data says so. fingerprint: a digest of order and content (tensors,
+    embedded data), of names and sizes (folders), or the one of datasets; a part keeps it.
+    start: the number of the first sample in the whole data set. of: how many samples the whole
+    data set has; 0 stands for n.
     """
 
     n: int
     labels: list[Any] | None
-    fingerprint: str  # of the order and content (tensors, embedded), of names and sizes (folders), or datasets' own
+    fingerprint: str
     read: Callable[[int, int], Shaped[Tensor, "batch ..."]]
     masks: Callable[[int, int], UInt8[Tensor, "batch height width"]] | None = None
     names: tuple[str, ...] | None = None
     start: int = 0
-    of: int | None = None
+    of: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.of:
+            object.__setattr__(self, "of", self.n)
+
+
+def part(samples: Samples, start: int, stop: int) -> Samples:
+    """Returns the samples with the numbers start to stop - 1 in the whole data set.
+
+    The fingerprint stays that of the whole. Raises ValueError unless the numbers are whole,
+    start < stop, and `samples` has all of them.
+    """
+    begin, end = samples.start, samples.start + samples.n
+    whole = checks.is_int(start) and checks.is_int(stop)
+    if not whole or not begin <= start < stop <= end:
+        raise ValueError(
+            f"start={start!r}, stop={stop!r}: give whole numbers with "
+            f"{begin} <= start < stop <= {end}."
+        )
+    labels = None if samples.labels is None else samples.labels[start - begin : stop - begin]
+    return dataclasses.replace(samples, n=int(stop - start), labels=labels, start=int(start))
+
+
+def first(samples: Samples, limit: int | None) -> Samples:
+    """Returns the first `limit` of the samples, or all of them where limit is None.
+
+    The first ones of a whole data set count as a whole data set again. The fingerprint stays.
+    """
+    if limit is None or limit >= samples.n:
+        return samples
+    few = part(samples, samples.start, samples.start + int(limit))
+    return dataclasses.replace(few, of=few.n) if samples.n == samples.of else few
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises ValueError unless limit is None or a number of samples."""
+    if limit is not None and (not checks.is_int(limit) or limit < 1):
+        raise ValueError(
+            f"limit={limit!r}: give a whole number of at least 1, or None for all samples."
+        )
 
 
 def picture_samples(
     pictures: Sequence[Path],
     fingerprint: str,
-    preprocess: Callable[[Any], Tensor],
+    preprocess: Preprocess,
     masks: Callable[[int, int], Tensor] | None,
     labels: list[Any] | None = None,
 ) -> Samples:
-    """Files of pictures as samples, read as they are asked for."""
+    """Returns files of pictures as samples. Each file is read when it is asked for."""
     return Samples(
         len(pictures),
         labels,
@@ -44,26 +100,3 @@ def picture_samples(
         lambda start, stop: preprocess(pictures[start:stop]),
         masks,
     )
-
-
-def check_limit(limit: Any) -> None:
-    """ValueError for what is neither None nor a number of samples."""
-    if limit is not None and (not isinstance(limit, Integral) or limit < 1):
-        raise ValueError(
-            f"limit={limit!r}: give a whole number of at least 1, or None for all samples."
-        )
-
-
-def first(samples: Samples, limit: int | None) -> Samples:
-    """The first `limit` of the samples; the fingerprint stays that of the whole data."""
-    n = samples.n if limit is None else min(limit, samples.n)
-    labels = None if samples.labels is None else samples.labels[:n]
-    return dataclasses.replace(samples, n=n, labels=labels)
-
-
-def part(samples: Samples, start: int, stop: int) -> Samples:
-    """Returns the samples with the numbers start to stop - 1 in the whole data set."""
-    begin = samples.start
-    labels = None if samples.labels is None else samples.labels[start - begin : stop - begin]
-    whole = samples.of or samples.n
-    return dataclasses.replace(samples, n=stop - start, labels=labels, start=start, of=whole)

@@ -1,4 +1,4 @@
-"""The images on which the fixed head scores highest and lowest, with masks and maps, to be shown."""
+"""The images on which the fixed head scores highest and lowest, with masks and maps."""
 
 import io
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ from crate_interp.probes.masks import IGNORED
 SHOWN = 4  # images that score highest, and as many that score lowest
 _LONGEST = 224  # pixels of a picture's longer side
 COLUMNS = [
-    "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows", "columns",
+    "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows",
+    "columns",
 ]  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def no_examples() -> pd.DataFrame:
 def examples(
     images: pd.DataFrame, model: Any, samples: Samples, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns a row per example: group ("best" or "worst"), sample, label, layer, head, score, pictures.
+    """Returns a row per example: group ("best" or "worst"), sample, label, layer, head, score.
 
     picture and mask: PNG bytes; the mask is 255 where the data has a class. map: what the head
     attends to, row by row over a grid of rows x columns. The model runs once for each example.

@@ -88,8 +88,9 @@ class SegmentResult(Result):
         )
         chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
         return (
-            f"Jaccard index {row['value']:.3f} (95 % interval {row['low']:.3f} to {row['high']:.3f}) "
-            "with the layer and head that are best on the other half of the images. "
+            f"Jaccard index {row['value']:.3f} "
+            f"(95 % interval {row['low']:.3f} to {row['high']:.3f}) with the layer "
+            "and head that are best on the other half of the images. "
             f"Chance: {', '.join(chance)}."
         )
 

@@ -37,7 +37,7 @@ def segment(
     batch_size: int = 32,
     progress: bool = True,
 ) -> SegmentResult:
-    """Scores the attention masks of every layer and head against the masks of `data`, beside chance.
+    """Scores the attention masks of every head against the masks of `data`, beside chance.
 
     The score is the Jaccard index. data: images with masks, such as "embedded:cutouts",
     "cutouts:DIR", "voc:DIR", "coco:FILE" or a datasets.Dataset with an image and a mask column.

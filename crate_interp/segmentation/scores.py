@@ -33,7 +33,7 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
 
 
 def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores `[n]` and places `[n, 2]` (layer, head) by a head that the sample did not choose.
+    """Returns scores `[n]` by a head that the sample did not choose, and its place `[n, 2]`.
 
     Each half of the samples, those of even and of odd number, is scored by the head that is best on
     the other half. heads: `[n, layer, head]`. Of equal heads the lower layer and head wins.
@@ -131,7 +131,7 @@ def _kept(result: Result) -> np.ndarray:
 
 
 def _by_rule(result: Result) -> list[tuple[dict[str, str], tuple[Scores, ...], list[Scores]]]:
-    """Returns the scores of each rule and resolution, by each chance level, and those of the twins."""
+    """Returns the scores of each rule and resolution, the chance levels, and the twins."""
     own = (result.table("samples"), result.table("head_samples"))
     twins = [
         tuple(part[part["seed"] == seed] for part in _of_twins(result))

@@ -1,4 +1,4 @@
-"""Probes over a data set, as a stream: numbers are kept, activations let go."""
+"""Probes over a data set, as a stream: numbers are kept, activations are let go."""
 
 from crate_interp.sweeps.atom_statistics import AtomResult, atoms
 from crate_interp.sweeps.cached import probe

@@ -84,7 +84,9 @@ class AtomResult(Result):
     DERIVED = {"atoms": _atoms, "layers": _layers}
 
     def layers(self) -> pd.DataFrame:
-        """Returns a row per layer: atoms, dead, dense, firing_rate, energy, n_tokens, coherence, condition.
+        """Returns a row per layer.
+
+        Columns: atoms, dead, dense, firing_rate, energy, n_tokens, coherence, condition.
 
         energy: the mean |z|^2 of a token. coherence: the largest cosine between two atoms.
         condition: that of the dictionary's singular values. Both are NaN for an MLP.
@@ -125,8 +127,8 @@ class AtomResult(Result):
         where = f"{self.meta['n_samples']:,} {self.meta['unit']}"
         model = self.meta["model"] or "a model"
         return (
-            f"Of {total:,} atoms of {model}, {dead:,} are never on over {where} and {dense:,} are on at "
-            f"more than {self.meta['settings']['dense']:.0%} of the tokens."
+            f"Of {total:,} atoms of {model}, {dead:,} are never on over {where} and {dense:,} are "
+            f"on at more than {self.meta['settings']['dense']:.0%} of the tokens."
         )
 
     def _shown(self) -> pd.DataFrame:

@@ -109,7 +109,7 @@ def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
 
 
 def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
-    """Returns a row per layer and atom: at how many tokens each atom of the layer was on with it."""
+    """Returns a row per layer and atom: how often each atom of the layer was on with it."""
     rows = [
         (layer, atom, counts)
         for layer, own in sums.items()

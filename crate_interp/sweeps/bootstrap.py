@@ -7,14 +7,16 @@ _NUMBERS = 2**23  # of the table of draws that is held at a time: 64 MB
 
 
 def intervals(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high `[column]` of the mean of `[n, column]` over samples: 95 %, 2,000 resamples, seed 0; NaN for n < 2.
+    """Returns the ends `[column]` of a 95 % interval of the mean of `[n, column]` over samples.
+
+    2,000 resamples, seed 0; NaN for n < 2.
 
     All columns are resampled together, so that columns of the same samples can be compared.
     """
     n = len(values)
     if n < 2:
         return np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
-    # around the mean of all: where no value differs no resample does, not by an ulp either
+    # around the mean of all: if no value differs, no resample does, not even by an ulp
     centre = np.where((values == values[0]).all(axis=0), values[0], values.mean(axis=0))
     random, share = np.random.default_rng(0), np.full(n, 1 / n)
     at_once = max(1, _NUMBERS // n)

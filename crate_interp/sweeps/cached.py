@@ -28,11 +28,12 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     """
     if not isinstance(cache, CrateCache):
         raise ValueError(
-            f"ci.probe takes the cache of model.run_with_cache(images), got {type(cache).__name__}: "
+            "ci.probe takes the cache of model.run_with_cache(images), "
+            f"got {type(cache).__name__}: "
             "logits, cache = model.run_with_cache(images); ci.probe(cache)."
         )
     model = cache.model
-    if model.cfg.kind == "clip":
+    if model.towers:
         raise ValueError(
             "a CLIP is two models: probe its towers, "
             "ci.probe(cache.visual) and ci.probe(cache.text)."

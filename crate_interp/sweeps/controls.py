@@ -1,7 +1,7 @@
-"""Negative controls: the same probes on the same samples where there is nothing to find.
+"""Negative controls: the same probes on the same samples, where there is nothing to find.
 
-Each control remakes a layer's activations, or puts a stand-in in place of its weights; what it does
-not change is left out.
+A control replaces activations of a layer, or its weights. Statistics that it does not change are
+left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,24 +28,20 @@ Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
 
 
 def around_attention(block: Any) -> tuple[str, str, str]:
-    """The points of the stream before attention, of what its LayerNorm makes of it, and after attention."""
+    """Returns the points of the stream before attention, of its LayerNorm, and after attention."""
     if hasattr(block, "mlp"):
         return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
-    return (
-        "hook_resid_mid",
-        "ln2.hook_normalized",
-        "hook_resid_post",
-    )  # the decoder of a masked autoencoder
+    # the decoder of a masked autoencoder
+    return "hook_resid_mid", "ln2.hook_normalized", "hook_resid_post"
 
 
 def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Heads that span random subspaces, with the singular values of the model's own: U'_k = Q' R_k."""
+    """Lets heads span random subspaces with the singular values of the model's: U'_k = Q' R_k."""
     u = subspaces(block)
     if u is None:
         return block, acts
-    noise = torch.randn(u.shape, generator=generator, dtype=torch.float64).to(
-        device=u.device, dtype=u.dtype
-    )
+    noise = torch.randn(u.shape, generator=generator, dtype=torch.float64)
+    noise = noise.to(device=u.device, dtype=u.dtype)
     random = qr(noise)[0] @ qr(u)[1]
     stand_in = StandIn(block, attn=StandIn(block.attn, U=random))
     codes = head_codes(acts[around_attention(block)[1]].to(u.dtype), random)
@@ -53,22 +49,23 @@ def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tupl
 
 
 def permuted_heads(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """What a head gathered, written by the next head's output map: attention that no longer matches its subspaces."""
+    """Lets the next head's output map write what a head gathered."""
     attn = block.attn
-    if (
-        attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None
-    ):  # a user's own layer may have no map for each head
+    # a user's own layer may have no map for each head
+    if attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None:
         return block, acts
     gathered = acts["attn.hook_z"].to(attn.W_O.dtype)  # of lower precision under autocast
     written = torch.einsum("bnkp,kpd->bnd", gathered, attn.W_O.roll(1, dims=0)) + attn.b_O
     before, _, after = around_attention(block)
-    return block, acts | {
-        after: acts[before] + getattr(attn, "_result_contribution_scale", 1.0) * written
-    }
+    sign = getattr(attn, "_result_contribution_scale", 1.0)
+    return block, acts | {after: acts[before] + sign * written}
 
 
 def tight_frame(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """A stream without structure: all directions alike, with the energy of the model's own. R^c knows nothing but Z Z^T."""
+    """Puts a stream in place that has the energy of the model's and no direction of its own.
+
+    R^c depends on Z Z^T alone.
+    """
     pos, width = acts[_STREAM[0]].shape[1:]
     noise = torch.randn(max(pos, width), min(pos, width), generator=generator, dtype=torch.float64)
     frame = torch.linalg.qr(noise)[0]
@@ -96,10 +93,11 @@ def controls(
     forward: Forward,
     extra: Acts | None = None,
 ) -> pd.DataFrame:
-    """A row for each control, statistic and layer: its mean over samples, and the model's own on the same samples.
+    """Returns the means over samples under each control, beside the model's on the same samples.
 
-    "random weights" is a twin with the official initialisation (seed 0); the others are CONTROLS.
-    extra: what probes read beside activations, of the whole batch.
+    There is a row for each control, statistic and layer. "random weights" is a twin with the
+    official initialisation (seed 0); the others are CONTROLS. extra: what probes read beside
+    activations, for every sample of the batch.
     """
     batch, extra = batch[:SAMPLES], {name: value[:SAMPLES] for name, value in (extra or {}).items()}
     own = measured(model, probes, batch, blocks, forward, CONTROLS, extra)
@@ -119,7 +117,10 @@ def measured(
     changes: dict[str, Control],
     extra: Acts,
 ) -> dict[str, dict[tuple[str, str, int], Tensor]]:
-    """What the probes say of one batch as it is ("model") and under each control: {(probe, statistic, layer): values}."""
+    """Returns what the probes measure on a batch, unchanged ("model") and under each control.
+
+    The keys are (probe, statistic, layer).
+    """
     reading = [probe for probe in probes if probe.points]
     found: dict[str, dict[tuple[str, str, int], Tensor]] = {
         name: {} for name in ("model", *changes)

@@ -1,4 +1,4 @@
-"""ci.linear_probe: what a linear classifier reads from each layer, beside permuted labels and chance."""
+"""ci.linear_probe: what a linear classifier reads from each layer, beside chance."""
 
 import hashlib
 import time
@@ -40,7 +40,7 @@ Features = tuple[
 
 
 class LinearProbeResult(SweepResult):
-    """The accuracy of a linear classifier in each layer: a SweepResult with the statistics "linear.*"."""
+    """The accuracy of a linear classifier by layer: a SweepResult of the statistics "linear.*"."""
 
     KIND = "linear_probe"
     ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
@@ -53,8 +53,8 @@ class LinearProbeResult(SweepResult):
         row = wide.loc[best]
         return (
             f"A linear classifier names the class best from Z^{best}: held-out accuracy "
-            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['control']:.3f} with "
-            f"permuted labels, {row['chance']:.3f} by the commonest class."
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['control']:.3f} "
+            f"with permuted labels, {row['chance']:.3f} by the commonest class."
         )
 
 
@@ -132,7 +132,7 @@ def _classes(labels: Any, n: int) -> np.ndarray:
 def _features(
     model: Any, samples: Samples, batch_size: int, pool: str, progress: bool
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns Z^l of one token per sample, `[n, d_model]` for each l, and which samples are equal."""
+    """Returns Z^l of a token per sample, `[n, d_model]` for each l, and groups of equal samples."""
     options: dict[str, Any] = dict(batch_size=batch_size, what="features", progress=progress)
     kept, digests = fold(model, samples, partial(_of_chunk, pool=pool), _joined, **options)
     features = [torch.cat(parts).numpy() for parts in kept]
@@ -213,7 +213,7 @@ def _right(
 
 
 def _tables(columns: dict[str, list[np.ndarray]], held: np.ndarray, samples: Samples) -> dict:
-    """Returns the tables of a sweep whose samples are right (1), wrong (0) or not held out (NaN)."""
+    """Returns a sweep's tables; samples are right (1), wrong (0) or not held out (NaN)."""
     tally = Tally(samples.n, samples.start)
     for name, layers in columns.items():
         for layer, right in enumerate(layers):

@@ -33,7 +33,7 @@ def model_meta(model: Any, n: int) -> dict[str, Any]:
 
 
 def probes_meta(probes: list[Probe]) -> dict[str, Any]:
-    """Returns what is known of probes: their points and settings, and how to read each statistic."""
+    """Returns the points and settings of probes, and how to read each statistic."""
     return {
         "probes": {
             item.name: {"points": list(item.points), "settings": dict(item.settings)}

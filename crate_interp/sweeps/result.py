@@ -37,9 +37,10 @@ class SweepResult(Result):
         return self.table("samples")
 
     def layers(self) -> pd.DataFrame:
-        """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n over samples.
+        """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n.
 
-        std divides by n - 1 and is NaN for n < 2. A statistic of the weights has n = 1.
+        mean and std are over n samples. std divides by n - 1 and is NaN for n < 2. A statistic of
+        the weights has n = 1.
         """
         return self.table("layers")
 

@@ -45,7 +45,7 @@ def sweep(
     controls: bool = True,
     progress: bool = True,
 ) -> SweepResult:
-    """Runs the model over `data` once and keeps what the probes measure in each layer of each sample.
+    """Runs the model over `data` once and keeps what the probes measure in each layer.
 
     probes: names, Probe objects, or both; None takes those of the default four whose points the
     model has. data: see `ci.data.open_data` and `ci.data.open_text`. limit: the first n samples.
@@ -168,7 +168,8 @@ def check_masks(probes: list[Probe], samples: Samples | None) -> None:
         return
     if samples is None:
         raise ValueError(
-            f"the probe {name!r} needs masks, and a cache has none: use ci.sweep on data with masks."
+            f"the probe {name!r} needs masks, and a cache has none: "
+            "use ci.sweep on data with masks."
         )
     if samples.masks is None:
         raise ValueError(

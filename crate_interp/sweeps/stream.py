@@ -53,7 +53,7 @@ def run(model: Any, batch: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that are measured in one piece: their number fixes the batches and so the arithmetic."""
+    """Samples that are measured in one piece; their number fixes the batches, so the arithmetic."""
 
     model: Any
     samples: Samples
@@ -104,7 +104,7 @@ def fold(
     blocks: str = "blocks",
     forward: Forward = run,
 ) -> T:
-    """Returns what a function makes of each chunk of the samples, merged in the order of the chunks.
+    """Returns what a function makes of each chunk of the samples, merged in their order.
 
     `what` names the progress bar. Today all samples are one chunk.
     """
@@ -118,11 +118,13 @@ def check_model(model: Any, blocks: str = "blocks") -> None:
     """Raises ValueError for anything but a hooked model with such layers and finite weights."""
     if not isinstance(model, HookedModel):
         raise ValueError(
-            f"cannot measure {type(model).__name__}: give a hooked model, such as ci.load(...) returns."
+            f"cannot measure {type(model).__name__}: "
+            "give a hooked model, such as ci.load(...) returns."
         )
     if model.towers:
         raise ValueError(
-            "a CLIP is two models: measure its towers, model.visual on images and model.text on texts."
+            "a CLIP is two models: measure its towers, "
+            "model.visual on images and model.text on texts."
         )
     lists = [name for name in ("blocks", "decoder_blocks") if hasattr(model, name)]
     if blocks not in lists:

@@ -1,4 +1,4 @@
-"""Gathers what probes return: per-sample numbers whole, per-head numbers as running mean and variance."""
+"""Gathers what probes return: every number per sample, mean and variance per head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,10 @@ Key = tuple[str, str, int]  # probe, statistic, layer
 
 @dataclass
 class Moments:
-    """Count, mean and sum of squared deviations `[head]` in float64, merged batch by batch (Chan, Golub, LeVeque 1979)."""
+    """Count, mean and sum of squared deviations, `[head]` in float64.
+
+    They are merged batch by batch (Chan, Golub, LeVeque 1979).
+    """
 
     n: int
     mean: np.ndarray
@@ -22,23 +25,16 @@ class Moments:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Moments":
-        """The moments of `[batch, head]` values."""
+        """Returns the moments of `[batch, head]` values."""
         mean = values.mean(axis=0)
         return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0))
 
     def merged(self, other: "Moments") -> "Moments":
-        """The moments of both sets of values together."""
+        """Returns the moments of both sets of values together."""
         n = self.n + other.n
         step = other.mean - self.mean
         squares = self.squares + other.squares + step**2 * (self.n * other.n / n)
         return Moments(n, self.mean + step * (other.n / n), squares)
-
-    @property
-    def std(self) -> np.ndarray:
-        """The unbiased standard deviation; NaN for fewer than two values."""
-        return (
-            np.sqrt(self.squares / (self.n - 1)) if self.n > 1 else np.full_like(self.mean, np.nan)
-        )
 
 
 @dataclass
@@ -54,28 +50,25 @@ class Tally:
     start: int = 0  # number of the first sample
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
     heads: dict[Key, Moments] = field(default_factory=dict)
-    head_samples: dict[Key, np.ndarray] = field(
-        default_factory=dict
-    )  # [n, head] of what Probe.per_head names
+    # [n, head] of what Probe.per_head names
+    head_samples: dict[Key, np.ndarray] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
-    counts: dict[str, float] = field(
-        default_factory=dict
-    )  # "probe.statistic": summed over samples and layers
-    waiting: list[tuple[Probe, int, str, Tensor, int]] = field(
-        default_factory=list
-    )  # answers of the batch at hand
+    # "probe.statistic": summed over samples and layers
+    counts: dict[str, float] = field(default_factory=dict)
+    # answers on the current batch: probe, layer, statistic, values, first sample
+    waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)
 
     def add(self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int) -> None:
-        """Takes one probe's answer on the batch that begins at sample `start`; `flush` counts it."""
+        """Takes a probe's answer on the batch that begins at sample `start`; `flush` counts it."""
         self.waiting += [
             (probe, layer, statistic, value, start) for statistic, value in answer.items()
         ]
 
     def flush(self, probes: Sequence[Probe]) -> None:
-        """Counts the answers of a batch in the order of the probes, brought over in one piece: a transfer for each costs as
-        much as measuring it.
+        """Counts the answers on a batch in the order of the probes.
 
-        Raises ValueError naming layer and samples where a number is not finite, but for NaN from a
+        They are brought over in one piece: a transfer for each costs as much as measuring it.
+        Raises ValueError, with layer and samples, if a number is not finite, except for NaN from a
         probe that is partial.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
@@ -91,7 +84,7 @@ class Tally:
             self._count(probe, key, values.reshape(tensor.shape), start)
 
     def _count(self, probe: Probe, key: Key, values: np.ndarray, start: int) -> None:
-        """`[batch]` or `[batch, head]` values of one statistic."""
+        """Counts `[batch]` or `[batch, head]` values of one statistic."""
         if key[1] in probe.counts:
             name = f"{key[0]}.{key[1]}"
             self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
@@ -100,12 +93,12 @@ class Tally:
         else:
             if key[1] in probe.per_head:
                 self._keep(self.head_samples, key, values, start)
-            whole = values[~np.isnan(values).any(axis=1)] if probe.partial else values
-            if len(whole):
-                self._merge(key, Moments.of(whole))
+            complete = values[~np.isnan(values).any(axis=1)] if probe.partial else values
+            if len(complete):
+                self._merge(key, Moments.of(complete))
 
     def _keep(self, store: dict[Key, np.ndarray], key: Key, values: np.ndarray, start: int) -> None:
-        """Writes a batch into the array of all samples, NaN where none has come."""
+        """Writes a batch into the array of all samples, which begins as NaN."""
         if key not in store:
             store[key] = np.full((self.n, *values.shape[1:]), np.nan)
         _same_heads(key, store[key].shape[1:], values.shape[1:])
@@ -119,24 +112,25 @@ class Tally:
         self.heads[key] = moments
 
     def totals(self) -> dict[str, int | float]:
-        """The counts, whole numbers as such."""
+        """Returns the counts, integers as such."""
         return {
             name: int(value) if value.is_integer() else value for name, value in self.counts.items()
         }
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
-        """Takes what a probe says of a layer's weights, `[]` or `[head]` each."""
+        """Takes what a probe measures of a layer's weights, `[]` or `[head]` each."""
         for statistic, tensor in answer.items():
             values = tensor.detach().double().cpu().numpy()
             if not np.isfinite(values).all():
                 raise ValueError(
-                    f"{probe}.{statistic} of layer {layer} is NaN or Inf: are the model's weights finite?"
+                    f"{probe}.{statistic} of layer {layer} is NaN or Inf: "
+                    "are the model's weights finite?"
                 )
             self.weights[probe, statistic, layer] = values
 
 
 def _columns(values: list[Tensor]) -> list[np.ndarray]:
-    """Each tensor's numbers in float64, `[batch, 1 or head]`, by one transfer for each dtype and batch."""
+    """Returns each tensor in float64, `[batch, 1 or head]`, by one transfer per dtype and batch."""
     groups: dict[tuple, list[int]] = {}
     for place, value in enumerate(values):
         groups.setdefault((value.dtype, len(value)), []).append(place)
@@ -160,8 +154,8 @@ def _same_heads(key: Key, before: tuple[int, ...], now: tuple[int, ...]) -> None
 def _refuse_nan(key: Key, values: np.ndarray, start: int, partial: bool) -> None:
     right = np.isfinite(values) | (np.isnan(values) & partial)
     if not right.all():
-        whole = right.reshape(len(values), -1).all(axis=1)
-        bad = [int(index) + start for index in np.flatnonzero(~whole)]
+        good = right.reshape(len(values), -1).all(axis=1)
+        bad = [int(index) + start for index in np.flatnonzero(~good)]
         shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
         raise ValueError(
             f"{key[0]}.{key[1]} is NaN or Inf in layer {key[2]} for {len(bad)} samples: {shown}."

@@ -2,7 +2,7 @@
 
 
 def as_text(header: list[str], rows: list[list[str]]) -> str:
-    """The table with aligned columns."""
+    """Returns a table with aligned columns."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = [
         [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]

@@ -13,7 +13,7 @@ T = TypeVar("T")
 def with_twins(
     model: Any, untrained: int, measure: Callable[[Any, int | None], T], progress: bool = True
 ) -> tuple[T, list[T]]:
-    """Returns what `measure(network, seed)` gives for the model and for each of its untrained twins.
+    """Returns what `measure(network, seed)` gives for the model and for its untrained twins.
 
     The model is measured first, with None for the seed; the twins have the seeds 0, 1, ...
     """

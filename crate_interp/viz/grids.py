@@ -36,7 +36,7 @@ def head_grid(
     these images or `layers` are not layers of the model.
     """
     model = cache.model
-    chosen = _layers(layers, model)
+    chosen = _layers(layers, cache)
     found = [
         maps_on(cache, layer, images, query=query, scaled=scaled, cls_key=cls_key)
         for layer in chosen
@@ -65,14 +65,14 @@ def _head(values: np.ndarray) -> dict[str, str]:
     return {"uri": map_tile(values), "largest": f"{values.max():.2g}"}
 
 
-def _layers(layers: Any, model: Any) -> list[int]:
+def _layers(layers: Any, cache: CrateCache) -> list[int]:
     """Returns the numbers of the layers, each once, from 0.
 
     Raises ValueError if there is no such layer.
     """
-    if model.cfg.kind == "clip":
+    if cache.model.towers:
         raise ValueError("a CLIP is two models: show its image tower, cache.visual.")
-    count = len(model.blocks)
+    count = len(cache.model.blocks)
     wanted = range(count) if layers is None else layers
     wanted = list(wanted) if isinstance(wanted, (list, tuple, range)) else []
     if not wanted or not all(checks.is_int(layer) and -count <= layer < count for layer in wanted):

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
@@ -193,29 +192,17 @@ def _rounded(values: Tensor) -> Any:
 
 def _model(cache: Any) -> Any:
     model = getattr(cache, "model", None)
-    if model is None or model.cfg.kind not in ("vision", "mae", "text"):
+    if model is None or model.towers:
         raise ValueError(
             "give the cache of model.run_with_cache(x); of a CLIP cache.visual or cache.text."
         )
     return model
 
 
-def _held(cache: Any, layer: Any, point: str, sample: Any) -> Tensor:
+def _held(cache: CrateCache, layer: int, point: str, sample: int) -> Tensor:
     """Returns what a point of a layer holds of one sample."""
-    count = len(_model(cache).blocks)
-    if not checks.is_int(layer) or not -count <= layer < count:
-        raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
-    name = full_name(point, layer % count)
-    if name not in cache.cache_dict:
-        raise KeyError(
-            f"the cache lacks {name!r}: run_with_cache(x, names_filter=[{name!r}, ...]), "
-            "or cache all."
-        )
-    held = cache[name]
-    if not cache.has_batch_dim:
-        raise ValueError(
-            "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
-        )
+    _model(cache)
+    held = cache.at(point, layer)
     if not checks.is_int(sample) or not 0 <= sample < len(held):
         raise ValueError(f"sample={sample!r}: the cache has samples 0 to {len(held) - 1}.")
     return held[sample].detach()

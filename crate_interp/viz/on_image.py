@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_hooks import full_name
 from crate_interp import maps
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.display import displayable
@@ -81,21 +80,21 @@ def maps_on(
             "the images are [batch, channels, height, width], what the model was run on; "
             f"got {got}."
         )
+    if cache.model.unit != "images":
+        raise ValueError("give the cache of a model of images: a text has no patches.")
+    whole = options.get("scaled", True) and options.get("cls_key", True)
+    point = "attn.hook_pattern" if whole else "attn.hook_k"
+    stored = cache.at(point, layer)
+    tokens = stored.shape[-1 if whole else 1]
     height, width = (
         side // patch
         for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True)
     )
-    stored = cache.cache_dict.get(full_name("attn.hook_pattern", layer % len(cache.model.blocks)))
-    if stored is not None and (len(stored), stored.shape[-1]) != (len(images), height * width + 1):
+    if (len(stored), tokens) != (len(images), height * width + 1):
         raise ValueError(
-            f"the cached pattern {list(stored.shape)} does not belong to images "
+            f"the cached {point} {list(stored.shape)} does not belong to images "
             f"{list(images.shape)}: wanted {len(images)} images of {height} x {width} patches and "
-            "a CLS token."
+            "a CLS token. Give the images that the model was run on."
         )
     found = maps.attention(cache, layer, grid=(height, width), **options)
-    if len(found) != len(images):
-        raise ValueError(
-            f"the cache is of {len(found)} images, but {len(images)} are given: give the images "
-            "that the model was run on."
-        )
     return found.float().cpu().numpy()

@@ -97,13 +97,19 @@ def model_name(meta: dict[str, Any]) -> str:
     return meta["model"] or f"{meta['config']['family']} model"
 
 
+def fingerprints(meta: dict[str, Any]) -> str:
+    """Returns the fingerprints of the data that a result is of."""
+    return ", ".join(dict.fromkeys(str(data["fingerprint"]) for data in meta["data"]))
+
+
 def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns where the numbers of a result come from, as names and values."""
-    return [
+    pairs = [
         ("model", str(meta["model_digest"])),
-        ("data", str(meta["data_fingerprint"])),
+        ("data", fingerprints(meta)),
         ("dtype, device", f"{meta['dtype']}, {meta['device']}"),
         ("versions", ", ".join(f"{name} {number}" for name, number in meta["versions"].items())),
-        ("seconds", f"{meta['seconds']:g}"),
-        ("config", json.dumps(meta["config"])),
     ]
+    if "seconds" in meta:
+        pairs.append(("seconds", f"{meta['seconds']:g}"))
+    return [*pairs, ("config", json.dumps(meta["config"]))]

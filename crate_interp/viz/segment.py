@@ -1,87 +1,48 @@
 """The page of an evaluation of segmentation: scores beside chance, every head, and examples."""
 
+import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
-from crate_hooks import full_name
-from crate_interp.data import Samples
-from crate_interp.files import writable, write_text
+from crate_interp.files import write_text
 from crate_interp.measures import mass_mask
-from crate_interp.models.digest import model_digest
-from crate_interp.models.display import displayable
-from crate_interp.probes.masks import IGNORED, RESOLUTIONS, RULES
+from crate_interp.probes.masks import RESOLUTIONS, RULES
 from crate_interp.segmentation.result import CELL, SegmentResult
-from crate_interp.sweeps.stream import samples_of
-from crate_interp.viz.on_image import maps_on
 from crate_interp.viz.page import model_name, render, sources
-from crate_interp.viz.pictures import image_uri, inline_svg, map_tile, mask_tile
+from crate_interp.viz.pictures import inline_svg, map_tile, mask_tile, png_uri
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-SHOWN = 4  # images that go best, and as many that go worst
 _TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)  # colours of masks: the data's, the head's
 _GREY = "#888888"
 
 
-def segment_page(result: SegmentResult, model: Any, data: Any, out: str | Path) -> Path:
-    """Writes segment.html and the result's tables (SegmentResult.save) into `out`, and returns the path of the page.
+def segment_page(result: SegmentResult, out: str | Path) -> Path:
+    """Writes segment.html and the result (SegmentResult.save) into a folder.
 
-    model, data: what `ci.segment` was given; the images that go best and worst are run once more for their pictures. Raises ValueError
-    for a model or data that the result is not of, and where `out` cannot be written.
+    Returns the path of the page. Raises ValueError if the folder cannot be written.
     """
-    out = writable(out)
-    samples = samples_of(model, data, result.meta["n_samples"])
-    _check_same(result, model, samples)
-    result.save(out)
+    out = result.save(out)
     page = render(
         "segment.html",
         title=f"{model_name(result.meta)}: do attention maps segment?",
-        headline=sentence(result),
+        headline=result.headline(),
         meta=result.meta,
         settings=_settings(result),
-        n_images=len(result.images),
+        n_images=len(result.table("images")),
         sections=_sections(result),
         heads=_heads(result),
-        examples=_examples(result, model, samples),
+        examples=_examples(result),
         sources=_sources(result),
     )
     write_text(out / "segment.html", page)
     return out / "segment.html"
-
-
-def _check_same(result: SegmentResult, model: Any, samples: Samples) -> None:
-    for what, own, given in (
-        ("model", result.meta["model_digest"], model_digest(model)),
-        ("data", result.meta["data_fingerprint"], samples.fingerprint),
-    ):
-        if own != given:
-            raise ValueError(
-                f"the result is of another {what}: give the {what} that ci.segment was given."
-            )
-
-
-def sentence(result: SegmentResult) -> str:
-    """The score of the head fixed over all layers and each chance level, in one sentence."""
-    row = result.overall()
-    where = "the layer and head that are best on the other half of the images"
-    untrained = (
-        "" if math.isnan(row["untrained"]) else f"untrained networks {row['untrained']:.3f}, "
-    )
-    other = (
-        ""
-        if math.isnan(row["other_image"])
-        else f"the same maps on the mask of another image {row['other_image']:.3f}, "
-    )
-    return (
-        f"Jaccard index {row['value']:.3f} (95 % interval {row['low']:.3f} to {row['high']:.3f}) with {where}. Chance: {other}a centred "
-        f"map {row['centre']:.3f}, all foreground {row['all_foreground']:.3f}, {untrained}the same maps in random order "
-        f"{row['random']:.3f}."
-    )
 
 
 def _settings(result: SegmentResult) -> dict[str, Any]:
@@ -109,7 +70,7 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
 
 def _heads(result: SegmentResult) -> dict[str, Any]:
     """Returns a chart and a table of every head of every layer."""
-    rows: Any = result.heads
+    rows: Any = result.table("heads")
     rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
     best = rows.loc[rows["value"].idxmax()]
     alt = (
@@ -162,43 +123,24 @@ def _chart(result: SegmentResult, rows: Any) -> "matplotlib.figure.Figure":
     return chart
 
 
-def _examples(result: SegmentResult, model: Any, samples: Samples) -> list[dict[str, Any]]:
-    """The images on which the fixed head scores highest and lowest."""
-    ranked: Any = result.images.sort_values(["score", "sample"], ascending=[False, True])
-    groups = {"best": ranked.head(SHOWN), "worst": ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]}
-    return [
-        {"group": group} | _example(row, model, samples, result.meta)
-        for group, rows in groups.items()
-        for row in rows.itertuples()
-    ]
+def _examples(result: SegmentResult) -> list[dict[str, Any]]:
+    """Returns the pictures of the images on which the fixed head scores highest and lowest."""
+    mass = _settings(result)["mass"]
+    return [_example(row, mass) for row in result.table("examples").to_dict("records")]
 
 
-def _example(row: Any, model: Any, samples: Samples, meta: dict[str, Any]) -> dict[str, Any]:
-    image = samples.read(row.sample, row.sample + 1).to(model.cfg.device)
-    assert samples.masks is not None
-    true = samples.masks(row.sample, row.sample + 1)[0].numpy()
-    settings = meta["probes"]["segmentation"]["settings"]
-    options = {key: settings[key] for key in ("query", "scaled", "cls_key")}
-    names = [
-        full_name(point, row.layer) for point in ("attn.hook_pattern", "attn.hook_q", "attn.hook_k")
-    ]
-    run: dict[str, Any] = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
-    with torch.no_grad():
-        _, cache = model.run_with_cache(image, names_filter=names, **run)
-    found = maps_on(cache, row.layer, image, **options)[0, row.head]  # [h, w]
-    mask = mass_mask(torch.from_numpy(found).flatten(), settings["mass"]).numpy()
-    picture = displayable(image[0], model.cfg)
-    return {
-        "sample": row.sample,
-        "label": "" if _missing(row.label) else f", label {row.label}",
-        "layer": row.layer,
-        "head": row.head,
-        "score": row.score,
-        "ratio": picture.shape[1] / picture.shape[0],
-        "picture": image_uri(picture),
-        "true": mask_tile((true != 0) & (true != IGNORED), _TRUE),
-        "map": map_tile(found),
-        "mask": mask_tile(mask.reshape(found.shape), _FOUND),
+def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
+    picture, true = (Image.open(io.BytesIO(row[name])) for name in ("picture", "mask"))
+    values = np.asarray(row["map"], dtype=np.float32)
+    found = mass_mask(torch.from_numpy(values), mass).numpy()
+    grid = (row["rows"], row["columns"])
+    return row | {
+        "label": "" if _missing(row["label"]) else f", label {row['label']}",
+        "ratio": picture.width / picture.height,
+        "picture": png_uri(row["picture"]),
+        "true": mask_tile(np.asarray(true) > 0, _TRUE),
+        "map": map_tile(values.reshape(grid)),
+        "found": mask_tile(found.reshape(grid), _FOUND),
     }
 
 
@@ -207,6 +149,5 @@ def _missing(label: Any) -> bool:
 
 
 def _sources(result: SegmentResult) -> list[tuple[str, str]]:
-    pairs = [pair for pair in sources(result.meta | {"seconds": 0}) if pair[0] != "seconds"]
     settings = ", ".join(f"{name} = {value}" for name, value in _settings(result).items())
-    return [*pairs, ("settings", settings)]
+    return [*sources(result.meta), ("settings", settings)]
