@@ -321,6 +321,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
             Circuit.load(tmp_path / "bad.json")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said():
     model, images = ready("crate")
     lm, tokens = ready("crate-lm")
