@@ -31,7 +31,7 @@ from crate_interp.measures import maskcut
 from crate_interp.sweeps.stream import twin
 
 
-def masks_of(model: Any, image: Tensor, layer: int, affinity: str) -> Tensor:
+def masks_of(model: ci.HookedCrate, image: Tensor, layer: int, affinity: str) -> Tensor:
     """Returns masks of patches, bool [3, h, w], from the codes of all heads of one layer."""
     point = f"blocks.{layer}.attn.hook_k"
     with torch.no_grad():
@@ -81,7 +81,7 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
     return truth, [image["id"] for image in images]
 
 
-def precision(truth: Any, results: Any) -> tuple[float, float]:
+def precision(truth: Any, results: list[dict]) -> tuple[float, float]:
     """Returns AP and AP50 of masks, regardless of classes."""
     if not results:
         return 0.0, 0.0
@@ -95,7 +95,12 @@ def precision(truth: Any, results: Any) -> tuple[float, float]:
 
 
 def results_of(
-    model: Any, data: Any, ids: list[int], truth: COCO, args: argparse.Namespace, what: str
+    model: ci.HookedCrate,
+    data: str,
+    ids: list[int],
+    truth: COCO,
+    args: argparse.Namespace,
+    what: str,
 ) -> list[dict]:
     """Returns the COCO results of every image."""
     samples = ci.data.open_data(data, model.preprocess, args.limit)
@@ -128,7 +133,7 @@ def main() -> None:
         fields |= {"resize": [args.size, args.size], "crop": None, "interpolate_pos": True}
     model = ci.load(args.source, **fields)
     if args.coco:
-        data: Any = f"coco:{args.coco}:{args.images or args.coco.parent}"
+        data = f"coco:{args.coco}:{args.images or args.coco.parent}"
         ids = coco_image_ids(str(args.coco))
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(args.coco)

@@ -12,6 +12,7 @@ on the other half of the images (mass rule, patches). --vit: the folder that
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def vits(folder: Path) -> list[tuple[str, PlainViT]]:
     return models
 
 
-def measured(models: list[tuple[str, Any]]) -> list[tuple[str, SegmentResult]]:
+def measured(models: Sequence[tuple[str, ci.HookedCrate]]) -> list[tuple[str, SegmentResult]]:
     """Returns what ci.segment measures of each model, beside three networks of random weights.
 
     train_tiny_cutouts starts from the first of the three.

@@ -56,7 +56,7 @@ def test_against_a_cache(model, images, result):
             )
 
 
-def test_dead_and_dense(model, result):
+def test_dead_and_dense(model, images, result):
     table = result.table().set_index(["layer", "atom"])
     assert (
         table.loc[(1, 3), "state"] == "dead"

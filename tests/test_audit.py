@@ -360,7 +360,10 @@ def test_the_untrained_stand_beside(audited):
     )
     lines = result.text().splitlines()
     assert len(lines) == 4 and lines[0].split()[1:] == list(CLAIMS) and "(" in lines[1]
-    assert repr(result).startswith("AuditResult: Of ") and set(result.layers().columns) == {"layer", *NUMBERS}
+    assert repr(result).startswith("AuditResult: Of ") and set(result.layers().columns) == {
+        "layer",
+        *NUMBERS,
+    }
 
 
 def test_saved_and_loaded(audited, tmp_path):

@@ -103,6 +103,7 @@ def test_compressed_runs_are_those_of_pycocotools(tmp_path):
     assert np.array_equal(opened(model, coco_file(tmp_path, rows)).masks(0, 2).numpy(), drawn)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_coco(tmp_path, monkeypatch):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
 

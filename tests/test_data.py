@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import embedded, open_data
+from crate_interp.data import embedded, forms, open_data, open_text, part
+from crate_interp.data.sources import SOURCES
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
 
@@ -91,6 +92,50 @@ def test_embedded():
     )
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_parts(preprocess):
+    data = dataset(label=list("abcdefg"))
+    whole = open_data(data, preprocess)
+    assert (whole.n, whole.start, whole.of) == (7, 0, 7)
+    some = part(whole, 2, 6)
+    assert (some.n, some.start, some.of, some.labels) == (4, 2, 7, list("cdef"))
+    assert some.fingerprint == whole.fingerprint
+    assert torch.equal(some.read(3, 5), whole.read(3, 5))  # numbers in the whole data
+    inner = part(some, 3, 5)
+    assert (inner.n, inner.start, inner.of, inner.labels) == (2, 3, 7, list("de"))
+    assert part(whole, 0, 7) == whole
+    assert open_data(some, preprocess) is some and open_text(some, lambda texts: texts) is some
+    few = open_data(some, preprocess, limit=3)
+    assert (few.n, few.start, few.of, few.labels) == (3, 2, 7, list("cde"))
+    few = open_data(whole, preprocess, limit=3)  # the first ones are a whole data set again
+    assert (few.n, few.start, few.of, few.labels) == (3, 0, 3, list("abc"))
+    for start, stop in ((1, 5), (2, 7), (4, 4), (5, 3), (2.0, 4), (True, 4)):
+        with pytest.raises(ValueError, match="give whole numbers with 2 <= start < stop <= 6"):
+            part(some, start, stop)
+
+
+def test_masks_of_parts():
+    model = make(image_size=32, patch_size=8, resize=32, crop=32, **PLAIN)
+    whole = open_data("embedded:cutouts", model.preprocess, 6, model.preprocess_masks)
+    some = part(whole, 2, 5)
+    assert torch.equal(some.masks(2, 5), whole.masks(2, 5)) and len(some.labels or "abc") == 3
+
+
+def test_the_table_of_sources_makes_the_words_of_errors(preprocess):
+    schemes = [source.form.partition(":")[0] for source in SOURCES]
+    assert schemes == ["embedded", "imagefolder", "cutouts", "voc", "coco", "hf"]
+    assert forms(text=True) == '"embedded:NAME" or "hf:owner/name:split"'
+    assert "imagefolder" not in forms(masks=True) and '"voc:DIR"' in forms(masks=True)
+    for scheme in schemes:
+        with pytest.raises(ValueError) as caught:
+            open_data(f"{scheme}:", preprocess)
+        assert str(caught.value).startswith(f"cannot take data from '{scheme}:': give a float")
+        assert str(caught.value).endswith(f"a datasets.Dataset, {forms()}.")
+    with pytest.raises(ValueError, match="cannot take data from 'voc:x': give whole numbers"):
+        open_text("voc:x", lambda texts: texts)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_bad_data(preprocess, tmp_path):
     def fails(match, data, **kwargs):
         with pytest.raises(ValueError, match=match):

@@ -265,6 +265,7 @@ def test_text_is_cut_into_windows():
     Words.bos = 46
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_text():
     lm = make_lm()
     lm.tokenizer = Words()

@@ -1,4 +1,4 @@
-"""Results have one shape: saved, loaded, merged from halves of the data, or refused in a line."""
+"""Results have one shape: saved, loaded, and merged from two halves, or refused in a line."""
 
 import json
 
@@ -65,7 +65,7 @@ def alone(model, data):
         "linear_probe": ci.linear_probe(model, data, labels=labels, test=0.5, progress=False),
         "composition": composition(model),
         "circuit_scores": evaluate(
-            model, [(0, 1), (1, 2)], inputs, metric, random=3, **{"progress": False}
+            model, [(0, 1), (1, 2)], inputs, metric, random=3, progress=False
         ),
     }
 
@@ -86,8 +86,8 @@ def survives(result, folder):
     assert set(files) == {path.name for path in folder.iterdir()} - {META}
     assert set(files) == {f"{name}.parquet" for name in result.tables}
     assert result.table().equals(result.table(result.MAIN))
-    html = result._repr_html_()
-    assert result.headline().endswith(".") and ("<table" in html or "<pre>" in html)
+    shown = result._repr_html_()
+    assert result.headline().endswith(".") and ("<table" in shown or "<pre" in shown)
     assert result.meta["format"] == 1 and result.meta["result"] == result.KIND
 
 

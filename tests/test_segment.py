@@ -410,7 +410,7 @@ def test_a_query_that_is_not_there_and_a_cache_without_masks_are_refused():
     net, data = model(), dataset()
     with pytest.raises(ValueError, match="query=7: there are 7 tokens"):
         ci.segment(net, data, query=7, progress=False)
-    with pytest.raises(ValueError, match="has none: ci.sweep it"):
+    with pytest.raises(ValueError, match="has none: use ci.sweep on data with masks"):
         ci.probe(net.run_with_cache(net.preprocess(data["image"]))[1], "segmentation")
 
 
@@ -470,7 +470,7 @@ def test_labels_are_called_what_the_data_calls_them():
     data = dataset(6).remove_columns("label").add_column("label", [0, 1, 0, 1, 0, 1])
     data = data.cast_column("label", ClassLabel(names=["cat", "dog"]))
     net = model(labels=["one", "two", "three", "four", "five"])
-    found = ci.segment(net, data, untrained=0, progress=False).images
+    found = ci.segment(net, data, untrained=0, progress=False).table("images")
     assert list(found["label"]) == ["cat", "dog"] * 3
 
 
@@ -500,6 +500,6 @@ def test_probes_of_different_shapes_share_the_table_of_heads():
 def test_a_network_whose_attention_is_nan_is_no_score():
     with model().hooks([("blocks.1.attn.hook_q", lambda q, hook: q * torch.nan)]) as net:
         with pytest.raises(
-            ValueError, match="segmentation in layer 1, samples 0 to 6: a map holds NaN"
+            ValueError, match="segmentation in layer 1, samples 0 to 6: the map holds NaN"
         ):
             ci.segment(net, dataset(), untrained=0, progress=False)

@@ -24,7 +24,7 @@ Target = int | str | Tensor | list[int]
 def _parts(result: Result) -> pd.DataFrame:
     values = result.table("values")
     n = values["sample"].nunique()
-    wide = torch.tensor(values["value"].to_numpy()).view(n, -1).double()  # [sample, part]
+    wide = torch.tensor(values["value"].to_numpy().reshape(n, -1)).double()  # [sample, part]
     std = wide.std(dim=0) if n > 1 else torch.full((wide.shape[1],), torch.nan)
     table: Any = values.iloc[: wide.shape[1]][["part", "layer", "number"]]
     table = table.assign(mean=wide.mean(dim=0).numpy(), std=std.numpy())

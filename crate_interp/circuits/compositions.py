@@ -29,7 +29,7 @@ Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
 def _pairs(result: Result) -> pd.DataFrame:
     senders, inside = result.table("senders"), result.table("inside")
     energy = torch.tensor(senders["energy"].to_numpy())[:, None]
-    columns: list[np.ndarray] = []
+    columns: list[Tensor] = []
     for name in ("inside", "random"):
         values = result.table(name)["inside"].to_numpy().reshape(len(senders), -1)
         columns.append(_share(torch.tensor(values), energy))

@@ -1,7 +1,7 @@
-"""COCO: annotations -> class maps, and masks -> COCO's format for results."""
+"""COCO: class maps from its annotations, and masks in its format for results."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import index
 from os.path import expanduser
 from pathlib import Path
@@ -16,7 +16,7 @@ from crate_interp import checks
 from crate_interp.data.coco_regions import check_region, region
 from crate_interp.data.files import inside, names_and_sizes, path_and_option
 from crate_interp.data.masks import IGNORE, class_maps
-from crate_interp.data.samples import Samples, picture_samples
+from crate_interp.data.samples import Preprocess, Samples, picture_samples
 from crate_interp.pictures import check_image
 
 _NEEDED = {  # table -> what its rows must have
@@ -24,22 +24,26 @@ _NEEDED = {  # table -> what its rows must have
     "annotations": ("id", "image_id", "category_id", "segmentation"),
     "categories": ("id",),
 }
-_KINDS = {
+_USABLE = {  # field -> whether a value of it can be used; the others are whole numbers
     "file_name": lambda value: isinstance(value, str),
     "segmentation": lambda value: True,
-}  # others: whole numbers
+}
 
 
 def coco_samples(
     where: str,
-    preprocess: Callable[[Any], Tensor],
-    preprocess_masks: Callable[[Any], Tensor] | None,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None,
 ) -> Samples:
-    """The images of "ANNOTATIONS.json:IMAGEDIR", or of "ANNOTATIONS.json", which lie beside it, in the file's order.
+    """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
-    Classes are the categories, numbered from 1 in the order of their ids. Where objects overlap the smaller one is on top;
-    crowds are 255, below the objects. No labels. Raises ValueError where pycocotools is missing, for files that are not as
-    COCO's, more than 254 categories, names that lead out of the folder, and images that are missing or of another size.
+    "ANNOTATIONS.json" alone takes the images beside it. Classes are the categories, numbered
+    from 1 in the order of their ids. Where objects overlap the smaller one is on top; crowds
+    are 255, below the objects. There are no labels.
+
+    Raises ValueError where pycocotools is missing, for files that are not in COCO's format,
+    for more than 254 categories, for names that lead out of the folder, and for images that are
+    missing or have another size.
     """
     _pycocotools()
     path, option = path_and_option(where)
@@ -69,7 +73,10 @@ def coco_samples(
 
 
 def coco_image_ids(where: str) -> list[int]:
-    """The ids of the images of "ANNOTATIONS.json" or "ANNOTATIONS.json:IMAGEDIR", in the order of its samples."""
+    """Returns the ids of the images of "ANNOTATIONS.json" or "ANNOTATIONS.json:IMAGEDIR".
+
+    Their order is that of the samples.
+    """
     return [row["id"] for row in _read(path_and_option(where)[0])["images"]]
 
 
@@ -78,11 +85,14 @@ def coco_results(
     image_id: SupportsIndex,
     scores: Sequence[float] | Tensor | np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Masks of one image as COCO's results: what json.dump writes and pycocotools' loadRes reads.
+    """Returns masks of one image in COCO's format for results, which pycocotools' loadRes reads.
 
-    Masks have the size of the image in the annotations. The category is 1 for all: they tell objects, not classes. COCOeval
-    is to be run with `params.useCats = 0`, and passes over them where `params.catIds` lacks 1 (COCO has it). Empty masks are
-    left out. Raises ValueError for scores that are not finite or not one per mask, and where pycocotools is missing.
+    Masks have the size of the image in the annotations. Empty masks are left out. The category
+    is 1 for all, because the masks show objects, not classes. Run COCOeval with
+    `params.useCats = 0`; it ignores these masks where `params.catIds` lacks 1 (COCO has it).
+
+    Raises ValueError for scores that are not finite or not one per mask, and where pycocotools
+    is missing.
     """
     encode = _pycocotools().encode
     masks = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
@@ -106,7 +116,10 @@ def coco_results(
 
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The three tables of an annotation file; ValueError where one, or a field of a row, is missing."""
+    """Returns the three tables of an annotation file.
+
+    Raises ValueError where a table, or a field of a row, is missing.
+    """
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -119,9 +132,10 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
             )
         for number, row in enumerate(rows):
             for field in fields:
-                if field not in row or not _KINDS.get(field, checks.is_int)(row[field]):
+                if field not in row or not _USABLE.get(field, checks.is_int)(row[field]):
                     raise ValueError(
-                        f"{str(path)!r}: number {number} of its {table} has no {field} that can be used."
+                        f"{str(path)!r}: number {number} of its {table} has no {field} "
+                        "that can be used."
                     )
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{str(path)!r} gives an id twice in its {table}.")
@@ -141,7 +155,7 @@ def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list
 
 
 def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
-    """Category id -> class."""
+    """Returns the class of each id of a category."""
     if len(categories) >= IGNORE:
         raise ValueError(
             f"{str(path)!r} has {len(categories)} categories: class maps hold 254 at most."
@@ -155,7 +169,7 @@ def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
 def _by_image(
     path: Path, tables: dict[str, Any], classes: dict[int, int]
 ) -> dict[int, list[dict[str, Any]]]:
-    """Image id -> its annotations, every one of which can be drawn."""
+    """Returns the annotations of each id of an image; all of them can be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
     for row in tables["annotations"]:
@@ -181,9 +195,8 @@ def _class_map(
     drawn = np.zeros(size, np.uint8)
     for pixels in crowds:
         drawn[pixels] = IGNORE
-    for pixels, number in sorted(
-        objects, key=lambda pair: -pair[0].sum()
-    ):  # the smallest last, on top
+    by_size = sorted(objects, key=lambda pair: -pair[0].sum())
+    for pixels, number in by_size:  # the smallest last, on top
         drawn[pixels] = number
     return drawn
 

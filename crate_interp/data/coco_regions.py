@@ -1,7 +1,7 @@
 """The region of one COCO annotation as pixels: polygons, or run lengths, plain or compressed.
 
-Everything is checked before it is drawn: pycocotools takes all memory for a polygon with NaN, and shows whatever lies in
-memory for runs that are too short.
+Everything is checked before it is drawn: pycocotools takes all memory for a polygon with NaN,
+and shows whatever lies in memory for runs that are too short.
 """
 
 from itertools import accumulate
@@ -12,29 +12,35 @@ from jaxtyping import Bool
 
 from crate_interp import checks
 
+# polygons [x, y, x, y, ...], or run lengths {"size": [height, width], "counts": ...}
+Segmentation = list[list[int | float]] | dict[str, Any]
 
-def region(segmentation: Any, size: tuple[int, int]) -> Bool[np.ndarray, "height width"]:
-    """The pixels of a segmentation that `check_region` has let pass; size is (height, width)."""
+
+def region(segmentation: Segmentation, size: tuple[int, int]) -> Bool[np.ndarray, "height width"]:
+    """Returns the pixels of a segmentation; size is (height, width).
+
+    The segmentation must have passed `check_region`.
+    """
     if isinstance(segmentation, dict):
         runs = _runs(segmentation["counts"])
     else:
         from pycocotools import mask
 
-        polygons = [polygon for polygon in segmentation if len(polygon) >= 6]
+        polygons: Any = [polygon for polygon in segmentation if len(polygon) >= 6]
         if not polygons:
             return np.zeros(size, bool)
         merged: Any = mask.merge(mask.frPyObjects(polygons, *size))
         runs = _runs(merged["counts"].decode("ascii"))
-    flat = np.repeat(
-        np.arange(len(runs)) % 2 == 1, runs
-    )  # outside and inside by turns, column by column
+    # outside and inside by turns, column by column
+    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return flat.reshape(size[::-1]).T
 
 
-def check_region(segmentation: Any, size: tuple[int, int], what: str) -> None:
-    """ValueError, calling the annotation `what`, for a segmentation that cannot be drawn in an image of (height, width).
+def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -> None:
+    """Raises ValueError for a segmentation that cannot be drawn in an image of this size.
 
-    Polygons of fewer than three points have no area and are left out.
+    size is (height, width); `what` is how the error calls the annotation. Polygons of fewer
+    than three points have no area and are left out.
     """
     try:
         if isinstance(segmentation, dict):
@@ -75,7 +81,11 @@ def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> None:
 
 
 def _runs(counts: Any) -> list[int]:
-    """Run lengths; compressed ones are numbers of 5 bits a character, from the third on as differences to the last but one."""
+    """Returns run lengths, plain or compressed.
+
+    Compressed ones have 5 bits in each character. From the fourth on they are differences to
+    the last but one.
+    """
     if isinstance(counts, list):
         if not all(checks.is_int(run) for run in counts):
             raise ValueError("its run lengths are not all whole numbers")

@@ -1,8 +1,6 @@
-"""A folder of objects with alpha as a data set: every object pasted once on a background, with its exact mask."""
+"""A folder of objects with alpha as a data set: each is pasted on a background, with its mask."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,7 +14,7 @@ from crate_interp.data.files import (
     pictures_under,
 )
 from crate_interp.data.masks import class_maps
-from crate_interp.data.samples import Samples
+from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.pictures import check_image, loaded
 
 SIDE = 224  # of a composite, before the model's own resize
@@ -26,22 +24,26 @@ BACKGROUNDS = "backgrounds"
 
 def cutout_samples(
     where: str,
-    preprocess: Callable[[Any], Tensor],
-    preprocess_masks: Callable[[Any], Tensor] | None,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None,
 ) -> Samples:
-    """Composites of the objects of "DIR" or "DIR:SEED" (default 0), one for each, 224 x 224 before the model's resize.
+    """Returns one composite for each object in "DIR" or "DIR:SEED" (default 0).
 
-    Objects: PNG and WebP files anywhere under DIR whose alpha (> 127) covers 3 to 97 % of the canvas; others are skipped,
-    unreadable ones too. Backgrounds: squares cut from the pictures in DIR/backgrounds, or smooth colour noise where there
-    is no such folder. Labels are the first folder below DIR; masks have one class. The same seed and files give the
-    same composites. Raises ValueError for missing folders, no objects, and backgrounds that cannot be read.
+    Composites are 224 x 224 before the model's resize. Objects are PNG and WebP files anywhere
+    under DIR whose alpha (> 127) covers 3 to 97 % of the canvas; other files are skipped, also
+    unreadable ones. Backgrounds are squares cut from the pictures in DIR/backgrounds, or smooth
+    colour noise where there is no such folder. Labels are the first folder below DIR; masks
+    have one class. The same seed and files give the same composites.
+
+    Raises ValueError for missing folders, no objects, and backgrounds that cannot be read.
     """
     folder, option = path_and_option(where)
     if not folder.is_dir():
         raise ValueError(f"{str(folder)!r} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
     if option is not None and not (option.isascii() and option.isdecimal()):
         raise ValueError(
-            f"cutouts:{where}: the seed {option!r} is no whole number: give cutouts:DIR:3 or the like."
+            f"cutouts:{where}: the seed {option!r} is no whole number: "
+            "give cutouts:DIR:3 or the like."
         )
     seed = int(option or 0)
     backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
@@ -83,8 +85,8 @@ def _objects(folder: Path) -> list[Path]:
             else "there is no PNG or WebP file with"
         )
         raise ValueError(
-            f"the folder {str(folder)!r} has no objects: {looked} an alpha band that covers {COVER[0]:.0%} to {COVER[1]:.0%} "
-            "of its canvas."
+            f"the folder {str(folder)!r} has no objects: {looked} an alpha band that covers "
+            f"{COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."
         )
     return objects
 
@@ -126,7 +128,7 @@ def _composite(
 
 
 def _smooth_noise(rng: np.random.Generator) -> Image.Image:
-    """A random colour with soft spots in its neighbours."""
+    """Returns a random colour with soft spots of colours near it."""
     colours = rng.uniform(40, 216, 3) + rng.normal(0, 40, (5, 5, 3))
     spots = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
     return spots.resize((SIDE, SIDE), Image.Resampling.BICUBIC)

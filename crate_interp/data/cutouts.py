@@ -11,11 +11,12 @@ SHARE = (0.45, 0.8)  # of the picture's side: what the longer side of an object 
 def paste(
     cutout: Image.Image, background: Image.Image, rng: np.random.Generator
 ) -> tuple[Image.Image, Image.Image]:
-    """The object at a random place and scale on a square background, and its mask (mode "L", 0 or 255).
+    """Returns an object at a random place and scale on a square background, and its mask.
 
-    cutout: mode RGBA, cropped to its alpha and scaled so that its longer side is 45 to 80 % of the background's; the mask
-    is alpha > 127 after scaling. The same generator state gives the same picture. Raises ValueError for a cut-out that is transparent
-    everywhere.
+    cutout: mode RGBA. It is cropped to its alpha and scaled so that its longer side is 45 to
+    80 % of the background's. The mask (mode "L", 0 or 255) is alpha > 127 after scaling. The
+    same state of the generator gives the same picture. Raises ValueError for a cut-out that is
+    transparent everywhere.
     """
     box = cutout.getchannel("A").getbbox()
     if box is None:
@@ -35,7 +36,10 @@ def paste(
 
 
 def random_square(background: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """A random square of at least half the shorter side of a picture, perhaps mirrored, at `size` x `size`."""
+    """Returns a random square of a picture, perhaps mirrored, scaled to `size` x `size`.
+
+    The side of the square is at least half the shorter side of the picture.
+    """
     short = min(background.size)
     side = int(rng.integers(max(1, short // 2), short + 1))
     left = int(rng.integers(background.width - side + 1))

@@ -1,4 +1,4 @@
-"""Files of pictures: found, looked into and named before an hour of work, not after it."""
+"""Files of pictures: which there are, and their names in fingerprints and labels."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,16 +9,20 @@ from PIL import Image
 
 
 def path_and_option(text: str) -> tuple[Path, str | None]:
-    """A path and what follows its last colon; nothing follows a path that exists as it stands."""
-    text = expanduser(text)  # as it is where a user is unknown; Path's own raises
+    """Returns a path, and what follows its last colon.
+
+    Where the text as it stands is a path that exists, the second is None.
+    """
+    text = expanduser(text)  # Path.expanduser raises where a user is unknown
     before, colon, after = text.rpartition(":")
     return (Path(text), None) if not colon or Path(text).exists() else (Path(before), after)
 
 
 def pictures_under(folder: Path, suffixes: Sequence[str] = ()) -> list[Path]:
-    """The files under a folder with such endings (default: those that Pillow knows) in the order of their names.
+    """Returns the files under a folder that have one of these endings, ordered by name.
 
-    Links to files count, links to folders are not followed: they may lead in a circle.
+    Without `suffixes`: the endings that Pillow knows. Links to files count. Links to folders
+    are not followed, because they may lead in a circle.
     """
     known = set(suffixes) or set(Image.registered_extensions())
     return sorted(
@@ -34,20 +38,22 @@ def _is_file(path: Path) -> bool:
 
 
 def inside(folder: Path, name: str, where: Path) -> Path:
-    """The file `name` of a folder, as the list `where` gives it; ValueError for a name that leads out of the folder.
+    """Returns the path of the file `name` in a folder.
 
-    Links in the folder are the user's own and are followed.
+    Links in the folder are the user's own and are followed. Raises ValueError for a name that
+    leads out of the folder; `where` is the list of names that the error blames.
     """
     parts = PureWindowsPath(name)  # takes both / and \ as separators
     if not name or parts.anchor or ".." in parts.parts or "\0" in name:
         raise ValueError(
-            f"{str(where)!r} names the file {name!r}, which is not inside {str(folder)!r}: it is not read."
+            f"{str(where)!r} names the file {name!r}, which is not inside {str(folder)!r}: "
+            "it is not read."
         )
     return folder / name
 
 
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
-    """A fingerprint of files by their names and sizes; their content is not read."""
+    """Returns a fingerprint of files made of their names and sizes. No content is read."""
     listing = "\n".join(
         f"{name} {path.stat().st_size}" for name, path in zip(names, paths, strict=True)
     )
@@ -55,5 +61,5 @@ def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
 
 
 def first_folders(names: Sequence[str]) -> list[str] | None:
-    """Labels: the first folder of every name; None where a file lies in no folder."""
+    """Returns the first folder of every name as labels, or None where a file lies in no folder."""
     return [name.split("/")[0] for name in names] if all("/" in name for name in names) else None

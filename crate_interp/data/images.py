@@ -1,23 +1,24 @@
 """Images without masks: tensors, and folders of pictures."""
 
 import hashlib
-from collections.abc import Callable
+from os.path import expanduser
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from crate_interp.data.files import first_folders, names_and_sizes, pictures_under
-from crate_interp.data.samples import Samples, picture_samples
+from crate_interp.data.samples import Preprocess, Samples, picture_samples
 from crate_interp.measures.checks import all_finite
 from crate_interp.pictures import check_image
 
 
-def tensor_samples(
-    images: Tensor, preprocess: Callable[[Any], Tensor], limit: int | None
-) -> Samples:
-    """A float tensor (taken as preprocessed) or a uint8 tensor `[n, channels, h, w]`."""
+def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
+    """Returns the first `limit` images of a tensor `[n, channels, height, width]`.
+
+    Floats are taken as preprocessed, uint8 images (0 to 255) are preprocessed when they are
+    read. Raises ValueError for other shapes and dtypes, and for NaN or Inf.
+    """
     if images.ndim != 4:
         raise ValueError(
             f"data has shape {list(images.shape)}: images are [n, channels, height, width]."
@@ -31,7 +32,8 @@ def tensor_samples(
         bad = [index for index, image in enumerate(images) if not all_finite(image)]
         if bad:
             raise ValueError(
-                f"data holds NaN or Inf in {len(bad)} of {len(images)} images, the first at index {bad[0]}."
+                f"data holds NaN or Inf in {len(bad)} of {len(images)} images, "
+                f"the first at index {bad[0]}."
             )
     digest = hashlib.sha256(f"{images.dtype} {list(images.shape)}".encode())
     for part in images.split(256):
@@ -42,8 +44,15 @@ def tensor_samples(
     )
 
 
-def folder_samples(folder: Path, preprocess: Callable[[Any], Tensor]) -> Samples:
-    """The pictures under a folder in the order of their names; labels are the sub-folders, where every picture has one."""
+def folder_samples(
+    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None = None
+) -> Samples:
+    """Returns the pictures under a folder, ordered by name. There are no masks.
+
+    Labels are the sub-folders, where every picture lies in one. Raises ValueError where there
+    is no such folder, where it has no pictures, and for a picture that cannot be read.
+    """
+    folder = Path(expanduser(where))
     if not folder.is_dir():
         raise ValueError(
             f"{str(folder)!r} is no folder: give imagefolder:DIR with a folder of images."

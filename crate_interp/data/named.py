@@ -1,12 +1,17 @@
-"""Data sets that a name stands for: the embedded ones and those of the Hub."""
+"""Data sets that a name stands for: the embedded ones and those on the Hub."""
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from crate_interp import checks
+from crate_interp.data.samples import Preprocess, Samples
+from crate_interp.data.tables import Table, table_samples
 
-_EMBEDDED = {  # files in assets/
+if TYPE_CHECKING:  # an import of a second, only made where a data set is opened
+    import datasets
+
+EMBEDDED = {  # name -> file in assets/
     "fashion": "fashion.parquet",
     "cutouts": "cutouts.parquet",
     "held-out-text": "held-out-text.parquet",
@@ -14,27 +19,11 @@ _EMBEDDED = {  # files in assets/
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
-def named_dataset(data: str, kinds: str) -> Any:
-    """The datasets.Dataset that "embedded:NAME" or "hf:owner/name:split" names; `kinds` is what the error offers."""
-    scheme, _, name = data.partition(":")
-    if scheme == "embedded":
-        return embedded(name)
-    if scheme == "hf":
-        return _from_hub(name)
-    hint = f" Did you mean 'embedded:{data}'?" if data in _EMBEDDED else ""
-    raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
+def embedded(name: str) -> "datasets.Dataset":
+    """Returns the embedded data set `name`: images with labels (and masks), or texts.
 
-
-def named_fingerprint(data: str) -> str | None:
-    """That of the file of an embedded data set; None for others, which have datasets' own."""
-    scheme, _, name = data.partition(":")
-    if scheme != "embedded":
-        return None
-    return f"{data}:sha256:{hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()}"
-
-
-def embedded(name: str) -> Any:
-    """The embedded data set `name` as a datasets.Dataset: images with labels (and masks), or texts; ValueError if unknown."""
+    Raises ValueError, with the nearest names, where there is none of that name.
+    """
     import datasets
     import pyarrow.parquet
 
@@ -42,13 +31,23 @@ def embedded(name: str) -> Any:
     return datasets.Dataset(pyarrow.parquet.read_table(_embedded_file(name)))
 
 
+def embedded_samples(
+    name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
+) -> Samples:
+    """Returns the images of an embedded data set; its fingerprint is the digest of its file."""
+    data = embedded(name)
+    digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
+    fingerprint = f"embedded:{name}:sha256:{digest}"
+    return table_samples(data, preprocess, preprocess_masks, fingerprint)
+
+
 def _embedded_file(name: str) -> Path:
-    if name not in _EMBEDDED:
-        hint = checks.did_you_mean(name, _EMBEDDED)
+    if name not in EMBEDDED:
+        hint = checks.did_you_mean(name, EMBEDDED)
         raise ValueError(
-            f"no embedded data is called {name!r}: there is {', '.join(_EMBEDDED)}. {hint}".rstrip()
+            f"no embedded data is called {name!r}: there is {', '.join(EMBEDDED)}. {hint}".rstrip()
         )
-    path = _ASSETS / _EMBEDDED[name]
+    path = _ASSETS / EMBEDDED[name]
     if not path.is_file():
         raise ValueError(
             f"the file of embedded:{name}, {str(path)!r}, is missing: install crate_interp again."
@@ -56,7 +55,11 @@ def _embedded_file(name: str) -> Path:
     return path
 
 
-def _from_hub(name: str) -> Any:
+def from_hub(name: str) -> Table:
+    """Returns the data set "owner/name:split", fetched from the Hub by datasets.
+
+    Raises ValueError for another form of name, and for a data set that cannot be loaded.
+    """
     repo, _, split = name.partition(":")
     if repo.count("/") != 1 or not split:
         raise ValueError(f"'hf:{name}': write hf:owner/name:split, such as hf:ylecun/mnist:test.")
@@ -65,6 +68,10 @@ def _from_hub(name: str) -> Any:
     try:
         return datasets.load_dataset(repo, split=split)
     except Exception as error:  # of many libraries: network, missing repository, wrong split
-        raise ValueError(
-            f"cannot load 'hf:{name}': {' '.join(str(error).split())[:300]}"
-        ) from error
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"cannot load 'hf:{name}': {words}") from error
+
+
+def hub_samples(name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
+    """Returns the images of the data set "owner/name:split" on the Hub."""
+    return table_samples(from_hub(name), preprocess, preprocess_masks)

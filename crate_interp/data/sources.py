@@ -1,71 +1,109 @@
-"""open_data: which kind of data is meant."""
+"""What `data` may be: the table of the sources that a string names, and open_data."""
 
 from collections.abc import Callable
-from os.path import expanduser
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from crate_interp.data.coco import coco_samples
 from crate_interp.data.cutout_folder import cutout_samples
 from crate_interp.data.images import folder_samples, tensor_samples
-from crate_interp.data.named import named_dataset, named_fingerprint
-from crate_interp.data.samples import Samples, check_limit, first
-from crate_interp.data.tables import table_samples
+from crate_interp.data.named import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
+from crate_interp.data.samples import Preprocess, Samples, check_limit, first
+from crate_interp.data.tables import Table, table_samples
 from crate_interp.data.voc import voc_samples
 
-_KINDS = (
-    'a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, "embedded:NAME", "imagefolder:DIR", "cutouts:DIR", '
-    '"voc:DIR", "coco:ANNOTATIONS.json" or "hf:owner/name:split"'
+
+@dataclass(frozen=True)
+class Source:
+    """A source of data that "SCHEME:WHERE" names.
+
+    form: what to type. images: makes samples of WHERE, with two functions that turn pictures
+    and masks into tensors (without the second the masks are left out). masks: whether it can
+    have masks. table: opens WHERE as a datasets.Dataset, for sources that can hold text.
+    """
+
+    form: str
+    images: Callable[[str, Preprocess, Preprocess | None], Samples]
+    masks: bool = True
+    table: Callable[[str], Table] | None = None
+
+
+SOURCES = (
+    Source("embedded:NAME", embedded_samples, table=embedded),
+    Source("imagefolder:DIR", folder_samples, masks=False),
+    Source("cutouts:DIR", cutout_samples),
+    Source("voc:DIR", voc_samples),
+    Source("coco:ANNOTATIONS.json", coco_samples),
+    Source("hf:owner/name:split", hub_samples, table=from_hub),
 )
-_WITH_MASKS = {"voc": voc_samples, "coco": coco_samples, "cutouts": cutout_samples}
+
+
+def forms(*, masks: bool = False, text: bool = False) -> str:
+    """Returns what to type for data, as words of an error: '"embedded:NAME", ... or "hf:..."'.
+
+    masks: only the sources that can have masks. text: only those that can hold text.
+    """
+    shown = [
+        f'"{source.form}"'
+        for source in SOURCES
+        if (source.masks or not masks) and (source.table or not text)
+    ]
+    return f"{', '.join(shown[:-1])} or {shown[-1]}"
+
+
+def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
+    """Returns the source that a string names, and what follows its scheme.
+
+    Raises ValueError, offering `kinds`, where there is none or nothing follows.
+    """
+    scheme, _, where = data.partition(":")
+    for source in SOURCES:
+        if source.form.partition(":")[0] == scheme and where and (source.table or not text):
+            return source, where
+    hint = f" Did you mean 'embedded:{data}'?" if data in EMBEDDED else ""
+    raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 
 def open_data(
-    data: Any,
-    preprocess: Callable[[Any], Tensor],
+    data: str | Tensor | np.ndarray | Table | Samples,
+    preprocess: Preprocess,
     limit: int | None = None,
-    preprocess_masks: Callable[[Any], Tensor] | None = None,
+    preprocess_masks: Preprocess | None = None,
 ) -> Samples:
-    """The samples of `data`, the first `limit` of them; `preprocess` turns pictures or uint8 arrays into floats.
+    """Returns the samples of images in `data`, the first `limit` of them.
 
-    data: a float tensor (taken as preprocessed), a uint8 tensor or array `[n, channels, h, w]`, a datasets.Dataset (its
-    first image column; its label column), "embedded:fashion", or "imagefolder:DIR" (labels are subfolders). Raises
-    ValueError for anything else, for no images, and for NaN or Inf in a float tensor, before any work starts.
-    "hf:owner/name:split" is fetched from the Hub by datasets.
+    data: a float tensor or array (taken as preprocessed) or a uint8 one
+    `[n, channels, height, width]`; a datasets.Dataset (its first image column and its label
+    column); "embedded:fashion"; "imagefolder:DIR" (labels are the sub-folders);
+    "hf:owner/name:split", which datasets fetches from the Hub. Samples are returned as they
+    came. `preprocess` turns pictures and uint8 images into floats.
 
-    With masks, which `preprocess_masks` turns into class maps (without it they are left out): a datasets.Dataset with a
-    mask column (crate_interp/data/tables.py), "embedded:cutouts", "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py),
-    "coco:ANNOTATIONS.json" or "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py), and objects with alpha,
-    "cutouts:DIR" or "cutouts:DIR:SEED" (data/cutout_folder.py).
+    These have masks too, which `preprocess_masks` turns into class maps (where it is None the
+    masks are left out): a datasets.Dataset with a mask column (crate_interp/data/tables.py);
+    "embedded:cutouts"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
+    "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
+    objects with alpha (data/cutout_folder.py).
+
+    Raises ValueError, before any work starts, for anything else, for no images, for a first
+    image that cannot be read, and for NaN or Inf in a float tensor.
     """
     check_limit(limit)
+    kinds = f"a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, {forms()}"
+    if isinstance(data, Samples):
+        return first(data, limit)
     if isinstance(data, str):
-        samples = _named(data, preprocess, preprocess_masks)
-    elif isinstance(data, Tensor) or type(data).__module__ == "numpy":
+        source, where = source_of(data, kinds)
+        samples = source.images(where, preprocess, preprocess_masks)
+    elif isinstance(data, (Tensor, np.ndarray)):
         samples = tensor_samples(torch.as_tensor(data), preprocess, limit)
-    elif hasattr(data, "features") and hasattr(data, "column_names"):
+    elif isinstance(data, Table):
         samples = table_samples(data, preprocess, preprocess_masks)
     else:
-        raise ValueError(f"cannot take data from {type(data).__name__}: give {_KINDS}.")
+        raise ValueError(f"cannot take data from {type(data).__name__}: give {kinds}.")
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
-    samples.read(0, 1)  # what is wrong with the first image is said now, not under a progress bar
+    samples.read(0, 1)  # so that a broken first image is an error now, not under a progress bar
     return first(samples, limit)
-
-
-def _named(
-    data: str, preprocess: Callable[[Any], Tensor], preprocess_masks: Callable[[Any], Tensor] | None
-) -> Samples:
-    scheme, _, name = data.partition(":")
-    if (
-        scheme == "imagefolder" and name
-    ):  # without one it would be the folder one happens to stand in
-        return folder_samples(Path(expanduser(name)), preprocess)
-    if scheme in _WITH_MASKS and name:
-        return _WITH_MASKS[scheme](name, preprocess, preprocess_masks)
-    return table_samples(
-        named_dataset(data, _KINDS), preprocess, preprocess_masks, named_fingerprint(data)
-    )

@@ -1,47 +1,53 @@
 """The samples of a language model: windows of tokens, from texts or from tokens."""
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from crate_interp.data.named import named_dataset
 from crate_interp.data.samples import Samples, check_limit, first
-
-_KINDS = (
-    "whole numbers [n, pos], a list of strings, a datasets.Dataset with a text column, "
-    '"embedded:NAME" or "hf:owner/name:split"'
-)
+from crate_interp.data.sources import forms, source_of
+from crate_interp.data.tables import Table, texts_of
 
 
 def open_text(
-    data: Any, windows: Callable[[list[str]], Tensor], limit: int | None = None
+    data: str | Sequence[str] | Tensor | np.ndarray | Table | Samples,
+    windows: Callable[[list[str]], Tensor],
+    limit: int | None = None,
 ) -> Samples:
-    """The samples of a language model: windows of tokens, the first `limit` of them; `windows` makes them of texts.
+    """Returns windows of tokens, each a sample, the first `limit` of them. There are no labels.
 
-    data: whole numbers `[n, pos]` (taken as token ids), a list of strings, a datasets.Dataset (its first text column),
-    "embedded:held-out-text" or "hf:owner/name:split". A window is a sample; there are no labels. Raises ValueError for
-    anything else, for no tokens, and for texts shorter than one window.
+    data: whole numbers `[n, pos]` (taken as token ids), a list of strings, a datasets.Dataset
+    (its first text column), "embedded:held-out-text" or "hf:owner/name:split". Samples are
+    returned as they came. `windows` makes token ids `[n, pos]` of texts.
+
+    Raises ValueError for anything else, for no tokens, and for texts shorter than one window.
     """
     check_limit(limit)
-    if isinstance(data, Tensor) or type(data).__module__ == "numpy":
+    kinds = (
+        "whole numbers [n, pos], a list of strings, a datasets.Dataset with a text column, "
+        f"{forms(text=True)}"
+    )
+    if isinstance(data, Samples):
+        return first(data, limit)
+    if isinstance(data, (Tensor, np.ndarray)):
         return first(_token_samples(torch.as_tensor(data)), limit)
     if isinstance(data, str):
-        texts = _texts_of(named_dataset(data, _KINDS))
-    elif hasattr(data, "features") and hasattr(data, "column_names"):
-        texts = _texts_of(data)
+        source, where = source_of(data, kinds, text=True)
+        assert source.table is not None
+        texts = texts_of(source.table(where))
+    elif isinstance(data, Table):
+        texts = texts_of(data)
     elif isinstance(data, (list, tuple)):
         texts = list(data)
     else:
-        raise ValueError(f"cannot take text from {type(data).__name__}: give {_KINDS}.")
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(
-            "the data is empty: there is no text in it."
-            if not texts
-            else "data holds more than strings."
-        )
+        raise ValueError(f"cannot take text from {type(data).__name__}: give {kinds}.")
+    if not texts:
+        raise ValueError("the data is empty: there is no text in it.")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("data holds more than strings.")
     return first(_token_samples(windows(texts)), limit)
 
 
@@ -61,19 +67,3 @@ def _token_samples(tokens: Tensor) -> Samples:
         f"tokens:sha256:{digest.hexdigest()}",
         lambda start, stop: tokens[start:stop],
     )
-
-
-def _texts_of(dataset: Any) -> list[str]:
-    import datasets
-
-    features = dataset.features or {}
-    columns = [
-        n
-        for n, f in features.items()
-        if isinstance(f, datasets.Value) and f.dtype in ("string", "large_string")
-    ]
-    if not columns:
-        raise ValueError(
-            f"the dataset has no text column; its columns are {', '.join(dataset.column_names) or 'none'}."
-        )
-    return list(dataset[columns[0]])

@@ -1,8 +1,10 @@
-"""Folders in the style of PASCAL VOC: JPEGImages/ and SegmentationClass/, with lists of names in ImageSets/Segmentation/."""
+"""Folders in the style of PASCAL VOC.
 
-from collections.abc import Callable
+Images are in JPEGImages/, masks in SegmentationClass/, lists of names in
+ImageSets/Segmentation/.
+"""
+
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from crate_interp.data.files import (
     pictures_under,
 )
 from crate_interp.data.masks import check_mask, class_maps
-from crate_interp.data.samples import Samples, picture_samples
+from crate_interp.data.samples import Preprocess, Samples, picture_samples
 from crate_interp.pictures import check_image, header
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
@@ -21,14 +23,17 @@ IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentati
 
 def voc_samples(
     where: str,
-    preprocess: Callable[[Any], Tensor],
-    preprocess_masks: Callable[[Any], Tensor] | None,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None,
 ) -> Samples:
-    """The images of "DIR:SPLIT", in the order of that list, or of "DIR", all that have a mask, by name.
+    """Returns the images of "DIR:SPLIT" in the order of that list, or all of "DIR" with a mask.
 
-    Masks hold classes as palette indices or grey levels, and 255 is ignored, in every data set of this kind. No labels:
-    an image has several classes. Raises ValueError for missing folders, an unknown split, names without image or mask,
-    and for masks of another size than their images'.
+    Without a split they are ordered by name. Masks hold classes as palette indices or grey
+    levels; 255 is ignored in every data set of this kind. There are no labels, because an image
+    has several classes.
+
+    Raises ValueError for missing folders, an unknown split, names without image or mask, and
+    masks whose size is not that of their image.
     """
     folder, split = path_and_option(where)
     if not folder.is_dir():
@@ -36,7 +41,8 @@ def voc_samples(
     for name in (IMAGES, MASKS):
         if not (folder / name).is_dir():
             raise ValueError(
-                f"{str(folder)!r} has no folder {name}: give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR."
+                f"{str(folder)!r} has no folder {name}: "
+                f"give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR."
             )
     images, masks = _by_name(folder / IMAGES), _by_name(folder / MASKS)
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
@@ -71,7 +77,7 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 
 def _split(folder: Path, split: str) -> list[str]:
-    """The names in the list of a split: the first word of every line."""
+    """Returns the names in the list of a split: the first word of every line."""
     known = sorted(path.stem for path in (folder / SPLITS).glob("*.txt"))
     if split not in known:
         there = f"there is {', '.join(known)}" if known else f"there are no lists in {SPLITS}/"

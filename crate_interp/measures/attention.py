@@ -92,8 +92,8 @@ def official_attention_entropy(
 def causal_uniform_entropy(n: int) -> float:
     """Returns the mean entropy of uniform attention over each token's past, in nats.
 
-    `1/n sum_{i=1..n} ln i` for n queries, of which the i-th sees i keys. It is the chance level of
-    a causal model, below the ln n of a model that sees all tokens. Raises ValueError if n is below
+    `1/n sum_{i=1..n} ln i` for n queries, because the i-th sees i keys. It is the chance level of a
+    causal model, below the ln n of a model that sees all tokens. Raises ValueError if n is below
     1.
     """
     if n < 1:

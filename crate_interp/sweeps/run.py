@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp import checks
-from crate_interp.data import Samples
+from crate_interp.data import Samples, forms
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
@@ -173,8 +173,7 @@ def check_masks(probes: list[Probe], samples: Samples | None) -> None:
         )
     if samples.masks is None:
         raise ValueError(
-            f"the probe {name!r} needs masks, and the data has none: give "
-            '"embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE", '
+            f"the probe {name!r} needs masks, and the data has none: give {forms(masks=True)}, "
             "or a datasets.Dataset with an image and a mask column."
         )
     samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar

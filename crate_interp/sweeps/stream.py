@@ -12,7 +12,6 @@ from tqdm.auto import tqdm
 
 from crate_hooks import full_name, read
 from crate_interp.data import Samples, open_data, open_text
-from crate_interp.data.samples import first
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 
@@ -138,8 +137,6 @@ def check_model(model: Any, blocks: str = "blocks") -> None:
 
 def samples_of(model: Any, data: Any, limit: int | None) -> Samples:
     """Returns the samples of `data` as this model takes them: images, or windows of tokens."""
-    if isinstance(data, Samples):
-        return first(data, limit)
     if model.unit == "windows":
         return open_text(data, model.windows, limit)
     return open_data(data, model.preprocess, limit, model.preprocess_masks)

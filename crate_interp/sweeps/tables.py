@@ -75,7 +75,7 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
         table[f"{probe}.{statistic}"] = wide.reshape(-1)
     keys = ["sample", "layer", "head"]
     if not tables:
-        return pd.DataFrame({name: np.array([], dtype=np.int64) for name in keys})
+        return pd.DataFrame({key: np.array([], dtype=np.int64) for key in keys})
     frames = [pd.DataFrame(table) for table in tables.values()]
     return reduce(lambda one, two: one.merge(two, on=keys, how="outer", sort=True), frames)
 

@@ -4,21 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from crate_hooks.names import every_layer, full_name, layer_numbers
+
+Result = TypeVar("Result")
 
 
 @contextmanager
 def read(
     model: nn.Module,
     points: str | Sequence[str],
-    function: Callable[[int, dict[str, Tensor]], Any],
+    function: Callable[[int, dict[str, Tensor]], Result],
     layers: Sequence[int] | None = None,
     blocks: str = "blocks",
-) -> Iterator[dict[int, Any]]:
+) -> Iterator[dict[int, Result]]:
     """Hands each layer's activations to `function` while the context is open; keeps the results.
 
         with read(model, ["attn.hook_z"], lambda layer, acts: acts["attn.hook_z"].norm()) as norms:
@@ -44,7 +46,7 @@ def read(
         raise ValueError("read needs at least one hook point, such as 'hook_resid_pre'.")
     indices = layer_numbers(model, blocks) if layers is None else list(layers)
     every_layer(model, wanted, indices, blocks)  # raises KeyError before any hook is set
-    results: dict[int, Any] = {}
+    results: dict[int, Result] = {}
     waiting: dict[int, dict[str, Tensor]] = {layer: {} for layer in indices}
 
     reader = get_ident()

@@ -25,6 +25,7 @@ def test_autocast_changes_no_number():
     u, codes = seeded(3, 384, 7, seed=2), seeded(3, 197, 7, seed=3)
     calls = (
         lambda: coding_rate(z, 0.1),
+        lambda: coding_rate(z=z, eps=0.1),
         lambda: subspace_coding_rate(z, u, 0.1),
         lambda: official_coding_rate(codes),
         lambda: projection_energy(z, u),
