@@ -68,7 +68,7 @@ def brute_linear(model, row, start, stop):
 @pytest.mark.parametrize("name", VISION + TEXT)
 def test_scores_of_weights_equal_brute_force(name, through):
     model, _ = ready(name)
-    table = composition(model, through=through, role="k").table
+    table = composition(model, through=through, role="k").table()
     assert (
         len(table) == LAYERS * (LAYERS - 1) // 2 * HEADS**2 and table["score"].between(0, 1).all()
     )
@@ -90,7 +90,7 @@ def test_scores_of_data_equal_finite_differences(name):
     model, inputs = ready(name)
     model = model.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
-    table = composition(model, inputs, through="data", batch_size=1, progress=False).table
+    table = composition(model, inputs, through="data", batch_size=1, progress=False).table()
     _, cache = model.run_with_cache(inputs)
     points = [f"blocks.{layer}.hook_attn_out" for layer in range(LAYERS)]
     for start, head, stop in ((0, 2, 1), (0, 4, 2), (1, 0, 2)):
@@ -138,9 +138,9 @@ def test_on_random_weights_only_chance_exceeds_the_baseline(through):
         ).eval()
         data = torch.randn(3, 3, 6, 20) if through == "data" else None
         found = composition(model, data, through=through, progress=False)
-        exceed, count = exceed + len(found.above()), count + len(found.table)
-        assert found.table["score"].mean() == pytest.approx(5 / 37, rel=0.05)
-        assert found.table["percentile_99"].gt(found.table["chance"]).all()
+        exceed, count = exceed + len(found.above()), count + len(found.table())
+        assert found.table()["score"].mean() == pytest.approx(5 / 37, rel=0.05)
+        assert found.table()["percentile_99"].gt(found.table()["chance"]).all()
     assert abs(exceed / count - 0.01) < 2 * 3 * math.sqrt(0.01 * 0.99 / count)
 
 
@@ -243,25 +243,27 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
         return metric(model.run_with_hooks(inputs, fwd_hooks=hooks)).item()
 
     span = f(every) - f([])
-    rows = found.table.set_index("measure")["value"]
+    rows = found.table().set_index("measure")["value"]
     assert rows["faithfulness"] == pytest.approx((f(heads) - f([])) / span, rel=1e-4)
     costs = {
         head: abs(f(heads) - f([other for other in heads if other != head])) / abs(span)
         for head in heads
     }
     assert rows["minimality"] == pytest.approx(min(costs.values()), rel=1e-3, abs=1e-5)
-    np.testing.assert_allclose(found.heads["cost"], list(costs.values()), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        found.table("heads")["cost"], list(costs.values()), rtol=1e-3, atol=1e-5
+    )
     gone = abs(f([]) - f([head for head in every if head not in heads])) / abs(span)
     assert rows["completeness"] >= gone - 1e-5
     assert (
-        found.table["share_as_good"].between(0, 1).all()
+        found.table()["share_as_good"].between(0, 1).all()
         and "faithfulness" in repr(found)
         and "<table" in found._repr_html_()
     )
     again = evaluate(
         model, circuit, inputs, metric, ablation=ablation, random=3, subsets=4, progress=False
     )
-    assert again.table.equals(found.table)
+    assert again.table().equals(found.table())
 
 
 def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
@@ -269,7 +271,7 @@ def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
     inputs = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(7))
     found = evaluate(model, [(0, 2), (0, 4), (1, 1)], inputs, lambda out: (out[:, 0] - out[:, 1]).abs().mean(),
                      ablation="zero", random=30, progress=False)  # fmt: skip
-    row = found.table.set_index("measure").loc["faithfulness"]
+    row = found.table().set_index("measure").loc["faithfulness"]
     assert (
         abs(row["value"] - 1) < 0.25
         and row["share_as_good"] < 0.35
@@ -319,6 +321,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
             Circuit.load(tmp_path / "bad.json")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said():
     model, images = ready("crate")
     lm, tokens = ready("crate-lm")
