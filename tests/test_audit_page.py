@@ -62,7 +62,10 @@ def test_the_report_links_to_it(images, tmp_path):
     path = ci.report(
         make(), images, tmp_path, untrained=0, probes="sparsity", audit=True, progress=False
     )
-    assert 'href="audit/audit.html"' in path.read_text() and (tmp_path / "audit" / "audit.html").exists()
+    assert (
+        'href="audit/audit.html"' in path.read_text()
+        and (tmp_path / "audit" / "audit.html").exists()
+    )
 
 
 def test_the_command(tmp_path):

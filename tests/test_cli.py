@@ -159,8 +159,11 @@ def test_verify(tmp_path):
         done.stderr
     )
     assert [check["name"] for check in report["checks"]] == [
-        "loads strictly", "same output twice", "pattern rows sum to 1", "each hook edit changes the output",
-    ]  # fmt: skip
+        "loads strictly",
+        "same output twice",
+        "pattern rows sum to 1",
+        "each hook edit changes the output",
+    ]
     assert (
         report["params"] == 741376
         and report["config"]["n_heads"] == 4
@@ -214,8 +217,8 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
         *config,
     )
     config += ["--config", "mean=[0.5, 0.5, 0.5]", "--config", "std=[0.25, 0.25, 0.25]"]
-    done = run("report", tmp_path / "w.pth", "--data", f"imagefolder:{tmp_path / 'photos'}", "--out", tmp_path / "o",
-               *config, "--untrained", 1, "--probes", "sparsity,attention")  # fmt: skip
+    few = ("--untrained", 1, "--probes", "sparsity,attention")
+    done = run("report", tmp_path / "w.pth", "--data", folder, "--out", out, *config, *few)
     assert done.returncode == 0, done.stderr
     assert "zeros" in done.stdout
 
