@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import crate_hooks as hooks
     from crate_interp import circuits, data, maps, measures, probes, viz
     from crate_interp.audits import AuditResult, audit
+    from crate_interp.checkpoints.convert import convert
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import list_models
     from crate_interp.checkpoints.verify import verify
@@ -49,6 +50,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "atoms": ("crate_interp.sweeps", "atoms"),
     "audit": ("crate_interp.audits", "audit"),
     "circuits": ("crate_interp.circuits", None),
+    "convert": ("crate_interp.checkpoints.convert", "convert"),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
     "linear_probe": ("crate_interp.sweeps", "linear_probe"),
@@ -85,6 +87,7 @@ __all__ = [
     "atoms",
     "audit",
     "circuits",
+    "convert",
     "data",
     "hooks",
     "linear_probe",

@@ -32,7 +32,7 @@ LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints
 FREE_OF_TRANSFORMERLENS = LEVELS[0] | LEVELS[1] | {"data"}
 
 FUNCTIONS = (
-    "atlas", "atoms", "audit", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
+    "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
 )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_public_names():
         "Atlas",
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
         "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
-        "data", "hooks",
+        "convert", "data", "hooks",
         "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:

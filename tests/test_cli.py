@@ -1,10 +1,12 @@
-"""The command line as a user runs it: in a process of its own, on the embedded model and on files."""
+"""The command line as a user runs it: in a process of its own, on embedded models and on files."""
 
+import ast
 import contextlib
 import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import HEADS, make
+from crate_interp import cli
 from crate_interp.cli import main
 from reference import published_layout
 
@@ -22,22 +25,34 @@ def run(*args, **kwargs):
 
 
 def fails(match, *args):
-    """In this process: what is said of an error does not need a new one, which takes seconds to start."""
-    said = io.StringIO()
+    """Runs a command that fails, in this process: a new one takes seconds to start."""
+    errors = io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(errors),
         pytest.raises(SystemExit) as stop,
     ):
         patch.setattr(sys, "argv", ["crate-interp", *map(str, args)])
         main()
-    one_line(match, stop.value.code, said.getvalue())
+    one_line(match, stop.value.code, errors.getvalue())
 
 
 def one_line(match, code, stderr):
     errors = [line for line in stderr.splitlines() if line.strip()]
     assert code == 2 and len(errors) == 1, stderr
     assert errors[0].startswith("crate-interp: ") and match in errors[0], stderr
+
+
+def test_it_reads_public_names_only():
+    tree = ast.parse(Path(cli.__file__).read_text())
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {name for name in modules if name.startswith("crate_interp")} == {"crate_interp.files"}
+    names = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ci"
+    }
+    assert names <= {*ci.__all__, "__version__"} and "audit" in names
 
 
 def test_version_models_help():
@@ -86,13 +101,8 @@ def test_segment_on_the_embedded_model(tmp_path):
         and "all foreground" in done.stdout
         and "segment.html" in done.stdout
     )
-    assert {path.name for path in out.iterdir()} == {
-        "segment.html",
-        "scores.csv",
-        "heads.csv",
-        "images.csv",
-        "segment.json",
-    }
+    tables = {f"{name}.parquet" for name in ci.SegmentResult.load(out).tables}
+    assert {path.name for path in out.iterdir()} == {"segment.html", "meta.json", *tables}
     command = ("segment", "crate-tiny-fashion", "--data", "embedded:fashion", "--out")
     fails("the data has none", *command, out)
     (tmp_path / "file").write_text("")
@@ -149,8 +159,11 @@ def test_verify(tmp_path):
         done.stderr
     )
     assert [check["name"] for check in report["checks"]] == [
-        "loads strictly", "same output twice", "pattern rows sum to 1", "each hook edit changes the output",
-    ]  # fmt: skip
+        "loads strictly",
+        "same output twice",
+        "pattern rows sum to 1",
+        "each hook edit changes the output",
+    ]
     assert (
         report["params"] == 741376
         and report["config"]["n_heads"] == 4
@@ -204,8 +217,8 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
         *config,
     )
     config += ["--config", "mean=[0.5, 0.5, 0.5]", "--config", "std=[0.25, 0.25, 0.25]"]
-    done = run("report", tmp_path / "w.pth", "--data", f"imagefolder:{tmp_path / 'photos'}", "--out", tmp_path / "o",
-               *config, "--untrained", 1, "--probes", "sparsity,attention")  # fmt: skip
+    few = ("--untrained", 1, "--probes", "sparsity,attention")
+    done = run("report", tmp_path / "w.pth", "--data", folder, "--out", out, *config, *few)
     assert done.returncode == 0, done.stderr
     assert "zeros" in done.stdout
 
