@@ -167,6 +167,7 @@ def test_pages_of_texts_mark_the_token(tmp_path):
         assert marks == wanted
 
 
+@pytest.mark.slow
 def test_a_large_atlas_of_noise_is_small(tmp_path):
     """12 layers of 384 atoms; noise is what a picture format likes least."""
     torch.manual_seed(0)

@@ -167,17 +167,11 @@ def test_importing_does_nothing():
     assert out.stdout.split() == ["[]", "False"] and out.stderr == ""
 
 
-def test_importing_is_quick():
-    code = "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
-    times = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for _ in range(5)
-    ]
-    assert min(times) < 0.1
+def test_importing_loads_few_modules():
+    """29 of the standard library today: the count stands for the time, which no test can rely on."""
+    code = "import sys; n = len(sys.modules); import crate_interp; print(len(sys.modules) - n)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) < 60
 
 
 def test_nothing_is_unpickled_or_executed():

@@ -1,11 +1,7 @@
-"""The command line as a user runs it: in a process of its own, on embedded models and on files."""
+"""The command line on embedded models and on files; three tests run it in a process of its own."""
 
 import ast
-import contextlib
-import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,34 +9,10 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
+from command import fails, one_line, process, run
 from conftest import HEADS, make
 from crate_interp import cli
-from crate_interp.cli import main
 from reference import published_layout
-
-
-def run(*args, **kwargs):
-    command = [sys.executable, "-m", "crate_interp", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, **kwargs)
-
-
-def fails(match, *args):
-    """Runs a command that fails, in this process: a new one takes seconds to start."""
-    errors = io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stderr(errors),
-        pytest.raises(SystemExit) as stop,
-    ):
-        patch.setattr(sys, "argv", ["crate-interp", *map(str, args)])
-        main()
-    one_line(match, stop.value.code, errors.getvalue())
-
-
-def one_line(match, code, stderr):
-    errors = [line for line in stderr.splitlines() if line.strip()]
-    assert code == 2 and len(errors) == 1, stderr
-    assert errors[0].startswith("crate-interp: ") and match in errors[0], stderr
 
 
 def test_it_reads_public_names_only():
@@ -56,7 +28,7 @@ def test_it_reads_public_names_only():
 
 
 def test_version_models_help():
-    assert run("--version").stdout.strip() == f"crate-interp {ci.__version__}"
+    assert process("--version").stdout.strip() == f"crate-interp {ci.__version__}"
     out = run("models").stdout
     assert "crate-tiny-fashion" in out and "step-2560" in out
     assert "UCSC-VLAA/CRATE-alpha/torch/crate_alpha_B16.pth" in out and "drive.google.com" in out
@@ -65,16 +37,9 @@ def test_version_models_help():
 
 
 def test_report_on_the_embedded_model(tmp_path):
-    done = run(
-        "report",
-        "crate-tiny-fashion",
-        "--data",
-        "embedded:fashion",
-        "--out",
-        tmp_path / "out",
-        "--limit",
-        32,
-    )
+    command = ("report", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 8)
+    probes = ("--untrained", 1, "--probes", "sparsity,attention")
+    done = run(*command, "--out", tmp_path / "out", *probes)
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout and "CLS support" in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
@@ -153,7 +118,7 @@ def test_convert_a_language_model(tmp_path):
 
 
 def test_verify(tmp_path):
-    done = run("verify", "crate-tiny-lm")
+    done = process("verify", "crate-tiny-lm")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["ok"] and report["known"]["name"] == "crate-tiny-lm", (
         done.stderr
@@ -239,8 +204,7 @@ def test_errors_are_one_line(tmp_path):
     fashion = (*report, "embedded:fashion")
     fails("no field 'source'", *fashion, "--config", "source=x")
     fails("write --family crate.", *fashion, "--config", "family=crate")
-    done = run(*fashion, "--config", "mean=0.5")  # outside this process, which says types first
-    one_line("mean=0.5: give a list", done.returncode, done.stderr)
+    fails("mean=0.5: give a list", *fashion, "--config", "mean=0.5")
     fails(
         "interpolate_pos='perhaps': give True or False",
         *fashion,
@@ -270,10 +234,10 @@ def test_errors_are_one_line(tmp_path):
         "embedded:fashion",
     )
     (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 half a file")
-    done = run("report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
-    one_line("is not a readable checkpoint", done.returncode, done.stderr)
-    debug = run("--debug", "report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
-    assert debug.returncode != 0 and "Traceback" in debug.stderr
+    broken = ("report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
+    one_line("is not a readable checkpoint", process(*broken))
+    with pytest.raises(ci.CheckpointError):  # and its traceback
+        run("--debug", *broken)
 
 
 @pytest.mark.parametrize("args", [["nonsense"], ["report"]])

@@ -10,7 +10,7 @@ from transformer_lens.tools.analysis.logit_lens import logit_lens
 
 from conftest import HEADS, LAYERS, make_lm
 
-POS, RIGHT, WRONG = 11, 3, 9
+POS, RIGHT, WRONG = 7, 3, 9
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
 

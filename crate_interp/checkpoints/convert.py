@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from crate_interp.checkpoints.load import load
-from crate_interp.checkpoints.own import check_new, save_new
+from crate_interp.models.saving import check_new, save_new
 
 
 def convert(
