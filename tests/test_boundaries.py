@@ -16,7 +16,7 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"checks", "files", "errors", "pictures"},
+    {"checks", "files", "errors", "pictures", "ranges"},
     {"config", "measures", "crate_hooks", "results"},
     {"models"},
     {"checkpoints", "data"},
@@ -120,11 +120,24 @@ def test_config_imports_neither_torch_nor_transformerlens():
     assert out.stdout.strip() == "[]"
 
 
+def test_viz_draws_and_runs_nothing():
+    """A page is made from a result: no model, no sweep and no data are behind it."""
+    running = re.compile(
+        r"crate_interp\.(data|checkpoints|reports|cli|config)\b"
+        r"|crate_interp\.(sweeps|audits|segmentation|circuits)\.(run|stream|twins|cached|linear)\b"
+    )
+    for path in sorted((PACKAGE / "viz").rglob("*.py")):
+        text = path.read_text()
+        for name, _ in imports(ast.parse(text)):
+            assert not running.match(name), f"{path} imports {name}"
+        assert not re.search(r"\.run_with_cache\((?!x\)|images\))|no_grad", text), path
+
+
 def test_public_names():
     assert ci.__all__ == [
         "Atlas",
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
+        "HookedCrateMAE", "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
         "convert", "data", "hooks",
         "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
