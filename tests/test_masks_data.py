@@ -90,6 +90,7 @@ def test_preprocess_masks(model, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_masks(model, tmp_path):
     def fails(match, given):
         with pytest.raises(ValueError, match=match):

@@ -106,6 +106,7 @@ def test_no_pixel_is_invented():
         model.preprocess([picture(), picture(8, 25)])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_input(model, tmp_path):
     def fails(match, given):
         with pytest.raises(ValueError, match=match):
