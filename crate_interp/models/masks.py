@@ -1,4 +1,4 @@
-"""Masks as the model sees them: the resize and crop of its pictures, without mixing the classes of neighbours."""
+"""Masks at the model's size: the resize and crop of its pictures, without mixing classes."""
 
 from typing import Any
 
@@ -14,11 +14,13 @@ from crate_interp.pictures import loaded
 
 
 def preprocess_masks(cfg: CrateConfig, masks: Any) -> UInt8[Tensor, "batch height width"]:
-    """Class maps of the model's size, after the resize and centre crop of `preprocess` with the nearest pixel.
+    """Returns class maps of the model's size.
 
-    masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor `[batch, height, width]`. Values are
-    kept: 8-bit grey as it is, of a palette ("P") the index, of black and white ("1") 0 and 1. Raises ValueError for other
-    modes, dtypes and shapes, unreadable files, no masks, and sizes that `preprocess` refuses.
+    They are resized and centre-cropped as `preprocess` does, with the nearest pixel. masks: a PIL
+    image, a path, a sequence of either, or a uint8 or bool array or tensor
+    `[batch, height, width]`. Values are kept: 8-bit grey unchanged, of a palette ("P") the index,
+    of black and white ("1") 0 and 1. Raises ValueError for other modes, dtypes and shapes,
+    unreadable files, no masks, and sizes that `preprocess` refuses.
     """
     if isinstance(masks, (torch.Tensor, np.ndarray)):
         masks = _pictures(torch.as_tensor(masks))
@@ -28,7 +30,8 @@ def preprocess_masks(cfg: CrateConfig, masks: Any) -> UInt8[Tensor, "batch heigh
 def _pictures(masks: Tensor) -> list[Image.Image]:
     if masks.dtype not in (torch.uint8, torch.bool) or masks.ndim != 3:
         raise ValueError(
-            f"masks are {masks.dtype} of shape {list(masks.shape)}: give uint8 or bool [batch, height, width]."
+            f"masks are {masks.dtype} of shape {list(masks.shape)}: give uint8 or bool [batch, "
+            "height, width]."
         )
     return [Image.fromarray(mask) for mask in masks.to(torch.uint8).cpu().numpy()]
 
@@ -36,8 +39,8 @@ def _pictures(masks: Tensor) -> list[Image.Image]:
 def _fit(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "height width"]:
     if mask.mode not in ("1", "L", "P"):
         raise ValueError(
-            f"{what} has mode {mask.mode!r}: give one number per pixel, 8-bit grey or a palette (modes L and P), or "
-            "black and white (mode 1)."
+            f"{what} has mode {mask.mode!r}: give one number per pixel, 8-bit grey or a palette "
+            "(modes L and P), or black and white (mode 1)."
         )
     # as grey by its numbers: convert("L") would make grey of a palette's colours
     numbers = Image.fromarray(np.array(mask).astype(np.uint8))
