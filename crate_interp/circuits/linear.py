@@ -1,4 +1,4 @@
-"""How rows of the stream pass from one layer's attention to a later one: with every atom on, or at the tokens of data."""
+"""How rows of the stream pass through layers: with every atom on, or at the tokens of data."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ Rows = Float[Tensor, "*rows d_model"]
 
 
 def normed(norm: HookedNorm, rows: Rows) -> Rows:
-    """Returns what a norm makes of rows of the stream if its scale is 1: `(v - mean v) * weight`, without the bias.
+    """Returns rows of the stream after a norm of scale 1, without its bias.
 
-    A norm by the root mean square, and none, change nothing then.
+    That is `(v - mean v) * weight`. A norm by the root mean square, and none, change nothing then.
     """
     if not isinstance(norm, HookedLayerNorm):
         return rows
@@ -23,7 +23,10 @@ def normed(norm: HookedNorm, rows: Rows) -> Rows:
 
 
 def stepped(block: CrateBlock, rows: Rows) -> Rows:
-    """Returns rows of the stream after attention as the layer leaves them, with every atom on and a norm of scale 1."""
+    """Returns rows of the stream after a layer's sparse step.
+
+    Every atom is on, and the norm before the step has scale 1.
+    """
     step = block.mlp.linear(normed(block.ln2, rows))
     return rows + step if block.residual else step
 
