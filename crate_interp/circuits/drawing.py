@@ -19,19 +19,19 @@ def drawn(
     in the order of places. edges: (from, to, weight).
     """
     spots, width, height = _layout(places)
-    largest = max((abs(weight) for *_, weight in edges), default=0) or 1
+    largest = max((abs(weight) for *_, weight in edges), default=0.0) or 1.0
     parts = [_edge(spots, edge, largest) for edge in edges]
     parts += [_node(name, spot) for name, spot in spots.items()]
     words = html.escape(title or "circuit", quote=True)
-    style = f"max-width: 100%; width: {width:.0f}px; font: 12px system-ui, sans-serif"
+    style = f"max-width: 100%; width: {width}px; font: 12px system-ui, sans-serif"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{words}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" style="{style}">'
+        f'viewBox="0 0 {width} {height}" style="{style}">'
         f"<title>{words}</title>{''.join(parts)}</svg>"
     )
 
 
-def _layout(places: dict[str, tuple[int, int]]) -> tuple[dict[str, Point], float, float]:
+def _layout(places: dict[str, tuple[int, int]]) -> tuple[dict[str, Point], int, int]:
     """Returns the upper left corner of each node, and the width and height of the drawing."""
     columns = sorted(set(places.values()))
     rows = {place: [name for name in places if places[name] == place] for place in columns}
