@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import crate_hooks as hooks
     from crate_interp import circuits, data, maps, measures, probes, viz
     from crate_interp.audits import AuditResult, audit
+    from crate_interp.checkpoints.convert import convert
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import list_models
     from crate_interp.checkpoints.verify import verify
@@ -25,9 +26,17 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe
-    from crate_interp.segmentation import SegmentResult, segment
-    from crate_interp.sweeps import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
     from crate_interp.reports import report
+    from crate_interp.segmentation import SegmentResult, segment
+    from crate_interp.sweeps import (
+        AtomResult,
+        LinearProbeResult,
+        SweepResult,
+        atoms,
+        linear_probe,
+        probe,
+        sweep,
+    )
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
@@ -40,6 +49,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "HookedCrateCLIP": ("crate_interp.models.clip", "HookedCrateCLIP"),
     "HookedCrateLM": ("crate_interp.models.language", "HookedCrateLM"),
     "HookedCrateMAE": ("crate_interp.models.autoencoder", "HookedCrateMAE"),
+    "LinearProbeResult": ("crate_interp.sweeps", "LinearProbeResult"),
     "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
     "SegmentResult": ("crate_interp.segmentation", "SegmentResult"),
@@ -49,6 +59,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "atoms": ("crate_interp.sweeps", "atoms"),
     "audit": ("crate_interp.audits", "audit"),
     "circuits": ("crate_interp.circuits", None),
+    "convert": ("crate_interp.checkpoints.convert", "convert"),
     "data": ("crate_interp.data", None),
     "hooks": ("crate_hooks", None),
     "linear_probe": ("crate_interp.sweeps", "linear_probe"),
@@ -76,6 +87,7 @@ __all__ = [
     "HookedCrateCLIP",
     "HookedCrateLM",
     "HookedCrateMAE",
+    "LinearProbeResult",
     "Past",
     "Probe",
     "SegmentResult",
@@ -85,6 +97,7 @@ __all__ = [
     "atoms",
     "audit",
     "circuits",
+    "convert",
     "data",
     "hooks",
     "linear_probe",

@@ -1,5 +1,6 @@
-"""The command line: crate-interp report | audit | segment | atlas | convert | verify | models | --version."""
+"""The command line: crate-interp report | audit | segment | atlas | convert | verify | models."""
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from crate_interp import __version__
+import crate_interp as ci
+from crate_interp.files import writable
 
 app = typer.Typer(
     add_completion=False,
@@ -16,10 +18,38 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+# Options and arguments that several commands have.
+Source = Annotated[
+    str, typer.Argument(help="A name of `crate-interp models`, a weight file or a saved folder.")
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        help='"embedded:fashion", "embedded:held-out-text", "imagefolder:DIR" or '
+        '"hf:owner/name:split".'
+    ),
+]
+Out = Annotated[Path, typer.Option(help="The folder to write into.", callback=writable)]
+Family = Annotated[str | None, typer.Option(help="Default: inferred from the checkpoint's keys.")]
+Step = Annotated[
+    str | None, typer.Option("--revision", help="step-N: a checkpoint along the training.")
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(help="A commit on the Hub, or step-N of an embedded model."),
+]
+File = Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
+]
+Limit = Annotated[int | None, typer.Option(help="Use the first samples only.")]
+Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
+
 
 def _show_version(wanted: bool | None) -> None:
     if wanted:
-        typer.echo(f"crate-interp {__version__}")
+        typer.echo(f"crate-interp {ci.__version__}")
         raise typer.Exit
 
 
@@ -28,7 +58,7 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool | None,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print it."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = None,
 ) -> None:
     """Load a CRATE, measure what each layer does, read the report."""
@@ -36,164 +66,106 @@ def root(
 
 @app.command()
 def report(
-    source: Annotated[
-        str,
-        typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder."),
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            help='"embedded:fashion", "embedded:held-out-text", "imagefolder:DIR" or "hf:owner/name:split".'
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="The folder to write into.")],
-    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="step-N: a checkpoint along the training.")
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")
-    ] = None,
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
     probes: Annotated[
-        str | None, typer.Option(help="Probe names with commas; the default four otherwise.")
+        str | None,
+        typer.Option(help="Names of probes with commas between them. Default: the usual four."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
-    untrained: Annotated[int, typer.Option(help="How many random twins to measure beside it.")] = 3,
-    audit: Annotated[bool, typer.Option("--audit", help="Write the audit's page too.")] = False,
+    limit: Limit = None,
+    untrained: Untrained = 3,
+    audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
 ) -> None:
-    """Measure a model layer by layer on data, beside the same network untrained, and write a page about it."""
-    import crate_interp as ci
-
-    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    """Measure a model layer by layer beside the same network untrained, and write a page."""
+    model = _load(source, family, revision, config)
     names = None if probes is None else [name.strip() for name in probes.split(",")]
     path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained, audit=audit)
     typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
-    twins = (
-        f" (in brackets: untrained, mean of {untrained} seed{'s' * (untrained > 1)})"
-        if untrained
-        else ""
-    )
+    seeds = f"{untrained} seed{'s' * (untrained > 1)}"
+    twins = f" (in brackets: untrained, mean of {seeds})" if untrained else ""
     typer.echo(f"Means over samples{twins}. The page: {path}")
 
 
 @app.command()
 def audit(
-    source: Annotated[
-        str,
-        typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder."),
-    ],
-    data: Annotated[str, typer.Option(help="As for `report`.")],
-    out: Annotated[Path, typer.Option(help="The folder to write into.")],
-    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="step-N: a checkpoint along the training.")
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")
-    ] = None,
-    eps: Annotated[float, typer.Option(help="Of the rates, as in the paper.")] = 0.1,
-    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
-    untrained: Annotated[int, typer.Option(help="How many random twins to audit beside it.")] = 1,
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    eps: Annotated[float, typer.Option(help="The eps of the rates, as in the paper.")] = 0.1,
+    limit: Limit = None,
+    untrained: Untrained = 1,
 ) -> None:
-    """Ask of every layer whether it does what the papers say: a table of layers and claims, and a page about it."""
-    import crate_interp as ci
-    from crate_interp.files import writable
-
-    writable(out)
-    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
+    """Check every layer against the claims of the papers: a table, and a page about it."""
+    model = _load(source, family, revision, config)
     result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained)
     page = ci.viz.audit_page(result, out)
     typer.echo(result.text())
-    typer.echo(
-        f"+ kept, - broken, ? undecided; in brackets: untrained. {result!r}. The page: {page}"
-    )
+    signs = "+ kept, - broken, ? undecided; in brackets: untrained."
+    typer.echo(f"{signs} {result.headline()} The page: {page}")
 
 
 @app.command()
 def segment(
-    source: Annotated[
-        str,
-        typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder."),
-    ],
+    source: Source,
     data: Annotated[
         str,
         typer.Option(
-            help='With masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE", "hf:owner/name:split".'
+            help='Images with masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
+            '"hf:owner/name:split".'
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to write into.")],
-    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="step-N: a checkpoint along the training.")
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")
-    ] = None,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
     mass: Annotated[float, typer.Option(help="The share of a map that its mask holds.")] = 0.6,
     fraction: Annotated[
-        float, typer.Option(help="The share of patches that the other rule keeps.")
+        float, typer.Option(help="The share of the patches that the other rule keeps.")
     ] = 0.6,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="As the paper: no 1/sqrt(d_head), no CLS key.")
+        bool, typer.Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
-    untrained: Annotated[int, typer.Option(help="How many random twins to measure beside it.")] = 1,
+    limit: Limit = None,
+    untrained: Untrained = 1,
 ) -> None:
-    """Ask whether attention maps segment: every layer and head against masks, beside chance levels, and a page about it."""
-    import crate_interp as ci
-    from crate_interp.files import writable
-    from crate_interp.segmentation.result import CELL
-    from crate_interp.sweeps.text import as_text
-    from crate_interp.viz.segment import sentence
-
-    writable(out)  # said before work starts
-    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
-    options: dict[str, Any] = dict(
-        scaled=not unscaled, cls_key=not unscaled, limit=limit, untrained=untrained
-    )
-    result = ci.segment(model, data, mass=mass, fraction=fraction, **options)
-    page = ci.viz.segment_page(result, model, data, out)
-    for rule in ("mass", "top"):
-        share = mass if rule == "mass" else fraction
-        typer.echo(
-            f"{rule} rule, {share:.0%}; Jaccard index over tokens ({', '.join(CELL.values())}):"
-        )
-        typer.echo(as_text(*result.cells(rule)) + "\n")
-    typer.echo(f"{sentence(result)} The page: {page}")
+    """Compare the attention maps of every layer and head with masks, beside chance levels."""
+    model = _load(source, family, revision, config)
+    maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
+    shares = {"mass": mass, "fraction": fraction}
+    result = ci.segment(model, data, limit=limit, untrained=untrained, **shares, **maps)
+    page = ci.viz.segment_page(result, out)
+    typer.echo(result.text("mass") + "\n")
+    typer.echo(result.text("top") + "\n")
+    typer.echo(f"{result.headline()} The page: {page}")
 
 
 @app.command()
 def atlas(
-    source: Annotated[
-        str,
-        typer.Argument(help="A name of `crate-interp models`, a weight file, or a saved folder."),
-    ],
-    data: Annotated[str, typer.Option(help="As for `report`.")],
-    out: Annotated[Path, typer.Option(help="The folder to write into.")],
-    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="step-N: a checkpoint along the training.")
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first samples.")] = None,
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    limit: Limit = None,
     top: Annotated[
         int, typer.Option(help="How many patches or contexts to show for each atom.")
     ] = 9,
     ablate: Annotated[
-        int,
-        typer.Option(help="On how many samples to measure what each atom is needed for; 0: none."),
+        int, typer.Option(help="On how many samples to measure the effect of each atom; 0: none.")
     ] = 2,
 ) -> None:
-    """Show what every dictionary atom is for: pages with its top patches or contexts, its effects and its neighbours."""
-    import crate_interp as ci
-    from crate_interp.files import writable
-
-    writable(out)
-    model = ci.load(source, family=family, revision=revision, **_fields(config or []))
-    found = ci.atlas(model, data, top=top, ablate=ablate, limit=limit)
-    typer.echo(f"{found!r}. The pages: {ci.viz.atlas_pages(found, model, data, out)}")
+    """Show what every dictionary atom is for: top patches or contexts, effects and neighbours."""
+    model = _load(source, family, revision, config)
+    result = ci.atlas(model, data, top=top, ablate=ablate, limit=limit)
+    typer.echo(f"{result.headline()} The pages: {ci.viz.atlas_pages(result, out)}")
 
 
 @app.command()
@@ -207,98 +179,78 @@ def convert(
     folder: Annotated[
         Path, typer.Argument(help="A new folder: model.safetensors, config.json and a model card.")
     ],
-    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
-    file: Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="A commit on the Hub, or step-N of an embedded model.")
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")
-    ] = None,
+    family: Family = None,
+    file: File = None,
+    revision: Revision = None,
+    config: Config = None,
 ) -> None:
-    """Read a published checkpoint and write it as a folder that `ci.load` takes without further words."""
-    import crate_interp as ci
-    from crate_interp.models import saving
-
-    saving.check_new(folder)
-    model = ci.load(source, family=family, file=file, revision=revision, **_fields(config or []))
-    typer.echo(
-        f"{sum(value.numel() for value in model.parameters()):,} parameters in {saving.save_new(model, folder)}"
-    )
+    """Write a published checkpoint as a folder that `ci.load` reads without further options."""
+    options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    model = ci.convert(source, folder, **options, **_fields(config))
+    params = sum(value.numel() for value in model.parameters())
+    typer.echo(f"{params:,} parameters in {folder}")
 
 
 @app.command()
 def verify(
-    source: Annotated[
-        str,
-        typer.Argument(help="A weight file, a saved folder, or a name of `crate-interp models`."),
-    ],
-    family: Annotated[str | None, typer.Option(help="Told from the keys otherwise.")] = None,
-    file: Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="A commit on the Hub, or step-N of an embedded model.")
-    ] = None,
-    config: Annotated[
-        list[str] | None, typer.Option(help="A config field, such as n_heads=6; repeatable.")
-    ] = None,
+    source: Source,
+    family: Family = None,
+    file: File = None,
+    revision: Revision = None,
+    config: Config = None,
 ) -> None:
-    """Check a checkpoint and print a JSON report; exit code 1 where a check fails."""
-    from crate_interp.checkpoints.verify import to_json
-    from crate_interp.checkpoints.verify import verify as check
-
-    report = check(source, family=family, file=file, revision=revision, **_fields(config or []))
-    typer.echo(to_json(report))
-    if not report["ok"]:
+    """Check a checkpoint and print a JSON report. The exit code is 1 if a check fails."""
+    options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    checked = ci.verify(source, **options, **_fields(config))
+    typer.echo(json.dumps(checked, indent=2, ensure_ascii=False, default=str))
+    if not checked["ok"]:
         raise typer.Exit(1)
 
 
 @app.command()
 def models() -> None:
-    """List the known models: name, family, size, licence, how far their layout is verified, and where they are."""
-    from crate_interp.checkpoints.registry import MODELS
-
-    for row in MODELS:
-        where = (
-            "embedded"
-            if row["embedded"]
-            else f"{row['repo']}/{row['file']}"
-            if row["file"]
-            else row["link"] or row["repo"]
-        )
-        params = f"{row['params']:,} parameters" if row["params"] else "size unknown"
-        steps = (
-            f"  revisions: {', '.join(f'step-{step}' for step in row['steps'])}"
-            if row["steps"]
-            else ""
-        )
-        typer.echo(
-            f"{row['name']}  {row['family'] or '?'}  {params}  {row['licence']}  {row['status']}  {where}{steps}"
-        )
+    """List the known models: name, family, size, licence, status of their layout, location."""
+    table = ci.list_models().astype(object)
+    for row in table.where(table.notna(), None).to_dict("records"):
+        where = row["link"] or row["repo"]
+        where = f"{row['repo']}/{row['file']}" if row["file"] else where
+        where = "embedded" if row["embedded"] else where
+        size = f"{row['params']:,} parameters" if row["params"] else "size unknown"
+        line = [row["name"], row["family"] or "?", size, row["licence"], row["status"], where]
+        if row["steps"]:
+            line.append(f"revisions: {', '.join(f'step-{step}' for step in row['steps'])}")
+        typer.echo("  ".join(line))
 
 
-def _fields(pairs: list[str]) -> dict[str, Any]:
-    """n_heads=6 -> {"n_heads": 6}; a value is JSON, or else a string (and True, False and None as Python writes them)."""
-    from crate_interp.config import check_names
+def _load(source: str, family: str | None, revision: str | None, config: list[str] | None) -> Any:
+    return ci.load(source, family=family, revision=revision, **_fields(config))
 
+
+def _fields(pairs: list[str] | None) -> dict[str, Any]:
+    """Returns the fields of --config: n_heads=6 becomes {"n_heads": 6}.
+
+    A value is JSON, True, False or None; anything else is a string.
+    """
+    python = {"True": "true", "False": "false", "None": "null"}
+    taken = inspect.signature(ci.load).parameters
     fields: dict[str, Any] = {}
-    for pair in pairs:
+    for pair in pairs or []:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"--config {pair!r}: write NAME=VALUE, such as n_heads=6.")
-        check_names({name: value})
         if name == "family":
             raise ValueError(f"--config {pair!r}: write --family {value}.")
+        if name in taken:
+            raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
         try:
-            fields[name] = json.loads(
-                {"True": "true", "False": "false", "None": "null"}.get(value, value)
-            )
+            fields[name] = json.loads(python.get(value, value))
         except ValueError:
             fields[name] = value
     return fields
 
 
 def main() -> None:
-    """The entry point: an error is one readable line and exit code 2; --debug shows the traceback."""
+    """Runs the command line. An error is one line and exit code 2; --debug shows the traceback."""
     try:
         app()
     except (ValueError, OSError, KeyError) as error:

@@ -3,7 +3,10 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
@@ -19,7 +22,7 @@ def write_text(path: Path, text: str) -> None:
     write(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def write_parquet(path: Path, table: Any) -> None:
+def write_parquet(path: Path, table: "pandas.DataFrame") -> None:
     """Writes a pandas table as parquet, without its index."""
     write(path, lambda part: table.to_parquet(part, index=False))
 

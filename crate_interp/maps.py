@@ -16,9 +16,8 @@ from crate_interp.models.hooked import HookedModel, NamesFilter
 
 Grid = tuple[int, int]
 Size = int | Sequence[int]  # (rows, columns); an int stands for a square
-Query = (
-    int | np.integer | Sequence[int]
-)  # the number of a token, 0 for CLS, or (row, column) of a patch
+# the number of a token, 0 for CLS, or (row, column) of a patch
+Query = int | np.integer | Sequence[int]
 
 
 def attention(
@@ -135,8 +134,8 @@ def windowed(
         maps = read(cache)
         if maps.ndim != 4:
             raise ValueError(
-                f"read(cache) returned shape {list(maps.shape)}: maps of one window are "
-                "[batch, map, h, w]."
+                f"read(cache) returned shape {list(maps.shape)}: maps of one window are [batch, "
+                "map, h, w]."
             )
         rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
         columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
@@ -206,9 +205,8 @@ def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
     rows, columns = cache.model.cfg.grid if grid is None else checks.size("grid", grid)
     if rows * columns != patches:
         raise ValueError(
-            f"there are {patches} patches, the grid is {rows} x {columns}: give "
-            "grid=(rows, columns), the image's sides divided by the patch "
-            f"{cache.model.cfg.patch_size}."
+            f"there are {patches} patches, the grid is {rows} x {columns}: give grid=(rows, "
+            f"columns), the image's sides divided by the patch {cache.model.cfg.patch_size}."
         )
     return rows, columns
 

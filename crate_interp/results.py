@@ -165,10 +165,8 @@ class Result:
 
     def _next_number(self) -> int:
         """Returns the number after that of the last sample."""
-        return 1 + max(
-            (int(t["sample"].max()) for t in self.stored.values() if "sample" in t and len(t)),
-            default=-1,
-        )
+        tables: list[Any] = [t for t in self.stored.values() if "sample" in t and len(t)]
+        return 1 + max((int(table["sample"].max()) for table in tables), default=-1)
 
 
 def by(*keys: str) -> Merge:
@@ -192,7 +190,7 @@ def sums(*keys: str) -> Merge:
     """Returns a way to merge tables: rows with the same keys are added up, column by column."""
 
     def merge(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
-        both = pd.concat([mine, theirs], ignore_index=True)
+        both: Any = pd.concat([mine, theirs], ignore_index=True)
         return both.groupby(list(keys), sort=False, dropna=False, as_index=False).sum()
 
     return merge

@@ -1,4 +1,4 @@
-"""Pages in a headless Chromium: what the page became, what it looks like, and whether it asked for anything."""
+"""Pages in a headless Chromium: their document, their look, and what they ask the network for."""
 
 import json
 import shutil
@@ -8,20 +8,21 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars --disable-sync "
-    "--disable-background-networking --disable-component-update --disable-default-apps --virtual-time-budget=6000"
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
+    "--disable-sync --disable-background-networking --disable-component-update "
+    "--disable-default-apps --virtual-time-budget=6000"
 ).split()
 
 
 def found() -> str | None:
-    """The program, or None where there is none."""
+    """Returns the path of the program, or None if it is not installed."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 def opened(
     page: Path, size: tuple[int, int] = (1000, 900), picture: Path | None = None
 ) -> tuple[str, list[str]]:
-    """The page's document after its scripts have run, and the addresses that were asked for other than the page itself."""
+    """Returns a page's document after its scripts have run, and the addresses that it asked for."""
     program = found()
     assert program is not None, "there is no Chromium"
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""ci.atlas and its pages: each column against a slow form, what is cut out of the data, and what is refused."""
+"""ci.atlas and its pages: each column against a slow form, excerpts of the data, and refusals."""
 
 import re
 
@@ -61,9 +61,13 @@ def test_every_column_against_a_slow_form(name):
             and f"'{names[int(moved.argmin())]}'" in row["lowers"]
         )
         cosines = {
-            (other, place): torch.cosine_similarity(block.mlp.D[:, atom], model.blocks[other].mlp.D[:, place], dim=0).item()
-            for other in range(LAYERS) if other != layer for place in range(width)
-        }  # fmt: skip
+            (other, place): torch.cosine_similarity(
+                block.mlp.D[:, atom], model.blocks[other].mlp.D[:, place], dim=0
+            ).item()
+            for other in range(LAYERS)
+            if other != layer
+            for place in range(width)
+        }
         best = max(cosines, key=cosines.get)
         assert row["nearest"].startswith(f"L{best[0]}A{best[1]} ") and row[
             "nearest_cosine"
@@ -163,6 +167,7 @@ def test_pages_of_texts_mark_the_token(tmp_path):
         assert marks == wanted
 
 
+@pytest.mark.slow
 def test_a_large_atlas_of_noise_is_small(tmp_path):
     """12 layers of 384 atoms; noise is what a picture format likes least."""
     torch.manual_seed(0)

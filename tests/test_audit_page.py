@@ -1,7 +1,5 @@
 """The audit's page, its command, and figures of several results."""
 
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 import torch
 
 import crate_interp as ci
+from command import fails, run
 from conftest import make
 from crate_interp.audits.claims import CLAIMS
 from crate_interp.viz.published import PUBLISHED
@@ -69,29 +68,12 @@ def test_the_report_links_to_it(images, tmp_path):
 
 
 def test_the_command(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "crate_interp",
-        "audit",
-        "crate-tiny-fashion",
-        "--data",
-        "embedded:fashion",
-    ]
-    done = subprocess.run(
-        [*command, "--limit", "8", "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (
-        done.stdout.split()[: 1 + len(CLAIMS)] == ["layer", *CLAIMS]
-        and str(tmp_path / "audit.html") in done.stdout
-    )
-    failed = subprocess.run(
-        [*command, "--eps", "-1", "--out", str(tmp_path)], capture_output=True, text=True
-    )
-    assert failed.returncode == 2 and "eps=-1.0: give a number above 0" in failed.stderr
+    command = ("audit", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path)
+    done = run(*command, "--limit", 8)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[: 1 + len(CLAIMS)] == ["layer", *CLAIMS]
+    assert str(tmp_path / "audit.html") in done.stdout
+    fails("eps=-1.0: give a number above 0", *command, "--eps", -1)
 
 
 # ---- figures of several results

@@ -16,7 +16,7 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"checks", "files", "errors", "pictures"},
+    {"checks", "files", "errors", "pictures", "ranges"},
     {"config", "measures", "crate_hooks", "results"},
     {"models"},
     {"checkpoints", "data"},
@@ -32,7 +32,7 @@ LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints
 FREE_OF_TRANSFORMERLENS = LEVELS[0] | LEVELS[1] | {"data"}
 
 FUNCTIONS = (
-    "atlas", "atoms", "audit", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
+    "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
 )  # fmt: skip
 
 
@@ -120,12 +120,25 @@ def test_config_imports_neither_torch_nor_transformerlens():
     assert out.stdout.strip() == "[]"
 
 
+def test_viz_draws_and_runs_nothing():
+    """A page is made from a result: no model, no sweep and no data are behind it."""
+    running = re.compile(
+        r"crate_interp\.(data|checkpoints|reports|cli|config)\b"
+        r"|crate_interp\.(sweeps|audits|segmentation|circuits)\.(run|stream|twins|cached|linear)\b"
+    )
+    for path in sorted((PACKAGE / "viz").rglob("*.py")):
+        text = path.read_text()
+        for name, _ in imports(ast.parse(text)):
+            assert not running.match(name), f"{path} imports {name}"
+        assert not re.search(r"\.run_with_cache\((?!x\)|images\))|no_grad", text), path
+
+
 def test_public_names():
     assert ci.__all__ == [
         "Atlas",
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
-        "data", "hooks",
+        "HookedCrateMAE", "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
+        "convert", "data", "hooks",
         "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
@@ -167,17 +180,11 @@ def test_importing_does_nothing():
     assert out.stdout.split() == ["[]", "False"] and out.stderr == ""
 
 
-def test_importing_is_quick():
-    code = "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
-    times = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for _ in range(5)
-    ]
-    assert min(times) < 0.1
+def test_importing_loads_few_modules():
+    """29 of the standard library today: the count stands for the time, which no test can rely on."""
+    code = "import sys; n = len(sys.modules); import crate_interp; print(len(sys.modules) - n)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) < 60
 
 
 def test_nothing_is_unpickled_or_executed():

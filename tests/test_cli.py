@@ -1,47 +1,34 @@
-"""The command line as a user runs it: in a process of its own, on the embedded model and on files."""
+"""The command line on embedded models and on files; three tests run it in a process of its own."""
 
-import contextlib
-import io
+import ast
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
 import crate_interp as ci
+from command import fails, one_line, process, run
 from conftest import HEADS, make
-from crate_interp.cli import main
+from crate_interp import cli
 from reference import published_layout
 
 
-def run(*args, **kwargs):
-    command = [sys.executable, "-m", "crate_interp", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, **kwargs)
-
-
-def fails(match, *args):
-    """In this process: what is said of an error does not need a new one, which takes seconds to start."""
-    said = io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stderr(said),
-        pytest.raises(SystemExit) as stop,
-    ):
-        patch.setattr(sys, "argv", ["crate-interp", *map(str, args)])
-        main()
-    one_line(match, stop.value.code, said.getvalue())
-
-
-def one_line(match, code, stderr):
-    errors = [line for line in stderr.splitlines() if line.strip()]
-    assert code == 2 and len(errors) == 1, stderr
-    assert errors[0].startswith("crate-interp: ") and match in errors[0], stderr
+def test_it_reads_public_names_only():
+    tree = ast.parse(Path(cli.__file__).read_text())
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {name for name in modules if name.startswith("crate_interp")} == {"crate_interp.files"}
+    names = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ci"
+    }
+    assert names <= {*ci.__all__, "__version__"} and "audit" in names
 
 
 def test_version_models_help():
-    assert run("--version").stdout.strip() == f"crate-interp {ci.__version__}"
+    assert process("--version").stdout.strip() == f"crate-interp {ci.__version__}"
     out = run("models").stdout
     assert "crate-tiny-fashion" in out and "step-2560" in out
     assert "UCSC-VLAA/CRATE-alpha/torch/crate_alpha_B16.pth" in out and "drive.google.com" in out
@@ -50,16 +37,9 @@ def test_version_models_help():
 
 
 def test_report_on_the_embedded_model(tmp_path):
-    done = run(
-        "report",
-        "crate-tiny-fashion",
-        "--data",
-        "embedded:fashion",
-        "--out",
-        tmp_path / "out",
-        "--limit",
-        32,
-    )
+    command = ("report", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 8)
+    probes = ("--untrained", 1, "--probes", "sparsity,attention")
+    done = run(*command, "--out", tmp_path / "out", *probes)
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout and "CLS support" in done.stdout
     assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
@@ -86,13 +66,8 @@ def test_segment_on_the_embedded_model(tmp_path):
         and "all foreground" in done.stdout
         and "segment.html" in done.stdout
     )
-    assert {path.name for path in out.iterdir()} == {
-        "segment.html",
-        "scores.csv",
-        "heads.csv",
-        "images.csv",
-        "segment.json",
-    }
+    tables = {f"{name}.parquet" for name in ci.SegmentResult.load(out).tables}
+    assert {path.name for path in out.iterdir()} == {"segment.html", "meta.json", *tables}
     command = ("segment", "crate-tiny-fashion", "--data", "embedded:fashion", "--out")
     fails("the data has none", *command, out)
     (tmp_path / "file").write_text("")
@@ -143,14 +118,17 @@ def test_convert_a_language_model(tmp_path):
 
 
 def test_verify(tmp_path):
-    done = run("verify", "crate-tiny-lm")
+    done = process("verify", "crate-tiny-lm")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["ok"] and report["known"]["name"] == "crate-tiny-lm", (
         done.stderr
     )
     assert [check["name"] for check in report["checks"]] == [
-        "loads strictly", "same output twice", "pattern rows sum to 1", "each hook edit changes the output",
-    ]  # fmt: skip
+        "loads strictly",
+        "same output twice",
+        "pattern rows sum to 1",
+        "each hook edit changes the output",
+    ]
     assert (
         report["params"] == 741376
         and report["config"]["n_heads"] == 4
@@ -204,8 +182,8 @@ def test_report_on_a_file_and_a_folder_of_images(tmp_path):
         *config,
     )
     config += ["--config", "mean=[0.5, 0.5, 0.5]", "--config", "std=[0.25, 0.25, 0.25]"]
-    done = run("report", tmp_path / "w.pth", "--data", f"imagefolder:{tmp_path / 'photos'}", "--out", tmp_path / "o",
-               *config, "--untrained", 1, "--probes", "sparsity,attention")  # fmt: skip
+    few = ("--untrained", 1, "--probes", "sparsity,attention")
+    done = run("report", tmp_path / "w.pth", "--data", folder, "--out", out, *config, *few)
     assert done.returncode == 0, done.stderr
     assert "zeros" in done.stdout
 
@@ -226,8 +204,7 @@ def test_errors_are_one_line(tmp_path):
     fashion = (*report, "embedded:fashion")
     fails("no field 'source'", *fashion, "--config", "source=x")
     fails("write --family crate.", *fashion, "--config", "family=crate")
-    done = run(*fashion, "--config", "mean=0.5")  # outside this process, which says types first
-    one_line("mean=0.5: give a list", done.returncode, done.stderr)
+    fails("mean=0.5: give a list", *fashion, "--config", "mean=0.5")
     fails(
         "interpolate_pos='perhaps': give True or False",
         *fashion,
@@ -257,10 +234,10 @@ def test_errors_are_one_line(tmp_path):
         "embedded:fashion",
     )
     (tmp_path / "broken.pth").write_bytes(b"PK\x03\x04 half a file")
-    done = run("report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
-    one_line("is not a readable checkpoint", done.returncode, done.stderr)
-    debug = run("--debug", "report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
-    assert debug.returncode != 0 and "Traceback" in debug.stderr
+    broken = ("report", tmp_path / "broken.pth", *report[2:], "embedded:fashion")
+    one_line("is not a readable checkpoint", process(*broken))
+    with pytest.raises(ci.CheckpointError):  # and its traceback
+        run("--debug", *broken)
 
 
 @pytest.mark.parametrize("args", [["nonsense"], ["report"]])

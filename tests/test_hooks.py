@@ -153,7 +153,7 @@ def rows():
 
 
 def catalogued(name):
-    """A model of a kind that the catalogue has, what it runs on, and the sizes behind the letters."""
+    """Returns a model of a catalogued kind, its input, and the sizes behind the letters."""
     if name.startswith(("crate-lm", "gpt", "nanochat")):
         model = make_lm(name, d_mlp=None if "vanilla" in name else 37)
         return model, torch.randint(47, (BATCH, 11)), {"N": 11, "p": 6}

@@ -1,4 +1,4 @@
-"""Views of circuitsvis as pages of one file, and the logit lens: what is in them, how large they are, and in a browser."""
+"""Views of circuitsvis as pages of one file, and the logit lens: content, size, in a browser."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Language models: text in and out, loss, generation with a cache, and what they say of bad input."""
+"""Language models: text in and out, loss, generation with a cache, and refusals of bad input."""
 
 import math
 
@@ -128,7 +128,7 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
 
 
 def test_greedy_generation(lm):
-    """The likeliest token again and again, computed without a cache; past n_ctx from the last n_ctx tokens."""
+    """Appends the likeliest token, again and again, without a cache; from the last n_ctx tokens."""
     tokens = ids(pos=5)
     made = lm.generate(tokens, 12)
     assert made.shape == (2, 17) and torch.equal(made[:, :5], tokens)
@@ -190,6 +190,7 @@ def test_bad_generation(lm):
     refuses("there is no token", lambda: lm.generate(tokens[:, :0], 1))
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_tokens(lm):
     refuses(
         "tokens go from 0 to 47, the vocabulary from 0 to 46", lambda: lm(torch.tensor([[0, 47]]))
@@ -248,8 +249,12 @@ def test_text(chat):
     )
     refuses("the text is empty", lambda: chat.to_tokens("", prepend_bos=False))
     refuses("the list is empty", lambda: chat.to_tokens([]))
-    refuses("cannot make tokens of int", lambda: chat.to_tokens([3]))
     refuses("no token has the id 999", lambda: chat.to_string([999]))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_tokens_of_what_is_no_text(chat):
+    refuses("cannot make tokens of int", lambda: chat.to_tokens([3]))
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30))
@@ -262,7 +267,7 @@ def test_every_text_comes_back(chat, text):
 
 
 def slow_bpe(piece, ranks):
-    """tiktoken's rule: of all neighbours, the pair whose union has the lowest rank merges, the leftmost first."""
+    """tiktoken's rule: the neighbours whose union has the lowest rank merge, the leftmost first."""
     parts = [bytes([byte]) for byte in piece]
     while True:
         pairs = [
@@ -304,7 +309,7 @@ def test_masks_and_windows():
 
 
 def test_rotations():
-    """A rotated pair depends on the distance of its positions only, and each code has root mean square one."""
+    """A rotated pair depends only on the distance of its positions; codes have length sqrt(p)."""
     cfg = make_lm("nanochat-crate").cfg
     codes = torch.randn(1, 9, HEADS, 6, dtype=torch.float64)
     codes[:] = codes[:, :1]  # the same code everywhere

@@ -1,4 +1,7 @@
-"""What loading costs in memory: at most 1.3 times the weights that are kept, whatever lies beside them in the file."""
+"""What loading costs in memory: at most 1.3 times the weights that are kept.
+
+Whatever lies beside them in the file does not count.
+"""
 
 import subprocess
 import sys
@@ -15,7 +18,10 @@ MEMORY = """
 import sys, torch
 import crate_interp as ci
 # not ru_maxrss, which begins at what the parent had when it forked
-peak = lambda: 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
 ci.load(sys.argv[1])
 before = peak()
 dtype = getattr(torch, sys.argv[3])
@@ -78,6 +84,7 @@ def test_a_training_dict_with_optimiser_state(tmp_path):
     assert share(tmp_path / "ckpt.pt") < 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["torch", "safetensors", "own folder"])
 def test_plain_files(how, tmp_path):
     model = ci.HookedCrate(ci.CrateConfig(family="crate-alpha", d_model=512, n_layers=6, n_heads=8))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import crate_interp as ci
-from conftest import BATCH, CLASSES, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
 from reference import forward, published_layout
 
 POS = 13
@@ -16,9 +16,16 @@ POS = 13
 def plain(model, images):
     cfg = model.cfg
     return forward(
-        published_layout(model), images, cfg.family, cfg.n_heads, cfg.patch_size, variant=cfg.variant, pool=cfg.pool,
-        eta=cfg.eta, lambd=cfg.lambd,
-    )  # fmt: skip
+        published_layout(model),
+        images,
+        cfg.family,
+        cfg.n_heads,
+        cfg.patch_size,
+        variant=cfg.variant,
+        pool=cfg.pool,
+        eta=cfg.eta,
+        lambd=cfg.lambd,
+    )
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -39,7 +46,7 @@ def test_variants_equal_a_plain_forward(variant, images):
 
 
 def test_variants_are_what_their_names_say(images):
-    # C adds sum_k U_k SSA_k, N takes it away, T uses the transpose, identity puts the heads side by side
+    # C adds sum_k U_k SSA_k, N subtracts it, T uses the transpose, identity puts heads side by side
     c, n, t, i = (
         make(variant=v, d_model=HEADS * D_HEAD, n_layers=1) for v in ("c", "n", "t", "identity")
     )
@@ -90,7 +97,8 @@ def test_identical_tokens_are_fixed_by_attention():
 
 
 def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
-    # D^T D = I makes the gradient D^T D y - D^T y = y - D^T y: at eta 1 the code is ReLU(D^T y - lambd)
+    # D^T D = I makes the gradient D^T D y - D^T y = y - D^T y:
+    # at eta 1 the code is ReLU(D^T y - lambd)
     model = make(eta=1.0, lambd=0.2, n_layers=1)
     mlp = model.blocks[0].mlp
     mlp.D.data = torch.linalg.qr(torch.randn(D_MODEL, D_MODEL))[0]
@@ -99,7 +107,8 @@ def test_ista_with_an_orthonormal_dictionary_is_one_soft_threshold():
 
 
 def test_official_initialisation():
-    # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3; kaiming_uniform for D: E D^T D = 2 I
+    # kaiming_uniform(a=sqrt 5) for U: variance 1/(3 d), so E U_k^T U_k = I/3;
+    # kaiming_uniform for D: E D^T D = 2 I
     torch.manual_seed(0)
     model = ci.HookedCrate(
         ci.CrateConfig(family="crate", d_model=256, n_layers=1, n_heads=4, image_size=32)
@@ -325,61 +334,6 @@ def test_bad_images(model, images):
         ValueError, match=r"images are 4 x 20, the model was built for 6 x 20.*interpolate_pos=True"
     ):
         model(images[:, :, :4])
-
-
-@pytest.mark.parametrize("family", ["crate", "crate-alpha"])
-def test_other_image_sizes(family, images):
-    model = make(family, interpolate_pos=True)
-    same = make(family)
-    assert torch.equal(model(images), same(images))  # its own grid is untouched
-    larger = torch.randn(BATCH, 3, 10, 35)
-    out, cache = model.run_with_cache(larger)
-    assert out.shape == (BATCH, CLASSES) and cache["resid_pre", 0].shape == (
-        BATCH,
-        1 + 5 * 7,
-        D_MODEL,
-    )
-    with pytest.raises(ValueError, match=r"both sides must be multiples of the patch \(2, 5\)"):
-        model(torch.randn(BATCH, 3, 7, 20))
-
-
-def test_interpolated_positions_follow_dino_not_a_plain_resize():
-    from crate_interp.models.embed import interpolate_positions
-
-    table = torch.randn(1, 1 + 3 * 4, D_MODEL, dtype=torch.float64)
-    got = interpolate_positions(table, (3, 4), (5, 7))
-    assert torch.equal(got[:, 0], table[:, 0]) and got.shape == (1, 36, D_MODEL)
-    image = table[:, 1:].reshape(1, 3, 4, D_MODEL).permute(0, 3, 1, 2)
-    resized = (
-        F.interpolate(image, size=(5, 7), mode="bicubic")
-        .permute(0, 2, 3, 1)
-        .reshape(1, 35, D_MODEL)
-    )
-    assert not torch.allclose(got[:, 1:], resized)
-    torch.testing.assert_close(got[:, 1:], _dino(image, (5, 7)), atol=1e-12, rtol=1e-12)
-
-
-def _dino(image, size):
-    """Cubic convolution (a = -0.75) at (i + 0.5) / scale - 0.5 with scale = (size + 0.1) / grid, edges repeated."""
-
-    def weights(length, out):
-        matrix = torch.zeros(out, length, dtype=torch.float64)
-        for i in range(out):
-            x = (i + 0.5) * length / (out + 0.1) - 0.5
-            base = int(torch.floor(torch.tensor(x)))
-            for j in range(base - 1, base + 3):
-                t = abs(x - j)
-                a = -0.75
-                w = (
-                    (a + 2) * t**3 - (a + 3) * t**2 + 1
-                    if t <= 1
-                    else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
-                )
-                matrix[i, min(max(j, 0), length - 1)] += w
-        return matrix
-
-    rows, columns = weights(image.shape[2], size[0]), weights(image.shape[3], size[1])
-    return torch.einsum("ih,bdhw,jw->bijd", rows, image, columns).flatten(1, 2)
 
 
 def test_it_learns(images):

@@ -66,8 +66,9 @@ def test_the_training_script_is_the_card():
         assert str(step) in README
 
 
+@pytest.mark.slow
 def test_the_audit_in_the_readme_is_what_the_command_prints():
-    """The image model's table, cell by cell; the language model's takes a minute and is printed by its command."""
+    """The image model's table, cell by cell; that of the language model takes a minute."""
     result = ci.audit(ci.load("crate-tiny-fashion"), "embedded:fashion", progress=False)
     table = result.table()
     sign = {"kept": "+", "broken": "-", "undecided": "?"}
@@ -87,8 +88,9 @@ def test_the_audit_in_the_readme_is_what_the_command_prints():
             assert float(value) == pytest.approx(wanted, rel=0.06, abs=2e-4), claim  # two digits
 
 
+@pytest.mark.slow
 def test_the_segmentation_in_the_readme_is_what_the_command_prints():
-    """The row of the trained CRATE and its chance levels; the ViT's comes from a training of an hour and a half."""
+    """The row of the trained CRATE and its chance levels; the ViT of the other row is not kept."""
     result = ci.segment(
         ci.load("crate-tiny-cutouts"), "embedded:cutouts", untrained=3, progress=False
     )

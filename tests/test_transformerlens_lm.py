@@ -10,7 +10,7 @@ from transformer_lens.tools.analysis.logit_lens import logit_lens
 
 from conftest import HEADS, LAYERS, make_lm
 
-POS, RIGHT, WRONG = 11, 3, 9
+POS, RIGHT, WRONG = 7, 3, 9
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
 
@@ -61,7 +61,10 @@ SWEEPS = {
     "get_act_patch_attn_head_k_all_pos": ("attn.hook_k", lambda head: (EVERY, EVERY, head)),
     "get_act_patch_attn_head_v_all_pos": ("attn.hook_v", lambda head: (EVERY, EVERY, head)),
     "get_act_patch_attn_head_pattern_all_pos": ("attn.hook_pattern", lambda head: (EVERY, head)),
-    "get_act_patch_attn_head_pattern_by_pos": ("attn.hook_pattern", lambda head, pos: (EVERY, head, pos)),
+    "get_act_patch_attn_head_pattern_by_pos": (
+        "attn.hook_pattern",
+        lambda head, pos: (EVERY, head, pos),
+    ),
 }  # fmt: skip
 
 
@@ -160,7 +163,10 @@ def test_logit_lens(lm, clean):
 
 
 def test_direct_logit_attribution(lm, clean):
-    """Components times the unembedding direction; where the stream adds up they sum to the logit less its constant."""
+    """Components times the unembedding direction.
+
+    If the stream adds up they sum to the logit less its constant.
+    """
     with torch.no_grad():
         logits, cache = lm.run_with_cache(clean)
         answers = torch.tensor([RIGHT, WRONG])

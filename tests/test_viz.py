@@ -1,12 +1,19 @@
 """Figures: what they draw is what was measured."""
 
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from jinja2 import UndefinedError
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
 from crate_interp.sweeps.text import as_text
+from crate_interp.viz.page import render
 from crate_interp.viz.summary import summary
 
 
@@ -130,3 +137,31 @@ def test_summary(result, twins):
     assert rows[1][2] == f"{value:.4g} ({random:.4g})"
     text = as_text(header, rows).splitlines()
     assert len(text) == LAYERS + 1 and len({len(line) for line in text}) == 1
+
+
+def test_drawing_loads_when_something_is_drawn():
+    code = "import sys, crate_interp.viz; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    for path in Path(ci.viz.__file__).parent.glob("*.py"):  # transformers brings jinja2 along
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in getattr(node, "names", [])]
+            names.append(getattr(node, "module", None) or "")
+            assert not {name.split(".")[0] for name in names} & {"jinja2", "markupsafe"}, path
+
+
+def test_the_text_of_a_page_is_escaped_before_it_is_raised():
+    page = render("audit.html", **values("<b>x</b> Z^{l+1/2}", "R^c & <i>"))
+    assert "<h1>&lt;b&gt;x&lt;/b&gt; Z<sup>l+1/2</sup></h1>" in page
+    assert "<dt>R<sup>c</sup> &amp; &lt;i&gt;</dt>" in page
+    with pytest.raises(UndefinedError, match="'meta' is undefined"):
+        render("audit.html", title="")
+
+
+def values(title, name):
+    """What the page of an audit of nothing needs."""
+    counts = dict.fromkeys(("kept", "broken", "undecided", "not applicable"), 0)
+    settings = {"eps": 0.1, "lasso_tokens": 4}
+    meta = {"n_samples": 1, "unit": "images", "n_layers": 0, "untrained": 0, "settings": settings}
+    nothing = {"groups": [], "numbers": {"rows": []}, "counts": counts}
+    return {"title": title, "meta": meta, "sources": [(name, "")], **nothing}

@@ -137,7 +137,10 @@ def _objective(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
 
 
 def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
-    """Returns how much of the way down was gone; 1 if there was nothing to gain, unless the objective rose."""
+    """Returns the share of the way down that was covered.
+
+    If there was nothing to gain it is 1, or 0 if the objective rose.
+    """
     gain, most = start - reached, start - solution
     nothing = most <= 1e-9 * start.abs()
     return torch.where(nothing, (gain >= 0).double(), gain / most.where(~nothing, 1.0))

@@ -11,7 +11,9 @@ from crate_interp import checks
 from crate_interp.audits import layer as audit_layer
 from crate_interp.audits.claims import CLAIMS, NUMBERS
 from crate_interp.audits.result import AuditResult
+from crate_interp.data import Data
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.step import Lasso
 from crate_interp.results import by
 from crate_interp.sweeps.provenance import data_meta
@@ -24,8 +26,8 @@ Tables = tuple[
 
 
 def audit(
-    model: Any,
-    data: Any,
+    model: HookedModel,
+    data: Data,
     *,
     eps: float = 0.1,
     limit: int | None = None,
@@ -57,7 +59,7 @@ def audit(
     samples = samples_of(model, data, limit)
     started = time.perf_counter()
 
-    def measure(network: Any, seed: int | None) -> Tables:
+    def measure(network: HookedModel, seed: int | None) -> Tables:
         what = "audit" if seed is None else f"untrained {seed}"
         of_chunk = partial(_of_chunk, eps=eps, tokens=lasso_tokens)
         options: dict[str, Any] = dict(batch_size=batch_size, what=what, progress=progress)
@@ -69,7 +71,7 @@ def audit(
         "seconds": round(time.perf_counter() - started, 3),
         "settings": settings | {"tokens": "all", "norm": False, "basis": "stored"},
         "untrained": untrained,
-        "reasons": [audit_layer.why_not(block) for block in model.blocks],
+        "reasons": [audit_layer.why_not(block) for block in _blocks(model)],
     }
     tables = {"numbers": own[0], "weights": own[1]}
     for place, name in enumerate(("untrained", "untrained_weights")):
@@ -80,7 +82,7 @@ def audit(
 
 
 def _of_chunk(chunk: Chunk, eps: float, tokens: int) -> Tables:
-    blocks = list(chunk.model.blocks)
+    blocks = _blocks(chunk.model)
     names = set(dict(blocks[0].named_modules()))
     points = [point for point in audit_layer.POINTS if point in names]
     lassos = [block.mlp.lasso() for block in blocks]
@@ -104,6 +106,10 @@ def _of_chunk(chunk: Chunk, eps: float, tokens: int) -> Tables:
         {"layer": layer, **audit_layer.of_weights(block)} for layer, block in enumerate(blocks)
     ]
     return _table(rows), pd.DataFrame(weights)
+
+
+def _blocks(model: HookedModel) -> list[Any]:
+    return list(model.blocks)
 
 
 def _joined(mine: Tables, theirs: Tables) -> Tables:

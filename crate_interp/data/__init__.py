@@ -4,9 +4,18 @@ Nothing here knows a model or a probe: what turns pictures, masks and texts into
 passed in.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
 from crate_interp.data.named import embedded
 from crate_interp.data.samples import Samples, part
 from crate_interp.data.sources import forms, open_data
+from crate_interp.data.tables import Table
 from crate_interp.data.text import open_text
 
-__all__ = ["Samples", "embedded", "forms", "open_data", "open_text", "part"]
+# what may be given as data; `open_data` and `open_text` say what becomes of it
+Data = str | Sequence[str] | Tensor | np.ndarray | Table | Samples
+
+__all__ = ["Data", "Samples", "embedded", "forms", "open_data", "open_text", "part"]

@@ -1,7 +1,5 @@
 """Multi-head subspace self-attention (MSSA), the compression step."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from einops import einsum
@@ -14,22 +12,43 @@ from crate_interp.models.context import Context, rotate
 from crate_interp.models.norm import HookedNorm, is_hooked
 
 
-class MSSA(nn.Module):
-    """Attention whose query, key and value are one code: `MSSA(X) = sum_k softmax(C_k C_k^T / sqrt(p)) C_k W_O,k (+ b)`.
+class Attention(nn.Module):
+    """What the attention of CRATE and that of a plain transformer have in common."""
 
-    C_k = X U_k `[pos, d_head]` for X = LN(Z^l). Paper: arXiv 2306.01129 eq. 11-12; code: CRATE `model/crate.py`
-    `Attention`. As in the code and unlike the paper there is a scale 1/sqrt(p) and no prefactor p/(N eps^2).
+    cfg: CrateConfig
+    hook_attn_scores: HookPoint
+    hook_pattern: HookPoint
+    hook_result: HookPoint
+    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens adds heads up
 
-    The output map W_O `[head, d_head, d_model]` depends on `cfg.variant` (arXiv 2411.17182):
-    crate: learned, with a bias where `cfg.output_bias`; fix: the same, frozen at its random start;
-    c: U_k^T (tied); n: -U_k^T; t: the transpose of the stacked U^T; identity: the heads side by side.
-    One head spanning the whole vision stream has no output matrix in variants crate and fix, as in the official code.
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """The output map of each head."""
+        raise NotImplementedError
 
-    In language models a query sees the keys its `Context` shows. nanochat-crate rotates and normalises the codes first:
-    hook_u is before that, hook_q, hook_k and hook_v after it, so its values are rotated too.
+    @property
+    def b_O(self) -> Float[Tensor, "d_model"]:
+        """The output bias; zeros if the layer has none."""
+        raise NotImplementedError
+
+
+class MSSA(Attention):
+    """Attention whose query, key and value are one code.
+
+    `MSSA(X) = sum_k softmax(C_k C_k^T / sqrt(p)) C_k W_O,k (+ b)` with C_k = X U_k `[pos, d_head]`
+    for X = LN(Z^l). Paper: arXiv 2306.01129 eq. 11-12; code: CRATE `model/crate.py` `Attention`. As
+    in the code and unlike the paper there is a scale 1/sqrt(p) and no prefactor p/(N eps^2).
+
+    The output map W_O `[head, d_head, d_model]` depends on `cfg.variant` (arXiv 2411.17182). crate:
+    learned, with a bias if `cfg.output_bias`. fix: the same, frozen at its random start. c: U_k^T
+    (tied). n: -U_k^T. t: the transpose of the stacked U^T. identity: the heads side by side. One
+    head that spans the vision stream has no output matrix in variants crate and fix, as in the
+    official code.
+
+    In language models a query sees the keys that its `Context` shows. nanochat-crate rotates and
+    normalises the codes first: hook_u is before that, hook_q, hook_k and hook_v after it, so its
+    values are rotated too.
     """
-
-    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens adds the heads up
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
@@ -68,13 +87,13 @@ class MSSA(nn.Module):
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
-        """The output bias; zeros where the layer has none."""
+        """The output bias; zeros if the layer has none."""
         if self.out_proj is not None and self.out_proj.bias is not None:
             return self.out_proj.bias
         return self.u_proj.weight.new_zeros(self.cfg.d_model)
 
     def _output_weight(self) -> Float[Tensor, "d_model inner"]:
-        """The output matrix as torch's Linear stores it."""
+        """Returns the output matrix as torch's Linear stores it."""
         weight = self.u_proj.weight  # [inner, d_model]
         if self.out_proj is not None:
             return self.out_proj.weight
@@ -92,7 +111,10 @@ class MSSA(nn.Module):
         norm: HookedNorm,
         context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """MSSA(norm(z)); the norm comes along because split inputs are normalised once per role."""
+        """Returns MSSA(norm(z)).
+
+        The norm is an argument because split inputs are normalised once per role.
+        """
         roles = (
             self._split_codes(z, norm, context)
             if self.cfg.use_split_qkv_input
@@ -103,9 +125,10 @@ class MSSA(nn.Module):
     def _tied_codes(
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The code in its three roles, each `[batch, pos, head, d_head]`.
+        """Returns the code in its three roles, each `[batch, pos, head, d_head]`.
 
-        A hooked role gets a copy of its own: an in-place edit of q must not reach k and v, which are the same tensor.
+        A hooked role gets a copy of its own: an in-place edit of q must not reach k and v, which
+        are the same tensor.
         """
         u = self._placed(
             self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head))), context
@@ -117,13 +140,16 @@ class MSSA(nn.Module):
     def _placed(
         self, u: Float[Tensor, "batch pos head d_head"], context: Context | None
     ) -> Float[Tensor, "batch pos head d_head"]:
-        """The codes as the roles get them: rotated where positions are rotations."""
+        """Returns the codes as the roles get them: rotated if positions are rotations."""
         return rotate(u, context.rotation, self.cfg.ln_eps) if context and context.rotation else u
 
     def _split_codes(
         self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The codes from an input per role and head (TransformerLens' use_split_qkv_input); hook_u does not fire."""
+        """Returns the codes from an input per role and head; hook_u does not fire.
+
+        This is TransformerLens' use_split_qkv_input.
+        """
         points = (
             (self.hook_q_input, self.hook_q),
             (self.hook_k_input, self.hook_k),
@@ -153,40 +179,40 @@ class MSSA(nn.Module):
 
 
 def attend(
-    attn: Any,
+    attn: Attention,
     q: Float[Tensor, "batch pos head d_head"],
     k: Float[Tensor, "batch pos head d_head"],
     v: Float[Tensor, "batch pos head d_head"],
     context: Context | None,
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """The values that each query gathers; `attn` has the hook points."""
+    """Returns the values that each query gathers; `attn` has the hook points."""
     if context and context.past is not None:
         k, v = context.past.extend(context.layer, k, v)
-    return torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2)).transpose(
-        1, 2
-    )  # [batch, pos, head, d_head]
+    heads = torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2))
+    return heads.transpose(1, 2)  # [batch, pos, head, d_head]
 
 
 def _pattern(
-    attn: Any,
+    attn: Attention,
     q: Float[Tensor, "batch query head d_head"],
     k: Float[Tensor, "batch key head d_head"],
     context: Context | None,
 ) -> Float[Tensor, "batch head query key"]:
-    """The attention pattern; in a function of its own so that the scores are let go before the pattern is used."""
+    """Returns the attention pattern.
+
+    It is a function of its own so that the scores are freed before the pattern is used.
+    """
     scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
-    scores *= q.shape[-1] ** -0.5  # the largest tensor of a layer: in place, before anyone sees it
+    scores *= q.shape[-1] ** -0.5  # the largest tensor of a layer: in place, before hooks see it
     if context:
         scores = scores.masked_fill(~context.mask, -torch.inf)
     return attn.hook_pattern(attn.hook_attn_scores(scores).softmax(dim=-1))
 
 
 def sum_of_results(
-    attn: Any, heads: Float[Tensor, "batch pos head d_head"]
+    attn: Attention, heads: Float[Tensor, "batch pos head d_head"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The output by way of each head's own contribution, `hook_result`."""
+    """Returns the output as the sum of each head's own contribution, `hook_result`."""
     pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-    sign = getattr(
-        attn, "_result_contribution_scale", 1.0
-    )  # hook_result is what the head contributes
+    sign = attn._result_contribution_scale  # hook_result is what the head contributes
     return sign * attn.hook_result(sign * einsum(heads, attn.W_O, pattern)).sum(dim=2) + attn.b_O

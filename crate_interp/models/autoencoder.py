@@ -28,10 +28,11 @@ from crate_interp.models.norm import HookedLayerNorm
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What a masked autoencoder returns. `mask`: 1 where a patch was removed, 0 where it was kept.
+    """What a masked autoencoder returns. `mask`: 1 for patches that were removed, 0 for the others.
 
-    pred: the pixels of every patch in the order (row, column, channel), normalised ones with `cfg.norm_pix_loss`.
-    loss: mean squared error over removed patches; over all patches where none was removed. latent: LN(Z^L), CLS first.
+    pred: the pixels of every patch in the order (row, column, channel), normalised ones with
+    `cfg.norm_pix_loss`. loss: mean squared error over removed patches; over all patches if none was
+    removed. latent: LN(Z^L), CLS first.
     """
 
     pred: Float[Tensor, "batch patch patch_values"]
@@ -42,7 +43,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class DecoderView:
-    """The decoder of a masked autoencoder as the model of a cache of its own: what `cache.decoder.model` is."""
+    """The decoder of a masked autoencoder as the model of a cache of its own, `cache.decoder`."""
 
     model: "HookedCrateMAE"
     unit: str = "images"
@@ -66,15 +67,16 @@ class DecoderView:
         return self.model.decoder_norm
 
     def check_point(self, name: str) -> None:
-        """Raises KeyError if the decoder has no hook point of this name, or if it cannot fire as switched."""
+        """Raises KeyError if the decoder has no such hook point, or if the point cannot fire."""
         self.model.check_point(f"decoder_{name}")
 
 
 class CrateDecoderBlock(nn.Module):
-    """`G = LN(X) D^T`, then `G - MSSA(LN(G))`: the layer of the decoder; no residual around the dictionary.
+    """A layer of the decoder: `G = LN(X) D^T`, then `G - MSSA(LN(G))`, in rows.
 
-    In rows; G is the layer's `hook_resid_mid`, and `hook_attn_out` is the signed contribution -MSSA. Code: CRATE
-    `model/crate_ae/crate_decoder.py`; its feed-forward keeps a lambda of 5.0 that is never used.
+    There is no residual around the dictionary. G is the layer's `hook_resid_mid`, and
+    `hook_attn_out` is the signed contribution -MSSA. Code: CRATE `model/crate_ae/crate_decoder.py`;
+    its feed-forward keeps a lambda of 5.0 that is never used.
     """
 
     hook_out_is_single_residual_stream = True
@@ -99,10 +101,12 @@ class CrateDecoderBlock(nn.Module):
 class HookedCrateMAE(ImageMixin, HookedModel):
     """CRATE-MAE: the encoder is `blocks`, the decoder `decoder_blocks`.
 
-    `Z^0 = [CLS; kept patches, mask tokens elsewhere] + E_pos`, then CRATE's layers, `latent = LN(Z^L)`; the decoder maps
-    the latent of all positions to pixels. Code: Ma-Lab-Berkeley/CRATE `model/crate_ae/crate_ae.py`. As there and unlike the
-    paper mask tokens enter the encoder, and its positions are the table that the code calls `decoder_pos_embed`. Images of
-    another size interpolate it bicubically. Hook points: hooks/README.md; `cache.decoder` is the decoder's cache.
+    `Z^0 = [CLS; kept patches, mask tokens elsewhere] + E_pos`, then CRATE's layers,
+    `latent = LN(Z^L)`; the decoder maps the latent of all positions to pixels. Code:
+    Ma-Lab-Berkeley/CRATE `model/crate_ae/crate_ae.py`. As there and unlike the paper mask tokens
+    enter the encoder, and its positions are the table that the code calls `decoder_pos_embed`. For
+    images of another size the table is interpolated bicubically. Hook points: hooks/README.md;
+    `cache.decoder` is the decoder's cache.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -146,22 +150,25 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
     def forward(
         self,
-        images: Any,
-        noise: Any = None,
-        mask_ratio: Any = 0.75,
+        images: Tensor,
+        noise: Tensor | None = None,
+        mask_ratio: int | float = 0.75,
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
     ) -> Any:
-        """A `Reconstruction` of preprocessed float images `[batch, channels, height, width]`.
+        """Returns a `Reconstruction` of preprocessed float images.
 
-        The int(patches * (1 - mask_ratio)) patches with the lowest `noise` are kept; noise None draws it from torch's
-        global generator, and mask_ratio=0 keeps all (the code's `prepare_tokens`). `stop_at_layer=l` returns Z^l of the
-        encoder `[batch, pos, d_model]`. Raises ValueError for bad images, noise of another shape or not finite, and a ratio outside [0, 1).
+        images: `[batch, channels, height, width]`. The int(patches * (1 - mask_ratio)) patches with
+        the lowest `noise` `[batch, patch]` are kept; if noise is None it is drawn from torch's
+        global generator, and mask_ratio=0 keeps all (the code's `prepare_tokens`).
+        `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. Raises ValueError for
+        bad images, noise of another shape or not finite, and a ratio outside [0, 1).
         """
         if start_at_layer is not None:
             raise ValueError(
-                "start_at_layer: a masked autoencoder needs its images for the loss; edit hook_resid_pre instead."
+                "start_at_layer: a masked autoencoder needs its images for the loss; edit "
+                "hook_resid_pre instead."
             )
         images = self._check_images(images)
         _, stop = layer_range(self.cfg.n_layers, None, stop_at_layer)
@@ -197,9 +204,11 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         pred: Float[Tensor, "batch patch patch_values"],
         mask: Float[Tensor, "batch patch"],
     ) -> Float[Tensor, ""]:
-        """Mean squared error over removed patches; with `cfg.norm_pix_loss` against patches of mean 0 and unbiased variance 1.
+        """Returns the mean squared error over removed patches.
 
-        Different from the code, which divides zero by zero there: where no patch is removed it is the mean over all.
+        With `cfg.norm_pix_loss` it is measured against patches of mean 0 and unbiased variance 1.
+        Different from the code, which divides zero by zero there: if no patch is removed it is the
+        mean over all patches.
         """
         target = self.patchify(images)
         if self.cfg.norm_pix_loss:
@@ -212,14 +221,17 @@ class HookedCrateMAE(ImageMixin, HookedModel):
     def patchify(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch patch patch_values"]:
-        """Images cut into patches, each flattened as (row, column, channel)."""
+        """Returns images cut into patches, each flattened as (row, column, channel)."""
         height, width = self.cfg.patch_size
         return rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=height, q=width)
 
     def unpatchify(
         self, pred: Float[Tensor, "batch patch patch_values"], size: tuple[int, int] | None = None
     ) -> Float[Tensor, "batch channels height width"]:
-        """The inverse of `patchify`, for images of `size` (default cfg.image_size): a `pred` as pictures."""
+        """Returns a `pred` as pictures of `size` (default cfg.image_size).
+
+        It is the inverse of `patchify`.
+        """
         (height, width), (p, q) = size or self.cfg.image_size, self.cfg.patch_size
         pattern = "b (h w) (p q c) -> b c (h p) (w q)"
         return rearrange(pred, pattern, h=height // p, w=width // q, p=p, q=q)
@@ -233,7 +245,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         return {"mask_ratio": 0.0}
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """The configs that follow this model's switches and device."""
+        """Returns the configs that follow this model's switches and device."""
         return [self.cfg, self.decoder_cfg]
 
     @property
@@ -243,11 +255,14 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
     @property
     def b_U(self) -> Float[Tensor, "patch_values"]:
-        """Its bias."""
+        """The bias of the map to pixels."""
         return self.decoder_pred.bias
 
     def decoder_view(self, cache: CrateCache) -> CrateCache:
-        """The decoder's part of a cache under the names of a model of its own; `cache.decoder` calls this."""
+        """Returns the decoder's part of a cache under the names of a model of its own.
+
+        `cache.decoder` calls this.
+        """
         prefix = "decoder_blocks."
         kept = {
             name.removeprefix("decoder_"): value
@@ -258,9 +273,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
 
 
 def random_mask(
-    images: Tensor, n_patches: int, noise: Any, mask_ratio: Any
+    images: Tensor, n_patches: int, noise: Tensor | None, mask_ratio: int | float
 ) -> Float[Tensor, "batch patch"]:
-    """1 for patches to remove, 0 for the int(n (1 - ratio)) of lowest noise."""
+    """Returns 1 for patches to remove, 0 for the int(n (1 - ratio)) patches of lowest noise."""
     if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
     shape = (len(images), n_patches)
@@ -272,17 +287,18 @@ def random_mask(
     if not right:
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
-            f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}; a ratio is mask_ratio=0.75."
+            f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}, or a ratio, "
+            "mask_ratio=0.75."
         )
     ranks: Int[Tensor, "batch patch"] = noise.argsort(dim=1).argsort(dim=1)
     return (ranks >= int(n_patches * (1 - mask_ratio))).to(images.dtype)
 
 
 def sine_positions(cfg: CrateConfig) -> Float[Tensor, "1 pos d_model"]:
-    """MAE's fixed table: sines and cosines of column and row, zeros for CLS.
+    """Returns MAE's fixed table: sines and cosines of column and row, zeros for CLS.
 
-    Zeros all through where d_model is no multiple of 4, for which the official code makes no table. The first half of the
-    width encodes the column, as `pos_embed.py` of the code does.
+    All entries are zero if d_model is not a multiple of 4; for such widths the official code makes
+    no table. The first half of the width encodes the column, as `pos_embed.py` of the code does.
     """
     quarter = cfg.d_model // 4
     table = torch.zeros(1, cfg.n_tokens, cfg.d_model)

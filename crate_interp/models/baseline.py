@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.attention import attend, sum_of_results
+from crate_interp.models.attention import Attention, attend, sum_of_results
 from crate_interp.models.context import Context
 from crate_interp.models.norm import HookedNorm, is_hooked
 from crate_interp.models.step import SparseStep
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Attention):
     """Multi-head attention with query, key and value of their own; there is no hook_u and no U.
 
-    Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text tower. Hook points as in
-    TransformerLens.
+    Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text
+    tower. The hook points are those of TransformerLens.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -74,10 +74,14 @@ class SelfAttention(nn.Module):
         norm: HookedNorm,
         context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Attention of norm(z); the norm comes along because split inputs are normalised once per role."""
+        """Returns the attention of norm(z).
+
+        The norm is an argument because split inputs are normalised once per role.
+        """
         split = self._split_roles(z, norm) if self.cfg.use_split_qkv_input else self._roles(norm(z))
         points: Any = (self.hook_q, self.hook_k, self.hook_v)
-        # a hooked role gets memory of its own: the three are views of one tensor, which may not be edited in place
+        # a hooked role gets memory of its own: the three are views of one tensor, which may not be
+        # edited in place
         q, k, v = (
             point(role.clone() if is_hooked(point) else role)
             for point, role in zip(points, split, strict=True)
@@ -90,7 +94,7 @@ class SelfAttention(nn.Module):
         )
 
     def _roles(self, x: Float[Tensor, "batch pos d_model"]) -> list[Tensor]:
-        """Queries, keys and values, each `[batch, pos, head, d_head]`."""
+        """Returns queries, keys and values, each `[batch, pos, head, d_head]`."""
         shape = (3, self.cfg.n_heads, self.cfg.d_head)
         return list(self.qkv_proj(x).unflatten(-1, shape).unbind(dim=2))
 
@@ -109,7 +113,10 @@ class SelfAttention(nn.Module):
 
 
 class MLP(SparseStep):
-    """`W_out act(W_in y + b) + b`, act ReLU (gpt-baseline) or GELU in its tanh form (the CLIP text tower)."""
+    """`W_out act(W_in y + b) + b`, where act is ReLU (gpt-baseline) or a GELU (CLIP's text tower).
+
+    The GELU is the tanh form.
+    """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()

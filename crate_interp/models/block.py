@@ -1,4 +1,4 @@
-"""One layer: compress (MSSA), then sparsify. A plain transformer layer has the same shape and names."""
+"""One layer: compress (MSSA), then sparsify. Plain transformer layers have the same shape."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -23,11 +23,13 @@ _STEPS: dict[str, type[SparseStep]] = {
 
 
 class CrateBlock(nn.Module):
-    """`Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then `Z^{l+1} = step(LN(Z^{l+1/2}))` (crate, crate-mae, crate-lm: the code, or
-    what is decoded from it, replaces the stream) or `Z^{l+1} = Z^{l+1/2} + step(LN(Z^{l+1/2}))` (the other families).
+    """One layer: `Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then the sparse step.
 
-    Where the stream is replaced, `hook_mlp_out` is the virtual difference to Z^{l+1/2}: it makes TransformerLens'
-    additive bookkeeping add up, and an edit of it reaches the stream.
+    In crate, crate-mae and crate-lm the code, or what is decoded from it, replaces the stream,
+    `Z^{l+1} = step(LN(Z^{l+1/2}))`; in the other families it is added,
+    `Z^{l+1} = Z^{l+1/2} + step(LN(Z^{l+1/2}))`. Where it replaces the stream, `hook_mlp_out` is the
+    virtual difference to Z^{l+1/2}: TransformerLens' additive bookkeeping adds up, and an edit of
+    it reaches the stream.
     """
 
     hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
@@ -65,6 +67,7 @@ class CrateBlock(nn.Module):
             return self.hook_resid_post(mid + self.hook_mlp_out(out))
         if is_hooked(self.hook_mlp_out):
             change = out - mid
-            # adding the difference between the hook's answer and what it saw changes no bit where it saw and left
+            # the difference between what the hook returned and what it saw is 0 if it changed
+            # nothing, so that then no bit of the stream changes
             out = out + (self.hook_mlp_out(change.clone()) - change)
         return self.hook_resid_post(out)

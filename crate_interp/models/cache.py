@@ -1,4 +1,4 @@
-"""The activations of one forward: TransformerLens' cache, reading where an image classifier reads."""
+"""The activations of one forward: TransformerLens' cache, with what CRATE models need of it."""
 
 from typing import Any
 
@@ -12,16 +12,20 @@ from crate_interp.models.norm import NoNorm
 
 
 class CrateCache(ActivationCache):
-    """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one."""
+    """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one.
+
+    `at` is the one place that refuses points, layers and caches that cannot be read.
+    """
 
     model: Any
 
     def at(self, point: str, layer: int | None = None) -> Tensor:
         """Returns what a hook point held, with the batch as its first axis.
 
-        point: the name inside a block, such as "attn.hook_pattern", if `layer` is given (negative layers count from
-        the end); else the full name, such as "ln_final.hook_scale". Raises ValueError for a layer that the model does not
-        have and for a cache without batch axis, KeyError for a point that was not cached or does not exist.
+        point: with `layer` a name inside a block, such as "attn.hook_pattern" (negative layers
+        count from the end); without it a full name, such as "ln_final.hook_scale". Raises
+        ValueError for a layer that the model does not have and for a cache without batch axis,
+        KeyError for a point that was not cached or does not exist.
         """
         name = point if layer is None else full_name(point, self._layer(layer))
         if not self.has_batch_dim:
@@ -43,51 +47,60 @@ class CrateCache(ActivationCache):
     def _why_missing(self, name: str) -> str:
         """Returns why the cache has no point of this name, and what to type instead."""
         try:
-            if (
-                self.model is not None
-            ):  # TransformerLens lets users drop it, so that its memory is freed
+            if self.model is not None:  # users may drop it, so that its memory is freed
                 self.model.check_point(name)
         except KeyError as error:
             return error.args[0]
         return (
-            f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}, ...]), or leave "
-            "names_filter out to cache everything."
+            f"the cache lacks {name!r}: cache it with run_with_cache(x, names_filter=[{name!r}, "
+            "...]), or leave names_filter out to cache everything."
         )
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Returns what a point held, by its name or TransformerLens' short name; KeyError with the nearest names."""
+        """Returns what a point held, by its name or by TransformerLens' short name.
+
+        Raises KeyError, with the nearest names, for a point that the cache does not have.
+        """
         try:
             return super().__getitem__(key)
         except KeyError as error:
             raise KeyError(self._why_missing(error.args[0])) from None
 
     def logit_lens(self, **kwargs: Any) -> Any:
-        """TransformerLens' logit lens; arguments as there.
+        """Returns TransformerLens' logit lens; arguments as there.
 
-        Different from it: `positions` is `model.lens_positions` where it is not given. At the CLS token the last entry
-        is the model's logits. A model that pools the mean reads no single token, and each one is read.
+        Different from it: the default of `positions` is `model.lens_positions`. At the CLS token
+        the last entry is the model's logits. A model that pools the mean reads no single token, and
+        the lens reads every token.
         """
         if not hasattr(self.model, "lens_positions"):
             raise AttributeError(
-                f"{type(self.model).__name__} has no single stream to read out: take cache.visual or cache.text of a CLIP, "
-                "cache.decoder of a masked autoencoder."
+                f"{type(self.model).__name__} has no single stream to read out: take cache.visual "
+                "or cache.text of a CLIP, cache.decoder of a masked autoencoder."
             )
         return super().logit_lens(**{"positions": self.model.lens_positions} | kwargs)
 
     def apply_slice_to_batch_dim(self, *args: Any, **kwargs: Any) -> "CrateCache":
-        """TransformerLens' function; the slice is a CrateCache too."""
+        """Returns the slice of TransformerLens' function, as a CrateCache."""
         cut = super().apply_slice_to_batch_dim(*args, **kwargs)
         return CrateCache(cut.cache_dict, self.model, has_batch_dim=cut.has_batch_dim)
 
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
-        """TransformerLens' function; ValueError where the sparse step replaces the stream, so that neurons of layers do not add up."""
+        """Returns TransformerLens' stack of neurons; arguments as there.
+
+        Raises ValueError if the sparse step replaces the stream: neurons of different layers do not
+        add up to it.
+        """
         self._refuse_neurons()
         return super().stack_neuron_results(*args, **kwargs)
 
     def get_full_resid_decomposition(
         self, *args: Any, expand_neurons: bool = True, **kwargs: Any
     ) -> Any:
-        """TransformerLens' function; ValueError for neurons where the sparse step replaces the stream."""
+        """Returns TransformerLens' decomposition of the stream; arguments as there.
+
+        Raises ValueError for neurons if the sparse step replaces the stream.
+        """
         if expand_neurons:
             self._refuse_neurons()
         return super().get_full_resid_decomposition(*args, expand_neurons=expand_neurons, **kwargs)
@@ -95,8 +108,8 @@ class CrateCache(ActivationCache):
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:
             raise ValueError(
-                "the sparse step of this family replaces the stream, so atoms of different layers do not add up to it: use "
-                "expand_neurons=False, or read blocks.{l}.mlp.hook_post."
+                "the sparse step of this family replaces the stream, so atoms of different layers "
+                "do not add up to it: use expand_neurons=False, or read blocks.{l}.mlp.hook_post."
             )
 
     def _part(self, name: str) -> "CrateCache":
@@ -113,21 +126,21 @@ class CrateCache(ActivationCache):
 
     @property
     def visual(self) -> "CrateCache":
-        """Of a CLIP: the image tower's part, under the names of a model of its own."""
+        """The image tower's part of a CLIP's cache, under the names of a model of its own."""
         return self._part("visual")
 
     @property
     def text(self) -> "CrateCache":
-        """Of a CLIP: the text tower's part, under the names of a model of its own."""
+        """The text tower's part of a CLIP's cache, under the names of a model of its own."""
         return self._part("text")
 
     def apply_ln_to_stack(
         self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """TransformerLens' function; arguments as there.
+        """Returns a stack after the norm that reads it; arguments as in TransformerLens.
 
-        Different from it: where the model has no final norm (CRATE-LM vanilla) the stack before the unembedding is not
-        centred, only sliced.
+        Different from it: if the model has no final norm (CRATE-LM vanilla) the stack before the
+        unembedding is not centred, only sliced.
         """
         last = layer in (None, -1, self.model.cfg.n_layers)
         if last and isinstance(self.model.ln_final, NoNorm):
@@ -142,7 +155,10 @@ class CrateCache(ActivationCache):
 
     @property
     def decoder(self) -> "CrateCache":
-        """Of a masked autoencoder: the decoder's part, under the names of a model of its own (`cache.decoder["pattern", 0]`)."""
+        """The decoder's part of a masked autoencoder's cache, under names of a model of its own.
+
+        For example `cache.decoder["pattern", 0]`.
+        """
         if not hasattr(self.model, "decoder_view"):
             raise AttributeError(
                 f"{type(self.model).__name__} has no decoder; a HookedCrateMAE has."

@@ -1,4 +1,4 @@
-"""HookedCrateCLIP: images and texts in one space; the image tower is a CRATE-alpha, the text tower a plain transformer."""
+"""HookedCrateCLIP: images and texts in one space, from a CRATE-alpha and a plain transformer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +12,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import hooked_positions
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.images import Images
 from crate_interp.models.language import check_tokens
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm
@@ -20,9 +21,10 @@ from crate_interp.models.vision import HookedCrate
 
 
 class HookedTextTower(TextMixin, HookedModel):
-    """Tokens `[batch, n_ctx]` to features `[batch, d_embed]`: `LN(Z^L)` of the last position, times the projection.
+    """Tokens `[batch, n_ctx]` to features `[batch, d_embed]`.
 
-    No mask at all: every token sees every other, padding too, as in the code. A text is always n_ctx tokens long.
+    The features are `LN(Z^L)` of the last position, times the projection. There is no mask at all:
+    every token sees every other, padding too, as in the code. A text is always n_ctx tokens long.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -42,15 +44,22 @@ class HookedTextTower(TextMixin, HookedModel):
         self.setup()
 
     def forward(
-        self, tokens: Any, *, stop_at_layer: int | None = None, start_at_layer: int | None = None
+        self,
+        tokens: Tensor | str | Sequence[str],
+        *,
+        stop_at_layer: int | None = None,
+        start_at_layer: int | None = None,
     ) -> Float[Tensor, "..."]:
-        """Features of token ids `[batch, n_ctx]` or of text; `stop_at_layer`, `start_at_layer` as in HookedCrate."""
+        """Returns features of token ids `[batch, n_ctx]` or of text.
+
+        `stop_at_layer` and `start_at_layer` are as in HookedCrate.
+        """
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
-        z = (
-            self._tokens(self._as_tokens(tokens, None))
-            if start_at_layer is None
-            else check_stream(self, tokens)
-        )
+        if start_at_layer is None:
+            z = self._tokens(self._as_tokens(tokens, None))
+        else:
+            stream: Any = tokens
+            z = check_stream(self, stream)
         for block in self.blocks[start:stop]:
             z = block(z)
         return z if stop is not None else self.unembed(self.hook_pooled(self.ln_final(z)[:, -1]))
@@ -59,26 +68,32 @@ class HookedTextTower(TextMixin, HookedModel):
         check_tokens(tokens, self.cfg, tokens.shape[-1])
         if tokens.shape[1] != self.cfg.n_ctx:
             raise ValueError(
-                f"a text has {tokens.shape[1]} tokens, this tower takes exactly n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
+                f"a text has {tokens.shape[1]} tokens, this tower takes exactly "
+                f"n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
             )
         return self.hook_embed(self.embed(tokens)) + hooked_positions(
             self.hook_pos_embed, self.pos_embed, len(tokens)
         )
 
-    def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
-        """[CLS] and wordpieces, cut to n_ctx and padded with zeros; no [SEP], as in the JAX training code."""
+    def to_tokens(
+        self, text: str | Sequence[str], prepend_bos: bool | None = None
+    ) -> Int[Tensor, "batch pos"]:
+        """Returns [CLS] and wordpieces, cut to n_ctx and padded with zeros.
+
+        There is no [SEP], as in the JAX training code.
+        """
         texts = [text] if isinstance(text, str) else list(text)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.long, device=self.cfg.device)
 
     def windows(self, texts: list[str]) -> Int[Tensor, "text n_ctx"]:
-        """Each text as `to_tokens` gives it: this tower pads, and a text is a sample."""
+        """Returns each text as `to_tokens` does: this tower pads, and a text is a sample."""
         return self.to_tokens(texts)
 
     @property
     def lens_positions(self) -> int:
-        """`cache.logit_lens()` reads the last position."""
+        """The last position: `cache.logit_lens()` reads it."""
         return -1
 
     @property
@@ -95,9 +110,10 @@ class HookedTextTower(TextMixin, HookedModel):
 class HookedCrateCLIP(HookedModel):
     """CRATE-alpha CLIPA: `100 cos(image features, text features)`.
 
-    `visual` is a HookedCrate and `text` a HookedTextTower; each can be used alone, with hook names of its own, and in the
-    whole its points are `visual.blocks.{l}...` and `text.blocks.{l}...`. Code: UCSC-VLAA/CRATE-alpha
-    `torch_inference/model/clipa_model.py`. As there, the stored `logit_scale` is not used.
+    `visual` is a HookedCrate and `text` a HookedTextTower. Each can be used alone, with hook names
+    of its own; in the CLIP its points are `visual.blocks.{l}...` and `text.blocks.{l}...`. Code:
+    UCSC-VLAA/CRATE-alpha `torch_inference/model/clipa_model.py`. As there, the stored `logit_scale`
+    is not used.
     """
 
     towers = ("visual", "text")
@@ -108,16 +124,19 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        for tower in (
-            self.visual,
-            self.text,
-        ):  # one count of open contexts: the hook points are the same
+        # one count of open contexts: the hook points are the same
+        for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
         set_runtime(self.cfg, device=self.logit_scale.device, dtype=self.logit_scale.dtype)
         self.setup()
 
-    def forward(self, images: Any, tokens: Any) -> Float[Tensor, "n_images n_texts"]:
-        """100 times the cosine of every image with every text, for preprocessed images and token ids (or text)."""
+    def forward(
+        self, images: Tensor, tokens: Tensor | str | Sequence[str]
+    ) -> Float[Tensor, "n_images n_texts"]:
+        """Returns 100 times the cosine of every image with every text.
+
+        Images are preprocessed; texts are token ids or strings.
+        """
         image, text = self.encode_image(images), self.encode_text(tokens)
         return (
             100
@@ -125,20 +144,20 @@ class HookedCrateCLIP(HookedModel):
             @ (text / text.norm(dim=-1, keepdim=True)).T
         )
 
-    def encode_image(self, images: Any) -> Float[Tensor, "batch d_embed"]:
-        """Image features, not normalised: LN(Z^L) of CLS, times `visual.proj`."""
+    def encode_image(self, images: Tensor) -> Float[Tensor, "batch d_embed"]:
+        """Returns image features, not normalised: LN(Z^L) of CLS, times `visual.proj`."""
         return self.visual(images)
 
-    def encode_text(self, tokens: Any) -> Float[Tensor, "batch d_embed"]:
-        """Text features, not normalised."""
+    def encode_text(self, tokens: Tensor | str | Sequence[str]) -> Float[Tensor, "batch d_embed"]:
+        """Returns text features, not normalised."""
         return self.text(tokens)
 
-    def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
-        """What the image tower was trained on (crate_interp/models/preprocess.py)."""
+    def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
+        """Returns the image tower's input from pictures, as in training (models/preprocess.py)."""
         return self.visual.preprocess(images)
 
     def to_tokens(self, text: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
-        """Token ids of texts, `[batch, n_ctx]`."""
+        """Returns token ids of texts, `[batch, n_ctx]`."""
         return self.text.to_tokens(text)
 
     def _why_silent(self, name: str) -> str | None:
@@ -146,7 +165,7 @@ class HookedCrateCLIP(HookedModel):
         return getattr(self, tower)._why_silent(point)
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """The configs that follow this model's switches and device."""
+        """Returns the configs that follow this model's switches and device."""
         return [self.cfg, self.visual.cfg, self.text.cfg]
 
 

@@ -1,4 +1,4 @@
-"""What an attention layer is told beside the stream: which keys a query sees, rotations, and the tokens before."""
+"""What an attention layer needs beside the stream: visible keys, rotations, and earlier tokens."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,10 @@ from crate_interp.config import CrateConfig
 
 @dataclass
 class Past:
-    """Keys and values `[batch, pos, head, d_head]` of the tokens a language model has seen, layer by layer."""
+    """Keys and values `[batch, pos, head, d_head]` of the tokens that a language model has seen.
+
+    They are kept layer by layer.
+    """
 
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -21,7 +24,7 @@ class Past:
         return next(iter(self.layers.values()))[0].shape[1] if self.layers else 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the keys and values of new tokens and returns those of all."""
+        """Adds the keys and values of new tokens and returns those of all tokens."""
         if layer in self.layers:
             before = self.layers[layer]
             k, v = torch.cat([before[0], k], dim=1), torch.cat([before[1], v], dim=1)
@@ -31,7 +34,10 @@ class Past:
 
 @dataclass(frozen=True)
 class Context:
-    """For one layer: `mask` True where a query sees a key, `rotation` (cos, sin) of the new tokens, `past`."""
+    """What one layer needs: `mask`, True where a query sees a key; `rotation`, (cos, sin); `past`.
+
+    The rotation is that of the new tokens.
+    """
 
     mask: Bool[Tensor, "query key"]
     rotation: tuple[Tensor, Tensor] | None = None
@@ -42,7 +48,7 @@ class Context:
 def contexts(
     cfg: CrateConfig, n_new: int, past: Past | None, device: torch.device
 ) -> list[Context]:
-    """The context of every layer for `n_new` tokens after those in `past`."""
+    """Returns the context of every layer for `n_new` tokens after those in `past`."""
     start = past.length if past else 0
     rotation = rotary_table(cfg, start, n_new, device) if cfg.rotary else None
     windows = window_sizes(cfg)
@@ -53,7 +59,7 @@ def contexts(
 def causal_mask(
     start: int, n_new: int, window: int | None, device: torch.device
 ) -> Bool[Tensor, "query key"]:
-    """Key j is visible to query i where 0 <= i - j, and i - j <= window where there is one."""
+    """Returns whether query i sees key j: 0 <= i - j, and i - j <= window if there is a window."""
     ahead = torch.arange(start, start + n_new, device=device)[:, None] - torch.arange(
         start + n_new, device=device
     )
@@ -61,10 +67,11 @@ def causal_mask(
 
 
 def window_sizes(cfg: CrateConfig) -> list[int | None]:
-    """How far back each layer sees: n_ctx // 2 where the pattern says S, all the way where it says L and in the last.
+    """Returns how far back each layer sees: n_ctx // 2 for S, all the way for L.
 
-    nanochat-crate: `nanochat/crate.py`. Its January code applies the window; in its March code the mask never masks
-    anything without a cache, so `cfg.window` is a switch and off by default.
+    The last layer sees all the way. nanochat-crate: `nanochat/crate.py`. Its January code applies
+    the window; in its March code the mask never masks anything without a cache, so `cfg.window` is
+    a switch and off by default.
     """
     pattern = cfg.window_pattern if cfg.window else "L"
     letters = [pattern[layer % len(pattern)] for layer in range(cfg.n_layers - 1)] + ["L"]
@@ -74,7 +81,10 @@ def window_sizes(cfg: CrateConfig) -> list[int | None]:
 def rotary_table(
     cfg: CrateConfig, start: int, n_new: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin `[pos, 1, d_head / 2]` of position / base^(2 i / d_head), rounded to bfloat16 as the code's tables are."""
+    """Returns cos and sin `[pos, 1, d_head / 2]` of position / base^(2 i / d_head).
+
+    They are rounded to bfloat16 as the code's tables are.
+    """
     steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=device)
     angles = torch.outer(
         torch.arange(start, start + n_new, dtype=torch.float32, device=device),
@@ -86,7 +96,10 @@ def rotary_table(
 def rotate(
     codes: Float[Tensor, "batch pos *rest d_head"], rotation: tuple[Tensor, Tensor], eps: float
 ) -> Float[Tensor, "batch pos *rest d_head"]:
-    """Rotary codes, then divided by their root mean square head by head: nanochat's order (the norm comes last)."""
+    """Returns rotated codes, then divided by their root mean square head by head.
+
+    That is nanochat's order: the norm comes last.
+    """
     cos, sin = (table.to(codes.dtype) for table in rotation)
     left, right = codes.chunk(2, dim=-1)
     turned = torch.cat([left * cos + right * sin, right * cos - left * sin], dim=-1)

@@ -1,14 +1,15 @@
-"""One number for a model: the same weights and config give the same."""
+"""A digest of a model: the same weights and config give the same one."""
 
 import hashlib
 import json
-from typing import Any
 
 import torch
 
+from crate_interp.models.hooked import HookedModel
 
-def model_digest(model: Any) -> str:
-    """sha256 over the config and every parameter's name, dtype, shape and bytes."""
+
+def model_digest(model: HookedModel) -> str:
+    """Returns sha256 over the config and every parameter's name, dtype, shape and bytes."""
     digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())

@@ -1,15 +1,18 @@
 """Preprocessed images as pictures to look at."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from crate_interp.config import CrateConfig
 
-def displayable(image: Shaped[Tensor, "channels height width"], cfg: Any) -> np.ndarray:
-    """The image as `[h, w]` or `[h, w, 3]` in 0..1: with preprocessing undone where the model says what it was, else by contrast."""
+
+def displayable(image: Shaped[Tensor, "channels height width"], cfg: CrateConfig) -> np.ndarray:
+    """Returns the image as `[h, w]` or `[h, w, 3]` in 0..1.
+
+    Its preprocessing is undone if the config has mean and std; otherwise the contrast is stretched.
+    """
     pixels = image.detach().float().cpu()
     if cfg.mean is not None and cfg.std is not None:
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (cfg.mean, cfg.std))

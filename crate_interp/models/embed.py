@@ -12,7 +12,10 @@ from crate_interp.models.norm import is_hooked
 
 
 class CratePatchEmbed(nn.Module):
-    """`LN(LN(patch) W^T + b)` on patches flattened as (row, column, channel): CRATE `model/crate.py`."""
+    """`LN(LN(patch) W^T + b)` on patches flattened as (row, column, channel).
+
+    Code: CRATE `model/crate.py`.
+    """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
@@ -36,7 +39,10 @@ class CratePatchEmbed(nn.Module):
 
 
 class ConvPatchEmbed(nn.Module):
-    """A strided convolution without normalisation: CRATE-alpha `torch_inference/model/crate_alpha.py`."""
+    """A strided convolution without normalisation.
+
+    Code: CRATE-alpha `torch_inference/model/crate_alpha.py`.
+    """
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
@@ -61,12 +67,13 @@ class ConvPatchEmbed(nn.Module):
 def interpolate_positions(
     table: Float[Tensor, "1 pos d_model"], grid: tuple[int, int], wanted: tuple[int, int]
 ) -> Float[Tensor, "1 new_pos d_model"]:
-    """Position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`; the CLS entry stays.
+    """Returns position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`.
 
-    DINO's rule, which CRATE's own scripts follow: the scale handed to the resampler is (wanted + 0.1) / grid, not
-    wanted / grid. The 0.1 guards against a floor one too low and shifts every sampling point a little, so the result
-    differs from a plain resize to `wanted` (by a few per cent of the table's spread for small grids). A grid that
-    is already right is returned untouched.
+    The CLS entry stays. The rule is DINO's, which CRATE's own scripts follow: the scale for the
+    resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 guards against a floor one too
+    low and shifts every sampling point a little, so the result differs from a plain resize to
+    `wanted` (by a few per cent of the table's spread for small grids). A grid that is already right
+    is returned untouched.
     """
     if grid == wanted:
         return table
@@ -80,9 +87,10 @@ def interpolate_positions(
 def hooked_positions(
     point: HookPoint, table: Float[Tensor, "*one pos d_model"], batch: int
 ) -> Float[Tensor, "..."]:
-    """The position embeddings as the point's hooks leave them.
+    """Returns the position embeddings as the point's hooks leave them.
 
-    Where it is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must neither reach the weights nor another sample.
+    If the point is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must reach
+    neither the weights nor another sample.
     """
     return point(table.expand(batch, -1, -1).clone()) if is_hooked(point) else table
 
@@ -90,5 +98,5 @@ def hooked_positions(
 def cat_tokens(
     cls: Float[Tensor, "batch one d_model"], patches: Float[Tensor, "batch patch d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """The CLS token, then the patches."""
+    """Returns the CLS token, then the patches."""
     return torch.cat([cls, patches], dim=1)

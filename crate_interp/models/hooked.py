@@ -1,4 +1,4 @@
-"""What every hooked model shares: caching, runtime switches, and the names TransformerLens' tools look for."""
+"""What every hooked model shares: caching, switches, and the names that TransformerLens reads."""
 
 import dataclasses
 import warnings
@@ -28,22 +28,19 @@ GATED = {
     "attn.hook_k_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
     "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
 }
-_QUERY_AXIS = (
-    "hook_attn_scores",
-    "hook_pattern",
-)  # [batch, head, query, key]: pos_slice cuts queries
-_NO_POS_AXIS = (
-    "hook_pooled",
-    "hook_features",
-    "hook_mask",
-    "hook_pred",
-)  # [batch, width]; those of patches have no CLS
+# [batch, head, query, key]: pos_slice cuts queries
+_QUERY_AXIS = ("hook_attn_scores", "hook_pattern")
+# [batch, width]; those of patches have no CLS
+_NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 
 
 def own_config(
     cfg: CrateConfig, model: str, kinds: tuple[str, ...], families: tuple[str, ...] | None = None
 ) -> CrateConfig:
-    """A copy for one model, since it follows that model's device and dtype; ValueError for a config of another kind."""
+    """Returns a copy of a config for one model, as it follows that model's device and dtype.
+
+    Raises ValueError for a config of another kind or family.
+    """
     right = (
         isinstance(cfg, CrateConfig)
         and cfg.kind in kinds
@@ -60,8 +57,11 @@ def own_config(
     return dataclasses.replace(cfg)
 
 
-def set_runtime(cfg: CrateConfig, **values: Any) -> None:
-    """Writes fields of a model's own config that change while it lives (device, dtype, TransformerLens' switches)."""
+def set_runtime(cfg: CrateConfig, **values: bool | torch.device | torch.dtype) -> None:
+    """Sets fields of a model's own config that change while it lives.
+
+    These are device, dtype and TransformerLens' switches.
+    """
     for name, value in values.items():
         object.__setattr__(cfg, name, value)
 
@@ -69,9 +69,9 @@ def set_runtime(cfg: CrateConfig, **values: Any) -> None:
 class HookedModel(HookedRootModule, SharedModel):
     """The one base class of the hooked models.
 
-    A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what a sample is called in the plural, "images"
-    or "windows" of tokens; has_cls: whether the first token is CLS; towers: the names of the models that a model of several
-    consists of, which then has no layers of its own.
+    A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what its samples are
+    called, "images" or "windows" of tokens. has_cls: whether the first token is CLS. towers: the
+    names of the models that a CLIP consists of; a model with towers has no layers of its own.
     """
 
     cfg: CrateConfig
@@ -83,49 +83,56 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def has_logits(self) -> bool:
-        """Whether the forward returns one vector per sample or token: logits, or the features of a CLIP's tower."""
+        """Whether the forward returns logits, or the features of a CLIP's tower."""
         return self.cfg.kind in ("vision", "text")
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward that runs every layer on every token, and computes nothing beyond."""
+        """The keyword arguments of a forward that runs every layer on every token.
+
+        Such a forward computes nothing that is not needed for that.
+        """
         return {}
 
     def full_forward(self, batch: Tensor) -> None:
-        """Runs every layer on every token of a batch, for the hooks on its way.
+        """Runs every layer on every token of a batch, for the hooks on the way.
 
         A masked autoencoder sees every patch, and a language model computes no logits.
         """
         self(batch, **self.full_options)
 
-    def run_with_cache(  # pyright: ignore[reportIncompatibleMethodOverride]  # as TransformerLens' own models do
+    def run_with_cache(  # pyright: ignore[reportIncompatibleMethodOverride]  # as in TransformerLens
         self, *args: Any, remove_batch_dim: bool = False, **kwargs: Any
     ) -> tuple[Any, CrateCache]:
-        """`(output, CrateCache)` of one forward; arguments as in TransformerLens.
+        """Returns `(output, CrateCache)` of one forward; arguments as in TransformerLens.
 
-        Different from it: a `names_filter` that matches no point raises KeyError with the nearest names (tuples are
-        taken too), and `pos_slice` cuts the declared position axis of every point. As there, `incl_bwd=True` calls
-        backward on the output and so needs a scalar one: use hooks of direction "bwd" around a loss of your own.
+        Different from it: a `names_filter` that matches no point raises KeyError with the nearest
+        names, tuples of names are accepted, and `pos_slice` cuts the declared position axis of
+        every point. As there, `incl_bwd=True` calls backward on the output, which must be a scalar:
+        use hooks of direction "bwd" around a loss of your own.
         """
         out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
         return out, CrateCache(cache, self, has_batch_dim=not remove_batch_dim)
 
     def get_caching_hooks(
         self,
-        names_filter: Any = None,
+        names_filter: NamesFilter = None,
         incl_bwd: bool = False,
-        device: Any = None,
+        device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
         cache: dict | None = None,
         pos_slice: Any = None,
     ) -> tuple[dict, list, list]:
-        """The dict to fill and the hooks that fill it, not yet on the model (TransformerLens' signature)."""
+        """Returns the dict to fill and the forward and backward hooks that fill it.
+
+        The hooks are not yet on the model. The signature is TransformerLens'.
+        """
         cache = {} if cache is None else cache
         cut = Slice.unwrap(pos_slice)
         pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
-            # autograd goes on to add into a gradient it has handed out
+            # a copy of gradients: autograd goes on adding to what it handed out
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
             if not name.endswith(_NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
                 kept = cut.apply(kept, dim=-2 if name.endswith(_QUERY_AXIS) else 1)
@@ -135,19 +142,18 @@ class HookedModel(HookedRootModule, SharedModel):
 
         names = self.matching_points(names_filter)
         self.is_caching = True
-        # by the name in this model: a tower of a larger model has hooks that carry the larger model's names
+        # by the name in this model: a tower's hooks carry the names of the larger model
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
         backward = (
             [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
         )
         return cache, forward, backward
 
-    def matching_points(
-        self, names_filter: str | Sequence[str] | Callable[[str], bool] | None
-    ) -> list[str]:
-        """The hook points a filter selects, in the model's order; KeyError where it selects none.
+    def matching_points(self, names_filter: NamesFilter) -> list[str]:
+        """Returns the hook points that a filter selects, in the model's order.
 
-        None and functions select among the points that fire as the model is switched; a name that does not is refused.
+        None and functions select among the points that fire with the switches as they are. Raises
+        KeyError if nothing is selected, and for a name that is not a point or cannot fire.
         """
         firing = [name for name in self.hook_dict if self._why_silent(name) is None]
         if names_filter is None:
@@ -156,7 +162,8 @@ class HookedModel(HookedRootModule, SharedModel):
             chosen = [name for name in firing if names_filter(name)]
             if not chosen:
                 raise KeyError(
-                    f"names_filter matches none of the {len(self.hook_dict)} hook points: see model.hook_dict."
+                    f"names_filter matches none of the {len(self.hook_dict)} hook points: see "
+                    "model.hook_dict."
                 )
             return chosen
         asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
@@ -169,7 +176,7 @@ class HookedModel(HookedRootModule, SharedModel):
         return [name for name in self.hook_dict if name in set(asked)]
 
     def check_point(self, name: str) -> None:
-        """KeyError where no hook point has this name, or where it cannot fire as the model is switched."""
+        """Raises KeyError if no hook point has this name, or if it cannot fire as switched."""
         self._check_name(name)
         silent = self._why_silent(name)
         if silent:
@@ -181,7 +188,7 @@ class HookedModel(HookedRootModule, SharedModel):
             raise KeyError(f"no hook point is called {name!r}. {hint}")
 
     def _why_silent(self, name: str) -> str | None:
-        """Why a point does not fire as the model is switched, or None where it does."""
+        """Returns why a point does not fire with the switches as they are, or None if it does."""
         for point, (switch, call) in GATED.items():
             if name.endswith(point) and not getattr(self.cfg, switch):
                 return f"fires only after {call}"
@@ -190,21 +197,26 @@ class HookedModel(HookedRootModule, SharedModel):
         return None
 
     def add_hook(
-        self, name: str | Callable[[str], bool], hook: Any, *args: Any, **kwargs: Any
+        self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> None:
-        """As in TransformerLens; KeyError for a name that is no hook point, a warning for one that would never fire."""
+        """Adds a hook as TransformerLens does.
+
+        Raises KeyError for a name that is not a hook point; warns of a hook that would never be
+        called.
+        """
         self._prepare(name)
         super().add_hook(name, hook, *args, **kwargs)
 
     def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Any) -> None:
-        self._prepare(name)  # run_with_hooks and hooks() come by here
+        self._prepare(name)  # run_with_hooks and hooks() call this
         super()._enable_hook(name, hook, dir)
 
     def _prepare(self, name: str | Callable[[str], bool]) -> None:
-        """Checks what a hook is about to hang on.
+        """Checks the points that a hook is to be added to.
 
-        A patch that is never called would look like one without effect: a warning, and no error, since hooking all points
-        is usual. A tower shares its points with the larger model: each carries the name by which it was hooked last.
+        A patch that is never called would look like one without effect. That is a warning and not
+        an error, since hooking all points is usual. A tower shares its points with the larger
+        model: each carries the name by which it was hooked last.
         """
         names = (
             [name] if isinstance(name, str) else [point for point in self.hook_dict if name(point)]
@@ -219,7 +231,10 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def context_level(self) -> int:
-        """How many contexts of hooks are open; a tower counts together with the larger model, whose points it shares."""
+        """How many contexts of hooks are open.
+
+        A tower counts together with the larger model, whose points it shares.
+        """
         return self.__dict__.setdefault("_levels", [0])[0]
 
     @context_level.setter
@@ -227,17 +242,23 @@ class HookedModel(HookedRootModule, SharedModel):
         self.__dict__.setdefault("_levels", [0])[0] = level
 
     def set_use_attn_result(self, on: bool) -> None:
-        """Whether `attn.hook_result` fires: the output of each head on its own, `[batch, pos, head, d_model]`."""
+        """Sets whether `attn.hook_result` fires.
+
+        It holds the output of each head on its own, `[batch, pos, head, d_model]`.
+        """
         for cfg in self.runtime_configs():
             set_runtime(cfg, use_attn_result=on)
 
     def set_use_split_qkv_input(self, on: bool) -> None:
-        """Whether `attn.hook_q_input`, `k`, `v` fire: the stream per role and head, `[batch, pos, head, d_model]`."""
+        """Sets whether `attn.hook_q_input`, `k` and `v` fire.
+
+        They hold the stream per role and head, `[batch, pos, head, d_model]`.
+        """
         for cfg in self.runtime_configs():
             set_runtime(cfg, use_split_qkv_input=on)
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """The configs that follow this model's switches and device: its own, and those of its parts."""
+        """Returns the configs that follow the model's switches and device, its parts' too."""
         return [self.cfg]
 
     def _apply(self, fn: Any, recurse: bool = True) -> "HookedModel":
@@ -252,17 +273,17 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The query maps of every layer: the subspace bases U, but in a plain transformer."""
+        """The query maps of every layer: the subspace bases U, except in a plain transformer."""
         return self._stacked("W_Q")
 
     @property
     def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The key maps of every layer: U again, but in a plain transformer."""
+        """The key maps of every layer: U again, except in a plain transformer."""
         return self._stacked("W_K")
 
     @property
     def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """The value maps of every layer: U again, but in a plain transformer."""
+        """The value maps of every layer: U again, except in a plain transformer."""
         return self._stacked("W_V")
 
     @property
@@ -277,16 +298,16 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
-        """The dictionaries of every layer; AttributeError where the step is CRATE's ISTA."""
+        """The dictionaries of every layer; AttributeError if the step is CRATE's ISTA."""
         return torch.stack([cast(Any, block).mlp.W_in for block in self.blocks])
 
     @property
     def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
-        """The decoders of every layer; AttributeError where the step is CRATE's ISTA, which has none."""
+        """The decoders of every layer; AttributeError for CRATE's ISTA step, which has none."""
         return torch.stack([cast(Any, block).mlp.W_out for block in self.blocks])
 
     def all_head_labels(self) -> list[str]:
-        """ "L0H0", "L0H1", ... in the order of TransformerLens' stacks of heads."""
+        """Returns "L0H0", "L0H1", ... in the order of TransformerLens' stacks of heads."""
         return [
             f"L{layer}H{head}"
             for layer in range(self.cfg.n_layers)
@@ -300,7 +321,7 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def b_O(self) -> Float[Tensor, "layer d_model"]:
-        """The output biases of every layer, zeros where there are none."""
+        """The output biases of every layer, zeros for layers without one."""
         return self._stacked("b_O")
 
     @property
@@ -310,14 +331,17 @@ class HookedModel(HookedRootModule, SharedModel):
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
-        """The bias of the unembedding; zeros where it has none."""
+        """The bias of the unembedding; zeros if it has none."""
         bias = self.unembed.bias
         return self.unembed.weight.new_zeros(self.unembed.weight.shape[0]) if bias is None else bias
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Tensor:
-        """The sum of output biases before `layer` `[d_model]`; the sparse steps of CRATE have none."""
+        """Returns the sum of output biases before `layer`, `[d_model]`.
+
+        The sparse steps of CRATE have no bias.
+        """
         total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
         if include_mlp_biases and not self.cfg.tied:
             mlps: list[Any] = [block.mlp for block in self.blocks]

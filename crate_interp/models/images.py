@@ -1,9 +1,12 @@
-"""What models of images share: checks of what they are given, preprocessing, and padding."""
+"""What models of images share: checks of their input, preprocessing, and padding."""
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped, UInt8
+from PIL import Image
 from torch import Tensor
 
 from crate_interp import checks
@@ -11,9 +14,12 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.masks import preprocess_masks
 from crate_interp.models.preprocess import preprocess
 
+Picture = Image.Image | str | Path
+Images = Picture | Sequence[Picture] | np.ndarray | Tensor
+
 
 class ImageMixin:
-    """`preprocess`, and what is said of images that the model does not take."""
+    """`preprocess`, `pad`, and refusals of images that the model does not take."""
 
     cfg: CrateConfig
     has_cls: bool = True
@@ -21,20 +27,22 @@ class ImageMixin:
     def _allows_other_sizes(self) -> bool:
         return self.cfg.interpolate_pos
 
-    def _check_images(self, images: Any) -> Float[Tensor, "batch channels height width"]:
+    def _check_images(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
         if not isinstance(images, Tensor):
             raise ValueError(
-                f"the model takes a tensor, got {type(images).__name__}: use model(model.preprocess(images))."
+                f"the model takes a tensor, got {type(images).__name__}: use "
+                "model(model.preprocess(images))."
             )
         cfg, shape = self.cfg, tuple(images.shape)
         if not images.is_floating_point():
             raise ValueError(
-                f"images are {images.dtype}, the model takes floats: use model(model.preprocess(images))."
+                f"images are {images.dtype}, the model takes floats: use "
+                "model(model.preprocess(images))."
             )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(
-                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, width]"
-                f" ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
+                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, "
+                f"width] ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
             )
         if shape[0] == 0:
             raise ValueError(f"images have shape {shape}: there is no image in the batch.")
@@ -43,8 +51,9 @@ class ImageMixin:
             return self._check_dtype(images)
         if not self._allows_other_sizes():
             raise ValueError(
-                f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x {cfg.image_size[1]}: "
-                "resize them (model.preprocess), or load the model with interpolate_pos=True."
+                f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x "
+                f"{cfg.image_size[1]}: resize them (model.preprocess), or load the model with "
+                "interpolate_pos=True."
             )
         if any(
             side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)
@@ -59,28 +68,35 @@ class ImageMixin:
             )
         return x
 
-    def preprocess(self, images: Any) -> Float[Tensor, "batch channels height width"]:
-        """What the model was trained on, from PIL images, paths or integer arrays (crate_interp/models/preprocess.py)."""
+    def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
+        """Returns the model's input from PIL images, paths or integer arrays.
+
+        It is preprocessed as in training: crate_interp/models/preprocess.py.
+        """
         return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
 
-    def preprocess_masks(self, masks: Any) -> UInt8[Tensor, "batch height width"]:
-        """Class maps of masks, resized and cropped as `preprocess` does their pictures (crate_interp/models/masks.py); on the CPU."""
+    def preprocess_masks(self, masks: Images) -> UInt8[Tensor, "batch height width"]:
+        """Returns class maps of masks, resized and cropped as their pictures are, on the CPU.
+
+        See crate_interp/models/masks.py.
+        """
         return preprocess_masks(self.cfg, masks)
 
     def pad(
         self, images: Shaped[Tensor, "... height width"]
     ) -> Shaped[Tensor, "... padded_height padded_width"]:
-        """Images whose sides are multiples of this model's patch: `pad_to_patch` with its patch size."""
+        """Returns images whose sides are multiples of this model's patch, by `pad_to_patch`."""
         return pad_to_patch(images, self.cfg.patch_size)
 
 
 def pad_to_patch(
     images: Shaped[Tensor, "... height width"], patch_size: int | tuple[int, int]
 ) -> Shaped[Tensor, "... padded_height padded_width"]:
-    """Images, or masks, whose sides are multiples of the patch: the last row and column are repeated below and at the right.
+    """Returns images, or masks, whose sides are multiples of the patch.
 
-    Any dtype; what fits already is returned as it is. What a model says of the added pixels means nothing: cut its maps
-    to the old height and width. Raises ValueError for images without pixels.
+    The last row and column are repeated below and at the right. Any dtype is accepted, and images
+    that fit already are returned unchanged. The model's maps of the added pixels mean nothing: cut
+    them to the old height and width. Raises ValueError for images without pixels.
     """
     height, width = images.shape[-2:]
     if 0 in (height, width):
@@ -96,7 +112,7 @@ def pad_to_patch(
 
 
 def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
-    """What is wrong with images of this size, and the calls that mend it."""
+    """Returns what is wrong with images of this size, and the calls that mend it."""
     below = [side // step * step for side, step in zip(size, patch, strict=True)]
     above = [side + -side % step for side, step in zip(size, patch, strict=True)]
     fits = (
@@ -105,7 +121,8 @@ def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
         else f"{below[0]} x {below[1]} below, {above[0]} x {above[1]} above"
     )
     return (
-        f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. The nearest sizes that fit: "
-        f"{fits}. Pad them, model(model.pad(images)), or load the model with resize=({above[0]}, {above[1]}), crop=None, "
-        "interpolate_pos=True and give pictures to model.preprocess."
+        f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. "
+        f"The nearest sizes that fit: {fits}. Pad them, model(model.pad(images)), or load the "
+        f"model with resize=({above[0]}, {above[1]}), crop=None, interpolate_pos=True and give "
+        "pictures to model.preprocess."
     )

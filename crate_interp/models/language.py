@@ -1,5 +1,6 @@
 """HookedCrateLM: tokens to next-token logits, with a hook point at every equation."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +23,16 @@ _ROWS = 64  # nanochat pads its tables to a multiple of this
 
 
 class Unembed(nn.Module):
-    """`softcap tanh(x W_U / softcap)`, or `x W_U`; rows that only pad the table to a multiple of 64 give no logit."""
+    """`softcap tanh(x W_U / softcap)`, or `x W_U`.
+
+    Rows that only pad the table to a multiple of 64 give no logit.
+    """
 
     def __init__(self, cfg: CrateConfig, embed: nn.Embedding) -> None:
         super().__init__()
         self.d_vocab, self.softcap = cfg.d_vocab, cfg.softcap
-        self._tied = (
-            (embed,) if cfg.family != "nanochat-crate" else ()
-        )  # in a tuple: not a second owner of the table
+        # in a tuple, so that this module does not own the table too
+        self._tied = (embed,) if cfg.family != "nanochat-crate" else ()
         if not self._tied:
             self.weight = nn.Parameter(0.001 * torch.randn(embed.num_embeddings, cfg.d_model))
 
@@ -43,18 +46,20 @@ class Unembed(nn.Module):
         return self.cap(x @ self.W_U)
 
     def cap(self, logits: Float[Tensor, "*batch any"]) -> Float[Tensor, "*batch any"]:
-        """The softcap, of any part of the logits."""
+        """Returns logits, or any part of them, after the softcap."""
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
 class HookedCrateLM(GenerateMixin, HookedModel):
-    """A language model: CRATE-LM (overcomplete and vanilla), its GPT-2-like baseline, or nanochat's CRATE-alpha.
+    """A language model: CRATE-LM, its baseline, or nanochat's CRATE-alpha.
 
-    `logits = norm(Z^L) W_U`; CRATE-LM vanilla has no final norm. crate-lm and gpt-baseline: `Z^0 = W_E[t] + W_pos`, and
-    W_U is W_E^T. nanochat-crate: `x0 = rms(W_E[t])`, and before layer l `Z^l = resid_lambda_l Z + x0_lambda_l x0`; positions
-    are rotations, logits are capped. Code: crate-lm/crate-lm `crate_overcomplete.py`, `crate.py`, `gpt.py`;
-    modularflow/nanochat-crate-a `nanochat/crate.py`. Different from it: forward returns the logits of all positions.
-    Random weights follow nanoGPT (normal, 0.02) with the dictionaries of CRATE. Hook points: hooks/README.md.
+    `logits = norm(Z^L) W_U`. crate-lm (overcomplete and vanilla) and gpt-baseline (GPT-2-like):
+    `Z^0 = W_E[t] + W_pos`, and W_U is W_E^T; CRATE-LM vanilla has no final norm. nanochat-crate:
+    `x0 = rms(W_E[t])`, and before layer l `Z^l = resid_lambda_l Z + x0_lambda_l x0`; positions are
+    rotations, logits are capped. Code: crate-lm/crate-lm `crate_overcomplete.py`, `crate.py`,
+    `gpt.py`; modularflow/nanochat-crate-a `nanochat/crate.py`. Different from it: forward returns
+    the logits of all positions. Random weights follow nanoGPT (normal, 0.02) with the dictionaries
+    of CRATE. Hook points: hooks/README.md.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -91,7 +96,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     def forward(
         self,
-        tokens: Any,
+        tokens: Tensor | str | Sequence[str],
         return_type: str | None = "logits",
         *,
         loss_per_token: bool = False,
@@ -100,13 +105,14 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         start_at_layer: int | None = None,
         past: Past | None = None,
     ) -> Any:
-        """Logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text (by `to_tokens`).
+        """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
-        return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; each one with
-        `loss_per_token`), "both" or None. `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
-        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the tokens follow those it
-        holds, and it grows.
-        Raises ValueError for ids the vocabulary lacks, no tokens, more than n_ctx of them.
+        Text becomes tokens by `to_tokens`. return_type: "logits", "loss" (next-token cross-entropy
+        in nats, mean over positions; each one with `loss_per_token`), "both" or None.
+        `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
+        hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
+        tokens follow those it holds, and it grows. Raises ValueError for ids that the vocabulary
+        lacks, no tokens, and more than n_ctx of them.
         """
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
@@ -117,10 +123,10 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             z = x0 = self._embed(tokens, past)
         else:
             z, x0 = self._check_start(tokens, start, return_type), None
-        told = contexts(self.cfg, z.shape[1], past, z.device)
+        visible = contexts(self.cfg, z.shape[1], past, z.device)
         for layer in range(start, self.cfg.n_layers if stop is None else stop):
             z = z if x0 is None and layer == start else self._mixed(z, x0, layer)
-            z = self.blocks[layer](z, told[layer])
+            z = self.blocks[layer](z, visible[layer])
         if stop is not None:
             given = stop == self.cfg.n_layers or (x0 is None and stop == start)
             return z if given else self._mixed(z, x0, stop)
@@ -146,7 +152,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, len(tokens))
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
-        """The stream as layer `layer` takes it."""
+        """Returns the stream as layer `layer` takes it."""
         if not self.cfg.rotary:
             return z
         z = self.resid_lambdas[layer] * z
@@ -155,15 +161,18 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     def _check_start(self, z: Any, start: int, return_type: str | None) -> Tensor:
         if not isinstance(z, Tensor) or not z.is_floating_point():
             raise ValueError(
-                "start_at_layer takes the stream of floats [batch, pos, d_model] in place of tokens."
+                "start_at_layer takes the stream of floats [batch, pos, d_model] in place of "
+                "tokens."
             )
         if return_type in ("loss", "both"):
             raise ValueError(
-                f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a stream."
+                f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a "
+                "stream."
             )
         if self.cfg.rotary and bool(self.x0_lambdas[start + 1 :].any()):
             raise ValueError(
-                f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), which a stream does not hold."
+                f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), "
+                "which a stream does not hold."
             )
         if z.dtype != self.cfg.dtype:
             raise ValueError(
@@ -173,12 +182,12 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def lens_positions(self) -> None:
-        """`cache.logit_lens()` reads every token."""
+        """None: `cache.logit_lens()` reads every token."""
         return None
 
     @property
     def adapter(self) -> SimpleNamespace:
-        """Where TransformerLens' logit lens looks for what comes after W_U: the softcap."""
+        """What TransformerLens' logit lens applies after W_U: the softcap."""
         return SimpleNamespace(apply_output_logits_transform=self.unembed.cap)
 
     @property
@@ -193,12 +202,12 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The position embeddings; AttributeError where positions are rotations."""
+        """The position embeddings; raises AttributeError if positions are rotations."""
         return self.pos_embed
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        """The unembedding: `ln_final.hook_normalized @ W_U` are the logits, before the softcap where there is one."""
+        """The unembedding: `ln_final.hook_normalized @ W_U` are the logits, before any softcap."""
         return self.unembed.W_U
 
     @property
@@ -206,8 +215,13 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """Zeros: no published model has this bias."""
         return self.W_U.new_zeros(self.cfg.d_vocab)
 
-    def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "... d_model"]:
-        """The direction of each token in the stream before ln_final: its column of W_U times ln_final's weight."""
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Int[Tensor, "..."]
+    ) -> Float[Tensor, "... d_model"]:
+        """Returns the direction of each token in the stream before ln_final.
+
+        It is the token's column of W_U times ln_final's weight.
+        """
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         directions = self.W_U.T[index]
         return (
@@ -218,16 +232,22 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
 
 def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
-    """ValueError for what is no batch of token ids, for ids the vocabulary lacks, and where `count` exceeds n_ctx."""
+    """Checks a batch of token ids.
+
+    Raises ValueError for another dtype or shape, for ids that the vocabulary lacks, and if `count`
+    exceeds n_ctx.
+    """
     if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
         raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole numbers [batch, pos]."
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
+            "numbers [batch, pos]."
         )
     if 0 in tokens.shape:
         raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
     if count > cfg.n_ctx:
         raise ValueError(
-            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them shorter."
+            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them "
+            "shorter."
         )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= cfg.d_vocab:
@@ -241,7 +261,10 @@ def next_token_loss(
     tokens: Int[Tensor, "batch pos"],
     per_token: bool = False,
 ) -> Float[Tensor, "..."]:
-    """Cross-entropy in nats of each token given those before it: the mean `[]`, or `[batch, pos - 1]` with `per_token`."""
+    """Returns the cross-entropy in nats of each token given those before it.
+
+    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`.
+    """
     if tokens.shape[1] < 2:
         raise ValueError(
             "the loss needs at least two tokens: the second is predicted from the first."

@@ -1,16 +1,17 @@
 """Running a stack of layers from one to another."""
 
-from typing import Any
-
 from torch import Tensor
+
+from crate_interp.models.hooked import HookedModel
 
 
 def layer_range(
     n_layers: int, start_at_layer: int | None, stop_at_layer: int | None
 ) -> tuple[int, int | None]:
-    """The first layer and the one before which to stop (None: run to the end), negative ones counted from the end.
+    """Returns the first layer and the one before which to stop; None is a run to the end.
 
-    ValueError where there is no such layer, or where the stop lies before the start.
+    Negative layers count from the end. Raises ValueError for a layer that the model does not have,
+    and for a stop before the start.
     """
     start = 0 if start_at_layer is None else _layer(n_layers, start_at_layer, "start_at_layer")
     stop = None if stop_at_layer is None else _layer(n_layers, stop_at_layer, "stop_at_layer")
@@ -24,15 +25,20 @@ def layer_range(
 def _layer(n_layers: int, layer: int, name: str) -> int:
     if not -n_layers <= layer <= n_layers:
         raise ValueError(
-            f"{name}={layer}: the model has layers 0 to {n_layers - 1}; give {-n_layers} to {n_layers}."
+            f"{name}={layer}: the model has layers 0 to {n_layers - 1}; give {-n_layers} to "
+            f"{n_layers}."
         )
     return layer + n_layers if layer < 0 else layer
 
 
-def check_stream(model: Any, z: Tensor) -> Tensor:
-    """The stream that `start_at_layer` takes; ValueError where it is none."""
+def check_stream(model: HookedModel, z: Tensor) -> Tensor:
+    """Returns the stream that `start_at_layer` takes.
+
+    Raises ValueError for a tensor of another shape than `[batch, pos, d_model]`.
+    """
     if z.ndim != 3 or z.shape[2] != model.cfg.d_model:
         raise ValueError(
-            f"start_at_layer takes the stream [batch, pos, {model.cfg.d_model}], got shape {tuple(z.shape)}."
+            f"start_at_layer takes the stream [batch, pos, {model.cfg.d_model}], got shape "
+            f"{tuple(z.shape)}."
         )
     return z

@@ -1,4 +1,4 @@
-"""The norms with TransformerLens' two hook points, and the test that tells whether a point is hooked."""
+"""The norms with TransformerLens' two hook points, and the test of whether a point is hooked."""
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +10,15 @@ from crate_interp.config import CrateConfig
 
 
 def is_hooked(point: HookPoint) -> bool:
-    """Whether any forward or backward hook hangs on the point, TransformerLens' or torch's own."""
+    """Tells whether the point has any forward or backward hook, TransformerLens' or torch's own."""
     return bool(point._forward_hooks or point._backward_hooks)
 
 
 def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
-    """What the point's hooks make of a scale, and whether the fused kernel may stand for it.
+    """Returns a scale as the point's hooks leave it, and whether the fused kernel may stand in.
 
-    It may where they gave back the same values and no gradient is at stake: a scale cut from the graph is meant as a
-    constant, and a backward hook wants the gradient of the scale itself.
+    It may if they returned the same values and no gradient is at stake: a scale cut from the graph
+    is meant as a constant, and a backward hook wants the gradient of the scale itself.
     """
     edited = point(scale.clone())
     same = torch.equal(edited, scale) and edited.requires_grad == scale.requires_grad
@@ -28,9 +28,10 @@ def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
 class HookedLayerNorm(nn.LayerNorm):
     """`(x - mean) / scale * weight + bias` with scale = sqrt(var + eps), observed and editable.
 
-    `hook_scale` `[..., 1]` is computed only where it is hooked, and torch's fused kernel makes the output unless
-    the hook changed the scale: looking at it changes no bit. A scale that comes back detached, or from another run, is a
-    constant to gradients. `hook_normalized` `[..., d_model]` is after the affine map.
+    `hook_scale` `[..., 1]` is computed only if it is hooked, and torch's fused kernel makes the
+    output unless the hook changed the scale: looking at it changes no bit. A scale that comes back
+    detached, or from another run, is a constant to gradients. `hook_normalized` `[..., d_model]` is
+    after the affine map.
     """
 
     def __init__(self, width: int, eps: float, bias: bool = True) -> None:
@@ -53,7 +54,10 @@ class HookedLayerNorm(nn.LayerNorm):
 
 
 class HookedRMSNorm(nn.Module):
-    """`x / scale` with scale = sqrt(mean(x^2) + eps); nothing learned. The same two hook points, the same rules."""
+    """`x / scale` with scale = sqrt(mean(x^2) + eps); nothing is learned.
+
+    The hook points and their rules are those of HookedLayerNorm.
+    """
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
 
 
 def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
-    """The norm of a family, at the width of its stream."""
+    """Returns the norm of a family, at the width of its stream."""
     if cfg.normalization_type == "RMS":
         return HookedRMSNorm(cfg.d_model, eps)
     return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)

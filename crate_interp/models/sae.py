@@ -13,25 +13,30 @@ from crate_interp.models.sharing import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class SAEConfig:
-    """hook_name: the point of the language model it reads; d_in: that point's width; d_sae: number of features."""
+    """The config of a sparse autoencoder, with the point of the language model that it reads.
+
+    hook_name: that point; d_in: its width; d_sae: number of features; l1_coeff, model_name: of the
+    training, as published.
+    """
 
     hook_name: str
     d_in: int
     d_sae: int
-    l1_coeff: Any = None
-    model_name: Any = None
+    l1_coeff: int | float | None = None
+    model_name: str | None = None
     family: str = "sae"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, JSON-native."""
+        """Returns all fields as JSON-native values."""
         return dataclasses.asdict(self)
 
 
 class SparseAutoencoder(nn.Module, SharedModel):
     """`acts = ReLU((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
 
-    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. Code: neelnanda-io/1L-Sparse-Autoencoder
-    `utils.py`, in whose format the CRATE-LM autoencoders are published.
+    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. Code:
+    neelnanda-io/1L-Sparse-Autoencoder `utils.py`, in whose format the CRATE-LM autoencoders are
+    published.
     """
 
     def __init__(self, cfg: SAEConfig) -> None:
@@ -44,17 +49,18 @@ class SparseAutoencoder(nn.Module, SharedModel):
         self.b_dec = nn.Parameter(torch.zeros(cfg.d_in))
 
     def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
-        """The features of activations; ValueError where their width is not d_in."""
+        """Returns the features of activations; raises ValueError if their width is not d_in."""
         if x.shape[-1] != self.cfg.d_in:
             raise ValueError(
-                f"x has width {x.shape[-1]}, this autoencoder reads {self.cfg.hook_name} of width {self.cfg.d_in}."
+                f"x has width {x.shape[-1]}, this autoencoder reads {self.cfg.hook_name} of width "
+                f"{self.cfg.d_in}."
             )
         return torch.relu((x - self.b_dec) @ self.W_enc + self.b_enc)
 
     def decode(self, acts: Float[Tensor, "*batch d_sae"]) -> Float[Tensor, "*batch d_in"]:
-        """The activations that features stand for."""
+        """Returns the activations that features stand for."""
         return acts @ self.W_dec + self.b_dec
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
-        """The reconstruction of x."""
+        """Returns the reconstruction of x."""
         return self.decode(self.encode(x))

@@ -1,4 +1,4 @@
-"""The sparse steps: ISTA on a square dictionary, two ISTA steps on an overcomplete one, one step with learned thresholds."""
+"""The sparse steps: ISTA, two steps on an overcomplete dictionary, one with learned thresholds."""
 
 from typing import Any
 
@@ -13,11 +13,12 @@ from crate_interp.models.step import Lasso, SparseStep
 
 
 class ISTA(SparseStep):
-    """One proximal gradient step of the non-negative lasso, started at its own input: the code is the new stream.
+    """One proximal gradient step of the non-negative lasso, started at its own input.
 
-    `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y = LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`.
-    Paper: arXiv 2306.01129 eq. 17; code: CRATE `model/crate.py` `FeedForward`. The association of the sums is the
-    code's, so that outputs agree bit for bit.
+    The code is the new stream: `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y =
+    LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`. Paper: arXiv 2306.01129 eq. 17; code: CRATE
+    `model/crate.py` `FeedForward`. The sums are associated as in the code, so that outputs agree
+    bit for bit.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -36,12 +37,14 @@ class ISTA(SparseStep):
         return self.hook_post(F.relu(pre))
 
     def _step(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
-        """`-eta grad - eta lambd`; in a function of its own so that the summands are let go before the sum is used."""
+        """Returns `-eta grad - eta lambd`.
+
+        It is a function of its own so that the summands are freed before the sum is used.
+        """
         gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
         corr = self.hook_corr(F.linear(y, self.D.T))
-        step = (
-            self.hook_grad(gram - corr) * -self.eta
-        )  # the bits of -(eta * grad), one pass cheaper
+        # the bits of -(eta * grad), one pass cheaper
+        step = self.hook_grad(gram - corr) * -self.eta
         step -= self.eta * self.lambd
         return step
 
@@ -58,13 +61,12 @@ class ISTA(SparseStep):
         return torch.eye(self.D.shape[1]).to(self.D)
 
     def __getattr__(self, name: str) -> Any:
-        if name in (
-            "W_in",
-            "W_out",
-        ):  # what TransformerLens reads of an MLP; torch hides the error of a property
+        # TransformerLens reads these of an MLP; torch would hide the error of a property
+        if name in ("W_in", "W_out"):
             raise AttributeError(
-                f"this layer has no {name}: in CRATE the sparse code is the next stream, no decoder follows it. "
-                "Read blocks.{l}.mlp.hook_post, or mlp.D for the dictionary."
+                f"this layer has no {name}: in CRATE the sparse code is the next stream, no "
+                "decoder follows it. Read blocks.{l}.mlp.hook_post, or mlp.D for the "
+                "dictionary."
             )
         return super().__getattr__(name)
 
@@ -72,10 +74,10 @@ class ISTA(SparseStep):
 class OvercompleteODL(SparseStep):
     """Two ISTA steps from zero on an overcomplete dictionary, decoded with a second one.
 
-    `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output `D1 z2`, for
-    y = LN(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Paper: CRATE-alpha, arXiv 2405.20299; code:
-    CRATE-alpha `torch_inference/model/crate_alpha.py`. With `sparse_step="tied-odl"` D1 is D: CRATE-LM
-    `crate_overcomplete.py`, whose `ista.weight` is D^T.
+    `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output
+    `D1 z2`, for y = LN(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Paper: CRATE-alpha,
+    arXiv 2405.20299; code: CRATE-alpha `torch_inference/model/crate_alpha.py`. With
+    `sparse_step="tied-odl"` D1 is D: CRATE-LM `crate_overcomplete.py`, whose `ista.weight` is D^T.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -126,10 +128,11 @@ class OvercompleteODL(SparseStep):
 
 
 class ThresholdODL(SparseStep):
-    """One step from zero with a learned threshold per atom: `z = ReLU(D^T y - threshold)`, output `D1 z`.
+    """One step from zero with a learned threshold per atom, decoded with a second dictionary.
 
-    For y = rms(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which
-    calls it ODL: unlike CRATE-alpha's there is no second step, no eta and no lambd.
+    `z = ReLU(D^T y - threshold)`, output `D1 z`, for y = rms(Z^{l+1/2}) as columns; D and D1 are
+    `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls it ODL: unlike
+    CRATE-alpha's there is no second step, no eta and no lambd.
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
@@ -144,7 +147,10 @@ class ThresholdODL(SparseStep):
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
     def lasso(self) -> Lasso | str:
-        """Returns its lasso, one step of size 1 from zero with a penalty for each atom, unless a threshold is negative."""
+        """Returns its lasso, one step of size 1 from zero, unless a threshold is negative.
+
+        The penalty of each atom is its threshold.
+        """
         if bool((self.threshold < 0).any()):
             return "some learned thresholds are negative: no penalty has them"
         return Lasso(self.D.detach(), 1.0, self.threshold.detach(), warm=False, count=1)
@@ -167,5 +173,5 @@ class ThresholdODL(SparseStep):
 
 
 def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:
-    """A dictionary with the official initialisation: uniform, variance 2 / d_mlp."""
+    """Returns a dictionary with the official initialisation: uniform, variance 2 / d_mlp."""
     return nn.Parameter(nn.init.kaiming_uniform_(torch.empty(d_model, d_mlp)))

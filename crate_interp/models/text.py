@@ -1,6 +1,6 @@
 """Text in and out of a language model: TransformerLens' names for tokens, and generation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +14,22 @@ from crate_interp.models.tokenizer import Tokenizer
 
 
 class TextMixin:
-    """`to_tokens`, `to_string`, `to_str_tokens`, `to_single_token` and `generate`, on a model with `cfg` and `tokenizer`."""
+    """Text to tokens and back, under TransformerLens' names; a model has `cfg` and `tokenizer`."""
 
     cfg: CrateConfig
     unit: str = "windows"
     tokenizer: Any = None  # a Tokenizer, or anything with its encode, decode and bos
-    fetch_tokenizer: Callable[[], Tokenizer] | None = (
-        None  # set by ci.load; called when text first comes
-    )
+    fetch_tokenizer: Callable[[], Tokenizer] | None = None  # of ci.load, for the first text
 
-    def to_tokens(self, text: Any, prepend_bos: bool | None = None) -> Int[Tensor, "batch pos"]:
-        """Token ids `[batch, pos]` of one text or several of equal length.
+    def to_tokens(
+        self, text: str | Sequence[str], prepend_bos: bool | None = None
+    ) -> Int[Tensor, "batch pos"]:
+        """Returns token ids `[batch, pos]` of one text or several of equal length.
 
-        prepend_bos: whether the separator token comes first; None: as the model was trained (nanochat-crate and
-        crate-tiny-lm yes, CRATE-LM and its baseline no). Different from TransformerLens: texts of different lengths
-        raise ValueError, since no published CRATE was trained with padding.
+        prepend_bos: whether the separator token comes first; None is as the model was trained
+        (nanochat-crate and crate-tiny-lm yes, CRATE-LM and its baseline no). Different from
+        TransformerLens: texts of different lengths raise ValueError, since no published CRATE was
+        trained with padding.
         """
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
@@ -36,17 +37,18 @@ class TextMixin:
         rows = [self._encode(one, prepend_bos) for one in texts]
         if len({len(row) for row in rows}) > 1:
             raise ValueError(
-                f"the texts have {', '.join(str(len(row)) for row in rows[:8])} tokens: no CRATE was trained with padding. "
-                "Give texts of equal length, or one at a time."
+                f"the texts have {', '.join(str(len(row)) for row in rows[:8])} tokens: no CRATE "
+                "was trained with padding. Give texts of equal length, or one at a time."
             )
         return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
 
     def windows(self, texts: list[str]) -> Int[Tensor, "window n_ctx"]:
-        """Texts joined by the separator token and cut into windows of n_ctx tokens; the last short one is dropped.
+        """Returns texts, joined by the separator token, in windows of n_ctx tokens.
 
-        Where the model was trained with the separator before each window (`cfg.prepend_bos`) a window is the separator and
-        n_ctx - 1 tokens. No padding. Raises ValueError where the texts do not fill one window, and where there are several and the
-        tokenizer has no separator.
+        The last window is dropped if it is short. If the model was trained with the separator
+        before each window (`cfg.prepend_bos`) a window is the separator and n_ctx - 1 tokens. There
+        is no padding. Raises ValueError if the texts do not fill one window, and for several texts
+        if the tokenizer has no separator.
         """
         n_ctx, bos = self.cfg.n_ctx, self._tokenizer().bos
         if len(texts) > 1 and bos is None:
@@ -88,8 +90,8 @@ class TextMixin:
             self.tokenizer = self.fetch_tokenizer()
         if self.tokenizer is None:
             raise ValueError(
-                "the model has no tokenizer: give token ids, or load it with one: ci.load(..., tokenizer='gpt2') "
-                "(CRATE-LM and its baseline were trained with that of GPT-2)."
+                "the model has no tokenizer: give token ids, or load it with one: ci.load(..., "
+                "tokenizer='gpt2') (CRATE-LM and its baseline were trained with that of GPT-2)."
             )
         return self.tokenizer
 
@@ -111,23 +113,26 @@ class TextMixin:
             f"the model takes a tensor of token ids or text, got {type(tokens).__name__}."
         )
 
-    def to_string(self, tokens: Any) -> str | list[str]:
-        """The text of token ids: a string for one row, a list for several."""
+    def to_string(
+        self, tokens: int | Tensor | Sequence[int] | Sequence[Sequence[int]]
+    ) -> str | list[str]:
+        """Returns the text of token ids: a string for one row, a list for several."""
         if isinstance(tokens, (list, tuple)) and tokens and isinstance(tokens[0], (list, tuple)):
-            return [self._tokenizer().decode(list(row)) for row in tokens]
+            rows: Any = tokens
+            return [self._tokenizer().decode(list(row)) for row in rows]
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
             return [self._tokenizer().decode(row.tolist()) for row in tokens]
-        ids = (
-            tokens.flatten().tolist()
-            if isinstance(tokens, Tensor)
-            else [tokens]
-            if isinstance(tokens, int)
-            else tokens
-        )
+        ids: Any = tokens.flatten().tolist() if isinstance(tokens, Tensor) else tokens
+        ids = [ids] if isinstance(ids, int) else ids
         return self._tokenizer().decode([int(token) for token in ids])
 
-    def to_str_tokens(self, text: Any, prepend_bos: bool | None = None) -> Any:
-        """Each token as text, a list per row for several; pieces of a character that tokens share are replacement marks."""
+    def to_str_tokens(
+        self, text: str | Tensor | Sequence[str] | Sequence[Tensor], prepend_bos: bool | None = None
+    ) -> Any:
+        """Returns each token as text, with a list per row for several rows.
+
+        Pieces of a character that several tokens share are replacement marks.
+        """
         if not isinstance(text, (str, Tensor)):
             return [self.to_str_tokens(one, prepend_bos) for one in text]
         ids = self.to_tokens(text, prepend_bos)[0] if isinstance(text, str) else text
@@ -136,11 +141,11 @@ class TextMixin:
         return [self._tokenizer().decode([token]) for token in ids.flatten().tolist()]
 
     def to_single_str_token(self, token: int) -> str:
-        """The text of one token."""
+        """Returns the text of one token."""
         return self._tokenizer().decode([int(token)])
 
     def to_single_token(self, text: str) -> int:
-        """The id of a text that is one token; ValueError where it is several."""
+        """Returns the id of a text that is one token; raises ValueError for a text of several."""
         ids = self._encode(text, prepend_bos=False)
         if len(ids) != 1:
             raise ValueError(
@@ -155,29 +160,33 @@ class GenerateMixin(TextMixin):
     @torch.no_grad()
     def generate(
         self,
-        input: Any,
-        max_new_tokens: Any = 20,
+        input: str | Tensor,
+        max_new_tokens: int = 20,
         *,
         do_sample: bool = False,
-        temperature: Any = 1.0,
-        top_k: Any = None,
+        temperature: int | float = 1.0,
+        top_k: int | None = None,
         generator: torch.Generator | None = None,
         prepend_bos: bool | None = None,
         progress: bool = False,
     ) -> Any:
-        """The input and `max_new_tokens` more: a string for a string (without the separator that was put before it), ids
-        `[batch, pos + new]` for ids.
+        """Returns the input with `max_new_tokens` more: a string for a string, ids for ids.
 
-        Greedy, or with `do_sample` drawn from softmax(logits / temperature) among the `top_k` likeliest. Keys and values of
-        earlier tokens are kept; past n_ctx the last n_ctx tokens are read anew at each step, as nanoGPT does. Hooks on
-        the model act. Different from TransformerLens: greedy is the default, and there is no stop token.
+        The ids are `[batch, pos + new]`; the string is without the separator that was put before
+        it. Tokens are chosen greedily, or with `do_sample` drawn from softmax(logits / temperature)
+        among the `top_k` likeliest. Keys and values of earlier tokens are kept; past n_ctx the last
+        n_ctx tokens are read anew at each step, as nanoGPT does. Hooks on the model act. Different
+        from TransformerLens: greedy is the default, and there is no stop token.
         """
         _check_generation(max_new_tokens, temperature, top_k)
         tokens = self._as_tokens(input, prepend_bos)
         past, n_ctx = Past(), self.cfg.n_ctx
         for _ in tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not progress):
             fits = tokens.shape[1] <= n_ctx
-            logits = self(tokens[:, past.length :], past=past) if fits else self(tokens[:, -n_ctx:])  # pyright: ignore[reportCallIssue]
+            model: Any = self
+            logits = (
+                model(tokens[:, past.length :], past=past) if fits else model(tokens[:, -n_ctx:])
+            )
             tokens = torch.cat(
                 [tokens, _choose(logits[:, -1], do_sample, temperature, top_k, generator)], dim=1
             )

@@ -10,22 +10,34 @@ _SEPARATORS = ("<|bos|>", "<|endoftext|>", "[CLS]")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """`core`: a tokenizers.Tokenizer without special tokens; `specials`: their ids. Text never makes a special token."""
+    """A tokenizer of the `tokenizers` library. Text never becomes a special token.
+
+    core: a tokenizers.Tokenizer without special tokens; specials: their names and ids.
+    """
 
     core: Any
     specials: dict[str, int]
 
     @property
     def bos(self) -> int | None:
-        """The id of the separator that may begin a text: <|bos|>, GPT-2's <|endoftext|>, or BERT's [CLS]."""
+        """The id of the separator that may begin a text.
+
+        It is <|bos|>, GPT-2's <|endoftext|>, or BERT's [CLS].
+        """
         return next((self.specials[name] for name in _SEPARATORS if name in self.specials), None)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with nothing added; the name of a special token is text like any other."""
+        """Returns token ids of a text, with nothing added.
+
+        The name of a special token is text like any other.
+        """
         return self.core.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens by their names; ValueError for an id that no token has."""
+        """Returns the text of token ids, special tokens by their names.
+
+        Raises ValueError for an id that no token has.
+        """
         names = {index: name for name, index in self.specials.items()}
         parts, run = [], []
         for index in ids:
@@ -40,12 +52,13 @@ class Tokenizer:
         unknown = [index for index in ids if self.core.id_to_token(index) is None]
         if unknown:
             raise ValueError(
-                f"no token has the id {unknown[0]}: the tokenizer has {self.core.get_vocab_size()} tokens."
+                f"no token has the id {unknown[0]}: the tokenizer has "
+                f"{self.core.get_vocab_size()} tokens."
             )
         return self.core.decode(ids, skip_special_tokens=False) if ids else ""
 
     def to_json(self) -> str:
-        """The content of a tokenizer.json, which `parse` and Hugging Face's libraries read."""
+        """Returns the content of a tokenizer.json, for `parse` and Hugging Face's libraries."""
         content = json.loads(self.core.to_str())
         flags = {
             "single_word": False,
@@ -61,7 +74,7 @@ class Tokenizer:
 
 
 def parse(text: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; any exception means that it is none."""
+    """Returns the tokenizer of a tokenizer.json; any exception means that it is not one."""
     from tokenizers import Tokenizer as Core
 
     content = json.loads(text)
@@ -73,9 +86,6 @@ def parse(text: str) -> Tokenizer:
     ):
         raise ValueError("special tokens are names and ids")
     plain = [token for token in added if not token["special"]]  # these do match text
-    whole = {
-        "added_tokens": plain,
-        "truncation": None,
-        "padding": None,
-    }  # every token of a text, and no other
-    return Tokenizer(core=Core.from_str(json.dumps(content | whole)), specials=specials)
+    # the tokens of a text are all of them, and no others
+    complete = {"added_tokens": plain, "truncation": None, "padding": None}
+    return Tokenizer(core=Core.from_str(json.dumps(content | complete)), specials=specials)

@@ -1,7 +1,6 @@
 """HookedCrate: images to class logits, with a hook point at every equation."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -26,10 +25,11 @@ from crate_interp.models.norm import HookedLayerNorm
 class HookedCrate(ImageMixin, HookedModel):
     """A CRATE or CRATE-alpha image classifier: `logits = LN(Z^L)_pooled W_U + b_U`.
 
-    Random weights are drawn with the official initialisation from torch's global generator. `pool="cls"`: LN on all
-    tokens, then the CLS token (the numbers of the official code, which picks first); `pool="mean"`: LN of the mean
-    over all tokens. With `cfg.d_features` a linear map lies between pooling and classes (the ImageNet-21k demo model);
-    W_U and b_U are then both maps in one. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
+    Random weights are drawn with the official initialisation from torch's global generator.
+    `pool="cls"`: LN on all tokens, then the CLS token (the same numbers as the official code, which
+    picks first); `pool="mean"`: LN of the mean over all tokens. With `cfg.d_features` a linear map
+    lies between pooling and classes (the ImageNet-21k demo model); W_U and b_U are then both maps
+    in one. Code: Ma-Lab-Berkeley/CRATE `model/crate.py`, UCSC-VLAA/CRATE-alpha
     `torch_inference/model/crate_alpha.py`. Hook points: hooks/README.md.
     """
 
@@ -54,16 +54,18 @@ class HookedCrate(ImageMixin, HookedModel):
 
     def forward(
         self,
-        images: Any,
+        images: Tensor,
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
     ) -> Float[Tensor, "..."]:
-        """Logits `[batch, n_classes]` of preprocessed float images `[batch, channels, height, width]`.
+        """Returns logits `[batch, n_classes]` of preprocessed float images.
 
-        `stop_at_layer=l` returns Z^l `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes
-        that stream in place of images. Negative layers count from the end. Raises ValueError for integer images
-        (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), no images.
+        images: `[batch, channels, height, width]`. `stop_at_layer=l` returns Z^l
+        `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes that stream in
+        place of images. Negative layers count from the end. Raises ValueError for integer images
+        (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), and no
+        images.
         """
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
@@ -96,7 +98,7 @@ class HookedCrate(ImageMixin, HookedModel):
 
     @property
     def lens_positions(self) -> int | None:
-        """Where `cache.logit_lens()` reads the stream: the CLS token, or every token where the mean is pooled."""
+        """Where `cache.logit_lens()` reads the stream: the CLS token; None is every token."""
         return 0 if self.cfg.pool == "cls" else None
 
     @property
@@ -124,7 +126,7 @@ class HookedCrate(ImageMixin, HookedModel):
         return self.pos_embed[0]
 
     def to_single_token(self, label: str) -> int:
-        """The class index of a label; ValueError where cfg.labels lacks it."""
+        """Returns the class index of a label; raises ValueError if cfg.labels lacks it."""
         if self.cfg.labels is None or label not in self.cfg.labels:
             known = (
                 "the model has no labels"
@@ -135,17 +137,21 @@ class HookedCrate(ImageMixin, HookedModel):
         return self.cfg.labels.index(label)
 
     def to_tokens(self, labels: str | Sequence[str]) -> Int[Tensor, "batch"]:
-        """The class indices of labels: in an image classifier, classes are what TransformerLens calls tokens."""
+        """Returns the class indices of labels.
+
+        In an image classifier, classes are what TransformerLens calls tokens.
+        """
         names = [labels] if isinstance(labels, str) else list(labels)
         return torch.tensor([self.to_single_token(name) for name in names], device=self.cfg.device)
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Int[Tensor, "..."]
     ) -> Float[Tensor, "... d_model"]:
-        """The direction of each class in the stream before ln_final: its column of W_U times ln_final's weight.
+        """Returns the direction of each class in the stream before ln_final.
 
-        With the weight folded in, TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`)
-        sum to the logit less its constant part `ln_final.bias @ W_U + b_U`, at the CLS token.
+        It is the class's column of W_U times ln_final's weight. With the weight folded in,
+        TransformerLens' logit attributions (centred, divided by `ln_final.hook_scale`) sum to the
+        logit less its constant part `ln_final.bias @ W_U + b_U`, at the CLS token.
         """
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         return self.W_U.T[index] * self.ln_final.weight

@@ -44,8 +44,8 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
     """
     if probes is not None and not isinstance(probes, (str, Probe, Sequence)):
         raise ValueError(
-            f"probes are names or ci.Probe objects, got {type(probes).__name__}: give names such as "
-            f"{', '.join(DEFAULT)}."
+            f"probes are names or ci.Probe objects, got {type(probes).__name__}: give names such "
+            f"as {', '.join(DEFAULT)}."
         )
     asked = (
         DEFAULT

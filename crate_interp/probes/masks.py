@@ -104,7 +104,7 @@ def _measure(
         Targets(acts[name], block.attn.cfg.patch_size) for name in ("masks", "other_masks")
     )
     masks = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
-    # the mask of the shuffled map, but for ties, is the mask shuffled
+    # but for ties, the mask of the shuffled map is the shuffled mask
     shuffled = {
         rule: mask.gather(2, orders[:, None].expand_as(mask)) for rule, mask in masks.items()
     }
@@ -116,9 +116,8 @@ def _measure(
     ):
         for rule in RULES:
             for resolution in RESOLUTIONS:
-                scores = targets.jaccard(
-                    drawn[rule], resolution
-                )  # [pair, head], pairs of an image and a class
+                # [pair, head], pairs of an image and a class
+                scores = targets.jaccard(drawn[rule], resolution)
                 answer[f"{rule}_{resolution}{suffix}"] = targets.mean(scores)
                 answer[f"{rule}_{resolution}{suffix}_best"] = targets.mean(
                     scores.amax(dim=1, keepdim=True)
@@ -158,13 +157,11 @@ class Targets:
             if c not in (0, IGNORED)
         ]
         self.n, self.size = len(masks), patch_size[0] * patch_size[1]
-        self.image = torch.tensor(
-            [i for i, _ in classes], dtype=torch.long, device=masks.device
-        )  # of each pair
-        which = torch.tensor([c for _, c in classes], dtype=masks.dtype, device=masks.device)
-        self.pixels = _per_patch(
-            masks[self.image] == which[:, None, None], patch_size
-        )  # of the class [pair, patch]
+        images, which = [i for i, _ in classes], [c for _, c in classes]
+        self.image = torch.tensor(images, dtype=torch.long, device=masks.device)  # of each pair
+        ids = torch.tensor(which, dtype=masks.dtype, device=masks.device)
+        own = masks[self.image] == ids[:, None, None]
+        self.pixels = _per_patch(own, patch_size)  # of the class [pair, patch]
         self.judged = _per_patch(masks != IGNORED, patch_size)  # [batch, patch]
 
     def any(self) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
@@ -15,7 +15,7 @@ from crate_interp.models.block import CrateBlock
 class StandIn:
     """A module with some of its attributes replaced; a user's own probe may read any other."""
 
-    def __init__(self, real: Any, **replaced: Any) -> None:
+    def __init__(self, real: nn.Module, **replaced: "Tensor | StandIn") -> None:
         self.__dict__ |= {"_real": real, **replaced}
 
     def __getattr__(self, name: str) -> Any:
@@ -101,8 +101,8 @@ def check_tokens(tokens: Tokens) -> Tokens:
     places = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
     if not places or not all(type(place) is int for place in places):
         raise ValueError(
-            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as "
-            "[1, 5, -1]."
+            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, "
+            "-1]."
         )
     if len(set(places)) < len(places):
         raise ValueError(f"tokens={tokens!r}: a position comes twice.")

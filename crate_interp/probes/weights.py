@@ -68,10 +68,8 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
-        points=(
-            "hook_resid_mid",
-            "attn.hook_u",
-        ),  # the second is not read: a layer without it has no U
+        # the second is not read: a layer without it has no U
+        points=("hook_resid_mid", "attn.hook_u"),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,
         weights=_of_weights,

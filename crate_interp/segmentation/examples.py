@@ -13,6 +13,7 @@ from crate_hooks import full_name
 from crate_interp import maps
 from crate_interp.data import Samples
 from crate_interp.models.display import displayable
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.masks import IGNORED
 
 SHOWN = 4  # images that score highest, and as many that score lowest
@@ -29,7 +30,7 @@ def no_examples() -> pd.DataFrame:
 
 
 def examples(
-    images: pd.DataFrame, model: Any, samples: Samples, settings: Mapping[str, Any]
+    images: pd.DataFrame, model: HookedModel, samples: Samples, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
     """Returns a row per example: group ("best" or "worst"), sample, label, layer, head, score.
 
@@ -43,7 +44,7 @@ def examples(
         for group, table in groups.items()
         for row in table.itertuples(index=False)
     ]
-    return pd.DataFrame(rows)[COLUMNS] if rows else no_examples()
+    return pd.DataFrame(rows, columns=COLUMNS) if rows else no_examples()
 
 
 def merged_examples(

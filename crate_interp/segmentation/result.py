@@ -8,6 +8,7 @@ import pandas as pd
 from crate_interp.results import Result, by
 from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
+from crate_interp.sweeps.text import as_text
 
 CELL = {
     "other_image": "mask of another image",
@@ -70,6 +71,14 @@ class SegmentResult(Result):
             here = table[table["layer"] == layer].set_index("way")
             rows.append([str(layer), *(_cell(here.loc[way]) for way in WAYS)])
         return ["layer", *WAYS], rows
+
+    def text(self, rule: str = "mass", resolution: str = "token") -> str:
+        """Returns the table of `cells` as text, below a line that says what it holds."""
+        settings = self.meta["probes"]["segmentation"]["settings"]
+        share = settings["mass" if rule == "mass" else "fraction"]
+        levels = ", ".join(CELL.values())
+        table = as_text(*self.cells(rule, resolution))
+        return f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n{table}"
 
     def overall(self, rule: str = "mass", resolution: str = "token") -> dict[str, Any]:
         """Returns the row of the head that is fixed over all layers, as a dictionary."""

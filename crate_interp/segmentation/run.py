@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from crate_interp import checks
-from crate_interp.data import Samples
+from crate_interp.data import Data, Samples
 from crate_interp.measures import mass_mask, top_mask
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import segmentation
 from crate_interp.probes.masks import RESOLUTIONS, Targets
 from crate_interp.segmentation.examples import examples, no_examples
@@ -24,8 +25,8 @@ _OF_A_SWEEP = ("format", "result", "seconds", "counts", "statistics")  # not in 
 
 
 def segment(
-    model: Any,
-    data: Any,
+    model: HookedModel,
+    data: Data,
     *,
     mass: float = 0.6,
     fraction: float = 0.6,
@@ -94,7 +95,7 @@ def _of_twins(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _constants(
-    model: Any, samples: Samples, batch_size: int, mass: float, fraction: float
+    model: HookedModel, samples: Samples, batch_size: int, mass: float, fraction: float
 ) -> pd.DataFrame:
     """Returns a row per image: sample, label, and scores of what needs no network.
 

@@ -147,7 +147,7 @@ def _by_rule(result: Result) -> list[tuple[dict[str, str], tuple[Scores, ...], l
     return found
 
 
-def _of_twins(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _of_twins(result: Result) -> tuple[Any, Any]:
     return result.table("untrained_samples"), result.table("untrained_head_samples")
 
 

@@ -10,7 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp import checks
+from crate_interp.data import Data
 from crate_interp.measures import condition_number, mutual_coherence
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.shared import dictionary
 from crate_interp.results import Result, first
 from crate_interp.sweeps import atom_sums
@@ -22,7 +24,7 @@ CODE = "mlp.hook_post"
 
 
 def _atoms(result: Result) -> pd.DataFrame:
-    sums = result.table("sums")
+    sums: Any = result.table("sums")
     by_layer = {layer: own["squares"].to_numpy().sum() for layer, own in sums.groupby("layer")}
     energy = sums["layer"].map(by_layer)
     rate = sums["on"] / sums["n_tokens"]
@@ -122,7 +124,7 @@ class AtomResult(Result):
 
     def headline(self) -> str:
         """Returns how many atoms there are, are dead, and are dense."""
-        layers = self._table("layers")
+        layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
         where = f"{self.meta['n_samples']:,} {self.meta['unit']}"
         model = self.meta["model"] or "a model"
@@ -144,8 +146,8 @@ class AtomResult(Result):
 
 
 def atoms(
-    model: Any,
-    data: Any,
+    model: HookedModel,
+    data: Data,
     *,
     top: int = 16,
     coactivation: bool = False,
@@ -175,7 +177,7 @@ def atoms(
 
 
 def atom_settings(
-    model: Any,
+    model: HookedModel,
     top: int,
     coactivation: bool = False,
     layers: Sequence[int] | None = None,
@@ -217,10 +219,11 @@ def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
     return [int(layer) for layer in chosen]
 
 
-def _weights(model: Any, layers: list[int]) -> pd.DataFrame:
+def _weights(model: HookedModel, layers: list[int]) -> pd.DataFrame:
     rows: list[tuple] = []
     for layer in layers:
-        d = dictionary(model.blocks[layer])
+        block: Any = model.blocks[layer]
+        d = dictionary(block)
         facts = (np.nan, np.nan)
         if d is not None:
             facts = (float(mutual_coherence(d.detach())), float(condition_number(d.detach())))

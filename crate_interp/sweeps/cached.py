@@ -56,7 +56,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
             tally.add(item, len(model.blocks), on_final(item, cache[last_point(model)]), 0)
         tally.flush(chosen)
     meta = model_meta(model, n) | probes_meta(chosen) | {"counts": tally.totals()}
-    return SweepResult(tables_of(tally, None, meta["n_layers"]), meta)
+    return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 
 
 def _check(cache: CrateCache, probes: list[Probe]) -> int:

@@ -14,9 +14,10 @@ from torch import Tensor
 from crate_hooks import read
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations
-from crate_interp.probes.shared import LayerActs, StandIn, subspaces
+from crate_interp.probes.shared import Block, LayerActs, StandIn, subspaces
 from crate_interp.sweeps.stream import Forward
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.twins import twin
@@ -27,7 +28,7 @@ Acts = dict[str, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
 
 
-def around_attention(block: Any) -> tuple[str, str, str]:
+def around_attention(block: Block) -> tuple[str, str, str]:
     """Returns the points of the stream before attention, of its LayerNorm, and after attention."""
     if hasattr(block, "mlp"):
         return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
@@ -35,7 +36,7 @@ def around_attention(block: Any) -> tuple[str, str, str]:
     return "hook_resid_mid", "ln2.hook_normalized", "hook_resid_post"
 
 
-def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
+def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
     """Lets heads span random subspaces with the singular values of the model's: U'_k = Q' R_k."""
     u = subspaces(block)
     if u is None:
@@ -48,7 +49,7 @@ def random_subspaces(block: Any, acts: Acts, generator: torch.Generator) -> tupl
     return stand_in, acts | {"attn.hook_u": codes.transpose(1, 2)}
 
 
-def permuted_heads(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
+def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
     """Lets the next head's output map write what a head gathered."""
     attn = block.attn
     # a user's own layer may have no map for each head
@@ -61,7 +62,7 @@ def permuted_heads(block: Any, acts: Acts, generator: torch.Generator) -> tuple[
     return block, acts | {after: acts[before] + sign * written}
 
 
-def tight_frame(block: Any, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
+def tight_frame(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
     """Puts a stream in place that has the energy of the model's and no direction of its own.
 
     R^c depends on Z Z^T alone.
@@ -86,7 +87,7 @@ CONTROLS: dict[str, Control] = {
 
 
 def controls(
-    model: Any,
+    model: HookedModel,
     probes: Sequence[Probe],
     batch: Tensor,
     blocks: str,
@@ -109,7 +110,7 @@ def controls(
 
 
 def measured(
-    model: Any,
+    model: HookedModel,
     probes: Sequence[Probe],
     batch: Tensor,
     blocks: str,

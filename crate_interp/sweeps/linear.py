@@ -12,8 +12,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_interp import checks
-from crate_interp.data import Samples
-from crate_interp.probes.shared import has_cls
+from crate_interp.data import Data, Samples
+from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
@@ -59,8 +59,8 @@ class LinearProbeResult(SweepResult):
 
 
 def linear_probe(
-    model: Any,
-    data: Any,
+    model: HookedModel,
+    data: Data,
     *,
     labels: Sequence[Any] | None = None,
     pool: str | None = None,
@@ -86,8 +86,8 @@ def linear_probe(
     """
     checks.count("batch_size", batch_size)
     check_model(model)
-    wanted = pool or ("cls" if has_cls(model.blocks[0]) else "last")
-    if wanted not in _POOLS or (wanted == "cls" and not has_cls(model.blocks[0])):
+    wanted = pool or ("cls" if model.has_cls else "last")
+    if wanted not in _POOLS or (wanted == "cls" and not model.has_cls):
         raise ValueError(
             f"pool={pool!r}: give one of {', '.join(_POOLS)}; 'cls' needs a model with a CLS token."
         )
@@ -130,7 +130,7 @@ def _classes(labels: Any, n: int) -> np.ndarray:
 
 
 def _features(
-    model: Any, samples: Samples, batch_size: int, pool: str, progress: bool
+    model: HookedModel, samples: Samples, batch_size: int, pool: str, progress: bool
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Returns Z^l of a token per sample, `[n, d_model]` for each l, and groups of equal samples."""
     options: dict[str, Any] = dict(batch_size=batch_size, what="features", progress=progress)

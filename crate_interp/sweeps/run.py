@@ -10,7 +10,8 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp import checks
-from crate_interp.data import Samples, forms
+from crate_interp.data import Data, Samples, forms
+from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
@@ -34,8 +35,8 @@ Probes = str | Probe | Sequence[str | Probe] | None
 
 
 def sweep(
-    model: Any,
-    data: Any,
+    model: HookedModel,
+    data: Data,
     *,
     probes: Probes = None,
     batch_size: int = 32,

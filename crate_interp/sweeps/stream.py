@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_hooks import full_name, read
-from crate_interp.data import Samples, open_data, open_text
+from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 
@@ -41,11 +41,11 @@ class Reading:
     """
 
     points: str | Sequence[str]
-    measure: Callable[[int, dict[str, Tensor], Batch], Any]
+    measure: Callable[..., Any]
     layers: Sequence[int] | None = None
 
 
-def run(model: Any, batch: Tensor) -> None:
+def run(model: HookedModel, batch: Tensor) -> None:
     """Runs every layer on every token of a batch: `model.full_forward(batch)`."""
     model.full_forward(batch)
 
@@ -54,7 +54,7 @@ def run(model: Any, batch: Tensor) -> None:
 class Chunk:
     """Samples that are measured in one piece; their number fixes the batches, so the arithmetic."""
 
-    model: Any
+    model: HookedModel
     samples: Samples
     batch_size: int
     bar: Any
@@ -92,7 +92,7 @@ class Chunk:
 
 
 def fold(
-    model: Any,
+    model: HookedModel,
     samples: Samples,
     of_chunk: Callable[[Chunk], T],
     merge: Callable[[T, T], T],
@@ -113,7 +113,7 @@ def fold(
         return reduce(merge, map(of_chunk, chunks))
 
 
-def check_model(model: Any, blocks: str = "blocks") -> None:
+def check_model(model: HookedModel, blocks: str = "blocks") -> None:
     """Raises ValueError for anything but a hooked model with such layers and finite weights."""
     if not isinstance(model, HookedModel):
         raise ValueError(
@@ -135,14 +135,15 @@ def check_model(model: Any, blocks: str = "blocks") -> None:
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
 
 
-def samples_of(model: Any, data: Any, limit: int | None) -> Samples:
+def samples_of(model: HookedModel, data: Data, limit: int | None) -> Samples:
     """Returns the samples of `data` as this model takes them: images, or windows of tokens."""
+    reader: Any = model  # of windows, or of images
     if model.unit == "windows":
-        return open_text(data, model.windows, limit)
-    return open_data(data, model.preprocess, limit, model.preprocess_masks)
+        return open_text(data, reader.windows, limit)
+    return open_data(data, reader.preprocess, limit, reader.preprocess_masks)
 
 
-def last_point(model: Any, blocks: str = "blocks") -> str:
+def last_point(model: HookedModel, blocks: str = "blocks") -> str:
     """Returns the name of the point that holds Z^L."""
     return full_name("hook_resid_post", len(getattr(model, blocks)) - 1, blocks)
 

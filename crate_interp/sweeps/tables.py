@@ -93,7 +93,8 @@ def layers(result: Result) -> pd.DataFrame:
             if len(values):
                 std = values.std(ddof=1) if len(values) > 1 else np.nan
                 rows.append((probe, statistic, layer, values.mean(), std, len(values)))
-    for row in result.table("weights").itertuples():
+    weights: Any = result.table("weights").itertuples()
+    for row in weights:
         if pd.isna(row.head):
             rows.append((row.probe, row.statistic, row.layer, row.value, np.nan, 1))
     return _in_order(pd.DataFrame(rows, columns=[*_STATISTIC, *_NUMBERS]))
@@ -101,7 +102,8 @@ def layers(result: Result) -> pd.DataFrame:
 
 def heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n over samples of each statistic, layer and head."""
-    moments, weights = result.table("moments"), result.table("weights")
+    moments: Any = result.table("moments")
+    weights: Any = result.table("weights")
     several = moments["n"] > 1
     variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
     measured = moments.assign(std=np.sqrt(variance))[[*_STATISTIC, "head", *_NUMBERS]]
@@ -125,7 +127,7 @@ def merged_moments(
 ) -> pd.DataFrame:
     """Returns the moments of both sets of samples together (Chan, Golub, LeVeque 1979)."""
     keys = [*_STATISTIC, "head"]
-    both = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
+    both: Any = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
     both = both.fillna({name: 0 for name in both if name not in keys})
     n = both["n"] + both["n_other"]
     step = both["mean_other"] - both["mean"]
@@ -142,11 +144,11 @@ def merged_controls(
     """Returns the means over the controlled samples of both."""
     if not len(mine) or not len(theirs):
         return mine if len(mine) else theirs
-    both = pd.concat([mine, theirs], ignore_index=True)
+    both: Any = pd.concat([mine, theirs], ignore_index=True)
     for name in ("control_mean", "model_mean"):
         both[name] = both[name].astype(float) * both["n"].astype(float)
     keys = CONTROLS[:4]
-    total = both.groupby(keys, sort=False, as_index=False)[CONTROLS[4:]].sum()
+    total: Any = both.groupby(keys, sort=False, as_index=False)[CONTROLS[4:]].sum()
     for name in ("control_mean", "model_mean"):
         total[name] = total[name] / total["n"]
     return total[CONTROLS]

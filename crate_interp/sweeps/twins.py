@@ -7,11 +7,16 @@ from typing import Any, TypeVar
 import torch
 from tqdm.auto import tqdm
 
+from crate_interp.models.hooked import HookedModel
+
 T = TypeVar("T")
 
 
 def with_twins(
-    model: Any, untrained: int, measure: Callable[[Any, int | None], T], progress: bool = True
+    model: HookedModel,
+    untrained: int,
+    measure: Callable[[Any, int | None], T],
+    progress: bool = True,
 ) -> tuple[T, list[T]]:
     """Returns what `measure(network, seed)` gives for the model and for its untrained twins.
 
@@ -22,7 +27,7 @@ def with_twins(
     return own, [measure(twin(model, seed), seed) for seed in seeds]
 
 
-def twin(model: Any, seed: int) -> Any:
+def twin(model: HookedModel, seed: int) -> Any:
     """Returns the same architecture with the official random initialisation.
 
     torch's global random state is left as it was.

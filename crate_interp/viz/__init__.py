@@ -1,4 +1,8 @@
-"""Figures of probe results and attention maps. matplotlib loads when a figure is drawn; nothing is shown or saved here."""
+"""Figures and pages of results and caches. matplotlib and jinja2 load when something is drawn.
+
+A figure is returned, neither shown nor saved. A page shows what its result holds: no function here
+runs a model or opens data.
+"""
 
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page

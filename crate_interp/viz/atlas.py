@@ -20,10 +20,12 @@ Token = tuple[int, int]  # sample, position
 def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
 
-    Beside them lies atoms.csv, the atlas's main table. Returns the path of the index. The pages open
-    from the disk. An image's patch is shown with the patches around it, in a box, and CLS as the
-    entire image; a token with 12 tokens before and 4 after it. The pictures of an atom lie side by
-    side in a file of patches/, which loads when the page is scrolled to it. Raises ValueError if the folder cannot be written.
+    Beside them lies atoms.csv, the atlas's main table. Returns the path of the index. The pages
+    open from the disk. An image's patch is shown with the patches around it, in a box, and CLS as
+    the entire image; a token with 12 tokens before and 4 after it. The pictures of an atom lie side
+    by side in a file of patches/, which loads when the page is scrolled to it.
+
+    Raises ValueError if the folder cannot be written.
     """
     out = atlas.save(out)
     atoms: Any = atlas.table()
@@ -97,12 +99,12 @@ def _atom(row: dict[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
 
 
 def _index(atlas: Atlas) -> str:
-    atoms, layers = atlas.table(), atlas.layers()
+    atoms, layers, ablations = atlas.table(), atlas.layers(), atlas.table("ablations")
     rows = [
         [f"{value:.3g}" if isinstance(value, float) else str(value) for value in line]
         for line in layers.to_numpy(dtype=object)
     ]
-    ablated = int(atlas.table("ablations")["samples"].max())
+    ablated = max(ablations["samples"].tolist())
     needed = atoms.sort_values("ablation", ascending=False, kind="stable").head(SHOWN)
     return render(
         "atlas-index.html",

@@ -24,12 +24,12 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
     Returns the path of the page.
     """
     out = result.save(out)
-    verdicts = result.table()["verdict"].value_counts()
+    verdicts = result.table()["verdict"].tolist()
     page = render(
         "audit.html",
         title=f"{model_name(result.meta)}: does each layer do its job?",
         meta=result.meta,
-        counts={word: int(verdicts.get(word, 0)) for word in _VERDICTS},
+        counts={word: verdicts.count(word) for word in _VERDICTS},
         groups=_groups(result),
         numbers=_numbers(result),
         sources=sources(result.meta) + _reasons(result),
@@ -40,7 +40,7 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
 
 
 def _groups(result: AuditResult) -> list[dict[str, Any]]:
-    """Returns the claims of each table of the page, and the cells of its rows, one for each layer."""
+    """Returns the claims of each table of the page, and the cells of its rows, one row a layer."""
     records = result.table().to_dict("records")
     cells = {(row["layer"], row["claim"]): row for row in records}
     layers = range(result.meta["n_layers"])

@@ -1,7 +1,7 @@
-"""A statistic by layer: the model, its heads, its spread over samples, and the same network untrained."""
+"""A statistic by layer: the model, its heads, its spread, and the same network untrained."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,10 +9,11 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.curves import Curve, baseline, curve
 from crate_interp.viz.published import PUBLISHED, is_crate_s
 
-_MODEL, _UNTRAINED = (
-    "#2a7ab9",
-    "#c4682b",
-)  # apart for colour-blind eyes, and readable on white and on black
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+# apart for colour-blind eyes, and readable on white and on black
+_MODEL, _UNTRAINED = "#2a7ab9", "#c4682b"
 
 
 def layers(
@@ -20,14 +21,18 @@ def layers(
     statistic: str,
     untrained: Sequence[SweepResult] | None = None,
     labels: Sequence[str] | None = None,
-) -> Any:
-    """A matplotlib Figure of "probe.statistic" by layer, of one result or of several: steps, seeds, models.
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of "probe.statistic" by layer, of one result or of several.
 
-    Line and band: mean and one standard deviation over samples; thin lines: heads, where a single result has them;
-    dashed line and band: mean, lowest and highest of `untrained`, results of the same network with random weights. labels: a
-    name for each result; None is the model's. Beside a CRATE-S the published curve of `compression.official_rate` and
-    `sparsity.zero_fraction` is drawn as what it is, read off a figure (crate_interp/viz/published.py).
-    Raises ValueError for a statistic a result lacks, for no results, and for `untrained` of another depth.
+    Line and band are the mean and one standard deviation over samples. Thin lines are heads, if
+    there is a single result and it has them. The dashed line and its band are mean, lowest and
+    highest of `untrained`, results of the same network with random weights. labels: a name for each
+    result; None takes the model's. Beside a CRATE-S the published curve of
+    `compression.official_rate` or `sparsity.zero_fraction` is drawn, and labelled as read off a
+    figure (crate_interp/viz/published.py).
+
+    Raises ValueError if a result lacks the statistic, if there is no result, and if `untrained` has
+    another number of layers.
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
@@ -35,15 +40,16 @@ def layers(
     drawn = [curve(one, statistic) for one in results]
     if random is not None and random.shape[1] != len(drawn[0].layers):
         raise ValueError(
-            f"untrained has {random.shape[1]} layers of {statistic!r}, the result {len(drawn[0].layers)}."
+            f"untrained has {random.shape[1]} layers of {statistic!r}, "
+            f"the result {len(drawn[0].layers)}."
         )
     figure, axes = _figure(results[0], statistic)
     for one, name, colour in zip(drawn, names, _colours(len(drawn)), strict=True):
         _draw(axes, one, name, colour, None if len(drawn) > 1 else _spread(results[0], statistic))
     if random is not None:
         mean, low, high = random.mean(axis=0), random.min(axis=0), random.max(axis=0)
-        said = f"untrained, {len(random)} seed{'s' * (len(random) > 1)}"
-        axes.plot(drawn[0].layers, mean, color=_UNTRAINED, lw=1.5, ls="--", label=said)
+        label = f"untrained, {len(random)} seed{'s' * (len(random) > 1)}"
+        axes.plot(drawn[0].layers, mean, color=_UNTRAINED, lw=1.5, ls="--", label=label)
         axes.fill_between(drawn[0].layers, low, high, color=_UNTRAINED, alpha=0.25, lw=0)
     if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
         _draw_published(axes, statistic)
@@ -51,9 +57,13 @@ def layers(
     return figure
 
 
-def beside(first: SweepResult, statistic: str, second: SweepResult, other: str) -> Any:
-    """A matplotlib Figure of two statistics by layer, one above the other: such as `linear.accuracy` of a linear probe over
-    `compression.subspace_rate_mid` of a sweep. Raises ValueError for a statistic a result lacks.
+def beside(
+    first: SweepResult, statistic: str, second: SweepResult, other: str
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of two statistics by layer, one above the other.
+
+    For example `linear.accuracy` of a linear probe over `compression.subspace_rate_mid` of a sweep.
+    Raises ValueError if a result lacks its statistic.
     """
     from matplotlib.figure import Figure
 
@@ -111,17 +121,18 @@ def _colours(count: int) -> list[Any]:
 
 
 def _spread(result: SweepResult, statistic: str) -> tuple[float, str]:
-    """What the band of a single curve is: a share of the standard deviation, and its name."""
+    """Returns what the band of a single curve shows: a share of the deviation, and its name."""
     if not statistic.startswith("linear."):
         return 1.0, f"± 1 std over {result.meta['unit']}"
-    table: Any = result.layers()  # right or wrong: its deviation says no more than its mean
+    # of a value that is 0 or 1 the deviation says no more than the mean: the error of the mean does
+    table: Any = result.layers()
     return float(table["n"].max()) ** -0.5, "± 1 standard error"
 
 
 def _draw(
     axes: Any, drawn: Curve, name: str, colour: Any, spread: tuple[float, str] | None
 ) -> None:
-    """A curve; with a `spread` (there is one curve only) its heads and a band."""
+    """Draws a curve. With a `spread` (it is the only curve) it gets its heads and a band."""
     if drawn.heads is not None and spread:
         axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.7, alpha=0.6)
         axes.plot([], [], color=colour, lw=0.7, alpha=0.6, label="one head each")
@@ -135,17 +146,17 @@ def _draw(
 def _draw_published(axes: Any, statistic: str) -> None:
     values, spread = PUBLISHED[statistic]
     line = np.array(values)
-    said = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
-    axes.plot(range(len(line)), line, color="#777777", lw=1, ls=":", marker="x", ms=4, label=said)
-    axes.fill_between(
-        range(len(line)), line - spread, line + spread, color="#777777", alpha=0.2, lw=0
-    )
+    label = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
+    look: Any = {"color": "#777777", "ls": ":", "marker": "x", "ms": 4}
+    places = range(len(line))
+    axes.plot(places, line, lw=1, label=label, **look)
+    axes.fill_between(places, line - spread, line + spread, color="#777777", alpha=0.2, lw=0)
 
 
-def heads(result: SweepResult, statistic: str) -> Any:
-    """A matplotlib Figure of a per-head statistic: layers down, heads across, the value in each cell.
+def heads(result: SweepResult, statistic: str) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of a statistic per head: layers down, heads across.
 
-    Raises ValueError for a statistic the result lacks, or that has no heads.
+    Raises ValueError if the result lacks the statistic, or if it has one value for all heads.
     """
     drawn = curve(result, statistic)
     if drawn.heads is None:
@@ -168,9 +179,8 @@ def _figure(result: SweepResult, statistic: str) -> tuple[Any, Any]:
     # not pyplot: a library must neither choose a backend nor keep figures open
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(4.8, 3.1), layout="constrained"
-    )  # small, so that its words stay readable on a phone
+    # small, so that its words stay readable on a phone
+    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(statistic, fontsize=10)
     axes.set_ylabel(_unit(result, statistic))

@@ -1,4 +1,4 @@
-"""The numbers a layer figure draws: one curve with its spread, the heads, and the untrained baseline."""
+"""The numbers that a figure by layer draws: a curve, its spread, its heads, and a baseline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,11 @@ from crate_interp.sweeps.result import SweepResult
 
 @dataclass(frozen=True)
 class Curve:
-    """A statistic by layer. `heads` `[layer, head]` or None; `mean`, `std` over samples (std NaN for weights)."""
+    """A statistic by layer.
+
+    mean, std: over samples; std is NaN for a statistic of the weights. heads: `[layer, head]`, or
+    None if the statistic has one value for all heads.
+    """
 
     layers: Float[np.ndarray, "layer"]
     mean: Float[np.ndarray, "layer"]
@@ -21,7 +25,7 @@ class Curve:
 
 
 def names(result: SweepResult) -> list[str]:
-    """All "probe.statistic" that the result holds, in the order they were measured."""
+    """Returns all "probe.statistic" of a result, in the order in which they were measured."""
     pairs = [
         (probe, statistic)
         for table in (result.layers(), result.heads())
@@ -32,9 +36,11 @@ def names(result: SweepResult) -> list[str]:
 
 
 def curve(result: SweepResult, statistic: str) -> Curve:
-    """The curve of "probe.statistic"; ValueError with the nearest names where the result lacks it.
+    """Returns the curve of "probe.statistic".
 
-    Of a statistic per head, mean is the mean over heads and std the mean over heads of the std over samples.
+    If the statistic is per head, mean is the mean over heads, and std the mean over heads of the
+    standard deviation over samples. Raises ValueError, with the nearest names, if the result lacks
+    the statistic.
     """
     probe, _, name = statistic.partition(".")
     for table in (result.layers(), result.heads()):
@@ -60,7 +66,10 @@ def curve(result: SweepResult, statistic: str) -> Curve:
 def baseline(
     untrained: Sequence[SweepResult] | None, statistic: str
 ) -> Float[np.ndarray, "seed layer"] | None:
-    """The same curve for each untrained twin, or None where there is none."""
+    """Returns the mean of a statistic by layer for each untrained twin, or None without twins.
+
+    Raises ValueError if the twins differ in depth or lack the statistic.
+    """
     if not untrained:
         return None
     if isinstance(untrained, SweepResult):
@@ -68,6 +77,7 @@ def baseline(
     means = [curve(result, statistic).mean for result in untrained]
     if len({len(mean) for mean in means}) > 1:
         raise ValueError(
-            f"the untrained results have different numbers of layers: {[len(mean) for mean in means]}."
+            "the untrained results have different numbers of layers: "
+            f"{[len(mean) for mean in means]}."
         )
     return np.stack(means)

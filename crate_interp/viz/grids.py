@@ -24,12 +24,12 @@ def head_grid(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
-    """Returns a page with a slider over layers: what one query attends to, one map a head and image.
+    """Returns a page with a slider over layers: what a query attends to, a map per head and image.
 
     cache: of `model.run_with_cache(images)`, with attn.hook_pattern of the layers (attn.hook_q and
-    hook_k where scaled or cls_key is False). layers: their numbers, None for all. query: 0 for CLS,
-    or (row, column) of a patch. Every map is scaled to its own largest value, which is written below
-    it. A notebook shows the page, and `.save(path)` writes it as one file that needs no network. The
+    hook_k if scaled or cls_key is False). layers: their numbers, None for all. query: 0 for CLS, or
+    (row, column) of a patch. Every map is scaled to its own largest value, which is written below.
+    A notebook shows the page, and `.save(path)` writes it as one file that needs no network. The
     arrow keys move the slider, the tab key visits the maps.
 
     Raises ValueError or KeyError as `ci.maps.attention` does, and ValueError if the cache is not of

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.hooked import HookedModel
 from crate_interp.viz.page import Html, render
 
 # circuitsvis colours text: a patch is five spaces, and a line break ends a row of them
@@ -38,14 +37,14 @@ def attention(
 ) -> Html:
     """Returns the attention patterns of a layer's heads as circuitsvis' AttentionHeads.
 
-    cache: of `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: what to call the
-    tokens, as strings, ids or the text itself; None numbers them. Those of an image are "CLS" and
-    "row,column" (grid: rows and columns, where the image is not of the model's own size). heads: some
-    of them, None for all. Values are written in 255 steps of a head's largest: 12 heads of 197 tokens
-    make 2 MB.
+    cache: of `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: what to call
+    the tokens, as strings, ids or the text itself; None numbers them. Those of an image are "CLS"
+    and "row,column" (grid: rows and columns, if the image is not of the model's own size). heads:
+    some of them, None for all. Values are written in 255 steps of a head's largest: 12 heads of 197
+    tokens make 2 MB.
 
-    Raises KeyError for a pattern that was not cached, ValueError for a layer, sample, head or tokens
-    that do not exist.
+    Raises KeyError for a pattern that was not cached, ValueError for a layer, sample, head or
+    tokens that do not exist.
     """
     pattern = _held(cache, layer, "attn.hook_pattern", sample)  # [head, query, key]
     if pattern.shape[1] != pattern.shape[2]:
@@ -57,7 +56,8 @@ def attention(
     values = pattern[chosen].float().cpu().numpy()
     if not np.isfinite(values).all():
         raise ValueError(
-            f"the pattern of layer {layer} holds NaN or Inf for sample {sample}: it cannot be drawn."
+            f"the pattern of layer {layer} holds NaN or Inf for sample {sample}, "
+            "which cannot be drawn."
         )
     largest = values.max(axis=(1, 2)).clip(min=1e-30)
     steps = (values / largest[:, None, None] * 255).round().astype(np.uint8)
@@ -219,7 +219,7 @@ def _numbers(what: str, wanted: Any, count: int) -> list[int]:
     return [int(value) % count for value in values]
 
 
-def _names(model: HookedModel, tokens: Any, count: int, grid: Any) -> list[str]:
+def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     """Returns what the tokens are called."""
     if tokens is None and model.cfg.kind != "text":
         rows, columns = model.cfg.grid if grid is None else checks.size("grid", grid)
@@ -243,7 +243,7 @@ def _names(model: HookedModel, tokens: Any, count: int, grid: Any) -> list[str]:
     return list(names)
 
 
-def _cells(model: HookedModel, tokens: Any, count: int, grid: Any) -> list[str]:
+def _cells(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     """Returns the tokens of a text, or cells whose line breaks make the grid of patches."""
     if model.cfg.kind == "text" or tokens is not None:
         return _names(model, tokens, count, None)

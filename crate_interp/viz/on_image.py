@@ -22,12 +22,12 @@ def attention_on_image(
     images: Float[Tensor, "batch channels height width"],
     query: Query = 0,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure with a row for each image: the image, then the attention of each head.
+    """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
     negative. query: 0 for CLS, or (row, column) of a patch. Each panel is scaled to its own largest
-    value, which its title gives as a share of the attention. Raises ValueError if the cache is not of
-    these images, KeyError if the pattern was not cached.
+    value, which its title gives as a share of the attention. Raises ValueError if the cache is not
+    of these images, KeyError if the pattern was not cached.
     """
     from matplotlib.figure import Figure
 

@@ -21,7 +21,10 @@ _FIRST = (
 def summary(
     result: SweepResult, untrained: Sequence[SweepResult]
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, a row per layer; each cell is the model's mean, with the untrained mean in brackets."""
+    """Returns header and rows, a row per layer.
+
+    Each cell is the model's mean, with the untrained mean in brackets.
+    """
     known = names(result)
     chosen = [(name, title) for name, title in _FIRST if name in known] or [
         (name, name) for name in known[:6]
@@ -45,7 +48,10 @@ CONTROLLED = (
 
 
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows for "probe.statistic": the model and every control, a row per layer; no rows where nothing controls it."""
+    """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
+
+    There are no rows if no control applies to the statistic.
+    """
     probe, _, statistic = name.partition(".")
     table: Any = result.controls()
     rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
@@ -61,17 +67,21 @@ def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list
 
 
 def controls_text(result: SweepResult) -> str:
-    """The controls of the first measure that has any, as lines; empty where there are none."""
+    """Returns the controls of the first measure that has any, as lines of text, or ""."""
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:
             count = max(result.controls()["n"].tolist())
-            bound = f"d/2 ln K = {rate_reduction_bound(result):.4g} nats bounds R - R^c for complete orthonormal subspaces"
-            return f"\nControls: {name} over the first {count} {result.meta['unit']}; {bound}.\n{as_text(header, rows)}\n"
+            unit, bound = result.meta["unit"], rate_reduction_bound(result)
+            return (
+                f"\nControls: {name} over the first {count} {unit}; d/2 ln K = {bound:.4g} nats "
+                "bounds R - R^c for complete orthonormal subspaces.\n"
+                f"{as_text(header, rows)}\n"
+            )
     return ""
 
 
 def rate_reduction_bound(result: SweepResult) -> float:
-    """d/2 ln K in nats."""
+    """Returns d/2 ln K in nats: the most that R - R^c can be for complete orthonormal subspaces."""
     config = result.meta["config"]
     return config["d_model"] / 2 * math.log(config["n_heads"])

@@ -39,20 +39,9 @@ from crate_interp.measures.subspaces import (
     principal_angles,
     subspace_snr,
 )
+from tensors import close, complete, draw, orthonormal
 
 seeds = st.integers(0, 2**31)
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def orthonormal(seed, rows, columns):
-    return torch.linalg.qr(draw(seed, rows, columns))[0]
-
-
-def complete(seed, heads, p):
-    return orthonormal(seed, heads * p, heads * p).unflatten(1, (heads, p)).permute(1, 0, 2)
 
 
 def axes(heads, p):
@@ -62,12 +51,6 @@ def axes(heads, p):
         .unflatten(1, (heads, p))
         .permute(1, 0, 2)
         .contiguous()
-    )
-
-
-def close(got, wanted, tol=1e-10):
-    torch.testing.assert_close(
-        got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol
     )
 
 

@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 import crate_interp as ci
 from crate_interp.measures import subspace_coding_rate
 from crate_interp.measures.gradients import neumann_invalid, subspace_coding_rate_gradient
-from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, lasso_solution
-from crate_interp.measures.sparsity import l0_norm
 from crate_interp.measures.spectra import subspace_spectrum
 from crate_interp.measures.steps import (
     attention_step,
     first_order_step,
     gradient_step,
-    ista_step,
     neumann_step,
     paper_mssa,
     subspace_attention,
@@ -26,6 +23,7 @@ from crate_interp.measures.steps import (
 from crate_interp.models.attention import MSSA
 from crate_interp.models.norm import NoNorm
 from crate_interp.models.sparsify import ISTA
+from tensors import close, draw, orthonormal
 
 seeds = st.integers(0, 2**31)
 HEADS, P, POS = 3, 5, 17
@@ -36,14 +34,6 @@ RULES = (gradient_step, neumann_step, first_order_step, third_order_step, attent
 STEPS = tuple(lambda z, u, rule=rule: rule(z, u, EPS, KAPPA) for rule in RULES) + (
     lambda z, u: paper_mssa(z, u, EPS),
 )
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def orthonormal(seed, rows, columns):
-    return torch.linalg.qr(draw(seed, rows, columns))[0]
 
 
 def complete(seed):
@@ -57,12 +47,6 @@ def with_spectrum(seed, u, x):
         for k, row in enumerate(x)
     ]
     return sum(code @ basis.T for code, basis in zip(codes, u, strict=True))
-
-
-def close(got, wanted, tol=1e-10):
-    torch.testing.assert_close(
-        got, torch.as_tensor(wanted, dtype=got.dtype).expand_as(got), rtol=tol, atol=tol
-    )
 
 
 def mssa(variant, weight, **over):
@@ -301,120 +285,3 @@ def test_order_of_the_remainder_and_a_step_too_long():
         subspace_coding_rate(gradient_step(small, u, EPS, 3 / A), u, EPS)
         > subspace_coding_rate(small, u, EPS)
     ).all()
-
-
-# sparse step
-
-
-def test_ista_with_an_orthonormal_dictionary():
-    y, d, tall, lambd = draw(26, POS, 7), orthonormal(27, 7, 7), orthonormal(28, 7, 5), 0.2
-    close(ista(d, eta=1.0, lambd=lambd)(y), (y @ d - lambd).relu())
-    for basis in (d, tall):
-        fixed = (y @ basis - lambd).relu()
-        anywhere = draw(29, POS, basis.shape[1])
-        close(ista_step(anywhere, y, basis, 1.0, lambd), fixed)
-        for eta in (0.1, 1.0, 1.7):
-            close(ista_step(fixed, y, basis, eta, lambd), fixed)
-        close(lasso_solution(y, basis, lambd), fixed, 1e-6)
-        close(lasso_kkt_residual(fixed, y, basis, lambd), 0.0)
-        assert (lasso_kkt_residual(anywhere, y, basis, lambd) > 0.01).all()
-
-
-def test_ista_at_its_limits():
-    y, d = draw(30, POS, 7), draw(31, 7, 7) / 3
-    eye = torch.eye(7, dtype=torch.float64)
-    for eta, lambd in ((0.1, 0.1), (0.3, 2.0)):
-        close(ista(eye, eta=eta, lambd=lambd)(y), (y - eta * lambd).relu(), 1e-12)
-        close(ista_step(y, y, eye, eta, lambd), (y - eta * lambd).relu(), 1e-12)
-        close(ista(d, eta=eta, lambd=lambd)(y), ista_step(y, y, d, eta, lambd), 1e-12)
-        assert (ista(d, eta=eta, lambd=lambd)(y) >= 0).all() and (
-            ista_step(y, y, d, eta, lambd) >= 0
-        ).all()
-    for code in (ista(d, lambd=1e9)(y), ista_step(y, y, d, 0.1, 1e9)):
-        assert code.abs().max() == 0
-    for code in (ista(d, eta=0.0)(y), ista_step(y, draw(32, POS, 7), d, 0.0, 0.1)):
-        assert torch.equal(code, y.relu())
-
-
-def test_share_of_a_gaussian_that_survives():
-    # quantiles of N(0, 1) instead of draws: the count is right to one entry
-    n = 100_003
-    y = torch.special.ndtri((torch.arange(n, dtype=torch.float64) + 0.5) / n)[None]
-    wanted = 0.5 * (1 - math.erf(0.01 / math.sqrt(2)))
-    assert wanted == pytest.approx(0.4960, abs=2e-5)
-    eye = torch.eye(1, dtype=torch.float64)
-    share = l0_norm(ista(eye, eta=0.1, lambd=0.1)(y.T).T) / n
-    assert share.item() == pytest.approx(wanted, abs=1.5 / n)
-
-
-@given(seeds, st.sampled_from([0.0, 0.1, 1.0]))
-def test_the_objective_falls_from_the_first_iterate_on(seed, lambd):
-    y, d = draw(seed, POS, 7), draw(seed + 1, 7, 11)
-    eta = 1 / torch.linalg.matrix_norm(d, 2).item() ** 2
-    z = ista_step(draw(seed + 2, POS, 11), y, d, eta, lambd)
-    for _ in range(13):
-        after = ista_step(z, y, d, eta, lambd)
-        assert (
-            lasso_objective(after, y, d, lambd) <= lasso_objective(z, y, d, lambd) + 1e-12
-        ).all()
-        z = after
-    least = lasso_objective(lasso_solution(y, d, lambd), y, d, lambd)
-    assert (lasso_objective(z, y, d, lambd) >= least - 1e-6).all()
-
-
-def test_the_warm_start_may_lie_below_and_a_long_step_climbs():
-    y, eye = -torch.ones(POS, 7, dtype=torch.float64), torch.eye(7, dtype=torch.float64)
-    first = ista_step(y, y, eye, 0.1, 0.1)
-    close(lasso_objective(first, y, eye, 0.1), 3.5)  # the code is 0: |y|^2 / 2
-    assert (lasso_objective(y, y, eye, 0.1) < 3.5).all()  # infeasible: negative entries
-    z = 2 * torch.ones(
-        POS, 7, dtype=torch.float64
-    )  # eta = 3 with D = I: z - 3 (z - y) = 5 for y = 3
-    assert (
-        lasso_objective(ista_step(z, 3 + 0 * z, eye, 3.0, 0.0), 3 + 0 * z, eye, 0.0) > 7 / 2
-    ).all()
-
-
-def test_the_initial_dictionary_bears_the_published_step():
-    # the largest eigenvalue of D^T D for entries of variance 2/d: 8, less 1.2 % +- 1.3 % at d = 509 (Tracy-Widom)
-    d = 509
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layer = ISTA(
-            ci.CrateConfig(family="crate", d_model=d, n_layers=1, n_heads=1, image_size=32)
-        ).double()
-    basis = layer.D.detach()
-    norm = torch.linalg.matrix_norm(basis, 2).item() ** 2
-    assert norm == pytest.approx(8, rel=0.05) and layer.eta <= 1 / norm
-    y = draw(33, POS, d)
-    z = layer(y[None])[0].detach()
-    close(z, ista_step(y, y, basis, 0.1, 0.1))
-    values = [lasso_objective(z, y, basis, 0.1)]
-    for _ in range(20):
-        z = ista_step(z, y, basis, layer.eta, layer.lambd)
-        values.append(lasso_objective(z, y, basis, 0.1))
-    assert (torch.stack(values).diff(dim=0) < 0).all()
-
-
-def test_lasso_in_closed_form():
-    y = draw(34, POS, 7)
-    atom = draw(35, 7, 1)
-    wanted = (
-        (y @ atom - 0.2).relu()
-    ) / atom.square().sum()  # one atom: max(0, d.y - lambd) / |d|^2
-    apart = orthonormal(36, 7, 5) * torch.tensor(
-        [0.5, 1.0, 1.5, 2.0, 3.0]
-    )  # orthogonal atoms, a weight for each
-    weights = torch.tensor([0.0, 0.1, 0.2, 0.5, 1e6]).double()
-    each = (y @ apart - weights).relu() / apart.square().sum(dim=0)
-    for code, d, lambd in ((wanted, atom, 0.2), (each, apart, weights)):
-        close(lasso_kkt_residual(code, y, d, lambd), 0.0)
-        close(lasso_solution(y, d, lambd), code, 1e-5)
-        assert (lasso_kkt_residual(code + 0.1, y, d, lambd) > 1e-3).all()
-        cost = 0.5 * (y - code @ d.T).square().sum(dim=-1) + (lambd * code).sum(dim=-1)
-        close(lasso_objective(code, y, d, lambd), cost, 1e-12)
-    d = draw(37, 7, 11)
-    limit = (y @ d).max().item()  # no atom earns its price: the code is zero
-    assert lasso_solution(y, d, 1.001 * limit).abs().max() == 0
-    close(lasso_kkt_residual(torch.zeros(POS, 11).double(), y, d, 1.001 * limit), 0.0)
-    assert lasso_kkt_residual(torch.zeros(POS, 11).double(), y, d, 0.9 * limit).max() > 0

@@ -1,0 +1,135 @@
+"""Negative controls of the probes: the same samples where there is nothing to find."""
+
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+import reference
+from conftest import make
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+def values(result, name, layer):
+    table = result.samples()
+    return table[table["layer"] == layer][name].to_numpy()
+
+
+def sweep(model, data, *probes, **more):
+    return ci.sweep(model, data, probes=list(probes) or None, progress=False, batch_size=2, **more)
+
+
+@pytest.fixture(scope="module")
+def controlled(images):
+    return sweep(make(), images)
+
+
+def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images):
+    table = controlled.controls()
+    assert set(table["control"]) == {
+        "random weights",
+        "random subspaces",
+        "permuted heads",
+        "tight frame",
+    }
+    assert (table["n"] == 2).all()  # the first batch
+    row = table.query(
+        "control == 'tight frame' and statistic == 'subspace_rate_mid' and layer == 1"
+    ).iloc[0]
+    assert row["model_mean"] == pytest.approx(
+        values(controlled, "compression.subspace_rate_mid", 1)[:2].mean()
+    )
+    assert not len(sweep(make(), images, controls=False).controls())
+    for control, gone in (
+        ("random subspaces", "rate_pre"),
+        ("tight frame", "l1"),
+        ("permuted heads", "rate_pre"),
+    ):
+        assert gone not in set(table[table["control"] == control]["statistic"])
+
+
+def test_a_tight_frame_has_the_rate_of_its_energy(images):
+    """13 tokens of width 31: R = 13/2 ln(1 + d c / (N eps^2)), c = |Z|^2 / 13.
+
+    The spectrum is flat, with 13 directions.
+    """
+    model = make()
+    table = sweep(model, images[:2]).controls()
+    _, cache = model.run_with_cache(images[:2])
+    energy = cache["resid_pre", 2].double().square().sum(dim=(1, 2)) / 13
+    wanted = 6.5 * torch.log1p(31 * energy / (13 * 0.01)).mean()
+    row = table.query("control == 'tight frame' and statistic == 'rate_pre' and layer == 2").iloc[0]
+    assert row["control_mean"] == pytest.approx(float(wanted), rel=1e-5)
+    assert row["control_mean"] > row["model_mean"]  # nothing of this energy costs more
+
+
+def test_random_subspaces_keep_the_singular_values(controlled):
+    table = controlled.controls()
+    energy = table.query("control == 'random subspaces' and statistic == 'energy_head'")
+    assert energy["control_mean"].to_numpy() == pytest.approx(7 / 31, abs=0.05)  # chance is p / d
+    assert set(table[table["control"] == "random subspaces"]["statistic"]) >= {
+        "official_rate",
+        "subspace_rate_mid",
+    }
+
+
+def test_permuted_heads_are_the_next_heads_map(images):
+    model = make()
+    table = sweep(model, images[:2]).controls()
+    _, cache = model.run_with_cache(images[:2])
+    block = model.blocks[0]
+    written = (
+        sum(cache["z", 0][:, :, k] @ block.attn.W_O[(k - 1) % 5] for k in range(5)) + block.attn.b_O
+    )
+    z = (cache["resid_pre", 0] + written).detach().numpy()
+    row = table.query(
+        "control == 'permuted heads' and statistic == 'rate_mid' and layer == 0"
+    ).iloc[0]
+    assert row["control_mean"] == pytest.approx(
+        np.mean([reference.coding_rate(one, 0.1) for one in z]), rel=1e-5
+    )
+
+
+def test_random_weights_are_the_official_initialisation(images):
+    model = make()
+    table = sweep(model, images[:2]).controls()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random = ci.HookedCrate(model.cfg).eval()
+    wanted = values(sweep(random, images[:2], "compression"), "compression.official_rate", 2).mean()
+    row = table.query(
+        "control == 'random weights' and statistic == 'official_rate' and layer == 2"
+    ).iloc[0]
+    assert row["control_mean"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_users_probe_may_read_any_part_of_a_layer(images):
+    """Also under a control, which replaces the layer: its norm, its output map, its switches."""
+
+    def measure(block, acts):
+        weight = (
+            block.ln1.weight.sum() + block.attn.W_O.sum() + block.attn.U.sum() + block.mlp.D.sum()
+        )
+        return {"sum": acts["hook_resid_mid"].sum(dim=(1, 2)) + weight * block.residual}
+
+    words = {"sum": ("", None, None, "A sum.")}
+    table = sweep(
+        make("crate-alpha"), images, ci.Probe("own", ("hook_resid_mid",), measure, words)
+    ).controls()
+    assert set(table["control"]) == {
+        "random weights",
+        "random subspaces",
+        "permuted heads",
+        "tight frame",
+    }
+
+
+def test_controls_survive_saving(controlled, tmp_path):
+    again = ci.SweepResult.load(controlled.save(tmp_path))
+    assert again.controls().equals(controlled.controls()) and len(again.controls())
+    (tmp_path / "controls.parquet").unlink()
+    assert not len(ci.SweepResult.load(tmp_path).controls())
