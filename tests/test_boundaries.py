@@ -1,4 +1,4 @@
-"""The shape of the library: what is public, which room imports which, and that importing does nothing."""
+"""What is public, which room imports which, and that importing does nothing."""
 
 import ast
 import re
@@ -32,7 +32,8 @@ LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints
 FREE_OF_TRANSFORMERLENS = LEVELS[0] | LEVELS[1] | {"data"}
 
 FUNCTIONS = (
-    "atlas", "atoms", "audit", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
+    "atlas", "atoms", "audit", "linear_probe", "list_models", "load", "probe", "report", "segment",
+    "sweep", "verify",
 )  # fmt: skip
 
 
@@ -115,7 +116,10 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_config_imports_neither_torch_nor_transformerlens():
-    code = "import crate_interp.config, sys; print([m for m in ('torch', 'transformer_lens', 'numpy') if m in sys.modules])"
+    heavy = ("torch", "transformer_lens", "numpy")
+    code = (
+        f"import crate_interp.config, sys; print([name for name in {heavy} if name in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
@@ -123,10 +127,11 @@ def test_config_imports_neither_torch_nor_transformerlens():
 def test_public_names():
     assert ci.__all__ == [
         "Atlas",
-        "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
-        "data", "hooks",
-        "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
+        "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate",
+        "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "Past", "Probe", "SegmentResult",
+        "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits", "data", "hooks",
+        "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report",
+        "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None
@@ -136,7 +141,7 @@ def test_public_names():
 
 
 def test_every_module_can_be_imported_by_its_own_name():
-    """`import a.b.c as r` reads attributes, so that a function of a module's name would hide the module."""
+    """`import a.b.c as r` reads attributes: a function of the same name would hide a module."""
     names = [
         ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
         for root in (PACKAGE, HOOKS)
@@ -159,8 +164,10 @@ def test_every_module_can_be_imported_by_its_own_name():
 
 def test_importing_does_nothing():
     code = (
-        "import sys; before = set(sys.modules); import crate_interp; print(sorted(m.split('.')[0] for m in "
-        "set(sys.modules) - before if m.split('.')[0] in ('torch', 'numpy', 'pandas', 'importlib_metadata', 'crate_hooks')))\n"
+        "import sys; before = set(sys.modules); import crate_interp\n"
+        "heavy = ('torch', 'numpy', 'pandas', 'importlib_metadata', 'crate_hooks')\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new & set(heavy)))\n"
         "print('importlib.metadata' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -168,7 +175,10 @@ def test_importing_does_nothing():
 
 
 def test_importing_is_quick():
-    code = "import time; start = time.process_time(); import crate_interp; print(time.process_time() - start)"
+    code = (
+        "import time; start = time.process_time(); import crate_interp; "
+        "print(time.process_time() - start)"
+    )
     times = [
         float(
             subprocess.run(

@@ -142,7 +142,7 @@ WRONG_TYPES = {
     "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
     "ci.probes.resolve([ci.probes.compression])": "function is no probe: call it, compression()",
     "ci.probes.resolve(5)": "cannot take probes from int",
-    "ci.CrateConfig(**base, interpolate_pos='false')": "interpolate_pos='false': give True or False",
+    "ci.CrateConfig(**base, interpolate_pos='no')": "interpolate_pos='no': give True or False",
     "ci.CrateConfig(**base, eta=10**400)": "give a finite number",
     "ci.CrateConfig(**base, mean=0.5, std=0.5)": "mean=0.5: give a list",
     "ci.CrateConfig(**base, mean=[0.5] * 3, std=[0.0] * 3)": "give finite numbers, above 0",
@@ -152,7 +152,9 @@ WRONG_TYPES = {
     "ci.measures.coding_rate(torch.ones(3, 5).long(), 0.1)": "takes floats, got torch.int64",
     "ci.measures.coding_rate([[1.0]], 0.1)": "takes a torch tensor [..., pos width], got list",
     "ci.measures.coding_rate(torch.ones(5), 0.1)": "takes [..., pos width], got shape [5]",
-    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": "takes [..., head d_model d_head], got shape [5, 2]",
+    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": (
+        "takes [..., head d_model d_head], got shape [5, 2]"
+    ),
     "ci.load(None)": "cannot load None: give a file",
     "ci.load('')": "cannot load '': give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",
@@ -164,7 +166,8 @@ WRONG_TYPES = {
 PREPARE = """
 import json, sys, torch, crate_interp as ci
 base = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
-fields = dict(name="own", points=("hook_resid_mid",), measure=print, statistics={"a": ("", None, None, "x")})
+fields = dict(name="own", points=("hook_resid_mid",), measure=print)
+fields["statistics"] = {"a": ("", None, None, "x")}
 probe = lambda **over: ci.Probe(**fields | over)
 tiny = ci.load("crate-tiny-fashion")
 result = ci.sweep(tiny, "embedded:fashion", probes="sparsity", limit=2, progress=False)
