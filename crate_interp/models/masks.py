@@ -1,6 +1,7 @@
-"""Masks at the model's size: the resize and crop of its pictures, without mixing classes."""
+"""Masks as the model sees them: resized and cropped like its pictures.
 
-from typing import Any
+The classes of neighbouring pixels are not mixed.
+"""
 
 import numpy as np
 import torch
@@ -9,29 +10,31 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.preprocess import resize_and_crop, sequence, stack
+from crate_interp.models.preprocess import Pictures, resize_and_crop, sequence, stack
 from crate_interp.pictures import loaded
 
 
-def preprocess_masks(cfg: CrateConfig, masks: Any) -> UInt8[Tensor, "batch height width"]:
+def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch height width"]:
     """Returns class maps of the model's size.
 
-    They are resized and centre-cropped as `preprocess` does, with the nearest pixel. masks: a PIL
-    image, a path, a sequence of either, or a uint8 or bool array or tensor
-    `[batch, height, width]`. Values are kept: 8-bit grey unchanged, of a palette ("P") the index,
-    of black and white ("1") 0 and 1. Raises ValueError for other modes, dtypes and shapes,
-    unreadable files, no masks, and sizes that `preprocess` refuses.
+    masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor
+    `[batch, height, width]`. They are resized and cropped as by `preprocess`, each pixel taking
+    the value of the nearest one. Values are kept: the grey level of 8-bit grey, the index of a
+    palette ("P"), 0 and 1 of black and white ("1").
+
+    Raises ValueError for other modes, dtypes and shapes, unreadable files, no masks, and sizes
+    that `preprocess` refuses.
     """
-    if isinstance(masks, (torch.Tensor, np.ndarray)):
-        masks = _pictures(torch.as_tensor(masks))
-    return stack([_fit(cfg, *loaded(mask, "mask")) for mask in sequence(masks, "mask")], "mask")
+    arrays = isinstance(masks, (torch.Tensor, np.ndarray))
+    pictures = _pictures(torch.as_tensor(masks)) if arrays else sequence(masks, "mask")
+    return stack([_fit(cfg, *loaded(mask, "mask")) for mask in pictures], "mask")
 
 
 def _pictures(masks: Tensor) -> list[Image.Image]:
     if masks.dtype not in (torch.uint8, torch.bool) or masks.ndim != 3:
         raise ValueError(
-            f"masks are {masks.dtype} of shape {list(masks.shape)}: give uint8 or bool [batch, "
-            "height, width]."
+            f"masks are {masks.dtype} of shape {list(masks.shape)}: "
+            "give uint8 or bool [batch, height, width]."
         )
     return [Image.fromarray(mask) for mask in masks.to(torch.uint8).cpu().numpy()]
 
