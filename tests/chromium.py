@@ -1,4 +1,4 @@
-"""Pages in a headless Chromium: what the page became, what it looks like, and whether it asked for anything."""
+"""Pages in a headless Chromium: their document, their picture, and what they asked for."""
 
 import json
 import shutil
@@ -8,20 +8,24 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars --disable-sync "
-    "--disable-background-networking --disable-component-update --disable-default-apps --virtual-time-budget=6000"
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
+    "--disable-sync --disable-background-networking --disable-component-update "
+    "--disable-default-apps --virtual-time-budget=6000"
 ).split()
 
 
 def found() -> str | None:
-    """The program, or None where there is none."""
+    """Returns the program, or None if there is none."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 def opened(
     page: Path, size: tuple[int, int] = (1000, 900), picture: Path | None = None
 ) -> tuple[str, list[str]]:
-    """The page's document after its scripts have run, and the addresses that were asked for other than the page itself."""
+    """Returns the document after its scripts have run, and the addresses it asked for.
+
+    The page itself is not among them.
+    """
     program = found()
     assert program is not None, "there is no Chromium"
     with tempfile.TemporaryDirectory() as place:
@@ -33,12 +37,8 @@ def opened(
             f"--log-net-log={log}",
         ]
         what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-        done = subprocess.run(
-            [program, *flags, *what, page.resolve().as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command = [program, *flags, *what, page.resolve().as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         text = log.read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("}") else text + "]}")["events"]

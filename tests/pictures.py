@@ -1,6 +1,6 @@
-"""Opens the pages that the library makes in headless Chromium, looks at them, and keeps screenshots. `make pictures`.
+"""Opens the pages that the library makes in headless Chromium and keeps screenshots.
 
-Fails without Chromium: a page that nobody has opened has not been tested.
+`make pictures` runs it. Fails without Chromium: a page that nobody has opened has not been tested.
 """
 
 import sys
@@ -82,9 +82,8 @@ def main() -> bool:
     for name, (page, words, canvases) in pages(out).items():
         wrong = looked_at(name, page, words, canvases, out)
         right &= not wrong
-        print(
-            f"{name}: {'; '.join(wrong) or 'ok'}  {page.stat().st_size / 1e6:.2f} MB  {out / name}.png"
-        )
+        megabytes = page.stat().st_size / 1e6
+        print(f"{name}: {'; '.join(wrong) or 'ok'}  {megabytes:.2f} MB  {out / name}.png")
     return right
 
 

@@ -1,4 +1,7 @@
-"""The published layouts against recordings of the reference implementations: logits and every tensor inside."""
+"""The published layouts against recordings of the reference implementations.
+
+Logits, and every tensor inside.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""The layout of JAX training files: right numbers from every spelling, and nothing from files made to harm."""
+"""The layout of JAX training files: right numbers from every spelling.
+
+Nothing comes from files made to harm.
+"""
 
 import io
 import json
@@ -260,7 +263,10 @@ MEMORY = """
 import sys
 import crate_interp as ci
 # not ru_maxrss, which begins at what the parent had when it forked
-peak = lambda: 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
 ci.load(sys.argv[1])
 before = peak()
 model = ci.load(sys.argv[2])

@@ -1,4 +1,4 @@
-"""The reference page of the measures says what the docstrings, the probes and the audit's table say."""
+"""The reference page of the measures agrees with docstrings, probes and the audit's table."""
 
 import re
 from pathlib import Path
