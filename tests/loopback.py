@@ -1,7 +1,8 @@
-"""A stand-in for the Hugging Face Hub on 127.0.0.1: repos in memory, a second origin for large files, faults on demand.
+"""A stand-in for the Hugging Face Hub on 127.0.0.1.
 
-Written from what the client asks for (huggingface_hub 2.x), so it shows that our code and that client agree; it does not
-show what the real Hub answers. Imports the standard library only.
+Repos in memory, a second origin for large files, faults on demand. Written from what the client
+asks for (huggingface_hub 2.x): it shows that our code and that client agree, not what the real Hub
+answers. Imports the standard library only.
 """
 
 import base64
@@ -23,7 +24,7 @@ class Repo:
     gated: bool = False
 
     def commit(self, files, branch="main"):
-        """A commit with these files and those of the branch; its hash."""
+        """Makes a commit of these files and those of the branch, and returns its hash."""
         content = {**self.commits.get(self.refs.get(branch, ""), {}), **files}
         listing = "".join(
             f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in sorted(content.items())
@@ -59,7 +60,7 @@ class Hub:
         self.faults.append(Fault(match, **facts))
 
     def sent(self, method="GET"):
-        """Paths of the files that were transferred."""
+        """Returns the paths of the files that were transferred."""
         return [
             path
             for _, verb, path, _ in self.requests
@@ -160,7 +161,7 @@ def _error(status, code):
 
 
 def _file(hub, origin, path, headers):
-    """(status, headers, body) of a file request."""
+    """Returns (status, headers, body) of a file request."""
     if origin == "cdn":
         digest = path.removeprefix("/lfs/")
         found = (
@@ -204,7 +205,10 @@ def _file(hub, origin, path, headers):
 
 
 def _post(hub, path, body):
-    """(status, headers, body) of what push_to_hub asks for: a repo, how to send each file, a commit."""
+    """Returns (status, headers, body) of what push_to_hub asks for.
+
+    That is a repo, how to send each file, and a commit.
+    """
     if path == "/api/repos/create":
         said = json.loads(body)
         name = f"{said.get('organization') or 'me'}/{said['name']}"

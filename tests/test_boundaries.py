@@ -186,7 +186,7 @@ def test_importing_does_nothing():
 
 
 def test_importing_loads_few_modules():
-    """29 of the standard library today: the count stands for the time, which no test can rely on."""
+    """29 of the standard library today. The count stands for a time, which no test can measure."""
     code = "import sys; n = len(sys.modules); import crate_interp; print(len(sys.modules) - n)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(out.stdout) < 60
