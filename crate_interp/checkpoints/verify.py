@@ -72,16 +72,31 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
     if hooked:
         checks += [_patterns(model), _edits(model, progress)]
     row = _row(source, options)
-    notes = [
-        " ".join(str(warning.message).split())
-        for warning in caught
-        if issubclass(warning.category, UserWarning)
-    ]
-    limits = (
-        notes + list(_UNKNOWABLE[model.cfg.kind])
-        if hooked
-        else ["which language model it was trained on"]
-    )
+    known = ("name", "repo", "file", "revision", "licence", "status")
+    return {
+        "source": name,
+        "ok": all(check["ok"] for check in checks),
+        "config": model.cfg.to_dict(),
+        "params": sum(value.numel() for value in model.parameters()),
+        "digests": _digests(source, options.get("revision"))
+        | {"config and weights": model_digest(model)},
+        "known": None if row is None else {name: row[name] for name in known},
+        "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
+        "checks": checks,
+        "cannot_check": _limits(model, row, caught),
+    }
+
+
+def _limits(
+    model: Any, row: dict[str, Any] | None, caught: list[warnings.WarningMessage]
+) -> list[str]:
+    """Returns what nobody can check, after the warnings of the load."""
+    if not isinstance(model, HookedModel):
+        limits = ["which language model it was trained on"]
+    else:
+        notes = [w for w in caught if issubclass(w.category, UserWarning)]
+        limits = [" ".join(str(note.message).split()) for note in notes]
+        limits += _UNKNOWABLE[model.cfg.kind]
     if model.cfg.family == "gpt-baseline":
         limits.append(
             "whether it is CRATE-LM's baseline (ReLU): "
@@ -91,22 +106,7 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         limits.append(
             "whether these are the bytes its authors published: no digest of them is known"
         )
-    return {
-        "source": name,
-        "ok": all(check["ok"] for check in checks),
-        "config": model.cfg.to_dict(),
-        "params": sum(value.numel() for value in model.parameters()),
-        "digests": _digests(source, options.get("revision"))
-        | {"config and weights": model_digest(model)},
-        "known": None
-        if row is None
-        else {
-            name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")
-        },
-        "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
-        "checks": checks,
-        "cannot_check": limits,
-    }
+    return limits
 
 
 def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
