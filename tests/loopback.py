@@ -86,73 +86,75 @@ class Hub:
                 server.server_close()
 
 
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub, origin = None, ""
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.answer(send_body=False)
+
+    def do_GET(self):
+        self.answer(send_body=True)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.hub.requests.append((self.origin, "POST", self.path, self.headers))
+        self.reply(*_post(self.hub, self.path, body))
+
+    def answer(self, send_body):
+        self.hub.requests.append((self.origin, self.command, self.path, self.headers))
+        fault = next((f for f in self.hub.faults if self.hits(f)), None)
+        if fault:
+            fault.times -= 1
+        if fault and fault.status:
+            return self.reply(
+                fault.status, fault.headers, b'{"error": "fault"}' if send_body else None
+            )
+        status, headers, body = _file(self.hub, self.origin, self.path, self.headers)
+        start = self.headers.get("Range")
+        if status == 200 and start:
+            begin = int(start.removeprefix("bytes=").split("-")[0])
+            headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+            status, body = 206, body[begin:]
+        self.reply(
+            status,
+            headers,
+            body if send_body else None,
+            len(body),
+            fault.truncate if fault else None,
+        )
+
+    def hits(self, fault):
+        return (
+            fault.times > 0
+            and fault.match in self.path
+            and fault.origin in (None, self.origin)
+            and fault.method in (None, self.command)
+        )
+
+    def reply(self, status, headers, body, length=None, truncate=None):
+        self.send_response(status)
+        headers = {
+            "Content-Length": str(len(body or b"") if length is None else length),
+            **headers,
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(body if truncate is None else body[:truncate])
+        if truncate is not None:
+            self.wfile.flush()
+            time.sleep(0.05)
+            self.connection.close()
+            self.close_connection = True
+
+
 def _handler(hub, origin):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *args):
-            pass
-
-        def do_HEAD(self):
-            self.answer(send_body=False)
-
-        def do_GET(self):
-            self.answer(send_body=True)
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            hub.requests.append((origin, "POST", self.path, self.headers))
-            self.reply(*_post(hub, self.path, body))
-
-        def answer(self, send_body):
-            hub.requests.append((origin, self.command, self.path, self.headers))
-            fault = next((f for f in hub.faults if self.hits(f)), None)
-            if fault:
-                fault.times -= 1
-            if fault and fault.status:
-                return self.reply(
-                    fault.status, fault.headers, b'{"error": "fault"}' if send_body else None
-                )
-            status, headers, body = _file(hub, origin, self.path, self.headers)
-            start = self.headers.get("Range")
-            if status == 200 and start:
-                begin = int(start.removeprefix("bytes=").split("-")[0])
-                headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
-                status, body = 206, body[begin:]
-            self.reply(
-                status,
-                headers,
-                body if send_body else None,
-                len(body),
-                fault.truncate if fault else None,
-            )
-
-        def hits(self, fault):
-            return (
-                fault.times > 0
-                and fault.match in self.path
-                and fault.origin in (None, origin)
-                and fault.method in (None, self.command)
-            )
-
-        def reply(self, status, headers, body, length=None, truncate=None):
-            self.send_response(status)
-            headers = {
-                "Content-Length": str(len(body or b"") if length is None else length),
-                **headers,
-            }
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if body:
-                self.wfile.write(body if truncate is None else body[:truncate])
-            if truncate is not None:
-                self.wfile.flush()
-                time.sleep(0.05)
-                self.connection.close()
-                self.close_connection = True
-
-    return Handler
+    return type("Handler", (_Handler,), {"hub": hub, "origin": origin})
 
 
 def _error(status, code):
