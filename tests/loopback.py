@@ -1,7 +1,8 @@
-"""A stand-in for the Hugging Face Hub on 127.0.0.1: repos in memory, a second origin for large files, faults on demand.
+"""A stand-in for the Hugging Face Hub on 127.0.0.1.
 
-Written from what the client asks for (huggingface_hub 2.x), so it shows that our code and that client agree; it does not
-show what the real Hub answers. Imports the standard library only.
+It has repos in memory, a second origin for large files, and faults on demand. It was written
+from the requests of the client (huggingface_hub 2.x): it shows that our code and that client
+agree, not what the real Hub answers. Imports the standard library only.
 """
 
 import base64
@@ -206,7 +207,7 @@ def _file(hub, origin, path, headers):
 
 
 def _post(hub, path, body):
-    """(status, headers, body) of what push_to_hub asks for: a repo, how to send each file, a commit."""
+    """Answers push_to_hub: a repo, how to send each file, a commit."""
     if path == "/api/repos/create":
         said = json.loads(body)
         name = f"{said.get('organization') or 'me'}/{said['name']}"
