@@ -15,6 +15,7 @@ from crate_interp.checkpoints.load import load
 from crate_interp.errors import CheckpointError
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.sae import SparseAutoencoder
 
 Source = str | Path | Mapping[str, Any] | nn.Module
 
@@ -72,7 +73,11 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
     if hooked:
         checks += [_patterns(model), _edits(model, progress)]
     row = _row(source, options)
-    known = ("name", "repo", "file", "revision", "licence", "status")
+    notes = [
+        " ".join(str(warning.message).split())
+        for warning in caught
+        if issubclass(warning.category, UserWarning)
+    ]
     return {
         "source": name,
         "ok": all(check["ok"] for check in checks),
@@ -80,23 +85,23 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         "params": sum(value.numel() for value in model.parameters()),
         "digests": _digests(source, options.get("revision"))
         | {"config and weights": model_digest(model)},
-        "known": None if row is None else {name: row[name] for name in known},
+        "known": None
+        if row is None
+        else {
+            name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")
+        },
         "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
         "checks": checks,
-        "cannot_check": _limits(model, row, caught),
+        "cannot_check": (notes if hooked else []) + _limits(model, row),
     }
 
 
-def _limits(
-    model: Any, row: dict[str, Any] | None, caught: list[warnings.WarningMessage]
-) -> list[str]:
-    """Returns what nobody can check, after the warnings of the load."""
-    if not isinstance(model, HookedModel):
-        limits = ["which language model it was trained on"]
+def _limits(model: HookedModel | SparseAutoencoder, row: dict[str, Any] | None) -> list[str]:
+    """Returns what cannot be checked, in words."""
+    if isinstance(model, HookedModel):
+        limits = list(_UNKNOWABLE[model.cfg.kind])
     else:
-        notes = [w for w in caught if issubclass(w.category, UserWarning)]
-        limits = [" ".join(str(note.message).split()) for note in notes]
-        limits += _UNKNOWABLE[model.cfg.kind]
+        limits = ["which language model it was trained on"]
     if model.cfg.family == "gpt-baseline":
         limits.append(
             "whether it is CRATE-LM's baseline (ReLU): "
