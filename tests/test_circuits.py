@@ -336,12 +336,12 @@ def test_what_does_not_fit_is_said():
         "is made of Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
         "through='x'": lambda: composition(model, through="x"),
         "needs data": lambda: composition(model, through="data"),
-        "nothing else takes it": lambda: composition(model, images),
+        "no other way takes data": lambda: composition(model, images),
         "role='z'": lambda: composition(model, role="z"),
-        "needs 100": lambda: composition(model, draws=20),
+        "draws=20: give a whole number of at least 100": lambda: composition(model, draws=20),
         "has only one": lambda: composition(make("crate", n_layers=1)),
         "replaces the stream": lambda: logit_attribution(cache, 1),
-        "got ActivationCache|got dict": lambda: logit_attribution(dict(cache), 1),
+        "cannot attribute logits from dict": lambda: logit_attribution(dict(cache), 1),
         "give a number from 0 to": lambda: logit_attribution(
             ready("crate-alpha")[0].run_with_cache(images)[1], 99
         ),
