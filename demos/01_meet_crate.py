@@ -11,10 +11,12 @@
 # %% [markdown]
 # # Meet CRATE
 #
-# **What does a white-box transformer show of itself?** Load one, keep its activations, look at them.
+# **What does a white-box transformer show of itself?** Load one, keep its activations, look at
+# them.
 #
-# A CRATE layer is two steps of an optimisation that was written down first: *compress* (attention, in which query, key and
-# value are one code in a learned subspace) and *sparsify* (one step towards a sparse code in a learned dictionary).
+# A CRATE layer is two steps of an optimisation that was written down first: *compress* (attention,
+# in which query, key and value are one code in a learned subspace) and *sparsify* (one step towards
+# a sparse code in a learned dictionary).
 
 # %%
 # %matplotlib inline
@@ -28,7 +30,8 @@ model = ci.load(NAME)
 data = ci.data.embedded("cutouts")
 images = model.preprocess(data[:2]["image"])
 print(
-    f"{sum(p.numel() for p in model.parameters()):,} parameters, {model.cfg.n_layers} layers, {model.cfg.n_heads} heads, images {list(images.shape)}"
+    f"{sum(p.numel() for p in model.parameters()):,} parameters, "
+    f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads, images {list(images.shape)}"
 )
 
 # %% [markdown]
@@ -52,7 +55,8 @@ print("labels: ", [data.features["label"].int2str(k) for k in data[:2]["label"]]
 ci.viz.attention_on_image(cache, 3, images)
 
 # %% [markdown]
-# The same with a slider over layers, as a page of its own; the code of four atoms over the image; what each layer would answer.
+# The same with a slider over layers, as a page of its own; the code of four atoms over the image;
+# what each layer would answer.
 
 # %%
 ci.viz.head_grid(cache, images)
@@ -64,8 +68,9 @@ ci.viz.activations(cache, range(4))
 ci.circuits.logit_lens(cache, sample=0, count=3)
 
 # %% [markdown]
-# Numbers, layer by layer: `ci.probe` measures a cache, `ci.sweep` a data set. Codes get no sparser in a straight line, and
-# the rate does not fall in every layer: the next notebook asks each layer whether it does what the papers say.
+# Numbers, layer by layer: `ci.probe` measures a cache, `ci.sweep` a data set. Codes get no sparser
+# in a straight line, and the rate does not fall in every layer: the next notebook asks each layer
+# whether it does what the papers say.
 
 # %%
 result = ci.probe(cache)

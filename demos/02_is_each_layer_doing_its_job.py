@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Is each layer doing its job?
 #
-# **Does every layer of a trained CRATE compress and sparsify, as its derivation says?** The audit asks each claim of each layer, and
-# asks an untrained twin the same.
+# **Does every layer of a trained CRATE compress and sparsify, as its derivation says?** The audit
+# asks each claim of each layer, and asks an untrained twin the same.
 
 # %%
 # %matplotlib inline
@@ -24,8 +24,8 @@ found = ci.audit(model, "embedded:fashion", limit=64, untrained=1, progress=Fals
 print(found.text())
 
 # %% [markdown]
-# `+` kept, `-` broken, `?` undecided; in brackets the untrained twin. A claim that a random network keeps just as well says little
-# about training.
+# `+` kept, `-` broken, `?` undecided; in brackets the untrained twin. A claim that a random network
+# keeps just as well says little about training.
 
 # %%
 table = found.table()

@@ -11,7 +11,8 @@
 # %% [markdown]
 # # Segmentation for free?
 #
-# **Do attention maps of a classifier segment objects, though it never saw a mask?** Score every head against masks, beside what chance has.
+# **Do attention maps of a classifier segment objects, though it never saw a mask?** Score every
+# head against masks, beside what chance has.
 
 # %%
 # %matplotlib inline
@@ -20,7 +21,8 @@ import torch
 import crate_interp as ci
 from crate_interp.viz.segment import sentence
 
-REAL = False  # True: CRATE-S trained on ImageNet-1k; download it first, and name data with masks, "voc:DIR"
+# True: CRATE-S trained on ImageNet-1k; download it first, and name data with masks, "voc:DIR"
+REAL = False
 NAME, DATA = (
     ("crate-small-imagenet1k", "voc:VOC2012:val")
     if REAL
@@ -31,8 +33,9 @@ found = ci.segment(model, DATA, limit=64, untrained=1, progress=False)
 print(sentence(found))
 
 # %% [markdown]
-# By layer: the score, then in brackets the same maps on the mask of another image, in random order, and an untrained network. "Best
-# head for each image" is how scores are published; the mask itself chooses the head there, so its chance level is high too.
+# By layer: the score, then in brackets the same maps on the mask of another image, in random order,
+# and an untrained network. "Best head for each image" is how scores are published; the mask itself
+# chooses the head there, so its chance level is high too.
 
 # %%
 found.layers()[
@@ -50,7 +53,8 @@ layer = int(ranked["layer"].iloc[0])
 with torch.no_grad():
     _, cache = model.run_with_cache(images)
 print(
-    f"best and worst: samples {chosen}, scores {ranked['score'].iloc[0]:.3f} and {ranked['score'].iloc[-1]:.3f}, layer {layer}"
+    f"best and worst: samples {chosen}, scores {ranked['score'].iloc[0]:.3f} "
+    f"and {ranked['score'].iloc[-1]:.3f}, layer {layer}"
 )
 ci.viz.attention_on_image(cache, layer, images)
 

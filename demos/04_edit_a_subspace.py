@@ -11,7 +11,8 @@
 # %% [markdown]
 # # Edit a subspace
 #
-# **What is a head for, and an atom?** Take it away, push along it, or put in what it was on another image, and see what the model answers.
+# **What is a head for, and an atom?** Take it away, push along it, or put in what it was on another
+# image, and see what the model answers.
 
 # %%
 # %matplotlib inline
@@ -37,7 +38,8 @@ print(f"accuracy {accuracy():.3f} on {len(labels)} images, chance 0.1")
 
 # %% [markdown]
 # ## Ablate each head
-# At `attn.hook_z` a head is its output in its own subspace; `zero` takes it away, `mean` leaves what it says on average.
+# At `attn.hook_z` a head is its output in its own subspace; `zero` takes it away, `mean` leaves
+# what it says on average.
 
 # %%
 with torch.no_grad():
@@ -58,8 +60,9 @@ figure
 
 # %% [markdown]
 # ## Take the subspace itself out
-# Out of the normalised tokens the head has nothing left to read; other heads lose what their subspaces share with it. Out of the
-# stream LayerNorm mixes, so that codes come back, and the skip path loses the span too. Beside: a random subspace of the same width.
+# Out of the normalised tokens the head has nothing left to read; other heads lose what their
+# subspaces share with it. Out of the stream LayerNorm mixes, so that codes come back, and the skip
+# path loses the span too. Beside: a random subspace of the same width.
 
 # %%
 layer, head = divmod(int(drop.argmax()), model.cfg.n_heads)
@@ -72,14 +75,17 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
             "u", layer, "attn"
         ]
     print(
-        f"L{layer}H{head}, span taken out of {point}: largest code {code[:, :, head].abs().max():.2g}, "
-        f"accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}, without a random subspace {accuracy((f'blocks.{layer}.{point}', other)):.3f}"
+        f"L{layer}H{head}, span taken out of {point}: "
+        f"largest code {code[:, :, head].abs().max():.2g}, "
+        f"accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}, "
+        f"without a random subspace {accuracy((f'blocks.{layer}.{point}', other)):.3f}"
     )
 
 # %% [markdown]
 # ## Steer along an atom, and re-threshold
-# In CRATE the code is the next stream: adding along atom j pushes that entry of every token. Of the 128 atoms of the last layer, the
-# one whose push gathers the most answers, and the median atom beside it: most atoms move little.
+# In CRATE the code is the next stream: adding along atom j pushes that entry of every token. Of the
+# 128 atoms of the last layer, the one whose push gathers the most answers, and the median atom
+# beside it: most atoms move little.
 
 # %%
 last = model.cfg.n_layers - 1
@@ -98,13 +104,14 @@ gathered = torch.stack([answers(atom, 8).max() for atom in range(model.cfg.d_mlp
 for atom in (int(gathered.argmax()), int(gathered.argsort()[len(gathered) // 2])):
     for strength in (0, 4, 8):
         counts = answers(atom, strength)
+        label, most = model.cfg.labels[int(counts.argmax())], int(counts.max())
         print(
-            f"atom {atom} of layer {last}, strength {strength:+d}: most answered {model.cfg.labels[int(counts.argmax())]!r}, {int(counts.max())} of 64"
+            f"atom {atom} of layer {last}, strength {strength:+d}: "
+            f"most answered {label!r}, {most} of 64"
         )
 for by in (0.0, 0.2, 0.5):
-    print(
-        f"codes of every layer thresholded by {by} more: accuracy {accuracy(*[(f'blocks.{k}.mlp.hook_post', edit.threshold(by)) for k in range(last + 1)]):.3f}"
-    )
+    edits = [(f"blocks.{k}.mlp.hook_post", edit.threshold(by)) for k in range(last + 1)]
+    print(f"codes of every layer thresholded by {by} more: accuracy {accuracy(*edits):.3f}")
 
 # %% [markdown]
 # ## Patch from another image
@@ -120,6 +127,7 @@ moved = ci.circuits.patching.get_act_patch_resid_pre(
     model, images[bag : bag + 1], source, gap, positions=[0, 18, 25, 32]
 )
 print(
-    "logit of 'Trouser' minus 'Bag' with CLS (first column) or a middle patch put in from the trouser, by layer:"
+    "logit of 'Trouser' minus 'Bag' with CLS (first column) "
+    "or a middle patch put in from the trouser, by layer:"
 )
 print(moved.numpy().round(2))

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # A circuit in a tiny language model?
 #
-# **Is there a head that continues what it has seen before, or a few that remember an open quote?** The search, the causal check, and
-# the answer, also where it is no.
+# **Is there a head that continues what it has seen before, or a few that remember an open quote?**
+# The search, the causal check, and the answer, also where it is no.
 
 # %%
 # %matplotlib inline
@@ -27,13 +27,14 @@ lm = ci.load("crate-lm-12l" if REAL else "crate-tiny-lm")
 layers, heads = lm.cfg.n_layers, lm.cfg.n_heads
 windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
 print(
-    f"{layers} layers of {heads} heads, {len(windows)} windows of {windows.shape[1]} tokens of held-out text"
+    f"{layers} layers of {heads} heads, "
+    f"{len(windows)} windows of {windows.shape[1]} tokens of held-out text"
 )
 
 # %% [markdown]
 # ## Induction
-# The same random tokens twice. A model with induction heads predicts the second copy far better than the first, and an induction
-# head attends to the token after the earlier copy.
+# The same random tokens twice. A model with induction heads predicts the second copy far better
+# than the first, and an induction head attends to the token after the earlier copy.
 
 # %%
 half = torch.randint(260, lm.cfg.d_vocab, (16, 40), generator=torch.Generator().manual_seed(0))
@@ -52,14 +53,16 @@ induction = torch.stack(
 )
 even = (1 / torch.arange(42.0, 82)).mean().item()
 print(
-    f"attention to the token after the earlier copy: at most {induction.max():.3f}; spread evenly it would be {even:.3f}"
+    f"attention to the token after the earlier copy: at most {induction.max():.3f}; "
+    f"spread evenly it would be {even:.3f}"
 )
 
 # %% [markdown]
 # ## Quotes
-# Where a sentence ends inside an open “quote”, does the open quote make the model prefer `.”` to `.`? The same windows twice, as they
-# are and with every opening quote replaced by ` the`; the effect is the difference of that preference. What else differs between
-# text inside and outside quotes is in both.
+# Where a sentence ends inside an open “quote”, does the open quote make the model prefer `.”` to
+# `.`? The same windows twice, as they are and with every opening quote replaced by ` the`; the
+# effect is the difference of that preference. What else differs between text inside and outside
+# quotes is in both.
 
 # %%
 dot, close = lm.to_single_token("."), lm.to_single_token(".”")
@@ -87,11 +90,13 @@ draws = torch.randint(
 low, high = effects[draws].mean(dim=1).quantile(torch.tensor([0.025, 0.975])).tolist()
 effect = effects.mean().item()
 print(
-    f"{len(effects)} windows: an open quote moves the preference by {effect:.3f} nats (95 % interval {low:.3f} to {high:.3f})"
+    f"{len(effects)} windows: an open quote moves the preference by {effect:.3f} nats "
+    f"(95 % interval {low:.3f} to {high:.3f})"
 )
 
 # %% [markdown]
-# Which heads carry it? Put each head's output of the windows with quotes into the run without, on one half of the windows.
+# Which heads carry it? Put each head's output of the windows with quotes into the run without, on
+# one half of the windows.
 
 
 # %%
@@ -125,8 +130,9 @@ print(carried.numpy().round(3))
 
 # %% [markdown]
 # ## The causal check
-# The six heads that carry most, alone on the other half with every other head at its mean, beside random sets of six. The metric is
-# the effect itself; with all heads at their means nothing of the quote is left.
+# The six heads that carry most, alone on the other half with every other head at its mean, beside
+# random sets of six. The metric is the effect itself; with all heads at their means nothing of the
+# quote is left.
 
 # %%
 chosen = [divmod(place, heads) for place in carried.flatten().argsort(descending=True)[:6].tolist()]
@@ -135,8 +141,8 @@ print("chosen on one half:", ", ".join(f"L{layer}H{head}" for layer, head in sor
 scores
 
 # %% [markdown]
-# Do those heads talk to each other? How much of what one writes lies in the subspace another reads (a random subspace would get `chance`),
-# drawn for the pairs among them.
+# Do those heads talk to each other? How much of what one writes lies in the subspace another reads
+# (a random subspace would get `chance`), drawn for the pairs among them.
 
 # %%
 pairs = ci.circuits.composition(lm, through="linear").table
@@ -158,9 +164,12 @@ row = scores.table.set_index("measure").loc["faithfulness"]
 found = induction.max() > 3 * even and second < 0.9 * first
 print(f"Answer: {'there may be an' if found else 'no'} induction head.")
 print(
-    f"An open quote {'moves' if low > 0 else 'cannot be told to move'} the preference for closing it: {effect:.3f} nats ({low:.3f} to {high:.3f})."
+    f"An open quote {'moves' if low > 0 else 'cannot be told to move'} "
+    f"the preference for closing it: {effect:.3f} nats ({low:.3f} to {high:.3f})."
 )
 print(
-    f"Six heads {'do' if row['share_as_good'] <= 0.05 else 'do not'} carry it better than random sets of six: faithfulness {row['value']:.2f}, "
-    f"random {row['random_mean']:.2f} ({row['random_low']:.2f} to {row['random_high']:.2f}), share as good {row['share_as_good']:.2f}."
+    f"Six heads {'do' if row['share_as_good'] <= 0.05 else 'do not'} "
+    f"carry it better than random sets of six: faithfulness {row['value']:.2f}, "
+    f"random {row['random_mean']:.2f} ({row['random_low']:.2f} to {row['random_high']:.2f}), "
+    f"share as good {row['share_as_good']:.2f}."
 )

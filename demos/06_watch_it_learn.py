@@ -11,7 +11,8 @@
 # %% [markdown]
 # # Watch it learn
 #
-# **When in training do compression, sparsity and attention become what they are?** The same probes on checkpoints along the training.
+# **When in training do compression, sparsity and attention become what they are?** The same probes
+# on checkpoints along the training.
 
 # %%
 # %matplotlib inline
@@ -28,7 +29,8 @@ images, labels = models[0].preprocess(data["image"]), torch.tensor(data["label"]
 with torch.no_grad():
     for name, model in zip(names, models, strict=True):
         print(
-            f"{name:>10}: accuracy {(model(images).argmax(-1) == labels).float().mean():.3f} (chance 0.1)"
+            f"{name:>10}: accuracy "
+            f"{(model(images).argmax(-1) == labels).float().mean():.3f} (chance 0.1)"
         )
 
 # %%

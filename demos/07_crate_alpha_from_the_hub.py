@@ -11,8 +11,9 @@
 # %% [markdown]
 # # CRATE-alpha from the Hub
 #
-# **What to do with real weights?** CRATE-alpha B/16 (72 million parameters, Apache-2.0), trained by its authors on ImageNet-21k and then
-# ImageNet-1k: load, verify, look, attribute a logit. Without a network this notebook says so and stops asking.
+# **What to do with real weights?** CRATE-alpha B/16 (72 million parameters, Apache-2.0), trained by
+# its authors on ImageNet-21k and then ImageNet-1k: load, verify, look, attribute a logit. Without a
+# network this notebook says so and stops asking.
 
 # %%
 # %matplotlib inline
@@ -23,7 +24,8 @@ import crate_interp as ci
 NAME = "crate-alpha-b16"
 row = ci.list_models().set_index("name").loc[NAME]
 print(
-    f"{row['repo']}/{row['file']}, {row['params']:,} parameters, {row['licence']}, layout {row['status']}"
+    f"{row['repo']}/{row['file']}, {row['params']:,} parameters, "
+    f"{row['licence']}, layout {row['status']}"
 )
 try:
     model = ci.load(NAME)
@@ -32,7 +34,8 @@ except (ci.CheckpointError, OSError, ValueError) as error:
     print(f"skipped: {error}")
 
 # %% [markdown]
-# Its stream is a sum, so a logit can be shared out among heads and atoms exactly. The patches are 16 pixels wide, 196 of them.
+# Its stream is a sum, so a logit can be shared out among heads and atoms exactly. The patches are
+# 16 pixels wide, 196 of them.
 
 # %%
 if model is not None:
@@ -46,7 +49,8 @@ if model is not None:
     display(ci.viz.attention_on_image(cache, 8, images))  # noqa: F821
 
 # %% [markdown]
-# The same steps on a random network of the same family, so that this page shows something offline too. Its numbers mean nothing.
+# The same steps on a random network of the same family, so that this page shows something offline
+# too. Its numbers mean nothing.
 
 # %%
 if model is None:
