@@ -277,8 +277,9 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
 def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
     model = planted()
     inputs = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(7))
-    found = evaluate(model, [(0, 2), (0, 4), (1, 1)], inputs, lambda out: (out[:, 0] - out[:, 1]).abs().mean(),
-                     ablation="zero", random=30, progress=False)  # fmt: skip
+    metric = lambda out: (out[:, 0] - out[:, 1]).abs().mean()  # noqa: E731
+    heads = [(0, 2), (0, 4), (1, 1)]
+    found = evaluate(model, heads, inputs, metric, ablation="zero", random=30, progress=False)
     row = found.table().set_index("measure").loc["faithfulness"]
     assert (
         abs(row["value"] - 1) < 0.25
