@@ -1,4 +1,4 @@
-"""The README's code runs as it stands, its commands exist, and its tree is the tree."""
+"""The README's code runs, its commands exist, and its numbers are what the commands print."""
 
 import re
 from pathlib import Path
@@ -15,10 +15,10 @@ README = (ROOT / "README.md").read_text()
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 10
     names = {"__name__": "readme"}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)  # one after the other, as a reader would
+        exec(compile(block, "README.md", "exec"), names)  # in order, as a reader would
     assert {path.name for path in tmp_path.iterdir()} == {
         "rate.png",
         "attention.png",
@@ -73,7 +73,7 @@ def test_the_audit_in_the_readme_is_what_the_command_prints():
     table = result.table()
     sign = {"kept": "+", "broken": "-", "undecided": "?"}
     section = README.split("## Does each layer do its job?")[1].split(
-        "and `crate-interp audit crate-tiny-lm"
+        "`crate-interp audit crate-tiny-lm"
     )[0]
     rows = {
         line.split("|")[1].strip(): line.split("|")[2:-1]
@@ -108,16 +108,16 @@ def test_the_segmentation_in_the_readme_is_what_the_command_prints():
     assert (value, low, high) == pytest.approx((row["value"], row["low"], row["high"]), abs=2e-3)
     assert float(cells[7]) == pytest.approx(row["other_image"], abs=2e-3)
     section = section.replace("\n", " ")
-    words = (
+    levels = re.search(
         r"has ([\d.]+), all foreground ([\d.]+), three networks of random weights ([\d.]+), "
-        r".* random order ([\d.]+)\. So"
+        r".* random order ([\d.]+)\. So",
+        section,
     )
-    said = re.search(words, section)
-    assert said
+    assert levels
     wanted = (row["centre"], row["all_foreground"], row["untrained"], row["random"])
-    assert [float(number) for number in said.groups()] == pytest.approx(wanted, abs=2e-3)
+    assert [float(number) for number in levels.groups()] == pytest.approx(wanted, abs=2e-3)
     layers = result.layers().query("layer == 3 and way == 'best head for each image'").iloc[0]
-    best = f"{layers['value']:.3f} in layer 3, where the same six maps have "
-    assert best + f"{layers['other_image']:.3f}" in section
+    best, other = layers["value"], layers["other_image"]
+    assert f"{best:.3f} in layer 3, where the same six maps have {other:.3f}" in section
     assert row["low"] > max(*wanted, row["other_image"])
     assert f"no more than {result.overall('top')['value']:.3f}" in section
