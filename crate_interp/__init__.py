@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from crate_interp.probes import Probe
     from crate_interp.reports import report
     from crate_interp.segmentation import SegmentResult, segment
-    from crate_interp.sweeps import AtomResult, SweepResult, atoms, linear_probe, probe, sweep
+    from crate_interp.sweeps import (
+        AtomResult,
+        LinearProbeResult,
+        SweepResult,
+        atoms,
+        linear_probe,
+        probe,
+        sweep,
+    )
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
@@ -41,6 +49,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "HookedCrateCLIP": ("crate_interp.models.clip", "HookedCrateCLIP"),
     "HookedCrateLM": ("crate_interp.models.language", "HookedCrateLM"),
     "HookedCrateMAE": ("crate_interp.models.autoencoder", "HookedCrateMAE"),
+    "LinearProbeResult": ("crate_interp.sweeps", "LinearProbeResult"),
     "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
     "SegmentResult": ("crate_interp.segmentation", "SegmentResult"),
@@ -78,6 +87,7 @@ __all__ = [
     "HookedCrateCLIP",
     "HookedCrateLM",
     "HookedCrateMAE",
+    "LinearProbeResult",
     "Past",
     "Probe",
     "SegmentResult",

@@ -4,9 +4,10 @@ _LONGEST = 1500
 
 
 class CheckpointError(ValueError):
-    """A file, folder, name or config that cannot become a model; the text says what came, what was wanted, what to type.
+    """A file, folder, name or config that cannot become a model.
 
-    One line of at most 1,500 characters, whatever names a file brought with it.
+    The text says what came, what was wanted and what to type instead. It is one line of at most
+    1,500 characters, however long the names in a file are.
     """
 
     def __init__(self, message: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
 from crate_interp.audits import audit as run_audit
-from crate_interp.data import Samples
+from crate_interp.data import Data, Samples
 from crate_interp.files import writable, write_text
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
@@ -29,7 +29,7 @@ _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
 def report(
     model: HookedModel,
-    data: Any,
+    data: Data,
     out: str | Path,
     *,
     probes: Probes = None,
@@ -106,7 +106,8 @@ def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
 
 def _attention(model: Any, samples: Samples) -> AttentionPictures:
     """Returns the CLS attention of each head of the last layers over the first images."""
-    images = samples.read(0, min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
+    first = samples.start
+    images = samples.read(first, first + min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
     count = len(model.blocks)
     shown = range(max(0, count - _SHOWN_LAYERS), count)
     points = every_layer(model, PATTERN, shown)

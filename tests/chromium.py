@@ -34,12 +34,8 @@ def opened(
             f"--log-net-log={log}",
         ]
         what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-        done = subprocess.run(
-            [program, *flags, *what, page.resolve().as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command = [program, *flags, *what, page.resolve().as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         text = log.read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("}") else text + "]}")["events"]

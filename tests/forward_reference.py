@@ -1,4 +1,7 @@
-"""A second, slow forward on state dicts in their published layouts, written from the papers. Imports torch only."""
+"""A second, slow forward on state dicts in their published layouts, written from the papers.
+
+Imports torch only.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +10,10 @@ import torch.nn.functional as F
 def forward(
     weights: dict, images: torch.Tensor, family: str, n_heads: int, patch: tuple, **cfg
 ) -> torch.Tensor:
-    """Logits of a state dict in the layout of CRATE or CRATE-alpha. cfg: variant, pool, eta, lambd."""
+    """Returns the logits of a state dict in the layout of CRATE or CRATE-alpha.
+
+    cfg: variant, pool, eta, lambd.
+    """
     eta, lambd, pool = cfg.get("eta", 0.1), cfg.get("lambd", 0.1), cfg.get("pool", "cls")
     w, eps = weights, 1e-5 if family == "crate" else 1e-6
     d = w["cls_token"].shape[-1]
@@ -83,7 +89,10 @@ def _odl(w, p, y, eta, lambd):
 
 
 def published_layout(model) -> dict:
-    """The state dict of a HookedCrate under its published names (the tables are written out, not imported)."""
+    """Returns the state dict of a HookedCrate under its published names.
+
+    The tables are written out, not imported.
+    """
     renamed = {
         "embed.norm_patch": "to_patch_embedding.1",
         "embed.proj": "to_patch_embedding.2",

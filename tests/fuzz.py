@@ -110,8 +110,9 @@ def _npz(folder):
     layer, attention = "Transformer/encoderblock_0/", "MultiHeadDotProductSubspaceAttention_0/"
     d, m = 10, 13
     shapes = {
-        "pos_embedding": (1, 13, d), "cls": (1, 1, d), "embedding/kernel": (2, 5, 3, d), "embedding/bias": (d,),
-        "encoder_norm/scale": (d,), "encoder_norm/bias": (d,), "head/kernel": (d, 3), "head/bias": (3,),
+        "pos_embedding": (1, 13, d), "cls": (1, 1, d), "embedding/kernel": (2, 5, 3, d),
+        "embedding/bias": (d,), "encoder_norm/scale": (d,), "encoder_norm/bias": (d,),
+        "head/kernel": (d, 3), "head/bias": (3,),
         **{f"{layer}LayerNorm_{n}/{leaf}": (d,) for n in (0, 1) for leaf in ("scale", "bias")},
         f"{layer}{attention}proj/kernel": (d, 5, 2), f"{layer}{attention}out/kernel": (5, 2, d),
         f"{layer}OvercompleteISTABlock_0/D": (d, m), f"{layer}OvercompleteISTABlock_0/D1": (d, m),

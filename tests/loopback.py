@@ -1,7 +1,8 @@
-"""A stand-in for the Hugging Face Hub on 127.0.0.1: repos in memory, a second origin for large files, faults on demand.
+"""A stand-in for the Hugging Face Hub on 127.0.0.1.
 
-Written from what the client asks for (huggingface_hub 2.x), so it shows that our code and that client agree; it does not
-show what the real Hub answers. Imports the standard library only.
+Repos in memory, a second origin for large files, faults on demand. Written from what the client
+asks for (huggingface_hub 2.x): it shows that our code and that client agree, not what the real Hub
+answers. Imports the standard library only.
 """
 
 import base64
@@ -23,7 +24,7 @@ class Repo:
     gated: bool = False
 
     def commit(self, files, branch="main"):
-        """A commit with these files and those of the branch; its hash."""
+        """Makes a commit of these files and those of the branch, and returns its hash."""
         content = {**self.commits.get(self.refs.get(branch, ""), {}), **files}
         listing = "".join(
             f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in sorted(content.items())
@@ -59,7 +60,7 @@ class Hub:
         self.faults.append(Fault(match, **facts))
 
     def sent(self, method="GET"):
-        """Paths of the files that were transferred."""
+        """Returns the paths of the files that were transferred."""
         return [
             path
             for _, verb, path, _ in self.requests
@@ -86,73 +87,78 @@ class Hub:
                 server.server_close()
 
 
+class _Handler(BaseHTTPRequestHandler):
+    """Answers for the hub and the origin of a subclass."""
+
+    hub: Hub
+    origin: str
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.answer(send_body=False)
+
+    def do_GET(self):
+        self.answer(send_body=True)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.hub.requests.append((self.origin, "POST", self.path, self.headers))
+        self.reply(*_post(self.hub, self.path, body))
+
+    def answer(self, send_body):
+        self.hub.requests.append((self.origin, self.command, self.path, self.headers))
+        fault = next((f for f in self.hub.faults if self.hits(f)), None)
+        if fault:
+            fault.times -= 1
+        if fault and fault.status:
+            return self.reply(
+                fault.status, fault.headers, b'{"error": "fault"}' if send_body else None
+            )
+        status, headers, body = _file(self.hub, self.origin, self.path, self.headers)
+        start = self.headers.get("Range")
+        if status == 200 and start:
+            begin = int(start.removeprefix("bytes=").split("-")[0])
+            headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+            status, body = 206, body[begin:]
+        self.reply(
+            status,
+            headers,
+            body if send_body else None,
+            len(body),
+            fault.truncate if fault else None,
+        )
+
+    def hits(self, fault):
+        return (
+            fault.times > 0
+            and fault.match in self.path
+            and fault.origin in (None, self.origin)
+            and fault.method in (None, self.command)
+        )
+
+    def reply(self, status, headers, body, length=None, truncate=None):
+        self.send_response(status)
+        headers = {
+            "Content-Length": str(len(body or b"") if length is None else length),
+            **headers,
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(body if truncate is None else body[:truncate])
+        if truncate is not None:
+            self.wfile.flush()
+            time.sleep(0.05)
+            self.connection.close()
+            self.close_connection = True
+
+
 def _handler(hub, origin):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *args):
-            pass
-
-        def do_HEAD(self):
-            self.answer(send_body=False)
-
-        def do_GET(self):
-            self.answer(send_body=True)
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            hub.requests.append((origin, "POST", self.path, self.headers))
-            self.reply(*_post(hub, self.path, body))
-
-        def answer(self, send_body):
-            hub.requests.append((origin, self.command, self.path, self.headers))
-            fault = next((f for f in hub.faults if self.hits(f)), None)
-            if fault:
-                fault.times -= 1
-            if fault and fault.status:
-                return self.reply(
-                    fault.status, fault.headers, b'{"error": "fault"}' if send_body else None
-                )
-            status, headers, body = _file(hub, origin, self.path, self.headers)
-            start = self.headers.get("Range")
-            if status == 200 and start:
-                begin = int(start.removeprefix("bytes=").split("-")[0])
-                headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
-                status, body = 206, body[begin:]
-            self.reply(
-                status,
-                headers,
-                body if send_body else None,
-                len(body),
-                fault.truncate if fault else None,
-            )
-
-        def hits(self, fault):
-            return (
-                fault.times > 0
-                and fault.match in self.path
-                and fault.origin in (None, origin)
-                and fault.method in (None, self.command)
-            )
-
-        def reply(self, status, headers, body, length=None, truncate=None):
-            self.send_response(status)
-            headers = {
-                "Content-Length": str(len(body or b"") if length is None else length),
-                **headers,
-            }
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if body:
-                self.wfile.write(body if truncate is None else body[:truncate])
-            if truncate is not None:
-                self.wfile.flush()
-                time.sleep(0.05)
-                self.connection.close()
-                self.close_connection = True
-
-    return Handler
+    return type("Handler", (_Handler,), {"hub": hub, "origin": origin})
 
 
 def _error(status, code):
@@ -160,7 +166,7 @@ def _error(status, code):
 
 
 def _file(hub, origin, path, headers):
-    """(status, headers, body) of a file request."""
+    """Returns (status, headers, body) of a file request."""
     if origin == "cdn":
         digest = path.removeprefix("/lfs/")
         found = (
@@ -204,7 +210,10 @@ def _file(hub, origin, path, headers):
 
 
 def _post(hub, path, body):
-    """(status, headers, body) of what push_to_hub asks for: a repo, how to send each file, a commit."""
+    """Returns (status, headers, body) of what push_to_hub asks for.
+
+    That is a repo, how to send each file, and a commit.
+    """
     if path == "/api/repos/create":
         said = json.loads(body)
         name = f"{said.get('organization') or 'me'}/{said['name']}"

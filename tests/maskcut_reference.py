@@ -1,4 +1,4 @@
-"""MaskCut the slow way, with a dense eigensolver as CutLER calls it, and pictures to compare it on."""
+"""MaskCut the slow way, with a dense eigensolver as CutLER calls it, and pictures to cut."""
 
 import numpy as np
 from scipy.linalg import eigh
@@ -11,14 +11,14 @@ def affinity_of(features, tau):
 
 
 def dense_cut(affinity):
-    """The second and third eigenpair of (D - A, D), as columns and values."""
+    """Returns the second and third eigenpair of (D - A, D), as columns and values."""
     degrees = np.diag(affinity.sum(axis=1))
     values, vectors = eigh(degrees - affinity, degrees, subset_by_index=[1, 2])
     return vectors, values
 
 
 def flood(sides, start):
-    """The 4-connected part of a mask [h, w] that holds a cell, cell by cell."""
+    """Returns the 4-connected part of a mask [h, w] that holds a cell, cell by cell."""
     part, waiting = np.zeros_like(sides), [start]
     while waiting:
         y, x = waiting.pop()
@@ -46,7 +46,10 @@ def iou(one, other):
 
 
 def reference_masks(features, grid, n_masks=3, tau=0.15):
-    """The masks [n_masks, h, w], and the least relative distance of the second from the third eigenvalue on the way."""
+    """Returns the masks [n_masks, h, w], and how far apart the eigenvalues were.
+
+    That is the least relative distance of the second from the third on the way.
+    """
     features, painted = np.array(features, dtype=np.float64), np.zeros(grid, dtype=bool)
     masks, parts, gap = [], [], np.inf
     for _ in range(n_masks):
@@ -63,22 +66,15 @@ def reference_masks(features, grid, n_masks=3, tau=0.15):
     return np.stack(masks + missing), gap
 
 
-NOISES = (
-    0.0,
-    0.25,
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-    4.0,
-    6.0,
-    np.inf,
-)  # per dimension, where a blob has 1; inf: nothing else
+# per dimension, where a blob has 1; inf: nothing else
+NOISES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, np.inf)
 
 
 def planted(seed, grid, noise):
-    """Features [h * w, d] of a background and one to four blobs, each with a direction of its own, in noise."""
+    """Returns features [h * w, d] of a background and one to four blobs in noise.
+
+    Each has a direction of its own.
+    """
     draw = np.random.default_rng([seed, *grid])
     (h, w), d = grid, (32, 96, 384)[seed % 3]
     signal = np.broadcast_to(draw.standard_normal(d), (h, w, d)).copy()

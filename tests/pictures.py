@@ -1,6 +1,6 @@
 """Opens the pages of the library in headless Chromium and keeps screenshots. `make pictures`.
 
-Fails without Chromium: a page that nobody has opened has not been tested.
+`make pictures` runs it. Fails without Chromium: a page that nobody has opened has not been tested.
 """
 
 import sys

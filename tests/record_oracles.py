@@ -1,7 +1,7 @@
-"""Computes the oracles of the measures in 50 digits and writes them into tests/oracles: `make oracles`.
+"""Computes the oracles of the measures in 50 digits and writes them into tests/oracles.
 
-A test that finds a record wrong or missing asks for it. Look at the difference before you commit it:
-a number that moves without a change of its formula is an error.
+`make oracles` runs it. Look at the difference before you commit it: a number that moves without a
+change of its formula is an error.
 """
 
 import sys

@@ -96,7 +96,10 @@ def test_labels():
 
 
 def test_the_model_of_cutouts_has_learned():
-    """128 composites, whose objects and backgrounds training did not see: the standard error of a share of 0.5 is 0.044."""
+    """128 composites whose objects and backgrounds training did not see.
+
+    The standard error of a share of 0.5 is 0.044.
+    """
     data = ci.data.embedded("cutouts")
     shares = []
     for revision in ("step-0", "step-1500", None):
@@ -111,8 +114,14 @@ def test_the_model_of_cutouts_has_learned():
 
 
 def test_the_language_model_has_learned():
-    """On a passage of a held-out book: better than at every earlier step, and than uniform guessing, ln 1024 = 6.93."""
-    passage = "In the beginning was the Word, and the Word was with God, and the Word was God. The same was in the beginning with God."
+    """On a passage of a held-out book it is better than at every earlier step.
+
+    It is better than uniform guessing, ln 1024 = 6.93, too.
+    """
+    passage = (
+        "In the beginning was the Word, and the Word was with God, and the Word was God. "
+        "The same was in the beginning with God."
+    )
     losses = []
     for step in ("step-0", "step-160", "step-2560", None):
         lm = ci.load("crate-tiny-lm", revision=step)

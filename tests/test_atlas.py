@@ -183,6 +183,7 @@ def test_a_large_atlas_of_noise_is_small(tmp_path):
     assert len(found.table()) == 12 * 384 and sum(pages.values()) < 30e6
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_shown_is_refused(tmp_path):
     model, data = ready("crate")
     found = ci.atlas(model, data, ablate=0, progress=False)

@@ -1,4 +1,4 @@
-"""What parts add to a logit, path patching and patching sweeps: against slow forms and TransformerLens."""
+"""What parts add to a logit, and patching: against slow forms and TransformerLens."""
 
 import pytest
 import torch
@@ -58,7 +58,10 @@ def test_attributions_add_up_to_the_logit(name, minus):
 def test_an_attribution_is_what_the_logit_loses_with_the_part_where_the_scale_is_held(name):
     model, inputs = ready(name)
     logits, cache = model.run_with_cache(inputs)
-    read = lambda out: out[:, 5] if name == "crate-alpha" else 15 * torch.atanh(out[:, -1, 5] / 15)  # noqa: E731
+
+    def read(out):
+        return out[:, 5] if name == "crate-alpha" else 15 * torch.atanh(out[:, -1, 5] / 15)
+
     found = logit_attribution(cache, 5)
     scale = cache["ln_final.hook_scale"]
     last = LAYERS - 1  # nothing reads the last layer but the unembedding
@@ -185,7 +188,7 @@ def test_sweeps_over_tokens_are_transformerlens_own():
 @pytest.mark.parametrize("name", ["crate", "crate-alpha", "crate-lm", "nanochat-crate"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_attribution_patching_equals_its_formula(name, steps):
-    """By differences of the metric in float64, each head moved a little along what it would be given."""
+    """By differences of the metric in float64: each head moves a little towards its patch."""
     model, base = ready(name)
     model, base = model.double(), base.double() if base.is_floating_point() else base
     source = base.flip(0).contiguous()
@@ -222,7 +225,10 @@ def test_attribution_patching_equals_its_formula(name, steps):
 
 
 def test_attribution_patching_ranks_heads_as_patching_does():
-    """On two pairs of classes that are alike; on trousers and bags, which are not, the first order says little (0.45)."""
+    """On two pairs of classes that are alike.
+
+    On trousers and bags, which are not, the first order has little to do with it (0.45).
+    """
     model, data = ci.load("crate-tiny-fashion"), ci.data.embedded("fashion")
     images, labels = model.preprocess(data["image"]), torch.tensor(data["label"])
     for a, b in ((7, 9), (2, 6)):

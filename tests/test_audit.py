@@ -401,6 +401,7 @@ def test_one_sample_decides_nothing_of_activations():
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_refusals():
     model = ideal()
     for match, call in (

@@ -1,4 +1,4 @@
-"""The benchmarks run and hold. They take long; `make bench` makes the slow timings, with all cases."""
+"""The benchmarks run and hold; `make bench` makes the long timings, with all cases."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The shape of the library: what is public, which room imports which, and that importing does nothing."""
+"""What is public, which room imports which, and that importing does nothing."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"checks", "files", "errors", "pictures"},
+    {"checks", "files", "errors", "pictures", "ranges"},
     {"config", "measures", "crate_hooks", "results"},
     {"models"},
     {"checkpoints", "data"},
@@ -115,16 +115,32 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_config_imports_neither_torch_nor_transformerlens():
-    code = "import crate_interp.config, sys; print([m for m in ('torch', 'transformer_lens', 'numpy') if m in sys.modules])"
+    heavy = ("torch", "transformer_lens", "numpy")
+    code = (
+        f"import crate_interp.config, sys; print([name for name in {heavy} if name in sys.modules])"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_viz_draws_and_runs_nothing():
+    """A page is made from a result: no model, no sweep and no data are behind it."""
+    running = re.compile(
+        r"crate_interp\.(data|checkpoints|reports|cli|config)\b"
+        r"|crate_interp\.(sweeps|audits|segmentation|circuits)\.(run|stream|twins|cached|linear)\b"
+    )
+    for path in sorted((PACKAGE / "viz").rglob("*.py")):
+        text = path.read_text()
+        for name, _ in imports(ast.parse(text)):
+            assert not running.match(name), f"{path} imports {name}"
+        assert not re.search(r"\.run_with_cache\((?!x\)|images\))|no_grad", text), path
 
 
 def test_public_names():
     assert ci.__all__ == [
         "Atlas",
         "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
+        "HookedCrateMAE", "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
         "convert", "data", "hooks",
         "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
@@ -136,7 +152,7 @@ def test_public_names():
 
 
 def test_every_module_can_be_imported_by_its_own_name():
-    """`import a.b.c as r` reads attributes, so that a function of a module's name would hide the module."""
+    """`import a.b.c as r` reads attributes: a function of the same name would hide a module."""
     names = [
         ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
         for root in (PACKAGE, HOOKS)
@@ -159,8 +175,10 @@ def test_every_module_can_be_imported_by_its_own_name():
 
 def test_importing_does_nothing():
     code = (
-        "import sys; before = set(sys.modules); import crate_interp; print(sorted(m.split('.')[0] for m in "
-        "set(sys.modules) - before if m.split('.')[0] in ('torch', 'numpy', 'pandas', 'importlib_metadata', 'crate_hooks')))\n"
+        "import sys; before = set(sys.modules); import crate_interp\n"
+        "heavy = ('torch', 'numpy', 'pandas', 'importlib_metadata', 'crate_hooks')\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new & set(heavy)))\n"
         "print('importlib.metadata' in sys.modules)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -168,7 +186,7 @@ def test_importing_does_nothing():
 
 
 def test_importing_loads_few_modules():
-    """29 of the standard library today: the count stands for the time, which no test can rely on."""
+    """29 of the standard library today. The count stands for a time, which no test can measure."""
     code = "import sys; n = len(sys.modules); import crate_interp; print(len(sys.modules) - n)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(out.stdout) < 60

@@ -1,4 +1,7 @@
-"""Composition, attribution, paths and circuits: against brute force, on a planted circuit, and on random weights."""
+"""Composition, attribution, paths and circuits.
+
+Against brute force, on a planted circuit, and on random weights.
+"""
 
 import json
 import math
@@ -45,7 +48,10 @@ def share(rows, u):
 
 
 def brute_linear(model, row, start, stop):
-    """A row of the stream after attention of layer `start` as layer `stop` takes it, by the Jacobian of a slow form."""
+    """A row of the stream after attention of layer `start` as layer `stop` takes it.
+
+    By the Jacobian of a slow form.
+    """
     for layer in range(start, stop):
         block = model.blocks[layer]
         mlp, y = block.mlp, row
@@ -86,7 +92,7 @@ def test_scores_of_weights_equal_brute_force(name, through):
 
 @pytest.mark.parametrize("name", VISION + TEXT)
 def test_scores_of_data_equal_finite_differences(name):
-    """In float64: the stream after a head is moved a little along what the head wrote, attention held as it was."""
+    """In float64: the stream moves a little along what a head wrote, attention stays."""
     model, inputs = ready(name)
     model = model.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
@@ -112,7 +118,8 @@ def test_scores_of_data_equal_finite_differences(name):
         rows = (arrived[0] - arrived[1]).flatten(0, 1) / 2e-6
         for reader in (0, 3):
             found = table.query(
-                "from_layer == @start and from_head == @head and to_layer == @stop and to_head == @reader"
+                "from_layer == @start and from_head == @head"
+                " and to_layer == @stop and to_head == @reader"
             )
             wanted = share(rows, model.blocks[stop].attn.W_Q[reader].detach())
             assert found["score"].item() == pytest.approx(wanted, rel=1e-4)
@@ -120,7 +127,7 @@ def test_scores_of_data_equal_finite_differences(name):
 
 @pytest.mark.parametrize("through", ["direct", "linear", "data"])
 def test_on_random_weights_only_chance_exceeds_the_baseline(through):
-    """Pairs that share a sender are not independent: twice the binomial deviation is allowed for."""
+    """Pairs that share a sender are not independent: twice the binomial deviation is allowed."""
     exceed = count = 0
     for seed in range(4):
         torch.manual_seed(seed)
@@ -145,10 +152,11 @@ def test_on_random_weights_only_chance_exceeds_the_baseline(through):
 
 
 def planted():
-    """Two layers in which head 1 reads what heads 2 and 4 of the layer before wrote, and nothing else composes.
+    """Two layers in which head 1 reads what heads 2 and 4 of the layer before wrote.
 
-    Spans are orthogonal; the sparse step has D = I and a bias before it that keeps every atom on, so that it only adds a
-    constant, which LayerNorm takes out again; no span that heads write into holds anything of the image. The logits read head 1.
+    Nothing else composes. Spans are orthogonal; the sparse step has D = I and a bias before it that
+    keeps every atom on, so that it only adds a constant, which LayerNorm takes out again; no span
+    that heads write into holds anything of the image. The logits read head 1.
     """
     size = dict(d_model=67, d_head=3, n_heads=5, n_layers=2, n_classes=2, eta=0.1, lambd=0.0)
     model = make("crate", **size)

@@ -1,4 +1,4 @@
-"""COCO's annotations as class maps, what is said of damaged ones, and results that pycocotools reads."""
+"""COCO: annotations as class maps, damaged ones, and results that pycocotools reads."""
 
 import json
 import sys

@@ -117,7 +117,8 @@ def test_frozen():
         (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
         (
             dict(image_size=30),
-            r"image_size=\(30, 30\) is not a multiple of patch_size=\(16, 16\) .* such as \(16, 16\)",
+            r"image_size=\(30, 30\) is not a multiple of patch_size=\(16, 16\) .*"
+            r" such as \(16, 16\)",
         ),
         (dict(patch_size="16"), "patch_size='16': give an int, or"),
         (dict(d_mlp=64), "d_mlp=64 with family='crate': its dictionary is square"),

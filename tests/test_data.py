@@ -147,7 +147,8 @@ def test_bad_data(preprocess, tmp_path):
     fails("is no folder", f"imagefolder:{tmp_path}/missing")
     fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
     fails(
-        r"no embedded data is called 'fashin': there is fashion, cutouts, held-out-text. Did you mean fashion",
+        r"no embedded data is called 'fashin': there is fashion, cutouts, held-out-text. "
+        "Did you mean fashion",
         "embedded:fashin",
     )
     fails("cannot take data from list", [1, 2])

@@ -1,4 +1,7 @@
-"""The training of crate-tiny-cutouts: composites that depend on their number alone, and a run that goes on from any step."""
+"""The training of crate-tiny-cutouts.
+
+Composites depend on their number alone, and a run goes on from any step.
+"""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Every published layout beside CRATE's and CRATE-alpha's own, against recordings of the reference implementations."""
+"""The published layouts beside those of CRATE and CRATE-alpha, against recorded references."""
 
 import json
 
@@ -12,12 +12,14 @@ from conftest import FIXTURES
 
 # name in the recordings -> our hook point, in a block
 POINTS = {
-    "in": "hook_resid_pre", "ln1": "ln1.hook_normalized", "mssa_in": "ln1.hook_normalized", "scores": "attn.hook_attn_scores",
-    "attn": "attn.hook_pattern", "head_out": "attn.hook_z", "attn_out": "hook_attn_out", "mid": "hook_resid_mid",
-    "ln2": "ln2.hook_normalized", "odl_in": "ln2.hook_normalized", "ista_pre": "mlp.hook_pre", "ista": "mlp.hook_post",
-    "z1_pre": "mlp.hook_pre_init", "z1": "mlp.hook_post_init", "z2_pre": "mlp.hook_pre", "z2": "mlp.hook_post",
-    "h_pre": "mlp.hook_pre", "code": "mlp.hook_post", "odl_out": "hook_mlp_out", "mlp_out": "hook_mlp_out",
-    "mlp_post": "mlp.hook_post", "out": "hook_resid_post", "qkv": "attn.hook_u", "w": "attn.hook_u", "ff": "hook_resid_mid",
+    "in": "hook_resid_pre", "ln1": "ln1.hook_normalized", "mssa_in": "ln1.hook_normalized",
+    "scores": "attn.hook_attn_scores", "attn": "attn.hook_pattern", "head_out": "attn.hook_z",
+    "attn_out": "hook_attn_out", "mid": "hook_resid_mid", "ln2": "ln2.hook_normalized",
+    "odl_in": "ln2.hook_normalized", "ista_pre": "mlp.hook_pre", "ista": "mlp.hook_post",
+    "z1_pre": "mlp.hook_pre_init", "z1": "mlp.hook_post_init", "z2_pre": "mlp.hook_pre",
+    "z2": "mlp.hook_post", "h_pre": "mlp.hook_pre", "code": "mlp.hook_post",
+    "odl_out": "hook_mlp_out", "mlp_out": "hook_mlp_out", "mlp_post": "mlp.hook_post",
+    "out": "hook_resid_post", "qkv": "attn.hook_u", "w": "attn.hook_u", "ff": "hook_resid_mid",
 }  # fmt: skip
 
 
@@ -190,8 +192,12 @@ def test_clip():
         alone = model.visual.run_with_cache(tensors["images"])[1]
     seen = {"images", "tokens"}
     check_blocks(cache, tensors, "visual.blocks.", "visual.blocks.", seen)
-    check_blocks(alone, {name.removeprefix("visual."): value for name, value in tensors.items() if name.startswith("visual.")},
-                 "blocks.", "blocks.", set())  # fmt: skip
+    visual = {
+        name.removeprefix("visual."): value
+        for name, value in tensors.items()
+        if name.startswith("visual.")
+    }
+    check_blocks(alone, visual, "blocks.", "blocks.", set())
     check_blocks(cache, tensors, "text.blocks.", "text.blocks.", seen)
     expected = {
         "image_features": image,

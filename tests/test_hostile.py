@@ -1,4 +1,7 @@
-"""Files made to harm are refused, each with a clear error, and none of them executes. tests/fuzz.py has the mutations."""
+"""Files made to harm are refused with a clear error, and nothing in them is executed.
+
+tests/fuzz.py has the mutations.
+"""
 
 import argparse
 import io
@@ -96,7 +99,7 @@ def test_a_namespace_is_admitted_for_the_autoencoder_only(name, tmp_path):
     weights, given = LAYOUTS[name]
     torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "a.pth")
     fails(
-        "holds an argparse.Namespace, which only files of family 'crate-mae' may",
+        "holds an argparse.Namespace, which no file of family '",
         tmp_path / "a.pth",
         **given,
     )
@@ -128,7 +131,8 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
     for protocol in range(6):
         content = pickle.dumps(Touch(tmp_path / "ran"), protocol=protocol)
         refuses_tokenizer(
-            "asks for posix.system: only tiktoken.core.Encoding is admitted|uses .* nothing was run",
+            "asks for posix.system: only tiktoken.core.Encoding is admitted"
+            "|uses .* nothing was run",
             chat(tmp_path, tokenizer__pkl=content),
         )
     good = (FIXTURES / "nanochat_crate_alpha" / "tokenizer.pkl").read_bytes()
@@ -143,7 +147,8 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
         b"\x80\x04}r" + struct.pack("<I", 2**32 - 1) + b"."
     )  # a memo index that makes C's unpickler allocate 64 GB
     refuses_tokenizer("holds a dict", chat(tmp_path, tokenizer__pkl=huge))
-    reduced = b"\x80\x04\x8c\x0dtiktoken.core\x8c\x08Encoding\x93)R."  # calling the admitted class is not admitted
+    # calling the admitted class is not admitted
+    reduced = b"\x80\x04\x8c\x0dtiktoken.core\x8c\x08Encoding\x93)R."
     refuses_tokenizer("uses REDUCE", chat(tmp_path, tokenizer__pkl=reduced))
     assert not (tmp_path / "ran").exists()
 
@@ -309,7 +314,7 @@ def test_mutations_of_every_layout(number):
 
 
 def test_unowned_memory_is_not_taken(tmp_path):
-    """Weights of a caller's own state dict stay the caller's; two parameters of a file never share memory."""
+    """A caller keeps the weights of a state dict; parameters of a file never share memory."""
     weights, given = LAYOUTS["crate-alpha"]
     same = torch.randn(31)
     shared = weights | {

@@ -1,4 +1,7 @@
-"""The Hub loader, with the real huggingface_hub client against a stand-in on 127.0.0.1 (see loopback.py for what that shows)."""
+"""The Hub loader: the real huggingface_hub client against a stand-in on 127.0.0.1.
+
+loopback.py says what that shows.
+"""
 
 import copy
 import errno
@@ -64,7 +67,7 @@ def on_the_hub():
 
 @pytest.fixture
 def table(hub, monkeypatch):
-    """Every Hub row of the shipped table with the digest and size of its stand-in, and a repo that serves that at that path."""
+    """The Hub rows of the shipped table with digests and sizes of stand-ins, and their repo."""
     rows = copy.deepcopy(list(registry.MODELS))
     for row in (row for row in rows if row["repo"] and row["file"]):
         path, config = standin(row)
@@ -276,7 +279,11 @@ def test_server_gone_and_offline(table, hub, tmp_path, monkeypatch):
 
 def test_offline_in_a_process_of_its_own(tmp_path):
     """HF_HUB_OFFLINE is read when huggingface_hub is imported."""
-    code = "import crate_interp as ci\ntry: ci.load('crate-alpha-b16', cache_dir='CACHE')\nexcept ci.CheckpointError as e: print(e)"
+    code = (
+        "import crate_interp as ci\n"
+        "try: ci.load('crate-alpha-b16', cache_dir='CACHE')\n"
+        "except ci.CheckpointError as e: print(e)"
+    )
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     out = subprocess.run(
         [sys.executable, "-c", code.replace("CACHE", str(tmp_path))],
@@ -413,7 +420,7 @@ def test_large_files_show_progress(table, tmp_path, monkeypatch, capsys):
 
 
 def test_the_wordpieces_of_clip(hub, tmp_path):
-    """[CLS] and pieces, cut at n_ctx, zeros after them, no [SEP]: as the JAX training code made them."""
+    """As in the JAX training code: [CLS] and pieces cut at n_ctx, then zeros, no [SEP]."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     vocab = {

@@ -1,4 +1,4 @@
-"""The key lists of the published models at their real sizes, and small models of every layout in other shapes."""
+"""The keys of the published models at their real sizes, and small models of every layout."""
 
 import json
 import warnings
@@ -136,14 +136,14 @@ def test_traps_are_refused():
     fails(f"{key} holds three different projections", clip | {key: untied}, **GIVEN["clipa"])
     fails("text_n_heads cannot be inferred", clip, n_heads=5, image_size=(6, 20))
     with pytest.warns(
-        UserWarning, match="1 small tensors nobody has described are left out: extra"
+        UserWarning, match="1 small tensors that no published code describes are left out: extra"
     ):
         ci.load(clip | {"extra": torch.ones(3)}, **GIVEN["clipa"])
     fails(r"keys not used \(1\): extra", clip | {"extra": torch.ones(300, 300)}, **GIVEN["clipa"])
     chat = published("nanochat-crate", p=6)
     fails("n_ctx cannot be inferred", chat, n_heads=5)
     fails(
-        "d_vocab=65 contradicts transformer.wte.weight, which has 64 rows",
+        "d_vocab=65 contradicts transformer.wte.weight: with it there would be 128 rows",
         chat,
         **GIVEN["nanochat-crate"] | {"d_vocab": 65},
     )

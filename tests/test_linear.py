@@ -1,4 +1,4 @@
-"""Linear probes: planted labels are found, permuted ones are not, nothing leaks, and what is refused."""
+"""Linear probes: planted labels are found, permuted ones are not, and nothing leaks."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_a_planted_label_is_found_and_a_permuted_one_is_not(images):
 
 
 def test_by_hand(images):
-    """Held-out samples, features and scaling as said: mean 0 and variance 1 of the training part."""
+    """Held-out samples, features and scaling: mean 0 and variance 1 of the training part."""
     model = make("crate-alpha")
     labels = ["a", "b", "c"] * (N // 3)
     result = ci.linear_probe(model, images, labels=labels, pool="mean", test=0.5, progress=False)

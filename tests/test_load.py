@@ -289,7 +289,8 @@ def test_bad_files(tmp_path, model):
 
 def test_unknown_names():
     fails(
-        r"'crate-tiny-fashon' is no file, no folder, no known model .* Did you mean crate-tiny-fashion",
+        r"'crate-tiny-fashon' is no file, no folder, no known model .*"
+        " Did you mean crate-tiny-fashion",
         "crate-tiny-fashon",
     )
     fails("ci.list_models.. lists the known ones", "x" * 5000)
@@ -360,7 +361,10 @@ def test_bad_folders(tmp_path, model):
 
 
 def test_the_ablation_with_crates_own_step(images):
-    """CRATE-alpha's code with a square dictionary: convolution, no output bias, CRATE's ISTA step, no residual, eps 1e-5."""
+    """CRATE-alpha's code with a square dictionary.
+
+    It has a convolution, no output bias, CRATE's ISTA step, no residual, eps 1e-5.
+    """
     model = make("crate-alpha", sparse_step="ista", ln_eps=1e-5)
     weights = published_layout(model)
     assert (

@@ -1,4 +1,4 @@
-"""Data with masks: class maps that lie on their images, whatever they are stored as, and what is said of masks that cannot."""
+"""Data with masks: class maps that lie on their images, and errors of masks that do not."""
 
 import datasets
 import numpy as np

@@ -59,6 +59,7 @@ def test_a_sweep_under_autocast_is_finite(model, data):
     assert (result.layers().query("statistic == 'rate_pre'")["mean"] > 0).all()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_cut_cache(model, data):
     for pool, where in (("cls", (1, 4)), ("cls", 0), ("mean", (1, 4)), ("mean", 2)):
         other = make(model.cfg.family, pool=pool)
@@ -178,6 +179,7 @@ def test_wrong_types_are_refused_in_one_line(wrong, names):
     assert WRONG_TYPES[wrong] in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_no_model_and_no_image(data):
     model = make()
     refuses(
@@ -242,7 +244,7 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
     fails("has the names of a hooked model", model.state_dict())
     fails("channels=0: give a whole number", weights, channels=0)
     fails("n_heads='5': give a whole number", weights, n_heads="5")
-    fails("device='gpu' is none torch can compute on", weights, device="gpu")
+    fails("device='gpu' is no device that torch can compute on", weights, device="gpu")
     fails("is no file, no folder, no known model", "x" * 5000)
     assert ci.load(weights, **given | {"n_heads": np.int64(HEADS)}).cfg.n_heads == HEADS
 

@@ -121,7 +121,8 @@ def test_bad_input(model, tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:150])
     fails("cannot read the image .*cut.png", tmp_path / "cut.png")
     fails(
-        r"an image is 7 x 20, the model takes 6 x 20: resize it, or load the model with resize=6, crop=\[6, 20\]",
+        r"an image is 7 x 20, the model takes 6 x 20: resize it, "
+        r"or load the model with resize=6, crop=\[6, 20\]",
         picture(7, 20),
     )
     fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
@@ -143,7 +144,10 @@ def published_preprocessing():
 
 @pytest.mark.parametrize("row", published_preprocessing(), ids=lambda row: row["name"])
 def test_what_the_papers_say(row):
-    """Shorter side to 256 (bilinear), the middle 224 x 224, ImageNet's mean and std; by Pillow alone, pixel by pixel."""
+    """By Pillow alone, pixel by pixel.
+
+    Shorter side to 256 (bilinear), the middle 224 x 224, ImageNet's mean and std.
+    """
     assert len(published_preprocessing()) >= 15
     kept = {name: value for name, value in row["config"].items() if name != "d_features"}
     cfg = ci.CrateConfig(

@@ -95,4 +95,4 @@ def test_a_step_of_ones_own_can_be_audited_and_carries_compositions(images):
     model.setup()
     table = ci.audit(model, images, untrained=0, progress=False).table()
     assert table.set_index(["layer", "claim"]).loc[(0, "descends"), "verdict"] == "kept"
-    assert composition(model, through="linear").table["score"].between(0, 1).all()
+    assert composition(model, through="linear").table()["score"].between(0, 1).all()

@@ -1,1 +1,1 @@
-"""From bytes to a hooked model: one strict key map per published layout, our own format, and the table of models."""
+"""From bytes to a model: the table of public files, published layouts, our own format."""

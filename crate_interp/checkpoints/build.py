@@ -1,4 +1,4 @@
-"""From tensors and what is said of them to a hooked model: the config, then the parameters."""
+"""Builds a hooked model from tensors: first the config, then the parameters."""
 
 import re
 import warnings
@@ -12,6 +12,7 @@ from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import (
     Fields,
     Layout,
+    Shapes,
     as_parameters,
     check_depth,
     infer_config,
@@ -51,14 +52,18 @@ def from_layout(
     where: str,
     dtype: torch.dtype,
 ) -> Any:
-    """The model of a file in a published layout. `row`: what the table of models says; `given`: what the caller said."""
+    """Returns the model of a file in a published layout.
+
+    row: the fields that the table of models has for the file. given: those of the caller.
+    Raises CheckpointError where the tensors have no such layout, or contradict the fields.
+    """
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
     shapes = {key: tuple(value.shape) for key, value in contents.tensors.items()}
     layout = find_layout(shapes, family, where)
-    if contents.namespace and layout.family != "crate-mae":
+    if contents.namespace and not layout.namespace:
         raise CheckpointError(
-            f"{where} holds an argparse.Namespace, which only files of family 'crate-mae' may."
+            f"{where} holds an argparse.Namespace, which no file of family {layout.family!r} has."
         )
     cfg = make_config(layout, shapes, contents.config, row, given, where)
     tensors = dict(contents.tensors)
@@ -74,12 +79,17 @@ def from_layout(
 
 
 def make_config(
-    layout: Layout, shapes: dict, file_config: Fields, row: Fields, given: Fields, where: str
+    layout: Layout, shapes: Shapes, file_config: Fields, row: Fields, given: Fields, where: str
 ) -> CrateConfig:
-    """A field is the first of: what is given, the table's row, the file's own config, the tensors, the default."""
+    """Returns the config of a file.
+
+    The value of a field is the first of: the given one, that of the table's row, that of the
+    file's own config, what the tensors say, the default. Raises CheckpointError where a field
+    that decides the shapes of tensors has two values.
+    """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
-    given, told = checked(given), checked(layout.translate(file_config))
-    for name, value in told.items():
+    given, in_file = checked(given), checked(layout.translate(file_config))
+    for name, value in in_file.items():
         if name in own.STRUCTURE and name in given and given[name] != value:
             raise CheckpointError(
                 f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}."
@@ -88,16 +98,19 @@ def make_config(
             raise CheckpointError(
                 f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
             )
-    said = {**told, **checked(row), **given}
-    inferred = infer_config(layout, shapes, said, where)
-    values = {**layout.defaults, **inferred, **said}
+    known = {**in_file, **checked(row), **given}
+    inferred = infer_config(layout, shapes, known, where)
+    values = {**layout.defaults, **inferred, **known}
     return CrateConfig(
         family=layout.family, **values | _output_matrix(layout, shapes, values, where)
     )
 
 
-def _output_matrix(layout: Layout, shapes: dict, values: dict, where: str) -> Fields:
-    """That there is an output matrix where the torch code would have none: one head in the JAX code has it all the same."""
+def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
+    """Returns the field output_matrix where the tensors say more about it than its default.
+
+    With one head over the whole stream the torch code has no output matrix; the JAX code has.
+    """
     outputs = [
         source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])
     ]
@@ -110,8 +123,8 @@ def _output_matrix(layout: Layout, shapes: dict, values: dict, where: str) -> Fi
         and "variant" not in values
     ):
         raise CheckpointError(
-            f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), so it is one of c, n, t, "
-            "identity. Give it: ci.load(..., variant='c')."
+            f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), "
+            "so it is one of c, n, t, identity. Give it: ci.load(..., variant='c')."
         )
     own = values.get("variant", "crate") in ("crate", "fix")
     return (
@@ -122,9 +135,8 @@ def _output_matrix(layout: Layout, shapes: dict, values: dict, where: str) -> Fi
 
 
 def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:
-    ours = {
-        key.split(".")[0] for key in target_of
-    }  # a key under a known module would change what it computes
+    # a key under a known module would change what the module computes
+    ours = {key.split(".")[0] for key in target_of}
     small = [
         key
         for key, value in tensors.items()
@@ -132,7 +144,8 @@ def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str
     ]
     if small:
         warnings.warn(
-            f"{where}: {len(small)} small tensors nobody has described are left out: {', '.join(small[:8])}.",
+            f"{where}: {len(small)} small tensors that no published code describes are left out: "
+            f"{', '.join(small[:8])}.",
             stacklevel=2,
         )
     for key in small:
@@ -147,7 +160,12 @@ def build(
     dtype: torch.dtype,
     owned: bool,
 ) -> Any:
-    """The model with its parameters taken from `tensors`, which is emptied; no random number is drawn."""
+    """Returns the model in eval mode, with its parameters taken from `tensors`, which is emptied.
+
+    target_of: the parameter that each key fills; None: the keys are the parameters' names.
+    owned: whether the tensors may be kept without a copy. No random number is drawn. Raises
+    CheckpointError unless every key is used once, every parameter filled, and shapes are equal.
+    """
     target_of = {key: key for key in tensors} if target_of is None else target_of
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     for prefix, count in _TOWERS[cfg.kind].items():
@@ -188,23 +206,24 @@ def build(
 def _take(
     tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool
 ) -> dict[str, Tensor]:
-    """The parameters, each in memory of its own; every source tensor is let go before the next is copied."""
+    """Returns the parameters, each in memory of its own.
+
+    Every source tensor is let go before the next is copied.
+    """
     weights, places = {}, set()
     for name, key in named.items():
         value = tensors.pop(key).detach()
         place = value.untyped_storage().data_ptr()
         taken = value.to("cpu", dtype, copy=not owned or place in places).contiguous()
-        if (
-            taken.untyped_storage().nbytes() > taken.nbytes
-        ):  # a part of a larger tensor would keep all of it alive
-            taken = taken.clone()
+        if taken.untyped_storage().nbytes() > taken.nbytes:
+            taken = taken.clone()  # a part of a larger tensor would keep all of it alive
         places.add(taken.untyped_storage().data_ptr())
         weights[name] = taken
     return weights
 
 
 def _raise_leftovers(what: str, unused: list[str], missing: list[str], wrong: list[str]) -> None:
-    """One error that lists what is left over on both sides, or nothing."""
+    """Raises one CheckpointError that lists what is left over on both sides, if anything is."""
     sides = (("keys not used", unused), ("keys missing", missing), ("wrong shapes", wrong))
     parts = [
         f"{title} ({len(keys)}): {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"

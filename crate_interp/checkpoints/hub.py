@@ -1,4 +1,4 @@
-"""Files from the Hugging Face Hub: one clear error per failure, and the digest checked where it is known."""
+"""Files from the Hugging Face Hub: one clear error per failure, and digests compared."""
 
 import errno
 import os
@@ -32,18 +32,25 @@ def fetch(
     local_files_only: bool = False,
     token: str | bool | None = None,
 ) -> Path:
-    """The local path of a file of a repo, downloaded with a progress bar unless the cache has it.
+    """Returns the local path of a file of a repo.
 
-    By huggingface_hub: its cache, HF_HUB_OFFLINE, HF_ENDPOINT and stored tokens hold. Raises CheckpointError.
+    The file is downloaded with a progress bar unless the cache has it. huggingface_hub does
+    this, so that its cache, HF_HUB_OFFLINE, HF_ENDPOINT and stored tokens count. Raises
+    CheckpointError where the file cannot be had.
     """
     import huggingface_hub as hub
 
     check_file(file)
     try:
         path = hub.hf_hub_download(
-            repo, file, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token,
+            repo,
+            file,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            token=token,
             endpoint=os.environ.get("HF_ENDPOINT") or None,
-        )  # fmt: skip
+        )
     except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
         raise _kind(error, local_files_only)(
             _explain(error, repo, file, revision, local_files_only)
@@ -51,8 +58,8 @@ def fetch(
     return Path(path)
 
 
-def check_file(file: Any) -> None:
-    """CheckpointError for a name that is no path inside a repo."""
+def check_file(file: str) -> None:
+    """Raises CheckpointError for a name that is no path inside a repo."""
     path = PurePosixPath(str(file))
     if (
         not isinstance(file, str)
@@ -68,9 +75,12 @@ def check_file(file: Any) -> None:
 
 
 def check_digest(path: Path, row: dict[str, Any]) -> None:
-    """CheckpointError where the file is not the one the table of models describes."""
+    """Raises CheckpointError unless the file has the size and digest in the table of models."""
     size = path.stat().st_size
-    remedy = f"Remove {path} and load it again; if it fails anew the file on the Hub has changed: give revision='main' to take it as it is."
+    remedy = (
+        f"Remove {path} and load it again; if it fails anew the file on the Hub has changed: "
+        "give revision='main' to take it as it is."
+    )
     if row["bytes"] is not None and size != row["bytes"]:
         raise CheckpointError(
             f"{row['name']}: {path} has {size} bytes, wanted {row['bytes']}. {remedy}"
@@ -87,11 +97,20 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
     at = f" at revision {revision!r}" if revision else ""
     what = f"{repo}/{file}{at}"
     if isinstance(error, errors.GatedRepoError):
-        return f"{repo} is gated: accept its terms on huggingface.co, then `hf auth login`, or give a token with access: token='hf_...'."
+        return (
+            f"{repo} is gated: accept its terms on huggingface.co, then `hf auth login`, "
+            "or give a token with access: token='hf_...'."
+        )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"the Hub has no repo {repo!r}, or it is private: check the name, or give a token with access: token='hf_...'."
+        return (
+            f"the Hub has no repo {repo!r}, or it is private: check the name, "
+            "or give a token with access: token='hf_...'."
+        )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repo} has no revision {revision!r}: give a branch, a tag or a full commit hash, or leave it out."
+        return (
+            f"{repo} has no revision {revision!r}: "
+            "give a branch, a tag or a full commit hash, or leave it out."
+        )
     cause = (
         error.__cause__
         if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
@@ -104,18 +123,25 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, local
         if _kind(error, local_only) is NotCached:
             off = "the network is switched off (local_files_only, or HF_HUB_OFFLINE=1)"
             return f"{what} is not in the cache, and {off}: load it once with it on."
-        return f"cannot reach the Hub for {what}, and the cache does not have it: {_first(error.__cause__ or error)}. Try again later."
+        return (
+            f"cannot reach the Hub for {what}, and the cache does not have it: "
+            f"{_first(error.__cause__ or error)}. Try again later."
+        )
     if isinstance(error, errors.EntryNotFoundError):
-        return f"{repo} has no file {file!r}{at}: see https://huggingface.co/{repo}/tree/{revision or 'main'}."
+        tree = f"https://huggingface.co/{repo}/tree/{revision or 'main'}"
+        return f"{repo} has no file {file!r}{at}: see {tree}."
     if isinstance(error, errors.HFValidationError):
         return f"{repo!r} is no name of a repo: write owner/name."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full: {what} does not fit. Free some room, or give another place: cache_dir='...'."
+        return (
+            f"the disk is full: {what} does not fit. "
+            "Free some room, or give another place: cache_dir='...'."
+        )
     return f"cannot download {what}: {_first(error)}. Nothing was kept."
 
 
 def _kind(error: Exception, local_only: bool) -> type[CheckpointError]:
-    """What a failure is to a caller that can do without the file."""
+    """Returns the class of the error, for callers that can do without the file."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError):
@@ -129,6 +155,6 @@ def _kind(error: Exception, local_only: bool) -> type[CheckpointError]:
 
 
 def _first(error: BaseException) -> str:
-    """The first sentence of an error's words, on one line."""
+    """Returns the first sentence of an error's words, on one line."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words.split(". ")[0].rstrip(".")

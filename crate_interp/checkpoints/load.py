@@ -1,4 +1,4 @@
-"""ci.load: a file, a folder, a name, a repo on the Hub, a state dict or a module -> a hooked model."""
+"""ci.load: a hooked model from a file, a folder, a name, a repo on the Hub or a state dict."""
 
 import os
 from collections.abc import Mapping
@@ -24,28 +24,32 @@ def load(
     source: str | Path | Mapping[str, Any] | torch.nn.Module,
     *,
     family: str | None = None,
-    file: Any = None,
+    file: str | None = None,
     revision: str | None = None,
-    device: Any = "cpu",
-    dtype: Any = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
     **config: Any,
 ) -> Any:
-    """A hooked model in eval mode, from whatever holds its weights (family "sae": the sparse autoencoder).
+    """Loads a hooked model in eval mode, from whatever holds its weights.
 
-    source, the first that fits: an existing file in a published layout (torch, safetensors or npz) or a folder made by
-    save_pretrained; a name of ci.list_models(); "owner/repo" on the Hub, with `file` where it has several; a state dict or
-    module in a published layout.
-    family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate", "clipa", "sae"; None tells it
-    from the keys. revision: a branch, tag or commit on the Hub (None: the one the table pins); "step-N" of an embedded model.
-    dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub. config: any CrateConfig field;
-    it comes before the table of models, the file's own config, and what the tensors say.
-    Tensors cannot tell `n_heads` (but in npz files), nor `variant` where there is no output matrix.
+    source, the first that fits: an existing file in a published layout (torch, safetensors or
+    npz), or a folder made by save_pretrained; a name of ci.list_models(); "owner/repo" on the
+    Hub, with `file` where it has several; a state dict or module in a published layout.
+    family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
+    "clipa", or "sae" for a sparse autoencoder. None: the keys decide.
+    revision: a branch, tag or commit on the Hub (None: the one in the table of models), or
+    "step-N" of an embedded model.
+    dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub.
+    config: any field of a CrateConfig. It takes precedence over the table of models, the file's
+    own config and the shapes of the tensors. Shapes do not reveal `n_heads` (but in npz files),
+    nor `variant` where there is no output matrix.
 
-    Strict: every source key is used once, every parameter is filled, shapes are equal; a file of the table must have its
-    digest. Nothing in a file is executed. Raises CheckpointError.
+    Loading is strict: every source key is used once, every parameter is filled, shapes are
+    equal, and a file of the table must have its digest. Nothing in a file is executed.
+    Raises CheckpointError for everything that can be wrong with a source or an argument.
     """
     dtype = torch.float32 if dtype is None else dtype
     if dtype not in DTYPES:
@@ -54,9 +58,10 @@ def load(
         )
     if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
         raise CheckpointError(
-            f"cannot load {source!r}: give a file, a folder, a name of ci.list_models(), or a state dict."
+            f"cannot load {source!r}: "
+            "give a file, a folder, a name of ci.list_models(), or a state dict."
         )
-    device = _device(device)
+    place = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
         check_names({name: value for name, value in config.items() if name != "hook_name"})
@@ -67,39 +72,36 @@ def load(
         raise
     except ValueError as error:  # a config the tensors allow and CrateConfig does not
         raise CheckpointError(str(error)) from None
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-    ) as error:  # an argument or a tensor of a kind nobody expects
+    except (RuntimeError, TypeError, AttributeError, OverflowError) as error:
+        # from an argument or a tensor of an unexpected kind
         raise CheckpointError(f"{_short(source)} cannot be loaded: {error}") from error
     try:
-        return model.to(device)
+        return model.to(place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CheckpointError(f"device={str(device)!r} cannot take the model: {error}") from None
+        raise CheckpointError(f"device={str(place)!r} cannot take the model: {error}") from None
 
 
-def _device(device: Any) -> torch.device:
+def _device(device: str | torch.device) -> torch.device:
     try:
-        found = torch.device(device)
+        place = torch.device(device)
     except (RuntimeError, TypeError):
-        found = None
-    if found is None or found.type == "meta":
+        place = None
+    if place is None or place.type == "meta":
         raise CheckpointError(
-            f"device={device!r} is none torch can compute on: give 'cpu', 'cuda' or 'cuda:1'."
+            f"device={device!r} is no device that torch can compute on: "
+            "give 'cpu', 'cuda' or 'cuda:1'."
         )
-    return found
+    return place
 
 
-def _short(source: Any) -> str:
+def _short(source: str | Path | Mapping[str, Any] | torch.nn.Module) -> str:
     return str(source) if isinstance(source, (str, Path)) else "the state dict"
 
 
 def _resolve(
-    source: Any,
+    source: str | Path | Mapping[str, Any] | torch.nn.Module,
     family: str | None,
-    file: Any,
+    file: str | None,
     revision: str | None,
     net: dict,
     given: dict,
@@ -112,12 +114,10 @@ def _resolve(
             _from_contents(contents, family, {}, given, "the state dict", dtype), None, net
         )
     path = Path(source).expanduser()
-    if os.path.isdir(
-        path
-    ):  # os.path says no where pathlib raises: a name too long for a file is no file
+    if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         _has_no(revision, file, str(path))
         weights = path / WEIGHTS
-        if own.is_foreign(path / CONFIG) and weights.exists():  # a snapshot of nanochat's repo, say
+        if own.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
             return _from_file(weights, family, {}, given, dtype, net)
         return _from_folder(path, weights, family, given, dtype, net)
     if os.path.exists(path):
@@ -144,10 +144,11 @@ def _resolve(
     raise CheckpointError(_unknown(str(source)))
 
 
-def _has_no(revision: str | None, file: Any, where: str) -> None:
+def _has_no(revision: str | None, file: str | None, where: str) -> None:
     if revision is not None:
         raise CheckpointError(
-            f"revision={revision!r} has no meaning for {where}: it chooses a step of an embedded model, or a commit on the Hub."
+            f"revision={revision!r} has no meaning for {where}: "
+            "it chooses a step of an embedded model, or a commit on the Hub."
         )
     if file is not None:
         raise CheckpointError(
@@ -158,7 +159,10 @@ def _has_no(revision: str | None, file: Any, where: str) -> None:
 def _unknown(source: str) -> str:
     hint = checks.did_you_mean(source, registry.names())
     shown = source if len(source) <= 200 else source[:200] + "..."
-    text = f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. {hint} ci.list_models() lists the known ones."
+    text = (
+        f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
+        f"{hint} ci.list_models() lists the known ones."
+    )
     return text.replace("  ", " ")
 
 
@@ -178,11 +182,15 @@ def _from_row(
     given: dict,
     dtype: torch.dtype,
 ) -> Any:
-    """A file of the table, from the Hub; where it lies elsewhere, the error says how to go on."""
+    """Loads a file of the table from the Hub.
+
+    Where the file lies elsewhere the error says how to go on.
+    """
     if row["file"] is None:
         if row["link"] is None:
             raise CheckpointError(
-                f"{row['name']}: {row['note']}. Give a file of it: ci.load({row['repo']!r}, file='...')."
+                f"{row['name']}: {row['note']}. "
+                f"Give a file of it: ci.load({row['repo']!r}, file='...')."
             )
         fields = ", ".join(f"{name}={value!r}" for name, value in row["config"].items())
         raise CheckpointError(
@@ -202,7 +210,7 @@ def _from_row(
 def _from_repo(
     repo: str,
     family: str | None,
-    file: Any,
+    file: str | None,
     revision: str | None,
     net: dict,
     given: dict,
@@ -216,7 +224,8 @@ def _from_repo(
     if file is None and rows:
         files = ", ".join(row["file"] for row in rows)
         raise CheckpointError(
-            f"{repo} has several files: give one of them, ci.load({repo!r}, file='...'). Known: {files}."
+            f"{repo} has several files: give one of them, ci.load({repo!r}, file='...'). "
+            f"Known: {files}."
         )
     if file is None:
         return _own_repo(repo, family, revision, net, given, dtype)
@@ -229,12 +238,13 @@ def _from_repo(
 def _own_repo(
     repo: str, family: str | None, revision: str | None, net: dict, given: dict, dtype: torch.dtype
 ) -> Any:
-    """A repo made by push_to_hub."""
+    """Loads a repo that push_to_hub made."""
     try:
         config = hub.fetch(repo, CONFIG, revision=revision, **net)
     except hub.MissingFile:
         raise CheckpointError(
-            f"{repo} has no {CONFIG}, so it was not made by push_to_hub: name a weight file of it, ci.load({repo!r}, file='...')."
+            f"{repo} has no {CONFIG}, so it was not made by push_to_hub: "
+            f"name a weight file of it, ci.load({repo!r}, file='...')."
         ) from None
     weights = hub.fetch(repo, WEIGHTS, revision=revision, **net)
     if not own.is_foreign(config):
@@ -246,7 +256,7 @@ def _own_repo(
 
 
 def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
-    """A file that may lie beside the weights, or not."""
+    """Downloads a file that may lie beside the weights, if it is there."""
     with suppress(hub.MissingFile, hub.NotCached):
         hub.fetch(repo, file, revision=revision, **net)
 
@@ -254,8 +264,7 @@ def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
 def _from_folder(
     folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict
 ) -> Any:
-    said = given | ({"family": family} if family else {})
-    cfg = own.read_config(folder, said)
+    cfg = own.read_config(folder, given | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     contents = read_file(weights)

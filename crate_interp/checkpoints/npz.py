@@ -1,4 +1,7 @@
-"""From a .npz file (JAX training) to named tensors: only the weights are read, one member at a time, never a pickle."""
+"""Named tensors from a .npz file of the JAX training.
+
+Only the weights are read, one member at a time, and never a pickle.
+"""
 
 import zipfile
 from math import prod
@@ -16,15 +19,12 @@ _OLD_NAME, _NAME = "/Attention_0/", "/MultiHeadDotProductSubspaceAttention_0/"
 _FLOATS = ("<f2", "<f4", "<f8")
 _BFLOAT16 = "|V2"  # numpy has no bfloat16 and stores it as two bytes
 _MAX_MEMBERS = 100_000
-_MAX_RATIO, _SMALL, _TOTAL = (
-    50,
-    2**20,
-    2**26,
-)  # float weights hardly compress; a small array of zeros does
+# float weights hardly compress; a small array of zeros does
+_MAX_RATIO, _SMALL, _TOTAL = 50, 2**20, 2**26
 
 
 def is_npz(path: Path) -> bool:
-    """Whether this is a zip of arrays; a torch file is a zip too, of other things."""
+    """Tells whether this is a zip of arrays. A torch file is a zip of other things."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -33,10 +33,11 @@ def is_npz(path: Path) -> bool:
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
-    """The weights by their tree path, "params/" stripped; CheckpointError for what is no plain array of floats.
+    """Returns the weights by their path in the tree, without "params/".
 
-    Sizes are checked before anything is allocated: what the headers claim, what the archive stores, and what the file
-    has room for must agree.
+    Sizes are checked before anything is allocated: what the headers claim, what the archive
+    stores and what the file has room for must agree. Raises CheckpointError where they do not,
+    and for anything but plain arrays of floats.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
@@ -49,7 +50,8 @@ def read_npz(path: Path) -> dict[str, Tensor]:
         stored = sum(info.compress_size for info in members)
         if sum(info.file_size for info in members) > max(_TOTAL, _MAX_RATIO * stored):
             raise CheckpointError(
-                f"{path} claims {sum(info.file_size for info in members)} bytes in {stored}: weights do not compress so."
+                f"{path} claims {sum(info.file_size for info in members)} bytes in {stored}: "
+                "weights do not compress so."
             )
         inside = [info for info in members if info.filename.startswith(_WEIGHTS)]
         tensors: dict[str, Tensor] = {}
@@ -72,7 +74,8 @@ def read_npz(path: Path) -> dict[str, Tensor]:
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Tensor:
     if info.file_size > max(_SMALL, _MAX_RATIO * info.compress_size):
         raise CheckpointError(
-            f"{where} claims {info.file_size} bytes in {info.compress_size}: weights do not compress so."
+            f"{where} claims {info.file_size} bytes in {info.compress_size}: "
+            "weights do not compress so."
         )
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)

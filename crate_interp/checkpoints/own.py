@@ -10,25 +10,32 @@ from crate_interp.errors import CheckpointError
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG
 
-# Fields that decide which tensors there are and what they mean: an argument may not contradict the folder's.
+# Fields that decide which tensors there are and what they mean: a given one may not contradict
+# the folder's.
 STRUCTURE = (
-    "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step", "n_classes", "d_features",
-    "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers", "decoder_n_heads", "d_embed", "text_d_model",
-    "text_n_layers", "text_n_heads", "window_pattern", "output_matrix",
+    "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
+    "n_classes", "d_features", "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers",
+    "decoder_n_heads", "d_embed", "text_d_model", "text_n_layers", "text_n_heads",
+    "window_pattern", "output_matrix",
 )  # fmt: skip
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether there is a readable config.json that another library wrote."""
+    """Tells whether there is a readable config.json that another library wrote."""
     return bool(read_config_file(path))
 
 
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
-    """The folder's config with `given` over it; CheckpointError where it is none of ours, or `given` contradicts it."""
+    """Returns the config of a folder, with given fields in place of its own.
+
+    Raises CheckpointError where the folder is not ours, and where a given field that decides
+    the shapes of tensors contradicts it.
+    """
     path = folder / CONFIG
     if not path.exists():
         raise CheckpointError(
-            f"{folder} has no {CONFIG}: give the weight file in it, or a folder made by save_pretrained."
+            f"{folder} has no {CONFIG}: "
+            "give the weight file in it, or a folder made by save_pretrained."
         )
     content = read_json(path)
     if not isinstance(content, dict) or content.get("library") != "crate_interp":
@@ -54,8 +61,8 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     return asked
 
 
-def _sae_config(said: dict[str, Any], path: Path) -> SAEConfig:
+def _sae_config(values: dict[str, Any], path: Path) -> SAEConfig:
     try:
-        return SAEConfig(**said)
+        return SAEConfig(**values)
     except TypeError as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -1,12 +1,10 @@
 """A progress bar for files that take a while."""
 
-from typing import Any
-
 from tqdm.auto import tqdm
 
 SHOWN_FROM = 2**28  # bytes
 
 
-def byte_bar(total: int, what: str) -> Any:
-    """A bar over `total` bytes; invisible for small files."""
+def byte_bar(total: int, what: str) -> tqdm:
+    """Returns a bar over `total` bytes. It is invisible for small files."""
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=total < SHOWN_FROM)

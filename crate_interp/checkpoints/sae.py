@@ -12,27 +12,33 @@ KEYS = ("W_enc", "b_enc", "W_dec", "b_dec")
 
 
 def is_sae(contents: Contents) -> bool:
-    """Whether a file has a sparse autoencoder's keys."""
+    """Tells whether a file has the keys of a sparse autoencoder."""
     return {"W_enc", "W_dec"} <= set(contents.tensors)
 
 
 def from_contents(
     contents: Contents, given: dict[str, Any], where: str, dtype: torch.dtype
 ) -> SparseAutoencoder:
-    """The autoencoder; CheckpointError for other keys, shapes that do not fit, or where nothing says what it reads."""
-    tensors, said = contents.tensors, contents.config
+    """Returns the sparse autoencoder of a file.
+
+    Raises CheckpointError for other keys, for shapes that do not fit, and where neither the
+    file nor `given` says which point it reads.
+    """
+    tensors, config = contents.tensors, contents.config
     if set(tensors) != set(KEYS):
         raise CheckpointError(
-            f"{where} has the keys {', '.join(tensors)}; a sparse autoencoder has {', '.join(KEYS)}."
+            f"{where} has the keys {', '.join(tensors)}; "
+            f"a sparse autoencoder has {', '.join(KEYS)}."
         )
     if unknown := set(given) - {"hook_name"}:
         raise CheckpointError(
-            f"a sparse autoencoder has no {', '.join(sorted(unknown))}: only hook_name can be given."
+            f"a sparse autoencoder has no {', '.join(sorted(unknown))}: "
+            "only hook_name can be given."
         )
-    hook_name = given.get("hook_name", said.get("act_name"))
+    hook_name = given.get("hook_name", config.get("act_name"))
     if not isinstance(hook_name, str):
         raise CheckpointError(
-            f"{where}: nothing says which point it reads (no _cfg.json beside it). Give it: "
+            f"{where}: nothing says which point it reads (no _cfg.json is beside it). Give it: "
             "ci.load(..., hook_name='blocks.0.mlp.hook_post')."
         )
     shape = tuple(tensors["W_enc"].shape)
@@ -44,21 +50,21 @@ def from_contents(
                 f"{where}: {name} is {list(tensors[name].shape)}, wanted {list(size)}."
             )
     for name, value in (("act_size", d_in), ("dict_size", d_sae)):
-        if said.get(name, value) != value:
+        if config.get(name, value) != value:
             raise CheckpointError(
-                f"{where}: its config says {name}={said[name]!r}, the tensors make it {value}."
+                f"{where}: its config says {name}={config[name]!r}, the tensors make it {value}."
             )
-    if not isinstance(said.get("l1_coeff"), (int, float, type(None))):
+    if not isinstance(config.get("l1_coeff"), (int, float, type(None))):
         raise CheckpointError(
-            f"{where}: its config says l1_coeff={said['l1_coeff']!r}, wanted a number."
+            f"{where}: its config says l1_coeff={config['l1_coeff']!r}, wanted a number."
         )
     check_weights(tensors, where, dtype)
     cfg = SAEConfig(
         hook_name=hook_name,
         d_in=d_in,
         d_sae=d_sae,
-        l1_coeff=said.get("l1_coeff"),
-        model_name=said.get("model_name"),
+        l1_coeff=config.get("l1_coeff"),
+        model_name=config.get("model_name"),
     )
     with torch.device("meta"):
         sae = SparseAutoencoder(cfg)

@@ -1,4 +1,4 @@
-"""From a file to named tensors, without ever executing what the file holds."""
+"""Named tensors from a file, without ever executing what the file holds."""
 
 import json
 import zipfile
@@ -26,18 +26,24 @@ _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
 @dataclass(frozen=True)
 class Contents:
-    """What was in a file: its tensors, and the config that lay in it or beside it (empty where there was none)."""
+    """The content of a file: its tensors, and the config in it or beside it.
+
+    config is empty where there is none. namespace: whether the file held an argparse.Namespace,
+    as those of the masked autoencoder do. owned: whether the tensors need no copy, because
+    nothing else holds them.
+    """
 
     tensors: dict[str, Tensor]
     config: dict[str, Any] = field(default_factory=dict)
-    namespace: bool = False  # it had an argparse.Namespace, as those of the masked autoencoder do
-    owned: bool = False  # the tensors are ours alone and need no copy
+    namespace: bool = False
+    owned: bool = False
 
 
 def read_file(path: Path) -> Contents:
-    """The weights in a .safetensors, torch or .npz file, told apart by content; CheckpointError where it is none.
+    """Returns the content of a .safetensors, torch or .npz file; its first bytes say which it is.
 
-    Torch files are read with `weights_only=True`, memory-mapped; optimiser state beside the weights is not touched.
+    Torch files are read with `weights_only=True` and memory-mapped; optimiser state beside the
+    weights is not touched. Raises CheckpointError for any other file.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is no regular file: give a file or a folder.")
@@ -63,31 +69,37 @@ def read_file(path: Path) -> Contents:
     except Exception:  # what a parser raises on bytes it was not made for has no common class
         # torch's own words are left out: they advise to switch the protection off
         raise CheckpointError(
-            f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file that loads with weights_only=True. "
-            "Is it truncated, or something else renamed? If it holds Python objects beside tensors, save the state dict "
-            "alone: torch.save(model.state_dict(), path)."
+            f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
+            "that loads with weights_only=True. Is it truncated, or something else renamed? "
+            "If it holds Python objects beside tensors, save the state dict alone: "
+            "torch.save(model.state_dict(), path)."
         ) from None
-    beside = read_config(
-        path.with_name(f"{path.stem}_cfg.json")
-    )  # how the sparse autoencoders are published
+    # this is how the sparse autoencoders are published
+    beside = read_config(path.with_name(f"{path.stem}_cfg.json"))
     config = dict(namespace or {}) or model_args(loaded) or beside
     return Contents(tensors, config, namespace is not None, owned=True)
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
-    """The plain values that a training dict keeps about its model, as nanoGPT's does; empty where there are none."""
-    said = loaded.get("model_args") if isinstance(loaded, Mapping) else None
-    if not isinstance(said, Mapping):
+    """Returns the plain values that a training dict keeps about its model, as nanoGPT's does.
+
+    loaded: anything that a torch file can hold. The result is empty where there are none.
+    """
+    values = loaded.get("model_args") if isinstance(loaded, Mapping) else None
+    if not isinstance(values, Mapping):
         return {}
     return {
         key: value
-        for key, value in said.items()
+        for key, value in values.items()
         if isinstance(key, str) and isinstance(value, (bool, int, float, str))
     }
 
 
 def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
-    """The tensors, copied out of the file; the header's size is checked before it is parsed."""
+    """Returns the tensors, copied out of the file.
+
+    The size of the header is checked before the header is parsed.
+    """
     size = int.from_bytes(head[:8], "little")
     if size > _MAX_HEADER or size > path.stat().st_size:
         raise CheckpointError(
@@ -113,9 +125,10 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
 
 
 def _shares(sizes: dict[str, int]) -> list[list[str]]:
-    """The names in groups of about a sixteenth of the bytes.
+    """Returns the names in groups of about a sixteenth of the bytes.
 
-    The pages of a mapping count as this process's memory until it is closed: one mapping for all would double the peak.
+    The pages of a mapping count as memory of this process until the mapping is closed: one
+    mapping for all groups would double the peak.
     """
     share = max(_SHARE, sum(sizes.values()) // 16)
     groups: list[list[str]] = [[]]
@@ -130,7 +143,10 @@ def _shares(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, None where there is no such file; CheckpointError where it is no regular file, or no JSON."""
+    """Returns the content of a JSON file, or None where there is no such file.
+
+    Raises CheckpointError where it is no regular file, or not JSON.
+    """
     try:
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path} is no regular file.")
@@ -146,7 +162,11 @@ def read_json(path: Path) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file, or where it is one of our own folders' configs."""
+    """Returns the JSON object in a file that another library wrote.
+
+    It is empty where there is no such file, or where the file is a config of our own. Raises
+    CheckpointError where the file holds something else.
+    """
     if not path.exists():
         return {}
     content = read_json(path)
@@ -156,7 +176,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
-    """The named tensors of a state dict, of a training dict that holds one, or of a module; prefixes stripped."""
+    """Returns the named tensors of a state dict, of a training dict with one, or of a module.
+
+    The prefixes of DataParallel and torch.compile are stripped. loaded: anything that a torch
+    file can hold. Raises CheckpointError where it is none of these; `where` is how the error
+    calls it.
+    """
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
@@ -166,7 +191,8 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
     if len(held) > 1:
         raise CheckpointError(
-            f"{where} holds weights under {' and '.join(map(repr, held))}: pass the one that is meant, as a state dict."
+            f"{where} holds weights under {' and '.join(map(repr, held))}: "
+            "pass one of them, as a state dict."
         )
     loaded = loaded[held[0]] if held else loaded
     if not loaded:
@@ -178,7 +204,8 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     ]
     if odd:
         raise CheckpointError(
-            f"{where} is no state dict: {odd[0]!r} is a {type(loaded[odd[0]]).__name__}, not a tensor."
+            f"{where} is no state dict: {odd[0]!r} is a {type(loaded[odd[0]]).__name__}, "
+            "not a tensor."
         )
     return _strip_prefixes(dict(loaded))
 
@@ -191,13 +218,14 @@ def _strip_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype) -> None:
-    """CheckpointError where a tensor is no dense floating one, holds NaN or Inf, or does not fit `dtype`."""
+    """Raises CheckpointError unless all tensors are dense, floating, finite, and fit `dtype`."""
     for name, value in tensors.items():
         check_dense(name, value, where)
         if not all_finite(value):
             count = int((~value.isfinite()).sum())
             raise CheckpointError(
-                f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; nothing was loaded."
+                f"{where}: {name} holds {count} NaN or Inf of {value.numel()} numbers; "
+                "nothing was loaded."
             )
         if value.dtype != dtype and not all_finite(value.to(dtype)):
             raise CheckpointError(
@@ -206,12 +234,13 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
 
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
-    """CheckpointError where a tensor is no dense floating one, or claims more numbers than it stores."""
+    """Raises CheckpointError unless a tensor is dense, floating, and stores all its numbers."""
     if value.layout != torch.strided or value.is_meta or value.dtype not in DTYPES:
         strided = value.dtype if value.layout == torch.strided else value.layout
         kind = "on the meta device" if value.is_meta else strided
         raise CheckpointError(
-            f"{where}: {name} is {kind}, weights are dense floating point tensors of 16 bits or more."
+            f"{where}: {name} is {kind}, "
+            "weights are dense floating point tensors of 16 bits or more."
         )
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise CheckpointError(
@@ -220,7 +249,10 @@ def check_dense(name: str, value: Tensor, where: str) -> None:
 
 
 def _copied(mapped: dict[str, Tensor], path: Path, namespace: bool) -> dict[str, Tensor]:
-    """Copies of memory-mapped tensors, made a share at a time from a fresh mapping; what is one tensor stays one."""
+    """Returns copies of memory-mapped tensors, each group made from a fresh mapping.
+
+    Names of the same tensor share its copy.
+    """
     for name, value in mapped.items():
         check_dense(name, value, str(path))
     check_total(mapped, path)

@@ -1,4 +1,7 @@
-"""nanochat's tokenizer.pkl, a pickled tiktoken.Encoding, read without unpickling: a stack machine that can call nothing."""
+"""Reads nanochat's tokenizer.pkl, a pickled tiktoken.Encoding, without unpickling it.
+
+A small stack machine reads the pickle; it cannot call anything.
+"""
 
 from pickletools import genops
 from typing import Any, cast
@@ -6,7 +9,7 @@ from typing import Any, cast
 from crate_interp.errors import CheckpointError
 from crate_interp.models.tokenizer import Tokenizer
 
-_THE_ONE = ("tiktoken.core", "Encoding")
+_ENCODING = ("tiktoken.core", "Encoding")
 _VALUES = (
     "BININT",
     "BININT1",
@@ -26,11 +29,15 @@ _MAX_TOKENS, _MAX_LENGTH = 2**20, 512
 
 
 class _Encoding(dict):
-    """What takes the place of a tiktoken.Encoding: the state it was pickled with."""
+    """Takes the place of a tiktoken.Encoding: the state that was pickled."""
 
 
 def read_tokenizer(content: bytes) -> Tokenizer:
-    """The tokenizer; CheckpointError for a pickle that names any global but tiktoken.core.Encoding, or does anything else."""
+    """Returns the tokenizer in a pickle.
+
+    Raises CheckpointError for a pickle that imports anything but tiktoken.core.Encoding, or
+    does anything that no tiktoken.Encoding needs.
+    """
     try:
         record = _run(content)
     except CheckpointError:
@@ -73,12 +80,13 @@ def _run(content: bytes) -> Any:
 
 
 def _compose(name: str, argument: Any, stack: list[Any]) -> None:
-    """The few operations that make something of what lies on the stack."""
+    """Runs one of the few operations that combine values on the stack."""
     if name in ("GLOBAL", "STACK_GLOBAL"):
-        said = tuple(argument.split(" ")) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
-        if said != _THE_ONE:
+        wanted = tuple(argument.split(" ")) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
+        if wanted != _ENCODING:
             raise CheckpointError(
-                f"the tokenizer's pickle asks for {'.'.join(map(str, said))}: only {'.'.join(_THE_ONE)} is admitted, nothing was run."
+                f"the tokenizer's pickle asks for {'.'.join(map(str, wanted))}: "
+                f"only {'.'.join(_ENCODING)} is admitted, nothing was run."
             )
         stack.append(_Encoding)
     elif name == "NEWOBJ" and stack[-2] is _Encoding and stack[-1] == ():
@@ -92,7 +100,8 @@ def _compose(name: str, argument: Any, stack: list[Any]) -> None:
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
     else:
         raise CheckpointError(
-            f"the tokenizer's pickle uses {name}, which no tiktoken.Encoding needs: nothing was run."
+            f"the tokenizer's pickle uses {name}, which no tiktoken.Encoding needs: "
+            "nothing was run."
         )
 
 
@@ -108,7 +117,10 @@ def _after_mark(stack: list[Any]) -> list[Any]:
 
 
 def _build(record: dict[str, Any]) -> Tokenizer:
-    """Byte-level BPE from ranks and pattern: of the pairs that a piece holds, the one whose union has the lowest rank merges."""
+    """Returns the byte-level BPE of ranks and a pattern.
+
+    Of the pairs in a piece, the one whose union has the lowest rank merges first.
+    """
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Core
 
@@ -138,7 +150,10 @@ def _build(record: dict[str, Any]) -> Tokenizer:
 
 
 def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
-    """Ranks, pattern and special tokens of an Encoding's state; CheckpointError where they are none."""
+    """Returns ranks, pattern and special tokens of an Encoding's state.
+
+    Raises CheckpointError where one of them is missing or of another kind.
+    """
     ranks: Any = record.get("mergeable_ranks")
     pattern: Any = record.get("pat_str")
     specials: Any = record.get("special_tokens")
@@ -160,13 +175,14 @@ def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, i
     )
     if not right:
         raise CheckpointError(
-            "the tokenizer's pickle holds no byte-level BPE: wanted mergeable_ranks (bytes to 0, 1, 2, ...), pat_str and special_tokens."
+            "the tokenizer's pickle holds no byte-level BPE: wanted mergeable_ranks "
+            "(bytes to 0, 1, 2, ...), pat_str and special_tokens."
         )
     return ranks, pattern, specials
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """The printable character that stands for each byte in byte-level BPE, as GPT-2 assigns them."""
+    """Returns the printable character for each byte in byte-level BPE, as GPT-2 assigns them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {

@@ -2,7 +2,9 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import nn
 
 from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.tiktoken_pickle import read_tokenizer
@@ -12,11 +14,16 @@ from crate_interp.models.tokenizer import Tokenizer, parse
 _ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
 TOKENIZER_FILES = _JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
 _MAX_BYTES = 2**26
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def attach(model: Any, folder: Path | None, net: dict[str, Any]) -> Any:
-    """The model, told where its tokenizer is; it is read when text first comes."""
-    part = getattr(model, "text", model)
+def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
+    """Returns the model after noting where its tokenizer is.
+
+    The tokenizer is read when the model is first given text. folder: where the weights lie, or
+    None. net: options of hub.fetch.
+    """
+    part: Any = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
         kind = part.cfg.tokenizer
         part.fetch_tokenizer = partial(_fetch, kind, folder, net)  # a lambda could not be pickled

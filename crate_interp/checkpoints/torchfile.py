@@ -15,40 +15,46 @@ from torch import Tensor
 from crate_interp.errors import CheckpointError
 
 _MAX_MEMBERS, _MAX_PICKLE = 200_000, 2**26
-_NAMESPACE = (
-    "argparse.Namespace"  # what the trainer of the masked autoencoder keeps its command line in
-)
-# What a pickle of tensors asks for. torch has a list of its own for weights_only=True, but that one is global to the process:
-# other libraries add to it, and torch itself puts classes on it that open network connections.
+_NAMESPACE = "argparse.Namespace"  # the command line of the masked autoencoder's trainer
+# The imports that a pickle of tensors needs. torch has a list of its own for weights_only=True,
+# but that one is global to the process: other libraries add to it, and torch itself puts classes
+# on it that open network connections.
 _ALLOWED = re.compile(
     r"collections\.(OrderedDict|Counter|defaultdict)"
     r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter|parameter_with_state)"
     r"|torch\.(\w+Storage|storage\.\w+Storage|Size|device|Tensor|nn\.parameter\.Parameter)"
     r"|torch\.(float|double|half|bfloat16|int|long|short|bool|u?int\d+|float\d+)"
-    r"|torch\.serialization\._get_layout|builtins\.(dict|list|int|float)|__builtin__\.(dict|list|int|float)"
+    r"|torch\.serialization\._get_layout"
+    r"|builtins\.(dict|list|int|float)|__builtin__\.(dict|list|int|float)"
 )
 _lock = threading.Lock()  # torch's list of admitted classes is one for all threads
 
 
 def read_torch(path: Path) -> tuple[Any, Mapping[str, Any] | None]:
-    """What a torch file holds, memory-mapped where it is a zip, and what its argparse.Namespace said, if there was one.
+    """Returns the content of a torch file, and the values of its argparse.Namespace or None.
 
-    Every class the pickle names is compared with a list of our own before torch reads it. argparse.Namespace, a bag of
-    values without code, is admitted too, and left out of the answer.
+    The content is memory-mapped where the file is a zip. Every class that the pickle names is
+    compared with a list of our own before torch reads it. argparse.Namespace, a bag of values
+    without code, is admitted too, and left out of the content. Raises CheckpointError for a
+    pickle that names anything else; nothing in it is run.
     """
     mapped = zipfile.is_zipfile(path)
-    asked = _asked_for(_pickles(path, mapped))
-    odd = sorted(name for name in asked if not _ALLOWED.fullmatch(name) and name != _NAMESPACE)
+    names = _imports(_pickles(path, mapped))
+    odd = sorted(name for name in names if not _ALLOWED.fullmatch(name) and name != _NAMESPACE)
     if odd:
         raise CheckpointError(
-            f"{path} is not a readable checkpoint: its pickle asks for {', '.join(odd[:4])}, and only tensors and plain values are "
-            "admitted; nothing was run. Save the state dict alone: torch.save(model.state_dict(), path)."
+            f"{path} is not a readable checkpoint: its pickle asks for {', '.join(odd[:4])}, "
+            "and only tensors and plain values are admitted; nothing was run. "
+            "Save the state dict alone: torch.save(model.state_dict(), path)."
         )
-    return open_torch(path, _NAMESPACE in asked)
+    return open_torch(path, _NAMESPACE in names)
 
 
 def open_torch(path: Path, namespace: bool) -> tuple[Any, Mapping[str, Any] | None]:
-    """What `read_torch` answers, of a file that it has looked through; `namespace`: whether it found one."""
+    """Returns the same as `read_torch`, for a file that `read_torch` has checked before.
+
+    namespace: whether there is an argparse.Namespace in it.
+    """
     mapped = zipfile.is_zipfile(path)
     if not namespace:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped), None
@@ -58,21 +64,22 @@ def open_torch(path: Path, namespace: bool) -> tuple[Any, Mapping[str, Any] | No
         raise CheckpointError(
             f"{path} holds a {type(loaded).__name__}, wanted a state dict: names and tensors."
         )
-    said = {
+    spaces = {
         key: vars(value) for key, value in loaded.items() if isinstance(value, argparse.Namespace)
     }
-    return {key: value for key, value in loaded.items() if key not in said}, dict(
-        next(iter(said.values()), {})
-    )
+    content = {key: value for key, value in loaded.items() if key not in spaces}
+    return content, dict(next(iter(spaces.values()), {}))
 
 
 def _pickles(path: Path, mapped: bool) -> Iterable[bytes | BinaryIO]:
-    """The pickles of a file: the one in a zip, or the several at the beginning of a file of the older kind."""
+    """Returns the pickles of a file.
+
+    There is one in a zip, and several at the beginning of a file of the older kind.
+    """
     if not mapped:
         with open(path, "rb") as file:
-            for _ in range(
-                5
-            ):  # magic number, version, system, the object, the keys of its storages
+            # magic number, version, system, the object, the keys of its storages
+            for _ in range(5):
                 yield file
         return
     _check_archive(path)
@@ -89,10 +96,11 @@ def _pickles(path: Path, mapped: bool) -> Iterable[bytes | BinaryIO]:
         yield archive.read(found[0])
 
 
-def _asked_for(pickles: Iterable[bytes | BinaryIO]) -> set[str]:
-    """The names of everything that pickles import; an operation no tensor needs counts as one.
+def _imports(pickles: Iterable[bytes | BinaryIO]) -> set[str]:
+    """Returns the names of everything that pickles import.
 
-    So does a tuple made of a tuple seen before: thirty of them, each twice in the next, take hours to hash.
+    An operation that no tensor needs counts as an import. So does a tuple made of a tuple that
+    was there before: thirty of them, each twice in the next, take hours to hash.
     """
     names = set()
     for content in pickles:
@@ -113,7 +121,10 @@ def _asked_for(pickles: Iterable[bytes | BinaryIO]) -> set[str]:
 
 
 def _check_archive(path: Path) -> None:
-    """Torch stores its members as they are; one that is compressed or larger than the file was made to harm."""
+    """Raises CheckpointError for members that are compressed or larger than the file.
+
+    Torch does not compress them, so such a file is damaged or was made to harm.
+    """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     if len(members) > _MAX_MEMBERS:
@@ -128,7 +139,10 @@ def _check_archive(path: Path) -> None:
 
 
 def check_total(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """CheckpointError where views of one another claim more than the file holds; the same view twice counts once."""
+    """Raises CheckpointError where tensors that are views of one another claim too many bytes.
+
+    The same view twice counts once.
+    """
     places = {
         (value.data_ptr(), tuple(value.shape), value.stride()): value.nbytes
         for value in tensors.values()

@@ -1,12 +1,13 @@
-"""What can be said of a checkpoint before anyone trusts it: digests, config, checks made, and checks nobody can make."""
+"""A report on a checkpoint: digests, config, checks, and what cannot be checked."""
 
 import json
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from crate_interp.checkpoints import fixed, registry
@@ -15,26 +16,47 @@ from crate_interp.errors import CheckpointError
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
 
-_LOADED = "every key that the published code reads is used once, every parameter filled, shapes equal, no NaN or Inf"
+Source = str | Path | Mapping[str, Any] | nn.Module
+
+_LOADED = (
+    "every key that the published code reads is used once, every parameter filled, "
+    "shapes equal, no NaN or Inf"
+)
 _UNKNOWABLE = {
-    "vision": ("eta and lambd: no tensor holds them", "eps of each LayerNorm", "the order of the classes",
-               "how the training images were prepared"),
-    "mae": ("eta and lambd: no tensor holds them, and two releases of the code differ in lambd", "eps of each LayerNorm"),
-    "text": ("eta and lambd, where the step has them", "eps of each norm", "whether the tokenizer is the one it was trained with"),
-    "clip": ("eta and lambd: no tensor holds them", "eps of each LayerNorm", "whether the tokenizer is the one it was trained with"),
-}  # fmt: skip
+    "vision": (
+        "eta and lambd: no tensor holds them",
+        "eps of each LayerNorm",
+        "the order of the classes",
+        "how the training images were prepared",
+    ),
+    "mae": (
+        "eta and lambd: no tensor holds them, and two releases of the code differ in lambd",
+        "eps of each LayerNorm",
+    ),
+    "text": (
+        "eta and lambd, where the step has them",
+        "eps of each norm",
+        "whether the tokenizer is the one it was trained with",
+    ),
+    "clip": (
+        "eta and lambd: no tensor holds them",
+        "eps of each LayerNorm",
+        "whether the tokenizer is the one it was trained with",
+    ),
+}
 
 
-def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, Any]:
-    """Loads a checkpoint and reports what was checked, JSON-native; options as in `ci.load`.
+def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str, Any]:
+    """Loads a checkpoint and returns a report of JSON-native values. Options are as in `ci.load`.
 
-    Keys: source, ok, config, params, digests (sha256 of the file or files, and of config and weights together), known (its
-    row in the table of models, or None), fingerprint (the first numbers of the output on a fixed input), checks (name, ok,
-    detail each), cannot_check. A checkpoint that does not load has ok False and the error's words as its only check.
+    Keys: source, ok, config, params, digests (sha256 of the file or files, and of config and
+    weights together), known (the row of the table of models, or None), fingerprint (the first
+    numbers of the output on a fixed input), checks (name, ok and detail of each), cannot_check.
+    A checkpoint that does not load has ok False and the words of the error as its only check.
     """
     name = str(source) if isinstance(source, (str, Path)) else "a state dict"
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = load(source, **options)
     except CheckpointError as error:
@@ -52,7 +74,7 @@ def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, A
     row = _row(source, options)
     notes = [
         " ".join(str(warning.message).split())
-        for warning in said
+        for warning in caught
         if issubclass(warning.category, UserWarning)
     ]
     limits = (
@@ -62,7 +84,8 @@ def verify(source: Any, *, progress: bool = True, **options: Any) -> dict[str, A
     )
     if model.cfg.family == "gpt-baseline":
         limits.append(
-            "whether it is CRATE-LM's baseline (ReLU): nanoGPT's own checkpoints have the same keys, and a GELU"
+            "whether it is CRATE-LM's baseline (ReLU): "
+            "nanoGPT's own checkpoints have the same keys, and a GELU"
         )
     if row is None or not row["sha256"]:
         limits.append(
@@ -90,8 +113,11 @@ def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
     return {"name": name, "ok": bool(ok), "detail": detail}
 
 
-def _row(source: Any, options: dict[str, Any]) -> dict[str, Any] | None:
-    """The row of the table that these bytes are known to be: by digest, or because the loader compared it."""
+def _row(source: Source, options: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the row of the table that these bytes are known to be, or None.
+
+    They are known by their digest, or because the loader compared them.
+    """
     if not isinstance(source, (str, Path)):
         return None
     path = Path(source).expanduser()
@@ -105,7 +131,7 @@ def _row(source: Any, options: dict[str, Any]) -> dict[str, Any] | None:
     return rows[0] if pinned else None
 
 
-def _digests(source: Any, revision: str | None) -> dict[str, str]:
+def _digests(source: Source, revision: str | None) -> dict[str, str]:
     if not isinstance(source, (str, Path)):
         return {}
     path, row = Path(source).expanduser(), registry.find(str(source))
@@ -121,8 +147,8 @@ def _digests(source: Any, revision: str | None) -> dict[str, str]:
     return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
 
 
-def _patterns(model: Any) -> dict[str, Any]:
-    """Whether every row of every attention pattern is a distribution."""
+def _patterns(model: HookedModel) -> dict[str, Any]:
+    """Checks that every row of every attention pattern is a distribution."""
     worst, count = 0.0, 0
 
     def look(pattern: Tensor, hook: Any) -> None:
@@ -144,8 +170,11 @@ def _patterns(model: Any) -> dict[str, Any]:
     )
 
 
-def _edits(model: Any, progress: bool) -> dict[str, Any]:
-    """Whether an edit at every hook point reaches the output, on the small input or, where it does not fire there, on a whole one."""
+def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
+    """Checks that an edit at every hook point changes the output.
+
+    Points that do not fire for the small input are edited on an input of full size.
+    """
     left, without, total = model.matching_points(None), [], 0
     with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
         for run in (fixed.output, fixed.whole):
@@ -164,20 +193,25 @@ def _edits(model: Any, progress: bool) -> dict[str, Any]:
     return _check("each hook edit changes the output", not without, detail)
 
 
-def _fired(model: Any, run: Any, names: list[str]) -> tuple[Tensor, list[str]]:
-    """The output, and the points among `names` that fired on the way."""
+def _fired(
+    model: HookedModel, run: Callable[[HookedModel], Tensor], names: list[str]
+) -> tuple[Tensor, list[str]]:
+    """Returns the output, and the points among `names` that fired on the way."""
     seen: dict[str, None] = {}
-    watchers = [(name, lambda value, hook, name=name: seen.setdefault(name)) for name in names]
+    watchers: Any = [(name, lambda value, hook, name=name: seen.setdefault(name)) for name in names]
     with model.hooks(fwd_hooks=watchers):
         return run(model), list(seen)
 
 
 def _bend(value: Tensor, hook: Any) -> Tensor:
-    """Another value that no LayerNorm undoes: each number scaled and shifted by its own amount."""
+    """Returns a value that no LayerNorm undoes.
+
+    Each number is scaled and shifted by an amount of its own.
+    """
     wave = torch.arange(1, value.shape[-1] + 1, device=value.device).sin().to(value.dtype)
     return value * (1 + 0.5 * wave) + wave
 
 
 def to_json(report: dict[str, Any]) -> str:
-    """The report as JSON text."""
+    """Returns the report as JSON text."""
     return json.dumps(report, indent=2, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""Circuits: which heads read what others wrote, what each adds to a logit, and whether that is what the model does."""
+"""Circuits: what heads read of one another, what each adds to a logit, and which ones matter."""
 
 from crate_interp.circuits import patching
 from crate_interp.circuits.atlases import Atlas, atlas

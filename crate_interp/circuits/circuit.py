@@ -3,12 +3,14 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from crate_interp.circuits.drawing import drawn
+from crate_interp.circuits.runs import Head
 from crate_interp.files import write_text
 
 _NODE = re.compile(r"L(0|[1-9]\d*)[HA](0|[1-9]\d*)|embed|logits")
@@ -18,7 +20,10 @@ _FORMAT = "crate_interp circuit 1"
 
 @dataclass(frozen=True)
 class Edge:
-    """From one node to a later one. Nodes are "embed", "L3H1" (head 1 of layer 3), "L3A17" (atom 17 of layer 3) and "logits"."""
+    """An edge from one node to a later one, with a weight.
+
+    Nodes are "embed", "L3H1" (head 1 of layer 3), "L3A17" (atom 17 of layer 3) and "logits".
+    """
 
     source: str
     target: str
@@ -27,10 +32,13 @@ class Edge:
 
 @dataclass(frozen=True)
 class Circuit:
-    """Edges and what they are. Raises ValueError for names that are no nodes, edges that go back, weights that are no numbers,
-    and an edge that is there twice."""
+    """Edges, with a note and meta that say where they come from. The edges are kept as a tuple.
 
-    edges: Any  # of Edge, kept as a tuple
+    Raises ValueError if a name is no node, an edge does not go to a later node, a weight is not a
+    finite number, or two edges connect the same nodes.
+    """
+
+    edges: Sequence[Edge]
     note: str = ""
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
 
@@ -39,37 +47,26 @@ class Circuit:
             raise ValueError(f"edges={self.edges!r}: give a list of Edge(source, target, weight).")
         object.__setattr__(self, "edges", tuple(self.edges))
         for edge in self.edges:
-            if not isinstance(edge, Edge):
-                raise ValueError(
-                    f"a circuit is made of Edge(source, target, weight), got {edge!r}."
-                )
-            if not isinstance(edge.weight, Real) or not math.isfinite(edge.weight):
-                raise ValueError(
-                    f"the edge {edge.source} -> {edge.target} has the weight {edge.weight!r}: give a finite number."
-                )
-            if place_of(edge.source) >= place_of(edge.target):
-                raise ValueError(
-                    f"the edge {edge.source} -> {edge.target} does not go to a later place."
-                )
+            _check_edge(edge)
         pairs = [(edge.source, edge.target) for edge in self.edges]
         if len(set(pairs)) < len(pairs):
-            raise ValueError("an edge is there twice: give each pair one weight.")
+            raise ValueError("an edge is there twice: give each pair of nodes one weight.")
 
     def nodes(self) -> list[str]:
-        """Every node once, from the embedding to the logits."""
+        """Returns every node once, from the embedding to the logits."""
         names = {name for edge in self.edges for name in (edge.source, edge.target)}
         return sorted(names, key=lambda name: (*place_of(name), number_of(name)))
 
-    def heads(self) -> list[tuple[int, int]]:
-        """(layer, head) of the nodes that are heads."""
-        return [
-            (place_of(name)[0], number_of(name))
-            for name in self.nodes()
-            if name.startswith("L") and "H" in name
-        ]
+    def heads(self) -> list[Head]:
+        """Returns (layer, head) of the nodes that are heads."""
+        heads = [name for name in self.nodes() if name.startswith("L") and "H" in name]
+        return [(place_of(name)[0], number_of(name)) for name in heads]
 
     def to_networkx(self) -> Any:
-        """A networkx.DiGraph with `weight` on edges and `layer` on nodes (-1 for the embedding, LAST for the logits)."""
+        """Returns a networkx.DiGraph with `weight` on edges and `layer` on nodes.
+
+        The layer of the embedding is -1, that of the logits LAST.
+        """
         import networkx
 
         graph = networkx.DiGraph(note=self.note)
@@ -80,61 +77,56 @@ class Circuit:
         return graph
 
     def save(self, path: str | Path) -> Path:
-        """Writes JSON."""
+        """Writes the circuit as JSON, makes the folder if there is none, and returns the path."""
         edges = [[edge.source, edge.target, float(edge.weight)] for edge in self.edges]
+        content = {"format": _FORMAT, "note": self.note, "edges": edges, "meta": self.meta}
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(
-            path,
-            json.dumps(
-                {"format": _FORMAT, "note": self.note, "edges": edges, "meta": self.meta}, indent=1
-            )
-            + "\n",
-        )
+        write_text(path, json.dumps(content, indent=1) + "\n")
         return path
 
     @classmethod
     def load(cls, path: str | Path) -> "Circuit":
-        """What `save` wrote; ValueError for another file."""
+        """Returns the circuit that `save` wrote. Raises ValueError for any other file."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            right = isinstance(content, dict) and content["format"] == _FORMAT
-            edges = (
-                tuple(Edge(str(a), str(b), weight) for a, b, weight in content["edges"])
-                if right
-                else ()
-            )
+            if not isinstance(content, dict) or content["format"] != _FORMAT:
+                raise ValueError("Circuit.save did not write it")
+            edges = tuple(Edge(str(a), str(b), weight) for a, b, weight in content["edges"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{str(path)!r} holds no circuit: {error}") from None
-        if not right:
-            raise ValueError(f"{str(path)!r} holds no circuit that Circuit.save wrote.")
+            raise ValueError(f"{str(path)!r} holds no circuit: {error}.") from None
         meta = content.get("meta")
         return cls(edges, str(content.get("note", "")), meta if isinstance(meta, dict) else {})
 
     def svg(self) -> str:
-        """A drawing, layers from left to right; the wider an edge the larger its weight, blue where it is above 0, red below."""
+        """Returns a drawing, layers from left to right.
+
+        The wider an edge the larger its weight; blue edges have a weight of at least 0, red ones
+        one below.
+        """
         places = {name: place_of(name) for name in self.nodes()}
-        return drawn(
-            places,
-            [(edge.source, edge.target, float(edge.weight)) for edge in self.edges],
-            self.note,
-        )
+        edges = [(edge.source, edge.target, float(edge.weight)) for edge in self.edges]
+        return drawn(places, edges, self.note)
 
     def _repr_html_(self) -> str:
         return self.svg()
 
 
 def head_name(layer: int, head: int) -> str:
-    """ "L3H1", as `model.all_head_labels()` calls it."""
+    """Returns the name of a head, such as "L3H1", as `model.all_head_labels()` has it."""
     return f"L{int(layer)}H{int(head)}"
 
 
-def place_of(name: Any) -> tuple[int, int]:
-    """(layer, 0 for heads and 1 for atoms), -1 for the embedding and LAST for the logits; ValueError for no node."""
+def place_of(name: str) -> tuple[int, int]:
+    """Returns (layer, 0 for heads and 1 for atoms); the layer is -1 for "embed", LAST for "logits".
+
+    Raises ValueError if the name is no node.
+    """
     match = _NODE.fullmatch(name) if isinstance(name, str) else None
     if not match:
         raise ValueError(
-            f"{name!r} is no node: give 'embed', 'logits', a head such as 'L3H1' or an atom such as 'L3A17'."
+            f"{name!r} is no node: give 'embed', 'logits', a head such as 'L3H1' or an atom such "
+            "as 'L3A17'."
         )
     if name in ("embed", "logits"):
         return (-1, 0) if name == "embed" else (LAST, 0)
@@ -142,5 +134,15 @@ def place_of(name: Any) -> tuple[int, int]:
 
 
 def number_of(name: str) -> int:
-    """The number of a head or atom in its layer."""
+    """Returns the number of a head or atom in its layer; 0 for other nodes."""
     return int(re.findall(r"\d+", name)[-1]) if name.startswith("L") else 0
+
+
+def _check_edge(edge: Any) -> None:
+    if not isinstance(edge, Edge):
+        raise ValueError(f"a circuit is made of Edge(source, target, weight), got {edge!r}.")
+    words = f"the edge {edge.source} -> {edge.target}"
+    if not isinstance(edge.weight, Real) or not math.isfinite(edge.weight):
+        raise ValueError(f"{words} has the weight {edge.weight!r}: give a finite number.")
+    if place_of(edge.source) >= place_of(edge.target):
+        raise ValueError(f"{words} does not go to a later place: give edges that go forward.")

@@ -1,6 +1,7 @@
-"""Is a circuit what the model does? Faithfulness, completeness and minimality, beside random circuits of the same size."""
+"""How well a circuit explains a model: scores beside those of random circuits of the same size."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,32 @@ from tqdm.auto import tqdm
 from crate_hooks import edit, full_name
 from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, head_name
-from crate_interp.circuits.paths import Head, as_number, heads_of
+from crate_interp.circuits.runs import Head, Metric, as_number, heads_of
+from crate_interp.models.hooked import HookedModel
 from crate_interp.results import Result, first
 from crate_interp.sweeps.provenance import model_meta
 
-_ABLATIONS = ("mean", "zero")
+ABLATIONS = ("mean", "zero")
+_COLUMNS = ["measure", "value", "random_mean", "random_low", "random_high", "share_as_good"]
+Heads = frozenset[Head]
+Ablation = Callable[[list[int]], edit.Edit]  # some heads of a layer -> the edit that ablates them
+# how far a score is from its best: faithfulness 1, completeness 0, minimality high
+_DISTANCES: dict[str, Callable[[float], float]] = {
+    "faithfulness": lambda value: abs(value - 1),
+    "completeness": abs,
+    "minimality": lambda value: -value,
+}
 
 
 class CircuitScores(Result):
-    """What a metric keeps with the circuit's heads alone and without them, beside random circuits.
+    """What a metric keeps with a circuit's heads alone and without them, beside random circuits.
 
     `table()`: measure, value, random_mean, random_low, random_high (the middle 95 %) and
-    share_as_good, `(1 + k) / (1 + n)` where k of n random circuits of as many heads do as well.
-    Best are faithfulness 1, completeness 0, minimality high. `table("heads")`: what taking each
+    share_as_good, `(1 + k) / (1 + n)` if k of n random circuits of as many heads do as well. Best
+    are faithfulness 1, completeness 0, and a high minimality. `table("heads")`: what taking each
     head out of the circuit costs (minimality). meta: `whole` and `none`, the metric with all heads
-    and with every head ablated. All are of one set of inputs: if the two metrics are close the
-    ratios scatter, so look at them, and at other inputs.
+    and with every head ablated. The scores are of one set of inputs. If the two metrics are close,
+    the ratios scatter: look at both metrics, and at other inputs.
     """
 
     KIND = "circuit_scores"
@@ -48,127 +59,136 @@ class CircuitScores(Result):
 
 
 def evaluate(
-    model: Any,
-    circuit: Any,
+    model: HookedModel,
+    circuit: Circuit | Sequence[Head],
     inputs: Tensor,
-    metric: Callable[[Tensor], Any],
+    metric: Metric,
     *,
     reference: Tensor | None = None,
     ablation: str = "mean",
-    random: Any = 20,
+    random: int = 20,
     subsets: int = 10,
     seed: int = 0,
     progress: bool = True,
 ) -> CircuitScores:
-    """Scores a circuit's heads by ablating heads (arXiv 2211.00593, section 4), F the metric, M all heads, C the circuit's:
+    """Scores the heads of a circuit by ablating heads (arXiv 2211.00593, section 4).
 
-    faithfulness `(F(C) - F(none)) / (F(M) - F(none))`, 1 where the circuit alone does what the
-    model does; completeness `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|` over C
-    itself and random subsets K of C, 0 where nothing outside the circuit does its work; minimality
-    `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 where every head counts.
+    F is the metric, M all heads, C those of the circuit. Faithfulness is
+    `(F(C) - F(none)) / (F(M) - F(none))`, 1 if the circuit alone does what the model does.
+    Completeness is `max_K |F(C without K) - F(M without K)| / |F(M) - F(none)|` over C itself and
+    `subsets` random subsets K of C, 0 if nothing outside the circuit does its work. Minimality is
+    `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 if every head counts.
 
-    ablation: "mean" puts each head's mean over `reference` (None: inputs) in its place, position by
-    position; "zero" nothing. Sparse steps stay on: they belong to no head. random: how many
-    circuits of the same number of heads, from all heads, to compare with. Raises ValueError for a
-    circuit without heads or with all, heads there are not, a metric that is no number, and one that
-    ablating every head does not change.
+    circuit: a Circuit, or (layer, head) pairs. metric(logits) -> a number. ablation: "mean" puts
+    each head's mean over `reference` (None: inputs) in its place, position by position; "zero"
+    puts 0 there. Sparse steps stay on: they belong to no head. random: how many circuits of the
+    same number of heads, drawn from all heads, to compare with.
+
+    Raises ValueError for a circuit that has no head, all heads, or heads that the model does not
+    have; for a metric that does not return one finite number; and for one that does not change if
+    every head is ablated.
     """
-    if ablation not in _ABLATIONS:
-        raise ValueError(f"ablation={ablation!r}: give 'mean' or 'zero'.")
-    for name, count in (("random", random), ("subsets", subsets)):
-        if not checks.is_int(count) or count < 0:
-            raise ValueError(f"{name}={count!r}: give a whole number of at least 0.")
-    if ablation == "mean" and len(inputs if reference is None else reference) < 2:
+    checks.one_of("ablation", ablation, ABLATIONS)
+    random = checks.count("random", random, least=0)
+    subsets = checks.count("subsets", subsets, least=0)
+    source = inputs if reference is None else reference
+    if ablation == "mean" and len(source) < 2:
         raise ValueError(
-            "the mean over one input is that input: give reference=, several inputs, or ablation='zero'."
+            "the mean over one input is that input: give reference=, several inputs, or "
+            "ablation='zero'."
         )
-    pairs = circuit.heads() if isinstance(circuit, Circuit) else circuit
-    own = frozenset(heads_of("circuit", pairs, model.cfg.n_layers, model.cfg.n_heads))
-    every = [
-        (layer, head) for layer in range(model.cfg.n_layers) for head in range(model.cfg.n_heads)
-    ]
-    if len(own) == len(every):
-        raise ValueError(
-            "the circuit has every head of the model: there is nothing to compare it with."
-        )
-    f = _metric_of(model, inputs, metric, every, reference, ablation)
-    whole, none = f(frozenset(every)), f(frozenset())
+    own, every = _own_and_every(model, circuit)
+    runs = _Runs(model, inputs, metric, _ablations(model, source, ablation), every)
+    whole, none = runs.kept(frozenset(every)), runs.kept(frozenset())
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
         raise ValueError(
-            f"the metric is {whole:.4g} with all heads and with none: it does not depend on any head."
+            f"the metric is {whole:.4g} with all heads and with none: it does not depend on any "
+            "head."
         )
     generator = np.random.default_rng(seed)
     others = [
         frozenset(every[place] for place in generator.permutation(len(every))[: len(own)])
         for _ in range(random)
     ]
-    scored = []
-    for chosen in tqdm([own, *others], desc="circuits", disable=not progress):
-        scored.append(
-            _scores(f, chosen, frozenset(every), whole, none, subsets, np.random.default_rng(seed))
-        )
-    heads = pd.DataFrame(
-        [(head_name(*head), cost) for head, cost in sorted(scored[0][1].items())],
-        columns=["head", "cost"],
-    )
-    settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
+    bar = tqdm([own, *others], desc="circuits", disable=not progress)
+    scored = [_scores(runs, chosen, whole, none, _subsets(chosen, subsets, seed)) for chosen in bar]
+    costs = [(head_name(*head), cost) for head, cost in sorted(scored[0][1].items())]
+    settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": int(seed)}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
-    table = _table([values for values, _ in scored])
-    return CircuitScores({"scores": table, "heads": heads}, meta)
+    heads = pd.DataFrame(costs, columns=["head", "cost"])
+    return CircuitScores({"scores": _table([values for values, _ in scored]), "heads": heads}, meta)
 
 
-def _metric_of(
-    model: Any,
-    inputs: Tensor,
-    metric: Callable[[Tensor], Any],
-    every: list[Head],
-    reference: Tensor | None,
-    ablation: str,
-) -> Callable[[frozenset[Head]], float]:
-    """The metric with some heads kept and all others ablated, each set once."""
+def _own_and_every(
+    model: HookedModel, circuit: Circuit | Sequence[Head]
+) -> tuple[Heads, list[Head]]:
+    """Returns the heads of the circuit, and all heads of the model in order."""
+    layers, heads = model.cfg.n_layers, model.cfg.n_heads
+    pairs = circuit.heads() if isinstance(circuit, Circuit) else circuit
+    own = frozenset(heads_of("circuit", pairs, layers, heads))
+    every = [(layer, head) for layer in range(layers) for head in range(heads)]
+    if len(own) == len(every):
+        raise ValueError(
+            "the circuit has every head of the model, so that there is nothing to compare it with: "
+            "give fewer heads."
+        )
+    return own, every
+
+
+def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablation]:
+    """Returns for each layer the function that makes the edit that ablates some of its heads."""
     layers = range(model.cfg.n_layers)
+    if ablation == "zero":
+        return [lambda gone: edit.zero(heads=gone)] * len(layers)
     names = [full_name("attn.hook_z", layer) for layer in layers]
     with torch.no_grad():
-        _, cache = model.run_with_cache(
-            inputs if reference is None else reference, names_filter=names
-        )
-    known: dict[frozenset[Head], float] = {}
+        _, cache = model.run_with_cache(source, names_filter=names)
+    return [lambda gone, name=name: edit.mean(cache[name], heads=gone) for name in names]
 
-    def run(kept: frozenset[Head]) -> float:
-        if kept not in known:
+
+@dataclass(frozen=True)
+class _Runs:
+    """The metric of a model with some of its heads ablated; each set of heads runs once."""
+
+    model: HookedModel
+    inputs: Tensor
+    metric: Metric
+    ablations: list[Ablation]
+    every: list[Head]
+    known: dict[Heads, float] = field(default_factory=dict)
+
+    def kept(self, heads: Heads) -> float:
+        """Returns the metric if only these heads are not ablated."""
+        if heads not in self.known:
             hooks = []
-            for layer in layers:
-                gone = [head for own, head in every if own == layer and (own, head) not in kept]
-                if gone:
-                    change = (
-                        edit.zero(heads=gone)
-                        if ablation == "zero"
-                        else edit.mean(cache[names[layer]], heads=gone)
-                    )
-                    hooks.append((names[layer], change))
+            for layer, ablation in enumerate(self.ablations):
+                own = [head for head in self.every if head[0] == layer and head not in heads]
+                if own:
+                    change = ablation([number for _, number in own])
+                    hooks.append((full_name("attn.hook_z", layer), change))
             with torch.no_grad():
-                known[kept] = as_number(metric(model.run_with_hooks(inputs, fwd_hooks=hooks)))
-        return known[kept]
+                out = self.model.run_with_hooks(self.inputs, fwd_hooks=hooks)
+                self.known[heads] = as_number(self.metric(out))
+        return self.known[heads]
 
-    return run
+
+def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
+    """Returns the heads, and random subsets of them that keep each head with probability 1/2."""
+    generator, heads = np.random.default_rng(seed), sorted(chosen)
+    subsets = [chosen]
+    for _ in range(count):
+        on = generator.random(len(heads)) < 0.5
+        subsets.append(frozenset(head for head, there in zip(heads, on, strict=True) if there))
+    return subsets
 
 
 def _scores(
-    f: Callable[[frozenset[Head]], float],
-    chosen: frozenset[Head],
-    every: frozenset[Head],
-    whole: float,
-    none: float,
-    subsets: int,
-    generator: np.random.Generator,
+    runs: _Runs, chosen: Heads, whole: float, none: float, subsets: list[Heads]
 ) -> tuple[dict[str, float], dict[Head, float]]:
-    span, heads = whole - none, sorted(chosen)
-    tried = [chosen]
-    for _ in range(subsets):
-        on = generator.random(len(heads)) < 0.5
-        tried.append(frozenset(head for head, there in zip(heads, on, strict=True) if there))
-    gaps = [abs(f(chosen - some) - f(every - some)) / abs(span) for some in tried]
-    costs = {head: abs(f(chosen) - f(chosen - {head})) / abs(span) for head in heads}
+    """Returns the three scores of a set of heads, and what taking each head out of it costs."""
+    f, every, span = runs.kept, frozenset(runs.every), whole - none
+    gaps = [abs(f(chosen - some) - f(every - some)) / abs(span) for some in subsets]
+    costs = {head: abs(f(chosen) - f(chosen - {head})) / abs(span) for head in sorted(chosen)}
     values = {
         "faithfulness": (f(chosen) - none) / span,
         "completeness": max(gaps),
@@ -178,23 +198,16 @@ def _scores(
 
 
 def _table(scored: list[dict[str, float]]) -> pd.DataFrame:
-    rows = []
+    """Returns the scores of the first set of heads beside those of the others."""
+    rows: list[tuple] = []
     for name, value in scored[0].items():
         others = np.array([values[name] for values in scored[1:]])
-        low, high = np.quantile(others, [0.025, 0.975]) if len(others) else (np.nan, np.nan)
-        # near 1 is good for faithfulness, near 0 for completeness, high for minimality
-        bad = {
-            "faithfulness": lambda x: abs(x - 1),
-            "completeness": abs,
-            "minimality": lambda x: -x,
-        }[name]
-        good = (
-            (1 + sum(bad(other) <= bad(value) for other in others)) / (1 + len(others))
-            if len(others)
-            else np.nan
-        )
-        rows.append((name, value, others.mean() if len(others) else np.nan, low, high, good))
-    return pd.DataFrame(
-        rows,
-        columns=["measure", "value", "random_mean", "random_low", "random_high", "share_as_good"],
-    )
+        if not len(others):
+            rows.append((name, value, np.nan, np.nan, np.nan, np.nan))
+            continue
+        low, high = np.quantile(others, [0.025, 0.975])
+        distance = _DISTANCES[name]
+        as_good = sum(distance(other) <= distance(value) for other in others)
+        share = (1 + as_good) / (1 + len(others))
+        rows.append((name, value, others.mean(), low, high, share))
+    return pd.DataFrame(rows, columns=_COLUMNS)

@@ -1,7 +1,10 @@
-"""From pictures to what a vision model was trained on: resize, centre crop, scale to [0, 1], normalise. Pillow only."""
+"""From pictures to the input of a vision model, with Pillow only.
+
+The steps are resize, centre crop, scale to [0, 1], normalise.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +14,10 @@ from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.pictures import check_depth, loaded
+
+# what may be one picture or several
+OneOrMore = Image.Image | str | Path | Sequence[Image.Image | str | Path]
+Pictures = OneOrMore | np.ndarray | Tensor
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -22,14 +29,18 @@ _MODES = {1: "L", 3: "RGB"}
 _MOST_PIXELS = 100_000_000  # of a resized picture: a strip one pixel wide would take all memory
 
 
-def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels height width"]:
-    """Float images as the model takes them, `(x / 255 - mean) / std`, after resize and centre crop.
+def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch channels height width"]:
+    """Returns float images as the model takes them: `(x / 255 - mean) / std`.
 
-    images: a PIL image, a path, a sequence of either, or a uint8 array or tensor `[batch, channels, height, width]`.
-    `cfg.resize` (shorter side, or (h, w)) and `cfg.crop`, None leaves the step out; `cfg.interpolation`, `cfg.mean`,
-    `cfg.std`. A float tensor is taken as preprocessed and returned as it is. Colour is converted to the model's channels.
-    Raises ValueError for unreadable files, other dtypes or shapes, no images, a crop larger than the picture, pictures
-    whose size is still not the model's after resize and crop, and a model without mean and std.
+    images: a PIL image, a path, a sequence of either, or a uint8 array or tensor
+    `[batch, channels, height, width]`. A float tensor is taken as preprocessed and returned
+    unchanged. Pictures are first resized and cropped in the centre: `cfg.resize` (the shorter
+    side, or (h, w)), `cfg.interpolation`, `cfg.crop`; None leaves the step out. Colour is
+    converted to the model's channels.
+
+    Raises ValueError for unreadable files, other dtypes or shapes, no images, a crop larger
+    than the picture, pictures whose size is not the model's after resize and crop, and a model
+    without mean and std.
     """
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
@@ -41,8 +52,11 @@ def preprocess(cfg: CrateConfig, images: Any) -> Float[Tensor, "batch channels h
     )
 
 
-def sequence(images: Any, kind: str = "image") -> list[Any]:
-    """One or several, as a list; ValueError for none."""
+def sequence(images: OneOrMore, kind: str = "image") -> list[Image.Image | str | Path]:
+    """Returns one or several pictures as a list.
+
+    Raises ValueError for an empty sequence.
+    """
     several = (
         list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
     )
@@ -52,10 +66,11 @@ def sequence(images: Any, kind: str = "image") -> list[Any]:
 
 
 def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.Image:
-    """The picture in the model's colours, resized and cropped."""
+    """Returns the picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor instead."
+            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: "
+            "pass a float tensor instead."
         )
     return resize_and_crop(
         cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
@@ -65,7 +80,11 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
 def resize_and_crop(
     cfg: CrateConfig, image: Image.Image, resample: Image.Resampling, what: str
 ) -> Image.Image:
-    """The picture at the size that the model takes; ValueError, calling it `what`, where its size cannot be had."""
+    """Returns the picture at the size that the model takes.
+
+    Raises ValueError, calling the picture `what`, where it has no pixels, the crop is larger
+    than the picture, or the size is not the model's in the end.
+    """
     if 0 in image.size:
         raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixel.")
     if cfg.resize is not None:
@@ -75,8 +94,9 @@ def resize_and_crop(
     size = (image.height, image.width)
     if size != cfg.image_size and not cfg.interpolate_pos:
         raise ValueError(
-            f"{what} is {size[0]} x {size[1]}, the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: "
-            f"resize it, or load the model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
+            f"{what} is {size[0]} x {size[1]}, "
+            f"the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: resize it, or load the "
+            f"model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
         )
     return image
 
@@ -95,24 +115,29 @@ def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
-    """(width, height) after resizing; an int is the shorter side, the longer one is truncated as torchvision does."""
+    """Returns (width, height) after resizing.
+
+    An int is the shorter side; the longer one is truncated as torchvision does.
+    """
     if isinstance(cfg.resize, tuple):
         return cfg.resize[1], cfg.resize[0]
     longer = int(cfg.resize * max(size) / min(size))
     if cfg.resize * longer > _MOST_PIXELS:
         raise ValueError(
-            f"{what} is {size[1]} x {size[0]}: with its shorter side at resize={cfg.resize} the longer one has {longer:,} "
-            "pixels, which is too large. Leave it out, or load the model with resize=(h, w)."
+            f"{what} is {size[1]} x {size[0]}: with its shorter side at resize={cfg.resize} the "
+            f"longer one has {longer:,} pixels, which is too large. Leave it out, or load the "
+            "model with resize=(h, w)."
         )
     return (cfg.resize, longer) if size[0] <= size[1] else (longer, cfg.resize)
 
 
 def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:
-    """The centred (left, top, right, bottom); rounds halves to even as torchvision does."""
+    """Returns the centred box; halves are rounded to even as torchvision does."""
     height, width = cfg.crop if isinstance(cfg.crop, tuple) else (cfg.crop, cfg.crop)
     if width > size[0] or height > size[1]:
         raise ValueError(
-            f"crop={cfg.crop} is larger than {what}, {size[1]} x {size[0]} after resize={cfg.resize}: "
+            f"crop={cfg.crop} is larger than {what}, "
+            f"{size[1]} x {size[0]} after resize={cfg.resize}: "
             "give a larger resize, or a smaller crop."
         )
     left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
@@ -125,7 +150,10 @@ def _to_bytes(cfg: CrateConfig, image: Image.Image) -> Tensor:
 
 
 def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
-    """uint8 `[batch, channels, h, w]` of the model's size; only arrays of another size go through Pillow."""
+    """Returns uint8 `[batch, channels, height, width]` of the model's size.
+
+    Only arrays of another size go through Pillow.
+    """
     shape = tuple(array.shape)
     if array.dtype != torch.uint8:
         raise ValueError(
@@ -145,12 +173,16 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
 
 
 def stack(images: list[Tensor], kind: str = "image") -> Tensor:
-    """`[batch, ...]` of pictures; ValueError where their heights and widths, the last two axes, differ."""
+    """Returns pictures as `[batch, ...]`.
+
+    Raises ValueError where their heights and widths, the last two axes, differ.
+    """
     sizes = {(image.shape[-2], image.shape[-1]) for image in images}
     if len(sizes) > 1:
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
         raise ValueError(
-            f"the {kind}s of a batch differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
+            f"the {kind}s of a batch differ in size ({shown}): "
+            "load the model with crop=..., or resize=(h, w)."
         )
     return torch.stack(images)
 
@@ -158,9 +190,10 @@ def stack(images: list[Tensor], kind: str = "image") -> Tensor:
 def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels height width"]:
     if cfg.mean is None or cfg.std is None:
         raise ValueError(
-            "the model does not say how its pictures were normalised. Load it with mean and std, one number per channel "
-            "(published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]; for plain [0, 1]: "
-            "zeros and ones), or pass float images as the model takes them."
+            "the model does not say how its pictures were normalised. Load it with mean and std, "
+            "one number per channel (published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], "
+            "std=[0.229, 0.224, 0.225]; for plain [0, 1]: zeros and ones), "
+            "or pass float images as the model takes them."
         )
     images = array.to(torch.float32) / 255
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)

@@ -38,12 +38,15 @@ model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
 
 
 def save(model: Any, folder: Path) -> Path:
-    """Writes the folder, each file whole or not at all; an existing model card is left alone."""
+    """Writes the folder and returns it. An existing model card is left alone.
+
+    Each file takes its place when it is complete. model: a hooked model or a sparse autoencoder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    said = model.cfg.to_dict()
-    config = (
-        json.dumps({"library": "crate_interp", "format": 1, "config": said}, indent=2) + "\n"
-    )  # before anything is replaced
+    # made before anything is replaced
+    values = model.cfg.to_dict()
+    config = {"library": "crate_interp", "format": 1, "config": values}
+    text = json.dumps(config, indent=2) + "\n"
     weights = _own_memory(model.state_dict())
     write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
     tokenizer = _tokenizer(model)
@@ -51,23 +54,26 @@ def save(model: Any, folder: Path) -> Path:
         write_text(folder / TOKENIZER, tokenizer.to_json())
     else:
         (folder / TOKENIZER).unlink(missing_ok=True)  # of the model that was here before
-    write_text(folder / CONFIG, config)
+    write_text(folder / CONFIG, text)
     if not (folder / CARD).exists():
         params = sum(value.numel() for value in weights.values())
         shown = {
             name: value
-            for name, value in said.items()
+            for name, value in values.items()
             if value is not None and name not in ("labels", "family")
         }
         fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
         name = model.cfg.model_name or folder.resolve().name
-        card = _CARD.format(name=name, params=params, family=said["family"], fields=fields)
+        card = _CARD.format(name=name, params=params, family=values["family"], fields=fields)
         write_text(folder / CARD, card)
     return folder
 
 
 def _tokenizer(model: Any) -> Tokenizer | None:
-    """The tokenizer that belongs in the folder: one that lay beside the weights, not one of the Hub's."""
+    """Returns the tokenizer that belongs in the folder, or None.
+
+    One that lay beside the weights does, one from the Hub does not.
+    """
     text = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
         return None
@@ -79,7 +85,10 @@ def _tokenizer(model: Any) -> Tokenizer | None:
 
 
 def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
-    """The parameters on the CPU, no two in the same memory, which safetensors does not write."""
+    """Returns the parameters on the CPU, no two in the same memory.
+
+    safetensors does not write tensors that share memory.
+    """
     seen: set[int] = set()
     kept = {}
     for name, value in state.items():
@@ -91,7 +100,10 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_new(model: Any, folder: Path) -> Path:
-    """Writes a folder that is not there yet, whole or not at all, also when interrupted; ValueError where one is."""
+    """Writes a folder that is not there yet, and returns it.
+
+    An interrupted call leaves nothing behind. Raises ValueError where the folder is there.
+    """
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
@@ -101,6 +113,6 @@ def save_new(model: Any, folder: Path) -> Path:
 
 
 def check_new(folder: Path) -> None:
-    """ValueError unless the folder is empty or not there."""
+    """Raises ValueError unless the folder is empty or not there."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")

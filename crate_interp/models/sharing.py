@@ -9,9 +9,13 @@ from crate_interp.models.saving import save
 
 
 class SharedModel(ModelHubMixin):
-    """Folders with model.safetensors, config.json and a model card (crate_interp/models/saving.py)."""
+    """Models that are kept in folders with model.safetensors, config.json and a model card.
 
-    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # it returns the folder
+    crate_interp/models/saving.py writes them.
+    """
+
+    # it returns the folder
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         save_directory: str | Path,
         *,
@@ -19,9 +23,11 @@ class SharedModel(ModelHubMixin):
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> Path:
-        """Writes the model into a folder, which `ci.load(folder, dtype=model.cfg.dtype)` reads back bit for bit; its path.
+        """Writes the model into a folder and returns the folder's path.
 
-        Different from the mixin: config.json is crate_interp's own, and an existing model card is left alone.
+        `ci.load(folder, dtype=model.cfg.dtype)` reads it back bit for bit. Different from
+        huggingface_hub's mixin: config.json is crate_interp's own, and an existing model card is
+        left alone.
         """
         folder = save(self, Path(save_directory))
         if push_to_hub:
@@ -33,8 +39,9 @@ class SharedModel(ModelHubMixin):
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
+    # options that ci.load has no use for are left out
     @classmethod
-    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # options that load has no use for are left out
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
@@ -44,7 +51,10 @@ class SharedModel(ModelHubMixin):
         token: str | bool | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """`ci.load` with the same arguments; ValueError where what it finds is a model of another class."""
+        """Loads a model with `ci.load` and the same arguments.
+
+        Raises ValueError where the model is of another class.
+        """
         from crate_interp.checkpoints.load import load
 
         net: dict[str, Any] = dict(
@@ -53,7 +63,8 @@ class SharedModel(ModelHubMixin):
         model = load(pretrained_model_name_or_path, revision=revision, **net, **model_kwargs)
         if not isinstance(model, cls):
             raise ValueError(
-                f"{pretrained_model_name_or_path} holds a {type(model).__name__}, not a {cls.__name__}: use "
-                f"{type(model).__name__}.from_pretrained, or ci.load, which takes any."
+                f"{pretrained_model_name_or_path} holds a {type(model).__name__}, "
+                f"not a {cls.__name__}: use {type(model).__name__}.from_pretrained, or ci.load, "
+                "which takes any."
             )
         return model

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from crate_interp import checks
 from crate_interp.config import CrateConfig
 from crate_interp.models.context import Past
 from crate_interp.models.tokenizer import Tokenizer
@@ -196,14 +197,13 @@ class GenerateMixin(TextMixin):
         return self.to_string(tokens[0, int(bool(put)) :])
 
 
-def _check_generation(max_new_tokens: Any, temperature: Any, top_k: Any) -> None:
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens={max_new_tokens!r}: give a whole number of at least 0.")
+def _check_generation(max_new_tokens: int, temperature: int | float, top_k: int | None) -> None:
+    checks.count("max_new_tokens", max_new_tokens, least=0)
     if not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
         raise ValueError(
             f"temperature={temperature!r}: give a number above 0; greedy is do_sample=False."
         )
-    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+    if top_k is not None and (not checks.is_int(top_k) or top_k < 1):
         raise ValueError(f"top_k={top_k!r}: give a whole number of at least 1, or None.")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.data import Data, Samples, forms
+from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
@@ -143,7 +144,7 @@ def _readings(
     return readings
 
 
-def fitting(probes: Probes, model: Any, blocks: str) -> list[Probe]:
+def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> list[Probe]:
     """Returns the probes asked for; of the default ones those whose points the layers have.
 
     Raises KeyError if a probe that was asked for reads a point that the layers lack.

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from crate_hooks import full_name, read
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
 
 Forward = Callable[[Any, Tensor], Any]
@@ -143,7 +144,7 @@ def samples_of(model: HookedModel, data: Data, limit: int | None) -> Samples:
     return open_data(data, reader.preprocess, limit, reader.preprocess_masks)
 
 
-def last_point(model: HookedModel, blocks: str = "blocks") -> str:
+def last_point(model: HookedModel | DecoderView, blocks: str = "blocks") -> str:
     """Returns the name of the point that holds Z^L."""
     return full_name("hook_resid_post", len(getattr(model, blocks)) - 1, blocks)
 

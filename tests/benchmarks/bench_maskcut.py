@@ -1,4 +1,7 @@
-"""maskcut against the dense generalised eigensolver that CutLER calls for every mask; with the word `small`, one case, loosely."""
+"""maskcut against the dense generalised eigensolver that CutLER calls for every mask.
+
+With the word `small`, one case, with a loose limit.
+"""
 
 import sys
 from pathlib import Path
@@ -20,7 +23,10 @@ CASES = (
 
 
 def dense(features: np.ndarray, masks: np.ndarray) -> None:
-    """The cuts for these masks, affinities in float32 as in CutLER; without labelling, which costs next to nothing."""
+    """Makes the cuts for these masks, with affinities in float32 as in CutLER.
+
+    Labelling is left out: it costs next to nothing.
+    """
     features = features.copy()
     for mask in masks:
         dense_cut(affinity_of(features, 0.15))
@@ -38,9 +44,8 @@ def measured(side: int, seed: int, wanted: float, n_masks: int, seconds: float =
     ours = lambda: maskcut(tokens, grid, n_masks)  # noqa: E731
     jobs = {"ours": ours, "dense": lambda: dense(features, masks), "ours again": ours}
     times = least(jobs, seconds=seconds)
-    print(
-        f"{side} x {side} tokens, 384 dimensions, {n_masks} masks: dense {times['dense'] * 1e3:.0f} ms"
-    )
+    slow = times["dense"] * 1e3
+    print(f"{side} x {side} tokens, 384 dimensions, {n_masks} masks: dense {slow:.0f} ms")
     print(f"  ours over ours, the noise: {times['ours again'] / times['ours']:.3f}")
     least_ours = min(times["ours"], times["ours again"])
     return verdict("  dense over ours", times["dense"] / least_ours, wanted, at_least=True)

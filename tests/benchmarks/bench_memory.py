@@ -33,7 +33,7 @@ def child(what: str, n: int) -> None:
     else:
         found = ci.atlas(model, images, limit=n, progress=False)
         with tempfile.TemporaryDirectory() as out:
-            ci.viz.atlas_pages(found, model, images, out, progress=False)
+            ci.viz.atlas_pages(found, out)
     # not ru_maxrss, which begins at what the parent had when it forked
     print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 

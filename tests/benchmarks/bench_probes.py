@@ -1,4 +1,7 @@
-"""What measuring costs while streaming, as a share of the plain forward: the authors' pair, and the default suite."""
+"""What measuring costs while streaming, as a share of the plain forward.
+
+The authors' pair of measures, and the default suite.
+"""
 
 import sys
 
@@ -10,7 +13,8 @@ from crate_interp.measures import official_coding_rate, zero_fraction
 from crate_interp.sweeps.run import measure_batch
 from crate_interp.sweeps.tally import Tally
 
-# image side, batch (the default of ci.sweep, and as many numbers), most that the pair and the suite may cost
+# image side, batch (the default of ci.sweep, and as many numbers), most that the pair and the suite
+# may cost
 CASES = ((224, 32, 0.12, 0.85), (448, 8, 0.12, 1.0))
 
 
@@ -47,9 +51,8 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
         measure_batch(model, suite, images, tally, 0, lasting)
     found = {(probe, statistic) for probe, statistic, _ in [*tally.samples, *tally.heads]}
     forward = min(times["forward"], times["forward again"])
-    print(
-        f"CRATE-S (d=576, 12 heads), {model.cfg.n_ctx} tokens, batch {batch}, 12 layers: forward {forward * 1e3:.0f} ms"
-    )
+    size = f"{model.cfg.n_ctx} tokens, batch {batch}, 12 layers"
+    print(f"CRATE-S (d=576, 12 heads), {size}: forward {forward * 1e3:.0f} ms")
     print(f"  forward over forward, the noise: {times['forward again'] / times['forward']:.3f}")
     print(f"  statistics of activations in the suite: {len(found)}")
     good = verdict("  authors' pair, share of the forward", times["pair"] / forward - 1, pair_limit)

@@ -1,4 +1,4 @@
-"""The coding rate of codes by Cholesky of the small Gram, against the n x n logdet of the authors' script."""
+"""The coding rate by Cholesky of the small Gram, against the n x n logdet of the authors."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""maskcut against the dense eigensolver on random grids of patches, from clean blobs to noise alone; counts agreement.
+"""maskcut against the dense eigensolver on random grids, from clean blobs to noise alone.
 
-With sizes as arguments (`check_maskcut.py 14 28`) those alone; all three take about an hour, nearly all of it LAPACK at 60 x 60.
+Counts how often they agree. Arguments are sizes (`check_maskcut.py 14 28`); all three take about an
+hour, nearly all of it LAPACK at 60 x 60.
 """
 
 import sys
@@ -30,12 +31,9 @@ def agreement(side: int) -> bool:
         unique += gap > 1e-9
         found += int(wanted.any(axis=(1, 2)).sum())
         if least < 0.99:
-            print(
-                f"  seed {seed}, noise {noise}: least IoU {least:.3f}, eigenvalues apart by {gap:.1e} (relative)"
-            )
-    print(
-        f"{side} x {side} tokens: {found} masks in {GRIDS} grids, {unique} grids with a unique second eigenvector"
-    )
+            print(f"  seed {seed}, noise {noise}: least IoU {least:.3f}, relative gap {gap:.1e}")
+    print(f"{side} x {side} tokens: {found} masks in {GRIDS} grids")
+    print(f"  {unique} grids with a unique second eigenvector")
     return verdict("  grids where all masks agree (IoU >= 0.99)", agree, 99, at_least=True)
 
 

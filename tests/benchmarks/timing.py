@@ -1,6 +1,7 @@
-"""Honest timings on a shared machine: one process, one thread, processor time, alternating, least of many.
+"""Honest timings on a shared machine.
 
-Run a benchmark with OMP_NUM_THREADS=1: two-thread times vary several-fold, and the library never sets threads itself.
+One process, one thread, processor time, alternating jobs, the least of many. Run a benchmark with
+OMP_NUM_THREADS=1: times of two threads vary several-fold, and the library never sets threads.
 """
 
 import os
@@ -11,13 +12,17 @@ from collections.abc import Callable
 
 import torch
 
-# glibc hands large blocks back to the system and asks for them again. By the luck of a heap's layout a forward has none
-# to fifty thousand page faults, a tenth of its time: both sides of a ratio are timed without them.
+# glibc hands large blocks back to the system and asks for them again. By the luck of a heap's
+# layout a forward has none to fifty thousand page faults, a tenth of its time: both sides of a
+# ratio are timed without them.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_MAX_": "0"}
 
 
 def settle() -> None:
-    """Stops where more than one thread would be timed; starts the process again with an allocator that keeps memory."""
+    """Starts the process again with an allocator that keeps memory.
+
+    Exits with an error if more than one thread would be timed.
+    """
     if torch.get_num_threads() != 1:
         sys.exit("run this with OMP_NUM_THREADS=1 (make bench does)")
     if any(os.environ.get(name) != value for name, value in _KEEP_MEMORY.items()):
@@ -25,10 +30,10 @@ def settle() -> None:
 
 
 def least(jobs: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """The least processor seconds of each job; rounds of all of them for about so long.
+    """Returns the least processor seconds of each job, from rounds of all jobs for about so long.
 
-    Each round has an order of its own: what ran before leaves a heap and caches, and twins that always follow
-    different jobs differed by a tenth.
+    Each round has an order of its own: what ran before leaves a heap and caches, and twins that
+    always follow different jobs differed by a tenth.
     """
     names = list(jobs)
     best = dict.fromkeys(names, float("inf"))
@@ -45,7 +50,7 @@ def least(jobs: dict[str, Callable[[], object]], seconds: float) -> dict[str, fl
 
 
 def verdict(what: str, value: float, limit: float, at_least: bool = False) -> bool:
-    """Prints a line and says whether the limit holds."""
+    """Prints a line and returns whether the limit holds."""
     holds = value >= limit if at_least else value <= limit
     sign = ">=" if at_least else "<="
     print(f"{what}: {value:.3f} (wanted {sign} {limit:g}) {'ok' if holds else 'MISSED'}")

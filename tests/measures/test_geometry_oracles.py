@@ -193,7 +193,10 @@ def test_tokens_in_one_subspace():
 
 
 def test_thresholded_attention_raises_the_signal_to_noise_ratio_by_one_factor():
-    """Z + eta sum_k P_k Z phi(Z^T P_k Z), phi = tau where an entry exceeds 1: x (1 + eta tau), layer after layer."""
+    """Z + eta sum_k P_k Z phi(Z^T P_k Z), phi = tau where an entry exceeds 1.
+
+    The factor is 1 + eta tau, layer after layer.
+    """
     heads, p, per_class, eta, tau = 3, 5, 2, 0.5, 0.6
     u = complete(15, heads, p)
     owner = torch.arange(heads).repeat_interleave(per_class)
@@ -216,8 +219,9 @@ def test_thresholded_attention_raises_the_signal_to_noise_ratio_by_one_factor():
 def test_the_real_initialisation():
     """U^T U about I / 3 and D^T D about 2 I, entry by entry, in every layer.
 
-    A sum of d squares of U(-b, b) has mean d b^2 / 3 and variance 4 d b^4 / 45, b^2 = 1 / d (U) and 6 / d (D); a sum of
-    d products of two has variance d (b^2 / 3)^2. 500 thousand entries: six standard deviations for each.
+    A sum of d squares of U(-b, b) has mean d b^2 / 3 and variance 4 d b^4 / 45, b^2 = 1 / d (U) and
+    6 / d (D); a sum of d products of two has variance d (b^2 / 3)^2. 500 thousand entries: six
+    standard deviations for each.
     """
     d = 503
     cfg = ci.CrateConfig(
@@ -311,7 +315,8 @@ def test_ranks_in_closed_form():
 
 
 def test_stable_rank_of_a_gaussian():
-    # the largest squared singular value is (sqrt m + sqrt n)^2, less 0.9 % +- 1.0 % at this size (Tracy-Widom)
+    # the largest squared singular value is (sqrt m + sqrt n)^2, less 0.9 % +- 1.0 % at this size
+    # (Tracy-Widom)
     m, n = 1009, 503
     limit = m * n / (math.sqrt(m) + math.sqrt(n)) ** 2
     assert stable_rank(draw(28, m, n)).item() == pytest.approx(1.009 * limit, rel=0.04)

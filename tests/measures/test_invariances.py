@@ -1,4 +1,4 @@
-"""What must not change a measure, or must change it in a known way, on random inputs, tall and wide."""
+"""What must not change a measure, or must change it in a known way, on tall and wide inputs."""
 
 import math
 

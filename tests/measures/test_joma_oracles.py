@@ -1,4 +1,7 @@
-"""Theorems of JoMA (arXiv 2310.00535) as checked by integration and enumeration, with the corrections they need."""
+"""Theorems of JoMA (arXiv 2310.00535), checked by integration and enumeration.
+
+With the corrections that they need.
+"""
 
 import itertools
 import math
@@ -15,7 +18,10 @@ ODE = dict(method="DOP853", rtol=1e-12, atol=1e-13)
 
 
 def flow(kind, state, x, target):
-    """Gradient flow of 1/2 mean |target - tanh(b V)|^2 in V [token, unit] and z [token], b = attention-weighted x."""
+    """Gradient flow of 1/2 mean |target - tanh(b V)|^2 in V [token, unit] and z [token].
+
+    b is the attention-weighted x.
+    """
     v, z = state[:, :-1], state[:, -1]
     raw = x * z if kind == "linear" else x * np.exp(z)
     total = raw.sum(axis=1, keepdims=True) if kind == "softmax" else 1.0
@@ -30,7 +36,10 @@ def flow(kind, state, x, target):
 
 
 def drift(kind, steps):
-    """How far the theorem's invariant of each logit has moved by t = 2, by Runge-Kutta's method of order 4."""
+    """Returns how far the theorem's invariant of each logit has moved by t = 2.
+
+    By Runge-Kutta's method of order 4.
+    """
     rng = np.random.default_rng(0)
     x, target = rng.integers(0, 4, (13, 5)).astype(float) + 0.1, rng.uniform(-0.9, 0.9, (13, 3))
     state = np.concatenate([rng.normal(size=(5, 3)) / 2, np.ones((5, 1)) / 2], axis=1)
@@ -92,7 +101,10 @@ def test_theorem_2():
 
 
 def elapsed(mu, y):
-    """Time until ln(1 / (1 - v / mu)) = y: F(r, mu) in the variable y = ln 1 / (1 - r), where nothing is singular."""
+    """Returns the time until ln(1 / (1 - v / mu)) = y.
+
+    That is F(r, mu) in the variable y = ln 1 / (1 - r), where nothing is singular.
+    """
     return quad(
         lambda s: math.exp(-(mu**2) * (1 - math.exp(-s)) ** 2 / 2),
         0,
@@ -139,13 +151,19 @@ def test_theorem_4_ratio():
 
 
 def sibling(rho, depth, height, offset):
-    """P[y_l = 1 | y_m = 1] for two latents `depth` below the class that part `height` above them."""
+    """P[y_l = 1 | y_m = 1] for two latents.
+
+    They lie `depth` below the class and part `height` above them.
+    """
     rho0 = rho ** (depth - 1) * offset
     return (1 + rho ** (2 * height) - 2 * rho0) / (1 - rho0) / 2
 
 
 def enumerated(rho, depth, height, prior, first):
-    """The same by summing over every path; `prior` of the classes, `first` P[first latent = 0 | class]."""
+    """The same by summing over every path.
+
+    `prior`: of the classes; `first`: P[first latent = 0 | class].
+    """
     step = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
     joint = np.zeros((2, 2))
     for k, *path in itertools.product(range(len(prior)), *[range(2)] * (depth + height)):
@@ -179,7 +197,10 @@ def test_theorem_5(rho, depth, height, q, wanted):
 
 
 def best_correlation(latents, units):
-    """For each column of latents [sample, latent] the largest correlation with a column of units; constants give 0."""
+    """Returns the largest correlation of each column of latents with a column of units.
+
+    Constant columns give 0. latents: [sample, latent].
+    """
     a, b = (x - x.mean(axis=0) for x in (latents, units))
     norms = np.linalg.norm(a, axis=0)[:, None] * np.linalg.norm(b, axis=0)
     return (np.divide(a.T @ b, norms, out=np.zeros_like(norms), where=norms > 0)).max(axis=1)

@@ -134,13 +134,8 @@ def test_matrices_that_are_no_affinity(affinity, message):
 def test_orthogonal_features_are_two_blocks():
     labels = [0] * 13 + [1] * 17
     masks = maskcut(one_hot(labels), (5, 6))
-    assert show(masks[0]) == [
-        "######",
-        "######",
-        "#.....",
-        "......",
-        "......",
-    ]  # the smaller block, with 2 corners
+    smaller = ["######", "######", "#.....", "......", "......"]  # of the blocks, with 2 corners
+    assert show(masks[0]) == smaller
     assert masks.shape == (3, 5, 6) and masks.dtype == torch.bool
 
 
@@ -381,7 +376,9 @@ def test_arguments_that_do_not_fit(arguments, message):
 
 
 WRONG_TYPES = {
-    "maskcut(torch.ones(6, 5).long(), (2, 3))": "takes floats, got torch.int64: convert with .float()",
+    "maskcut(torch.ones(6, 5).long(), (2, 3))": (
+        "takes floats, got torch.int64: convert with .float()"
+    ),
     "maskcut([[1.0]], (2, 3))": "takes a torch tensor [..., pos d], got list",
     "maskcut(torch.ones(6), (2, 3))": "takes [..., pos d], got shape [6]",
     "maskcut(torch.ones(6, 5), 6)": "grid=6 does not fit 6 tokens",

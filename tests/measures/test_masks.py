@@ -203,7 +203,10 @@ def test_rollout_of_known_patterns():
 
 
 def planted(seed=0, sign=1.0):
-    """Three images of 5 x 7 tokens in 11 dimensions: a rectangle inside has another mean than the border."""
+    """Three images of 5 x 7 tokens in 11 dimensions.
+
+    A rectangle inside has another mean than the border.
+    """
     inside = torch.zeros(3, 5, 7, dtype=torch.bool)
     inside[0, 1:4, 2:5] = inside[1, 2:4, 1:3] = inside[2, 1:2, 4:6] = True
     way = draw(seed, 11) - 0.5

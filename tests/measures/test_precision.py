@@ -1,4 +1,7 @@
-"""Where floats run out: autocast, tokens all alike, tiny and huge scales, half precision, gradients beside a failure."""
+"""Where floats run out.
+
+Autocast, tokens all alike, tiny and huge scales, half precision, gradients beside a failure.
+"""
 
 import pytest
 import torch
@@ -40,7 +43,10 @@ def test_autocast_changes_no_number():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_tokens_all_alike(seed):
-    """A wide float32 Gram of rank one: hundreds of pivots that should be one, each off by the rounding of the first."""
+    """A wide float32 Gram of rank one.
+
+    Hundreds of pivots should be one, and each is off by the rounding of the first.
+    """
     z = seeded(1, 768, seed=seed).repeat(785, 1)
     z *= 0.1 / z.abs().max()
     assert coding_rate(z, 0.1).item() == pytest.approx(

@@ -83,7 +83,10 @@ def test_only_the_class_form_sees_which_token_lies_where():
 
 
 def test_small_eps_leaves_a_constant_and_the_correlation_between_subspaces():
-    """Fischer: sum_k logdet(U_k^T C U_k) >= logdet C, with equality where C has no blocks between subspaces."""
+    """Fischer: sum_k logdet(U_k^T C U_k) >= logdet C.
+
+    They are equal where C has no blocks between subspaces.
+    """
     heads, p, eps = 3, 5, 1e-7
     u = complete(4, heads, p)
     mixed = draw(5, 23, 15) @ draw(6, 15, 15)
@@ -126,7 +129,8 @@ def test_rank_one_and_duplicates():
 
 
 def test_many_gaussian_tokens():
-    # to first order R - limit is d / (2 (eps^2 + d)) tr(C - I), a mean of N d squares: standard deviation below
+    # to first order R - limit is d / (2 (eps^2 + d)) tr(C - I), a mean of N d squares: standard
+    # deviation below
     n, d, eps = 100_003, 7, 0.5
     spread = 0.5 / (1 + eps**2 / d) * math.sqrt(2 * d / n)
     wanted = d / 2 * math.log(1 + d / eps**2)
@@ -227,7 +231,10 @@ def test_gradcheck_on_either_gram(n, d):
 
 
 def hessian_product(z, eps, along):
-    """The published form, tokens as columns: a D M - a^2 Z M (Z^T D + D^T Z) M, M = (I + a Z^T Z)^-1."""
+    """The published form: a D M - a^2 Z M (Z^T D + D^T Z) M, M = (I + a Z^T Z)^-1.
+
+    Tokens are columns there.
+    """
     columns, step, a = z.T, along.T, z.shape[1] / (len(z) * eps**2)
     m = torch.linalg.inv(torch.eye(len(z), dtype=z.dtype) + a * columns.T @ columns)
     return (a * step @ m - a**2 * columns @ m @ (columns.T @ step + step.T @ columns) @ m).T
@@ -265,7 +272,8 @@ def test_euler(n, d, rank):
 
 
 def test_neumann_gradient_on_one_singular_value():
-    # C = s Q with Q^T Q = I: a C - a^2 C C^T C = a (1 - x) C and a C (I + a C^T C)^-1 = a / (1 + x) C, x = a s^2
+    # C = s Q with Q^T Q = I: a C - a^2 C C^T C = a (1 - x) C and a C (I + a C^T C)^-1 = a / (1 + x)
+    # C, x = a s^2
     u, a = orthonormal(28, 11, 3)[None], 3 / (13 * 0.25)
     for x in (0.25, 1.0, 4.0):
         z = math.sqrt(x / a) * orthonormal(29, 13, 3) @ u[0].T

@@ -1,4 +1,4 @@
-"""Coding rates: closed forms, a second implementation, invariances, and both sides of the float32 guard."""
+"""Coding rates: closed forms, a second implementation, invariances, and the float32 guard."""
 
 import math
 
@@ -37,7 +37,8 @@ def subspaces(seed, heads, p):
 
 
 def test_closed_form_orthogonal_blocks():
-    # C_k C_k^T = E I_p in every subspace: R = d/2 ln(1 + d E / (N eps^2)), R^c = d/2 ln(1 + p E / (N eps^2))
+    # C_k C_k^T = E I_p in every subspace: R = d/2 ln(1 + d E / (N eps^2)), R^c = d/2 ln(1 + p E /
+    # (N eps^2))
     heads, p, energy, eps = 3, 5, 4.0, 0.3
     d = n = heads * p
     u = subspaces(0, heads, p)
@@ -74,7 +75,8 @@ def test_one_complete_head_has_the_rate_of_the_whole():
 
 
 def test_wide_and_tall_forms_agree():
-    # N < d takes the N x N Gram, N > d the d x d one; zero-padding features d -> 2d is eps -> eps / sqrt 2
+    # N < d takes the N x N Gram, N > d the d x d one; zero-padding features d -> 2d is eps -> eps /
+    # sqrt 2
     z = draw(6, 13, 7)
     padded = torch.cat([z, torch.zeros(13, 7, dtype=torch.float64)], dim=1)
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""The sparse step, as a pure rule and as the module of the hooked model: closed forms with known values."""
+"""The sparse step, as a pure rule and as the module of the hooked model: known values."""
 
 import math
 
@@ -96,7 +96,8 @@ def test_the_warm_start_may_lie_below_and_a_long_step_climbs():
 
 
 def test_the_initial_dictionary_bears_the_published_step():
-    # the largest eigenvalue of D^T D for entries of variance 2/d: 8, less 1.2 % +- 1.3 % at d = 509 (Tracy-Widom)
+    # the largest eigenvalue of D^T D for entries of variance 2/d: 8, less 1.2 % +- 1.3 % at d = 509
+    # (Tracy-Widom)
     d = 509
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

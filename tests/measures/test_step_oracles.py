@@ -1,4 +1,4 @@
-"""One layer's two steps, as pure rules and as the modules of the hooked model: closed forms with known values."""
+"""The attention step, as pure rules and as the module of the hooked model: known values."""
 
 import math
 
@@ -41,7 +41,10 @@ def complete(seed):
 
 
 def with_spectrum(seed, u, x):
-    """Tokens whose codes in every head have alpha * (singular value)^2 = x [head, p], with vectors at random."""
+    """Returns tokens whose codes in every head have alpha * (singular value)^2 = x [head, p].
+
+    The singular vectors are random.
+    """
     codes = [
         orthonormal(seed + k, POS, P) * (row / A).sqrt() @ orthonormal(seed - k, P, P)
         for k, row in enumerate(x)
@@ -257,7 +260,10 @@ def test_twelve_layers_of_attention_expand_and_against_its_sign_compress(eps):
 
 @given(seeds, st.sampled_from([0.02, 0.1, 0.5, 1.0]))
 def test_descent_to_second_order(seed, scale):
-    """|R^c(Z - k G) - R^c(Z) + k |G|^2| <= 9 alpha / 8 k^2 |G|^2, as the Hessian is at most 9 alpha / 4."""
+    """|R^c(Z - k G) - R^c(Z) + k |G|^2| <= 9 alpha / 8 k^2 |G|^2.
+
+    The Hessian is at most 9 alpha / 4.
+    """
     u, z = complete(seed), scale * draw(seed + 1, POS, D)
     slope = subspace_coding_rate_gradient(z, u, EPS).square().sum()
     before = subspace_coding_rate(z, u, EPS).sum()

@@ -1,4 +1,7 @@
-"""The published layouts, one file each: key map, the keys that tell it, and what its tensors say about the config."""
+"""The published layouts. A new one is a file in this folder and a row of LAYOUTS.
+
+Each has a map of keys, the keys it is recognised by, and a function from shapes to config fields.
+"""
 
 from crate_interp.checkpoints.layouts import (
     clipa,
@@ -28,11 +31,14 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
-    """The layout of a file, from `family` or from its keys; CheckpointError where none fits."""
+    """Returns the layout of a file, from its keys and, where it is given, its family.
+
+    Raises CheckpointError for an unknown family, and where no layout fits the keys.
+    """
     if any(key.endswith(("attn.u_proj.weight", "attn.qkv_proj.weight")) for key in shapes):
         raise CheckpointError(
-            f"{where} has the names of a hooked model, which do not say its config: write model.save_pretrained(folder) "
-            "and load the folder."
+            f"{where} has the names of a hooked model, which do not say its config: "
+            "write model.save_pretrained(folder) and load the folder."
         )
     of_family = [layout for layout in LAYOUTS if family in (None, layout.family)]
     if not of_family:
@@ -40,11 +46,10 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
         raise CheckpointError(f"family={family!r} has no known layout: give one of {known}.")
     fitting = [layout for layout in of_family if all(key in shapes for key in layout.markers)]
     if fitting:
-        return max(
-            fitting, key=lambda layout: len(layout.markers)
-        )  # some have another's keys and more
+        # some layouts have all keys of another one, and more
+        return max(fitting, key=lambda layout: len(layout.markers))
     if family is not None:
-        return of_family[0]  # what its keys lack is listed against the family's own code
+        return of_family[0]  # an error will list the keys that are missing
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(

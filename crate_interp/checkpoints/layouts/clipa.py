@@ -1,4 +1,7 @@
-"""UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py: a CLIP with a CRATE-alpha image tower."""
+"""UCSC-VLAA/CRATE-alpha torch_inference/model/clipa_model.py.
+
+A CLIP with a CRATE-alpha image tower.
+"""
 
 from torch import Tensor
 
@@ -16,7 +19,10 @@ _IMAGE, _TEXT = "visual.transformer.resblocks.{l}.", "transformer.resblocks.{l}.
 
 
 def _the_one_projection(weight: Tensor) -> Tensor:
-    """Query, key and value in a row; the JAX code this was made from has one projection for all three."""
+    """Returns the one projection that stands in the file three times, as query, key and value.
+
+    The JAX code that this was made from has one projection for all three.
+    """
     if weight.shape[0] % 3:
         raise CheckpointError(f"has {weight.shape[0]} rows, wanted query, key and value in a row.")
     query, key, value = weight.chunk(3)
@@ -58,7 +64,7 @@ CLIPA = Layout(
         "positional_embedding": "text.pos_embed",
         "ln_final.weight": "text.ln_final.weight",
         "ln_final.bias": "text.ln_final.bias",
-        "text_projection": "text.unembed.weight",  # Linear-style: the code multiplies by its transpose
+        "text_projection": "text.unembed.weight",  # the code multiplies by its transpose
         "logit_scale": "logit_scale",
     },
     stacks=(

@@ -1,4 +1,7 @@
-"""Ma-Lab-Berkeley/CRATE model/crate.py: the classifier, and the same with the head of its ImageNet-21k demo."""
+"""Ma-Lab-Berkeley/CRATE model/crate.py: the classifier.
+
+There is a second layout for the head of its ImageNet-21k demo.
+"""
 
 import math
 
@@ -32,29 +35,34 @@ TOP = {
 
 
 def torch_sizes(shapes: Shapes, dictionary: str) -> Fields:
-    """What both torch classifiers tell."""
+    """Returns the sizes that are in the files of both torch classifiers."""
     inner, d_model = shape_of(shapes, "transformer.layers.0.0.fn.qkv.weight")
     n_classes, d_mlp = shape_of(shapes, "mlp_head.1.weight")[0], shape_of(shapes, dictionary)[1]
     return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
 
 
 def _patches(shapes: Shapes, given: Fields) -> Fields:
-    """CRATE flattens patches: only height * width * channels is in the file."""
+    """Returns channels and patch size.
+
+    CRATE flattens patches, so that only height * width * channels is in the file.
+    """
     values = shape_of(shapes, "to_patch_embedding.2.weight")[1]
     channels = given.get("channels", 3)
     if "patch_size" in given:
         height, width = given["patch_size"]
         if height * width * channels != values:
             raise CheckpointError(
-                f"patch_size={given['patch_size']!r} with channels={channels} contradicts to_patch_embedding.2.weight: "
-                f"its patches have {values} values, not {height * width * channels}."
+                f"patch_size={given['patch_size']!r} with channels={channels} contradicts "
+                f"to_patch_embedding.2.weight: its patches have {values} values, "
+                f"not {height * width * channels}."
             )
         return {"channels": channels, "patch_size": (height, width)}
     side = math.isqrt(values // channels)
     if side * side * channels != values:
         raise CheckpointError(
-            f"patch_size cannot be inferred: patches have {values} values, which is no square times channels={channels}. "
-            "Give it: ci.load(..., patch_size=(8, 4)), or channels=1 for grey images."
+            f"patch_size cannot be inferred: patches have {values} values, which is no square "
+            f"times channels={channels}. Give it: ci.load(..., patch_size=(8, 4)), "
+            "or channels=1 for grey images."
         )
     return {"channels": channels, "patch_size": (side, side)}
 

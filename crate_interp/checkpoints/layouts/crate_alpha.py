@@ -1,4 +1,7 @@
-"""UCSC-VLAA/CRATE-alpha: the torch classifier, its ablation with CRATE's ISTA step, and what the JAX training saves."""
+"""UCSC-VLAA/CRATE-alpha: what the torch classifier and the JAX training save.
+
+The torch classifier has an ablation with CRATE's ISTA step.
+"""
 
 import math
 
@@ -27,22 +30,24 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 
 
 def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
-    """The only layout whose tensors tell the number of heads: [d_model, n_heads, d_head]; older files have two axes."""
+    """Returns the fields of a JAX file.
+
+    Projections are [d_model, n_heads, d_head], so that the number of heads is known. Those of
+    older files have two axes.
+    """
     d_model, *heads = shape_of(shapes, _ATTENTION.format(l=0) + "proj/kernel", 2, 3)
     height, width, channels, _ = shape_of(shapes, "embedding/kernel", 4)
-    told = {"n_heads": heads[0]} if len(heads) == 2 else {}
+    n_heads = {"n_heads": heads[0]} if len(heads) == 2 else {}
     wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
-    for (
-        key,
-        shape,
-    ) in shapes.items():  # the axis of the heads is folded away before shapes are compared
+    # compared here, because the axis of the heads is folded away before shapes are compared
+    for key, shape in shapes.items():
         end = "/".join(key.split("/")[-2:])
         if len(heads) == 2 and end in wanted and shape != wanted[end]:
             raise CheckpointError(
                 f"{key} has shape {shape}, the first layer makes it {wanted[end]}."
             )
     return (
-        told
+        n_heads
         | {
             "d_model": d_model,
             "inner": math.prod(heads),
@@ -102,15 +107,12 @@ JAX = Layout(  # models/crate.py, as main.py saves it
     infer=_infer_jax,
     defaults={"ln_final_eps": 1e-6},  # flax's, at the head too; the torch code has 1e-5 there
     views={
-        "embedding/kernel": (
-            (4,),
-            lambda kernel: kernel.permute(3, 2, 0, 1),
-        ),  # [out, in, height, width]
-        "/proj/kernel": ((2, 3), lambda kernel: kernel.flatten(1).mT),  # [heads * d_head, d_model]
-        "/out/kernel": (
-            (2, 3),
-            lambda kernel: kernel.flatten(0, -2).mT,
-        ),  # [d_model, heads * d_head]
+        # [out, in, height, width]
+        "embedding/kernel": ((4,), lambda kernel: kernel.permute(3, 2, 0, 1)),
+        # [heads * d_head, d_model]
+        "/proj/kernel": ((2, 3), lambda kernel: kernel.flatten(1).mT),
+        # [d_model, heads * d_head]
+        "/out/kernel": ((2, 3), lambda kernel: kernel.flatten(0, -2).mT),
         "head/kernel": ((2,), lambda kernel: kernel.mT),
     },
 )

@@ -1,4 +1,7 @@
-"""crate-lm/crate-lm: CRATE-LM overcomplete and vanilla, and the GPT-2-like baseline. The file's model_args say the rest."""
+"""crate-lm/crate-lm: CRATE-LM overcomplete and vanilla, and the baseline that is like GPT-2.
+
+The model_args in a file have the fields that are not in its shapes.
+"""
 
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, shape_of
 
@@ -39,17 +42,13 @@ def _translate(config: Fields) -> Fields:
 
 
 def _translate_gpt(config: Fields) -> Fields:
-    bias = config.get("bias")
-    return _translate(config) | (
-        {"bias": bias} if isinstance(bias, bool) else {}
-    )  # the CRATE classes ignore it
+    bias = config.get("bias")  # the CRATE classes ignore it
+    return _translate(config) | ({"bias": bias} if isinstance(bias, bool) else {})
 
 
 def _tables(shapes: Shapes) -> Fields:
-    (d_vocab, d_model), n_ctx = (
-        shape_of(shapes, "transformer.wte.weight"),
-        shape_of(shapes, "transformer.wpe.weight")[0],
-    )
+    d_vocab, d_model = shape_of(shapes, "transformer.wte.weight")
+    n_ctx = shape_of(shapes, "transformer.wpe.weight")[0]
     return {"d_vocab": d_vocab, "d_model": d_model, "n_ctx": n_ctx}
 
 
@@ -63,14 +62,10 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 
 def _infer_gpt(shapes: Shapes, given: Fields) -> Fields:
     first = _H.format(l=0)
-    inner, bias = (
-        shape_of(shapes, first + "attn.c_attn.weight")[0] // 3,
-        first + "ln_1.bias" in shapes,
-    )
     return _tables(shapes) | {
-        "inner": inner,
+        "inner": shape_of(shapes, first + "attn.c_attn.weight")[0] // 3,
         "d_mlp": shape_of(shapes, first + "mlp.c_fc.weight")[0],
-        "bias": bias,
+        "bias": first + "ln_1.bias" in shapes,
     }
 
 

@@ -26,7 +26,7 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 
 
 def _translate(config: Fields) -> Fields:
-    """What the trainer's command line says of the loss."""
+    """Returns norm_pix_loss where the trainer's command line has it."""
     normalised = config.get("norm_pix_loss")
     return {"norm_pix_loss": normalised} if isinstance(normalised, bool) else {}
 
@@ -79,4 +79,5 @@ MAE = Layout(
     infer=_infer,
     translate=_translate,
     unused=("pos_embed", r"decoder_embed\.(weight|bias)"),
+    namespace=True,
 )

@@ -1,4 +1,4 @@
-"""What a published layout is, and the config and parameters it makes of a file's tensors."""
+"""What a published layout is, and how it turns tensors into a config and parameters."""
 
 import math
 import re
@@ -17,44 +17,49 @@ View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
 
 @dataclass(frozen=True)
 class Stack:
-    """The layers of one tower: source key -> parameter with {l} for the layer, and the config field that counts them."""
+    """The layers of one tower.
+
+    keys: source key -> the parameter it fills, with {l} for the number of the layer. count: the
+    field of the config that has the number of layers.
+    """
 
     keys: dict[str, str]
     count: str = "n_layers"
 
     @property
     def layer(self) -> str:
-        """A pattern that finds the layer's number at the beginning of a key."""
+        """A pattern that finds the number of the layer at the beginning of a key."""
         before, after = next(iter(self.keys)).split("{l}")
         return re.escape(before) + r"(\d{1,9})" + re.escape(after[0])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way weights are published. `top` and `stacks` map a source key to the parameter of our model it fills."""
+    """One way in which weights are published.
+
+    `top` and `stacks` map a source key to the parameter of our model that it fills.
+    """
 
     family: str
     markers: tuple[str, ...]  # a file with all of these keys has this layout
     top: dict[str, str]
     stacks: tuple[Stack, ...]
-    # the fields that tensors (and what is given) tell, and `inner`, the width of all heads together
+    # the fields that follow from shapes and given fields, and `inner`, the width of all heads
     infer: Callable[[Shapes, Fields], Fields]
-    # what the config that lies in or beside the file says, in our names
+    # the fields, by our names, of the config that lies in or beside the file
     translate: Callable[[Fields], Fields] = lambda config: {}
-    defaults: Fields = field(
-        default_factory=dict
-    )  # fields of the code that wrote it, unlike the family's
-    needed: tuple[str, ...] = ("n_heads",)  # fields that no tensor tells
-    # pattern of a key's end -> the numbers of axes it may have, and how its tensor becomes the parameter (a view, no copy)
+    # fields where the code that wrote the file differs from the defaults of the family
+    defaults: Fields = field(default_factory=dict)
+    needed: tuple[str, ...] = ("n_heads",)  # fields that no shape gives away
+    # pattern of a key's end -> the numbers of axes that its tensor may have, and a view of the
+    # tensor (no copy) that is the parameter
     views: dict[str, View] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # patterns of keys that the published code keeps and never reads
-    copies: dict[str, str] = field(
-        default_factory=dict
-    )  # key -> the key whose tensor it must repeat
-    optional: dict[str, float] = field(
-        default_factory=dict
-    )  # keys that may be missing, and what then fills them
-    tolerant: bool = False  # small keys nobody has described are left out with a warning
+    copies: dict[str, str] = field(default_factory=dict)  # key -> the key that it must repeat
+    # keys that may be missing, and the number that then fills them
+    optional: dict[str, float] = field(default_factory=dict)
+    tolerant: bool = False  # unknown small keys are left out with a warning
+    namespace: bool = False  # files may hold the argparse.Namespace of the trainer
 
     @property
     def codes(self) -> str:
@@ -63,7 +68,10 @@ class Layout:
 
 
 def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
-    """Every source key of the layout and the parameter it fills; `counts` has the numbers of layers."""
+    """Returns every source key of the layout and the parameter that it fills.
+
+    counts: the numbers of layers, by the names of their fields.
+    """
     layers = {
         source.format(l=layer): target.format(l=layer)
         for stack in layout.stacks
@@ -74,16 +82,22 @@ def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
 
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
-    """A file of a kilobyte can claim a million layers, which would be built one by one before any key is compared."""
+    """Raises CheckpointError where far more layers are claimed than there are keys of layers.
+
+    A file of a kilobyte can claim a million layers, which would be built one by one before any
+    key is compared.
+    """
     held = len({match[1] for key in keys if (match := re.match(pattern, key))})
     if n_layers > held + 100:
         raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
 
 
 def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors turned as the parameters want them; one with other axes stays, and its shape is refused later.
+    """Returns the tensors as views that have the shapes of the parameters.
 
-    Keys that are never read, and copies that repeat their original, are left out.
+    Keys that are never read, and copies that repeat their original, are left out. A tensor with
+    an unexpected number of axes stays as it is; its shape is refused later. Raises
+    CheckpointError for a copy that differs from its original.
     """
     kept = {}
     for key, value in tensors.items():
@@ -98,7 +112,7 @@ def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
-    """CheckpointError where a tensor that must repeat another one does not."""
+    """Raises CheckpointError where a tensor does not repeat the other one."""
     one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
     same = value.shape == other.shape and (one or bool((value == other).all()))
     if not same:
@@ -116,7 +130,7 @@ def _turned(layout: Layout, key: str, value: Tensor) -> Tensor:
 
 
 def source_of(layout: Layout, parameter: str, layer: int) -> str:
-    """The key that fills a parameter of a block; "" where the layout has none."""
+    """Returns the key that fills a parameter of a block, or "" where the layout has none."""
     target = "blocks.{l}." + parameter
     keys = (
         key
@@ -128,7 +142,10 @@ def source_of(layout: Layout, parameter: str, layer: int) -> str:
 
 
 def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> Fields:
-    """The config fields that the tensors (with `given`, whose sizes are checked) determine; CheckpointError where both disagree."""
+    """Returns the fields that the shapes of the tensors determine, together with given fields.
+
+    Raises CheckpointError where both disagree, and where a needed field is not given.
+    """
     found: Fields = {}
     for stack in layout.stacks:
         depth = 1 + max(
@@ -138,12 +155,12 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
         found[stack.count] = depth
     codes = layout.codes
     for name in layout.needed:
-        told_by_tensor = (
-            name == "n_heads" and len(shapes.get(codes, ())) == 3
-        )  # three axes have one for the heads
-        if given.get(name) is None and not told_by_tensor:
+        # a tensor with three axes has one for the heads
+        in_shape = name == "n_heads" and len(shapes.get(codes, ())) == 3
+        if given.get(name) is None and not in_shape:
             raise CheckpointError(
-                f"{name} cannot be inferred from {where}: no tensor's shape tells it. Give it: ci.load(..., {name}=6)."
+                f"{name} cannot be inferred from {where}: no tensor's shape tells it. "
+                f"Give it: ci.load(..., {name}=6)."
             )
     found |= layout.infer(shapes, given)
     inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
@@ -163,7 +180,11 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
 def image_size(
     shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
 ) -> Fields:
-    """The image size from the number of position embeddings, where patches make a square."""
+    """Returns the image size, from the number of position embeddings where patches make a square.
+
+    table: the key of the position embeddings; axes: how many axes they have. Raises
+    CheckpointError where the patches make no square, or a given size has another number of them.
+    """
     patches = shape_of(shapes, table, axes)[-2] - 1
     if "image_size" in given:
         height, width = given["image_size"]
@@ -173,21 +194,25 @@ def image_size(
             or (height // patch[0]) * (width // patch[1]) != patches
         ):
             raise CheckpointError(
-                f"image_size={given['image_size']!r} with patches of {patch} contradicts {table}, "
-                f"which has {patches} patches."
+                f"image_size={given['image_size']!r} with patches of {patch} "
+                f"contradicts {table}, which has {patches} patches."
             )
         return {"image_size": (height, width)}
     side = math.isqrt(patches)
     if side * side != patches or not patches:
         raise CheckpointError(
             f"image_size cannot be inferred: {patches} patches make no square grid. "
-            f"Give it: ci.load(..., image_size=({patch[0]}, {patch[1] * patches})) or another (h, w) with {patches} patches."
+            f"Give it: ci.load(..., image_size=({patch[0]}, {patch[1] * patches})) "
+            f"or another (h, w) with {patches} patches."
         )
     return {"image_size": (side * patch[0], side * patch[1])}
 
 
 def shape_of(shapes: Shapes, key: str, *axes: int) -> tuple[int, ...]:
-    """The shape of a tensor that has one of these numbers of axes; two where none is named."""
+    """Returns the shape of a tensor that has one of these numbers of axes (default: two).
+
+    Raises CheckpointError for a missing key, other numbers of axes, and an empty tensor.
+    """
     if key not in shapes:
         raise CheckpointError(
             f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}."

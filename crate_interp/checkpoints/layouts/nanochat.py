@@ -4,7 +4,7 @@ from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stac
 from crate_interp.errors import CheckpointError
 
 _H = "transformer.h.{l}."
-# what config.json may switch, and the only value this code follows
+# switches of config.json, and the only value of each that our model follows
 _FOLLOWED = {"odl_use_residual": True, "odl_use_relu": True, "sparse_block_type": "odl"}
 
 
@@ -12,11 +12,12 @@ def _translate(config: Fields) -> Fields:
     for name, value in _FOLLOWED.items():
         if config.get(name, value) != value:
             raise CheckpointError(
-                f"its config.json says {name}={config[name]!r}: no published model has it, {value!r} is read."
+                f"its config.json says {name}={config[name]!r}: no published model has that, "
+                f"only {value!r} can be loaded."
             )
     names = {
-        "n_layer": "n_layers", "n_head": "n_heads", "n_embd": "d_model", "sequence_len": "n_ctx", "vocab_size": "d_vocab",
-        "window_pattern": "window_pattern",
+        "n_layer": "n_layers", "n_head": "n_heads", "n_embd": "d_model", "sequence_len": "n_ctx",
+        "vocab_size": "d_vocab", "window_pattern": "window_pattern",
     }  # fmt: skip
     return {ours: config[theirs] for theirs, ours in names.items() if theirs in config}
 
@@ -26,13 +27,12 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
     d_vocab = given.get("d_vocab") or rows
     if -(-d_vocab // 64) * 64 != rows:
         raise CheckpointError(
-            f"d_vocab={d_vocab} contradicts transformer.wte.weight, which has {rows} rows, a multiple of 64."
+            f"d_vocab={d_vocab} contradicts transformer.wte.weight: with it there would be "
+            f"{-(-d_vocab // 64) * 64} rows (a multiple of 64), there are {rows}."
         )
     first = _H.format(l=0)
-    inner, d_mlp = (
-        shape_of(shapes, first + "mssa.qkv.weight")[0],
-        shape_of(shapes, first + "odl.D_enc.weight")[0],
-    )
+    inner = shape_of(shapes, first + "mssa.qkv.weight")[0]
+    d_mlp = shape_of(shapes, first + "odl.D_enc.weight")[0]
     return {"d_vocab": d_vocab, "d_model": d_model, "inner": inner, "d_mlp": d_mlp}
 
 

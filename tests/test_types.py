@@ -1,0 +1,40 @@
+"""Public signatures say what they take: a parameter is Any only where anything goes."""
+
+import ast
+from pathlib import Path
+
+import crate_hooks
+import crate_interp as ci
+
+MOST = 60  # public parameters that may be Any
+
+
+def parameters(body, where, dataclass=False):
+    """(place, annotation) of every public parameter and dataclass field."""
+    for node in body:
+        name = getattr(node, "name", "")
+        if isinstance(node, ast.ClassDef) and not name.startswith("_"):
+            frozen = any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+            yield from parameters(node.body, f"{where}:{name}", frozen)
+        elif isinstance(node, ast.FunctionDef) and (name == "__init__" or name[:1] != "_"):
+            given = node.args
+            more = [one for one in (given.vararg, given.kwarg) if one]
+            for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *more):
+                if one.arg not in ("self", "cls"):
+                    yield f"{where}:{name}({one.arg})", one.annotation
+        elif dataclass and isinstance(node, ast.AnnAssign) and ast.unparse(node.target)[:1] != "_":
+            if "ClassVar" not in ast.unparse(node.annotation):
+                yield f"{where}:{ast.unparse(node.target)}", node.annotation
+
+
+def test_few_public_parameters_are_any():
+    every = [
+        (place, annotation)
+        for package in (ci, crate_hooks)
+        for path in sorted(Path(package.__file__).parent.rglob("*.py"))
+        for place, annotation in parameters(ast.parse(path.read_text()).body, path.name)
+    ]
+    assert len(every) > 900
+    assert not [place for place, annotation in every if annotation is None]
+    loose = [place for place, annotation in every if ast.unparse(annotation) == "Any"]
+    assert len(loose) <= MOST, "\n".join(loose)
