@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Meet CRATE
 #
-# **What does a white-box transformer show of itself?** Load one, keep its activations, look at
+# **What can you see inside a white-box transformer?** Load one, keep its activations, and look at
 # them.
 #
-# A CRATE layer is two steps of an optimisation that was written down first: *compress* (attention,
-# in which query, key and value are one code in a learned subspace) and *sparsify* (one step towards
-# a sparse code in a learned dictionary).
+# The layers of CRATE were derived from an optimisation problem. Each layer takes two steps of it.
+# *Compress* is attention in which query, key and value are one code in a learned subspace.
+# *Sparsify* is one step towards a sparse code in a learned dictionary.
 
 # %%
 # %matplotlib inline
@@ -24,18 +24,17 @@ import torch
 
 import crate_interp as ci
 
-REAL = False  # True: CRATE-S trained on ImageNet-1k; download it first, ci.load says from where
+# True: CRATE-S trained on ImageNet-1k. Download it first; ci.load says from where.
+REAL = False
 NAME = "crate-small-imagenet1k" if REAL else "crate-tiny-cutouts"
 model = ci.load(NAME)
 data = ci.data.embedded("cutouts")
 images = model.preprocess(data[:2]["image"])
-print(
-    f"{sum(p.numel() for p in model.parameters()):,} parameters, "
-    f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads, images {list(images.shape)}"
-)
+print(f"{sum(p.numel() for p in model.parameters()):,} parameters, images {list(images.shape)}")
+print(f"{model.cfg.n_layers} layers, {model.cfg.n_heads} heads")
 
 # %% [markdown]
-# Every equation has a hook point; `run_with_cache` keeps what was there.
+# Every equation has a hook point. `run_with_cache` keeps the activation at each of them.
 
 # %%
 with torch.no_grad():
@@ -49,13 +48,14 @@ print(
 print("labels: ", [data.features["label"].int2str(k) for k in data[:2]["label"]])
 
 # %% [markdown]
-# What CLS attends to, in every head of one layer. Nobody told the model where objects are.
+# Look at what CLS attends to in every head of one layer. The training data did not say where
+# objects are.
 
 # %%
 ci.viz.attention_on_image(cache, 3, images)
 
 # %% [markdown]
-# The same with a slider over layers, as a page of its own; the code of four atoms over the image;
+# Three more views: every layer and head in one page, the code of four atoms over the image, and
 # what each layer would answer.
 
 # %%
@@ -68,9 +68,9 @@ ci.viz.activations(cache, range(4))
 ci.circuits.logit_lens(cache, sample=0, count=3)
 
 # %% [markdown]
-# Numbers, layer by layer: `ci.probe` measures a cache, `ci.sweep` a data set. Codes get no sparser
-# in a straight line, and the rate does not fall in every layer: the next notebook asks each layer
-# whether it does what the papers say.
+# Now the numbers of each layer. `ci.probe` measures a cache, and `ci.sweep` measures a data set.
+# Codes do not become sparser from layer to layer in a straight line, and the rate does not fall in
+# every layer. The next notebook tests whether each layer does what the papers say.
 
 # %%
 result = ci.probe(cache)

@@ -12,23 +12,25 @@
 # # Is each layer doing its job?
 #
 # **Does every layer of a trained CRATE compress and sparsify, as its derivation says?** The audit
-# asks each claim of each layer, and asks an untrained twin the same.
+# tests each claim in each layer, and does the same for an untrained twin.
 
 # %%
 # %matplotlib inline
 import crate_interp as ci
 
-REAL = False  # True: CRATE-S trained on ImageNet-1k; download it first, ci.load says from where
+# True: CRATE-S trained on ImageNet-1k. Download it first; ci.load says from where.
+REAL = False
 model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-fashion")
-found = ci.audit(model, "embedded:fashion", limit=64, untrained=1, progress=False)
-print(found.text())
+audit = ci.audit(model, "embedded:fashion", limit=64, untrained=1, progress=False)
+print(audit.headline())
+print(audit.text())
 
 # %% [markdown]
-# `+` kept, `-` broken, `?` undecided; in brackets the untrained twin. A claim that a random network
-# keeps just as well says little about training.
+# `+` is kept, `-` is broken, `?` is undecided. The numbers in brackets are those of the untrained
+# twin. A claim says little about training if an untrained network keeps it as well.
 
 # %%
-table = found.table()
+table = audit.table()
 kept = table[["claim", "verdict", "untrained_verdict"]].replace(
     {"kept": 1, "broken": 0, "undecided": 0}
 )
@@ -37,7 +39,7 @@ kept.groupby("claim", sort=False).sum().rename(
 )
 
 # %% [markdown]
-# The rate along the layers, of the trained network and of three checkpoints along its training.
+# Compare the rate by layer in the trained network and in three checkpoints from its training.
 
 # %%
 steps = [ci.load("crate-tiny-fashion", revision=f"step-{n}") for n in (0, 160, 2560)] + [

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Edit a subspace
 #
-# **What is a head for, and an atom?** Take it away, push along it, or put in what it was on another
-# image, and see what the model answers.
+# **What is a head for, and what is an atom for?** Remove it, push along it, or replace it with its
+# value on another image, and see what the model answers.
 
 # %%
 # %matplotlib inline
@@ -21,9 +21,11 @@ from matplotlib.figure import Figure
 
 import crate_interp as ci
 
-edit = ci.hooks.edit  # plain functions (tensor, hook) -> tensor
+# plain functions (tensor, hook) -> tensor
+edit = ci.hooks.edit
 
-REAL = False  # True: CRATE-S trained on ImageNet-1k; download it first, ci.load says from where
+# True: CRATE-S trained on ImageNet-1k. Download it first; ci.load says from where.
+REAL = False
 model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-fashion")
 data = ci.data.embedded("fashion")
 images, labels = model.preprocess(data["image"]), torch.tensor(data["label"])
@@ -38,8 +40,8 @@ print(f"accuracy {accuracy():.3f} on {len(labels)} images, chance 0.1")
 
 # %% [markdown]
 # ## Ablate each head
-# At `attn.hook_z` a head is its output in its own subspace; `zero` takes it away, `mean` leaves
-# what it says on average.
+# At `attn.hook_z` is the output of each head in its own subspace. `zero` removes it, and `mean`
+# replaces it with its mean over images.
 
 # %%
 with torch.no_grad():
@@ -59,10 +61,11 @@ figure.savefig("ablated-heads.png", dpi=120)
 figure
 
 # %% [markdown]
-# ## Take the subspace itself out
-# Out of the normalised tokens the head has nothing left to read; other heads lose what their
-# subspaces share with it. Out of the stream LayerNorm mixes, so that codes come back, and the skip
-# path loses the span too. Beside: a random subspace of the same width.
+# ## Project the subspace out
+# Project the head's subspace out of the normalised tokens. Then the head has nothing to read, and
+# other heads lose what their subspaces share with it. Projected out of the stream instead, some of
+# its codes come back, because LayerNorm mixes the entries of a token, and the skip path loses the
+# span too. Compare with a random subspace of the same width.
 
 # %%
 layer, head = divmod(int(drop.argmax()), model.cfg.n_heads)
@@ -74,18 +77,19 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
         code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1][
             "u", layer, "attn"
         ]
+    without = accuracy((f"blocks.{layer}.{point}", take))
+    random = accuracy((f"blocks.{layer}.{point}", other))
     print(
         f"L{layer}H{head}, span taken out of {point}: "
         f"largest code {code[:, :, head].abs().max():.2g}, "
-        f"accuracy {accuracy((f'blocks.{layer}.{point}', take)):.3f}, "
-        f"without a random subspace {accuracy((f'blocks.{layer}.{point}', other)):.3f}"
+        f"accuracy {without:.3f}, without a random subspace {random:.3f}"
     )
 
 # %% [markdown]
-# ## Steer along an atom, and re-threshold
-# In CRATE the code is the next stream: adding along atom j pushes that entry of every token. Of the
-# 128 atoms of the last layer, the one whose push gathers the most answers, and the median atom
-# beside it: most atoms move little.
+# ## Steer along an atom, and raise the threshold
+# In CRATE the code is the next stream, so a push along atom j changes that entry of every token.
+# Among the 128 atoms of the last layer, take the one whose push gathers the most answers, and the
+# median atom. Most atoms move little.
 
 # %%
 last = model.cfg.n_layers - 1
@@ -104,30 +108,28 @@ gathered = torch.stack([answers(atom, 8).max() for atom in range(model.cfg.d_mlp
 for atom in (int(gathered.argmax()), int(gathered.argsort()[len(gathered) // 2])):
     for strength in (0, 4, 8):
         counts = answers(atom, strength)
-        label, most = model.cfg.labels[int(counts.argmax())], int(counts.max())
+        most = model.cfg.labels[int(counts.argmax())]
         print(
             f"atom {atom} of layer {last}, strength {strength:+d}: "
-            f"most answered {label!r}, {most} of 64"
+            f"most frequent answer {most!r}, {int(counts.max())} of 64"
         )
 for by in (0.0, 0.2, 0.5):
-    edits = [(f"blocks.{k}.mlp.hook_post", edit.threshold(by)) for k in range(last + 1)]
-    print(f"codes of every layer thresholded by {by} more: accuracy {accuracy(*edits):.3f}")
+    hooks = [(f"blocks.{k}.mlp.hook_post", edit.threshold(by)) for k in range(last + 1)]
+    print(f"codes of every layer thresholded by {by} more: accuracy {accuracy(*hooks):.3f}")
 
 # %% [markdown]
 # ## Patch from another image
-# One token of one layer at a time, from an image of another class: where is the answer?
+# Where is the answer? Patch one token of one layer at a time from an image of another class.
 
 # %%
-clean = int((labels == 1).nonzero()[0])  # a trouser
-bag = int((labels == 8).nonzero()[0])  # a bag
+trouser = int((labels == 1).nonzero()[0])
+bag = int((labels == 8).nonzero()[0])
 gap = lambda logits: (logits[:, 1] - logits[:, 8]).mean()
 with torch.no_grad():
-    _, source = model.run_with_cache(images[clean : clean + 1])
+    _, source = model.run_with_cache(images[trouser : trouser + 1])
 moved = ci.circuits.patching.get_act_patch_resid_pre(
     model, images[bag : bag + 1], source, gap, positions=[0, 18, 25, 32]
 )
-print(
-    "logit of 'Trouser' minus 'Bag' with CLS (first column) "
-    "or a middle patch put in from the trouser, by layer:"
-)
+print("The logit of 'Trouser' minus that of 'Bag', by layer, with one token from the trouser.")
+print("The first column is CLS, the others are patches in the middle.")
 print(moved.numpy().round(2))

@@ -11,8 +11,9 @@
 # %% [markdown]
 # # A circuit in a tiny language model?
 #
-# **Is there a head that continues what it has seen before, or a few that remember an open quote?**
-# The search, the causal check, and the answer, also where it is no.
+# **Is there a head that continues what the model has seen before? Are there heads that remember an
+# open quote?** This notebook searches for them, tests them causally, and gives the answer, even if
+# it is no.
 
 # %%
 # %matplotlib inline
@@ -20,21 +21,21 @@ import torch
 
 import crate_interp as ci
 
-edit = ci.hooks.edit  # plain functions (tensor, hook) -> tensor
+# plain functions (tensor, hook) -> tensor
+edit = ci.hooks.edit
 
-REAL = False  # True: CRATE-LM of 12 layers from the Hub; it needs a tokenizer, ci.load says which
+# True: CRATE-LM of 12 layers from the Hub. It needs a tokenizer; ci.load says which.
+REAL = False
 lm = ci.load("crate-lm-12l" if REAL else "crate-tiny-lm")
 layers, heads = lm.cfg.n_layers, lm.cfg.n_heads
 windows = lm.windows(list(ci.data.embedded("held-out-text")["text"]))
-print(
-    f"{layers} layers of {heads} heads, "
-    f"{len(windows)} windows of {windows.shape[1]} tokens of held-out text"
-)
+print(f"{layers} layers of {heads} heads")
+print(f"{len(windows)} windows of {windows.shape[1]} tokens of held-out text")
 
 # %% [markdown]
 # ## Induction
-# The same random tokens twice. A model with induction heads predicts the second copy far better
-# than the first, and an induction head attends to the token after the earlier copy.
+# Give the model the same random tokens twice. A model with induction heads predicts the second copy
+# far better than the first. An induction head attends to the token after the earlier copy.
 
 # %%
 half = torch.randint(260, lm.cfg.d_vocab, (16, 40), generator=torch.Generator().manual_seed(0))
@@ -44,7 +45,8 @@ with torch.no_grad():
     _, cache = lm.run_with_cache(twice)
 first, second = loss[:, :40].mean().item(), loss[:, 41:].mean().item()
 print(f"loss in the first copy {first:.2f} nats, in the second {second:.2f}")
-second_copy = slice(2, None)  # the diagonal begins two queries before it
+# The diagonal begins two queries before the second copy.
+second_copy = slice(2, None)
 induction = torch.stack(
     [
         cache["pattern", layer].diagonal(-39, dim1=-2, dim2=-1)[..., second_copy].mean((0, 2))
@@ -59,10 +61,10 @@ print(
 
 # %% [markdown]
 # ## Quotes
-# Where a sentence ends inside an open “quote”, does the open quote make the model prefer `.”` to
-# `.`? The same windows twice, as they are and with every opening quote replaced by ` the`; the
-# effect is the difference of that preference. What else differs between text inside and outside
-# quotes is in both.
+# If a sentence ends inside an open “quote”, does the open quote make the model prefer `.”` to `.`?
+# Run the same windows twice: unchanged, and with every opening quote replaced by ` the`. The effect
+# is the difference of that preference. All other differences between text inside and outside quotes
+# are in both runs.
 
 # %%
 dot, close = lm.to_single_token("."), lm.to_single_token(".”")
@@ -77,7 +79,7 @@ unopened = torch.where(tokens == opening, lm.to_single_token(" the"), tokens)
 
 
 def preference(logits, ends):
-    """Of each window: the logit of `.”` minus that of `.`, mean over its ends of quotes."""
+    """Returns for each window the logit of `.”` minus that of `.`, mean over its ends of quotes."""
     gap = (logits[..., close] - logits[..., dot])[:, :-1]
     return (gap * ends).sum(dim=1) / ends.sum(dim=1)
 
@@ -95,16 +97,17 @@ print(
 )
 
 # %% [markdown]
-# Which heads carry it? Put each head's output of the windows with quotes into the run without, on
-# one half of the windows.
+# Which heads carry the effect? Patch each head's output on windows with quotes into the run without
+# quotes, on one half of the windows.
 
 
 # %%
-few = 16  # windows are enough to look for heads
+# Few windows are enough to look for heads.
+few = 16
 
 
 def on(half):
-    """Both versions of the windows of one half, and the effect as a metric of their logits."""
+    """Returns both versions of the windows of one half, and the effect as a metric of logits."""
     mine = ends[:few][half::2]
 
     def metric(logits):
@@ -130,9 +133,9 @@ print(carried.numpy().round(3))
 
 # %% [markdown]
 # ## The causal check
-# The six heads that carry most, alone on the other half with every other head at its mean, beside
-# random sets of six. The metric is the effect itself; with all heads at their means nothing of the
-# quote is left.
+# Take the six heads that carry most. Run them alone on the other half of the windows, with every
+# other head at its mean, and compare with random sets of six. The metric is the effect itself. With
+# all heads at their means, nothing of the quote remains.
 
 # %%
 chosen = [divmod(place, heads) for place in carried.flatten().argsort(descending=True)[:6].tolist()]
@@ -141,11 +144,12 @@ print("chosen on one half:", ", ".join(f"L{layer}H{head}" for layer, head in sor
 scores
 
 # %% [markdown]
-# Do those heads talk to each other? How much of what one writes lies in the subspace another reads
-# (a random subspace would get `chance`), drawn for the pairs among them.
+# Do those heads read each other? The score of a pair is the share of what one head writes that lies
+# in the subspace that the other reads. A random subspace would get `chance`. The drawing shows the
+# pairs among the six heads.
 
 # %%
-pairs = ci.circuits.composition(lm, through="linear").table
+pairs = ci.circuits.composition(lm, through="linear").table()
 places = zip(
     pairs["from_layer"], pairs["from_head"], pairs["to_layer"], pairs["to_head"], strict=True
 )
@@ -160,16 +164,16 @@ print(among.round(3).to_string(index=False))
 ci.circuits.Circuit(edges, "composition among the chosen heads")
 
 # %%
-row = scores.table.set_index("measure").loc["faithfulness"]
-found = induction.max() > 3 * even and second < 0.9 * first
-print(f"Answer: {'there may be an' if found else 'no'} induction head.")
+row = scores.table().set_index("measure").loc["faithfulness"]
+likely = induction.max() > 3 * even and second < 0.9 * first
+print(f"Answer: {'there may be an' if likely else 'no'} induction head.")
 print(
-    f"An open quote {'moves' if low > 0 else 'cannot be told to move'} "
-    f"the preference for closing it: {effect:.3f} nats ({low:.3f} to {high:.3f})."
+    f"An open quote {'moves' if low > 0 else 'does not measurably move'} the preference for "
+    f"closing it: {effect:.3f} nats ({low:.3f} to {high:.3f})."
 )
 print(
-    f"Six heads {'do' if row['share_as_good'] <= 0.05 else 'do not'} "
-    f"carry it better than random sets of six: faithfulness {row['value']:.2f}, "
-    f"random {row['random_mean']:.2f} ({row['random_low']:.2f} to {row['random_high']:.2f}), "
+    f"Six heads {'do' if row['share_as_good'] <= 0.05 else 'do not'} carry it better than random "
+    f"sets of six: faithfulness {row['value']:.2f}, random {row['random_mean']:.2f} "
+    f"({row['random_low']:.2f} to {row['random_high']:.2f}), "
     f"share as good {row['share_as_good']:.2f}."
 )

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Watch it learn
 #
-# **When in training do compression, sparsity and attention become what they are?** The same probes
-# on checkpoints along the training.
+# **When in training do compression, sparsity and attention take their final form?** Run the same
+# probes on checkpoints from the training.
 
 # %%
 # %matplotlib inline
@@ -20,7 +20,8 @@ import torch
 
 import crate_interp as ci
 
-NAME, DATA = "crate-tiny-fashion", "embedded:fashion"  # your own run: a list of folders for ci.load
+# For your own run, load a list of folders with ci.load.
+NAME, DATA = "crate-tiny-fashion", "embedded:fashion"
 steps = [0, 10, 40, 160, 640, 2560]
 models = [ci.load(NAME, revision=f"step-{step}") for step in steps] + [ci.load(NAME)]
 names = [*(f"step {step}" for step in steps), "trained"]
@@ -28,10 +29,8 @@ data = ci.data.embedded("fashion")
 images, labels = models[0].preprocess(data["image"]), torch.tensor(data["label"])
 with torch.no_grad():
     for name, model in zip(names, models, strict=True):
-        print(
-            f"{name:>10}: accuracy "
-            f"{(model(images).argmax(-1) == labels).float().mean():.3f} (chance 0.1)"
-        )
+        accuracy = (model(images).argmax(-1) == labels).float().mean()
+        print(f"{name:>10}: accuracy {accuracy:.3f} (chance 0.1)")
 
 # %%
 swept = [ci.sweep(model, DATA, limit=64, controls=False, progress=False) for model in models]
@@ -41,7 +40,7 @@ ci.viz.layers(swept, "compression.official_rate", labels=names)
 ci.viz.layers(swept, "sparsity.zero_fraction", labels=names)
 
 # %% [markdown]
-# One number a layer and step: the share of zeros in the code.
+# The share of zeros in the code, one number for each layer and step:
 
 # %%
 import pandas as pd

@@ -11,9 +11,9 @@
 # %% [markdown]
 # # CRATE-alpha from the Hub
 #
-# **What to do with real weights?** CRATE-alpha B/16 (72 million parameters, Apache-2.0), trained by
-# its authors on ImageNet-21k and then ImageNet-1k: load, verify, look, attribute a logit. Without a
-# network this notebook says so and stops asking.
+# **What can you do with real weights?** CRATE-alpha B/16 has 72 million parameters (Apache-2.0).
+# Its authors trained it on ImageNet-21k and then on ImageNet-1k. Load it, look at it, and attribute
+# a logit. Without a network, this notebook says so and shows a random network instead.
 
 # %%
 # %matplotlib inline
@@ -23,10 +23,8 @@ import crate_interp as ci
 
 NAME = "crate-alpha-b16"
 row = ci.list_models().set_index("name").loc[NAME]
-print(
-    f"{row['repo']}/{row['file']}, {row['params']:,} parameters, "
-    f"{row['licence']}, layout {row['status']}"
-)
+print(f"{row['repo']}/{row['file']}, {row['params']:,} parameters, {row['licence']}")
+print(f"layout {row['status']}")
 try:
     model = ci.load(NAME)
 except (ci.CheckpointError, OSError, ValueError) as error:
@@ -34,8 +32,8 @@ except (ci.CheckpointError, OSError, ValueError) as error:
     print(f"skipped: {error}")
 
 # %% [markdown]
-# Its stream is a sum, so a logit can be shared out among heads and atoms exactly. The patches are
-# 16 pixels wide, 196 of them.
+# Its stream is a sum, so a logit can be divided exactly among heads and atoms. There are 196
+# patches, each 16 pixels wide.
 
 # %%
 if model is not None:
@@ -43,13 +41,13 @@ if model is not None:
     with torch.no_grad():
         logits, cache = model.run_with_cache(images)
     best = int(logits[0].argmax())
-    found = ci.circuits.logit_attribution(cache, best)
-    print(f"logit of class {best}: {logits[0, best]:.3f}, sum of all parts {found.total()[0]:.3f}")
-    display(found.table().head(12))  # noqa: F821
+    parts = ci.circuits.logit_attribution(cache, best)
+    print(f"logit of class {best}: {logits[0, best]:.3f}, sum of all parts {parts.total()[0]:.3f}")
+    display(parts.table().head(12))  # noqa: F821
     display(ci.viz.attention_on_image(cache, 8, images))  # noqa: F821
 
 # %% [markdown]
-# The same steps on a random network of the same family, so that this page shows something offline
+# The same steps work on a random network of the same family, so this page shows something offline
 # too. Its numbers mean nothing.
 
 # %%
@@ -64,6 +62,6 @@ if model is None:
     images = small.preprocess(ci.data.embedded("cutouts")[:2]["image"])
     with torch.no_grad():
         logits, cache = small.run_with_cache(images)
-    found = ci.circuits.logit_attribution(cache, 3)
-    print(f"logit of class 3: {logits[0, 3]:.4f}, sum of all parts {found.total()[0]:.4f}")
-    display(found.table().head(6))  # noqa: F821
+    parts = ci.circuits.logit_attribution(cache, 3)
+    print(f"logit of class 3: {logits[0, 3]:.4f}, sum of all parts {parts.total()[0]:.4f}")
+    display(parts.table().head(6))  # noqa: F821
