@@ -21,14 +21,14 @@ def orthogonal(n, seed):
 
 
 def ideal(eta=1.0, lambd=1.0, scale=1.0, square=False, spread=0.5):
-    """Complete orthonormal U, D a multiple `scale` of an orthonormal matrix (of I where `square`), codes mostly positive.
+    """Returns a model with complete orthonormal U, orthonormal D times `scale`, positive codes.
 
-    One step of eta = 1 / scale^2 is then the exact solution, and what is zero in it is so by the threshold.
+    With `square` D is a multiple of I. One step of eta = 1 / scale^2 is the exact solution, and its
+    zeros are made by the threshold.
     """
-    cfg = ci.CrateConfig(
-        family="crate", d_model=D, n_layers=2, n_heads=HEADS, n_classes=3, image_size=(6, 20), patch_size=(2, 5),
-        channels=1, eta=eta, lambd=lambd,
-    )  # fmt: skip
+    size = dict(d_model=D, n_layers=2, n_heads=HEADS, n_classes=3, channels=1)
+    look = dict(image_size=(6, 20), patch_size=(2, 5))
+    cfg = ci.CrateConfig(family="crate", eta=eta, lambd=lambd, **size, **look)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ci.HookedCrate(cfg).eval()

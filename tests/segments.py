@@ -19,7 +19,10 @@ def model(seed=0, **changes):
 
 
 def class_map(random):
-    """Classes 1 to 3 and 255 patch by patch, some noise, a patch that is half unjudged, and a class in an unjudged patch alone."""
+    """Returns a mask of classes 1 to 3 and 255 patch by patch, with noise.
+
+    One patch is half unjudged, and one class lies in an unjudged patch alone.
+    """
     mask = random.choice([0, 1, 2, 255], GRID).repeat(PATCH[0], 0).repeat(PATCH[1], 1)
     noise = random.random(SIZE) < 0.1
     mask[noise] = random.choice([0, 1, 2, 255], noise.sum())
@@ -29,7 +32,7 @@ def class_map(random):
 
 
 def dataset(n=7, seed=0, empty=(), binary=True):
-    """Pictures with masks; binary ones are 0 and 255, the others have classes 1 to 3 and 255 for what is not judged."""
+    """Returns pictures with masks: of 0 and 255, or of classes 1 to 3 and 255 for unjudged."""
     random = np.random.default_rng(seed)
     rows = []
     for index in range(n):

@@ -12,13 +12,16 @@ def test_the_theory_is_kept_in_every_cell():
 
 
 def test_a_step_uphill():
-    """Against the gradient everything that asks for its direction goes with R^c, the signed step size too."""
+    """Uphill, every claim about the direction is broken, that about the signed step size too."""
     found = broken(words(ideal(), lambda z, u: -descent(z, u, EPS, 1.0)))
     assert found == {"compresses", "gradient", "step", "neumann_direction"}
 
 
 def test_a_step_sideways():
-    """Tokens turned into each other leave R^c as it is; a short descent after it lowers it. Neumann's form is nearly the gradient here."""
+    """Turning tokens into each other keeps R^c; a short descent after it lowers it.
+
+    Neumann's form is nearly the gradient here.
+    """
     skew = torch.randn(13, 13, generator=torch.Generator().manual_seed(0))
     turn = torch.linalg.matrix_exp(
         0.3 * (skew - skew.T) / torch.linalg.matrix_norm(skew - skew.T, ord=2)
@@ -32,12 +35,12 @@ def test_a_step_sideways():
 
 
 def test_a_step_too_long():
-    """Three times 1 / L is beyond the guarantee, and R^c falls all the same: the bound is not tight."""
+    """Three times 1 / L is beyond the guarantee; R^c falls all the same, as the bound is not tight."""
     assert broken(words(ideal(), lambda z, u: descent(z, u, EPS, 3.0))) == {"step"}
 
 
 def largest_eigenvalue(model):
-    """Of each layer: the largest alpha lambda at eps = 1 over heads, in the sample where that is least."""
+    """Returns, for each layer, the least over samples of the largest alpha lambda at eps = 1."""
     least = []
     with attention_replaced(model, lambda z, u: descent(z, u, EPS, 1.0)):
         _, cache = model.run_with_cache(IMAGES)
@@ -50,7 +53,7 @@ def largest_eigenvalue(model):
 
 
 def test_an_eps_where_the_series_diverges_a_little():
-    """In every sample some eigenvalue just above 1 breaks the condition, and the direction not yet."""
+    """In every sample an eigenvalue just above 1 breaks the condition, but not yet the direction."""
     model = ideal()
     eps = (
         largest_eigenvalue(model)[0] / 1.02
@@ -67,9 +70,9 @@ def test_an_eps_where_the_series_diverges():
 
 
 def test_a_code_too_large():
-    """Thirty times the solution is worse than the start; it goes no part of the way and is far from optimal.
+    """Thirty times the solution is worse than the start, goes no part of the way, is not optimal.
 
-    The next layer's stream is thirty times as long: eps is so large that the series converges there too.
+    The next layer's stream is thirty times as long; eps is so large that the series converges.
     """
     enlarge = [(lambda name: name.endswith("mlp.hook_post"), lambda code, hook: 30 * code)]
     assert broken(words(ideal(), eps=300.0, more=enlarge)) == {
@@ -81,7 +84,7 @@ def test_a_code_too_large():
 
 
 def test_half_a_step():
-    """With D = I the code is ReLU(y - lambda / 2): three quarters of the decrease, and no solution yet."""
+    """With D = I the code is ReLU(y - lambda / 2): three quarters of the decrease, no solution."""
     assert broken(words(ideal(eta=0.5, square=True))) == {"converged", "kkt"}
 
 
@@ -96,7 +99,7 @@ def test_a_twentieth_of_a_step():
 
 
 def test_zeros_by_sign():
-    """Where LayerNorm leaves as many negative entries as positive ones half the zeros need no threshold."""
+    """If LayerNorm leaves as many negative entries as positive, half the zeros need no threshold."""
     model = ideal()
     with torch.no_grad():
         for block in model.blocks:
@@ -123,7 +126,7 @@ def test_one_subspace_three_times():
 
 
 def test_a_dictionary_too_long():
-    """D = 1.2 Q with eta = 1 / 1.44 still solves the lasso in one step; R(DZ) is R at a larger scale."""
+    """D = 1.2 Q with eta = 1 / 1.44 solves the lasso in one step; R(DZ) is R at a larger scale."""
     assert broken(words(ideal(eta=1 / 1.44, scale=1.2))) == {"dictionary", "rate_kept"}
 
 

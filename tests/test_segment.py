@@ -91,7 +91,7 @@ def test_scores_agree_with_sets_of_pixels(binary, chance, scaled):
 
 
 def acts_for(targets, sharpness=50.0):
-    """Queries and keys [n, pos, 1, 2] of one head whose CLS attends to the patches of a mask alone."""
+    """Returns queries and keys [n, pos, 1, 2] of a head whose CLS attends to a mask alone."""
     keys = torch.zeros(len(targets), 7, 1, 2)
     keys[:, 1:, 0, 0] = sharpness * targets.float()
     queries = torch.zeros_like(keys)
@@ -126,7 +126,7 @@ def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
 
 
 def test_random_order_scores_what_random_masks_do():
-    """Every map is the same, on an object that is always there: 5 of its 8 patches, and only the order is random."""
+    """Every map is the same, 5 of 8 patches of an object that is always there; the order is random."""
     tokens = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.bool).expand(4000, 8)
     masks = ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8)
     pattern = torch.cat([torch.zeros(1), torch.arange(8, 0, -1) / 36]).expand(4000, 1, 9, 9)
@@ -162,7 +162,7 @@ def test_the_head_is_chosen_on_the_other_half():
         [[[0.1, 0.9]], [[0.8, 0.2]], [[0.2, 0.7]], [[0.6, 0.1]], [[0.3, 0.8]]]
     )  # [n, layer, head]
     score, place = fixed(heads)
-    # on even samples head 1 is best, on odd ones head 0: each half is scored with what the other half chose
+    # on even samples head 1 is best, on odd ones head 0: the other half's choice scores a half
     assert score.tolist() == [0.1, 0.2, 0.2, 0.1, 0.3] and place.tolist() == [
         [0, 0],
         [0, 1],
@@ -175,7 +175,7 @@ def test_the_head_is_chosen_on_the_other_half():
 
 
 def slow_rows(sweep, name, kept):
-    """(way, layer) -> (values, (layer, head) or None) from the tables of a sweep, sample by sample."""
+    """Returns (way, layer) -> (values, (layer, head) or None) from the tables of a sweep."""
     each = (
         sweep.head_samples()
         .pivot(index="sample", columns=["layer", "head"], values=f"segmentation.{name}")
@@ -222,12 +222,10 @@ def test_the_table_agrees_with_a_slow_one():
             wanted, random = slow_rows(own, name, kept), slow_rows(own, f"{name}_random", kept)
             other_image = slow_rows(own, f"{name}_other", followed)
             others = [slow_rows(twin, name, kept) for twin in twins]
-            centre = slow_scores(
-                [flat] * 8, masks, lambda map, f=function, s=share: f(map, s), resolution
-            )[1].mean()
-            every = slow_scores(
-                [flat] * 8, masks, lambda map: torch.ones(6, dtype=torch.bool), resolution
-            )[1].mean()
+            cut = lambda map, f=function, s=share: f(map, s)  # noqa: E731
+            centre = slow_scores([flat] * 8, masks, cut, resolution)[1].mean()
+            all_on = lambda map: torch.ones(6, dtype=torch.bool)  # noqa: E731
+            every = slow_scores([flat] * 8, masks, all_on, resolution)[1].mean()
             assert len(found) == len(wanted) == 7
             for row in found.to_dict("records"):
                 key = (row["way"], None if row["layer"] is pd.NA else row["layer"])
@@ -236,9 +234,8 @@ def test_the_table_agrees_with_a_slow_one():
                 assert (None if pd.isna(place[0]) else place) == wanted[key][1]
                 assert row["other_image"] == pytest.approx(np.mean(other_image[key][0]), rel=1e-6)
                 assert row["random"] == pytest.approx(np.mean(random[key][0]), rel=1e-6)
-                assert row["untrained"] == pytest.approx(
-                    np.mean([np.mean(other[key][0]) for other in others]), rel=1e-6
-                )
+                untrained = np.mean([np.mean(other[key][0]) for other in others])
+                assert row["untrained"] == pytest.approx(untrained, rel=1e-6)
                 assert row["centre"] == pytest.approx(centre, rel=1e-6) and row["n"] == 8
                 assert row["all_foreground"] == pytest.approx(every, rel=1e-6)
                 assert row["low"] <= row["value"] <= row["high"] and row["low"] < row["high"]
@@ -251,11 +248,8 @@ def test_the_table_agrees_with_a_slow_one():
                 ("other_image", [own], "_other"),
                 ("untrained", twins, ""),
             ):
-                tables = [sweep.heads() for sweep in sweeps]
-                tables = [
-                    table[table["statistic"] == name + suffix]["mean"].to_numpy()
-                    for table in tables
-                ]
+                tables = [sweep.heads().set_index("statistic") for sweep in sweeps]
+                tables = [table.loc[name + suffix, "mean"].to_numpy() for table in tables]
                 np.testing.assert_allclose(heads[column], np.mean(tables, axis=0), rtol=1e-6)
     assert 0 < named < 12  # halves agree on a head sometimes
     overall = slow_rows(own, "mass_token", kept)["fixed head", None][0]
@@ -263,9 +257,8 @@ def test_the_table_agrees_with_a_slow_one():
     assert list(images["sample"]) == kept
     assert list(images["label"]) == [f"kind {place % 3}" for place in kept]
     assert "mask of another image" in repr(result)
-    assert result.cells()[1][1][3].count(",") == 2 and "nan" not in str(
-        ci.segment(net, data, untrained=0, progress=False).cells()
-    )
+    assert result.cells()[1][1][3].count(",") == 2
+    assert "nan" not in str(ci.segment(net, data, untrained=0, progress=False).cells())
     with pytest.raises(ValueError, match="give 'mass' or 'top'"):
         result.layers("half")
 
