@@ -35,7 +35,7 @@ def test_a_step_sideways():
 
 
 def test_a_step_too_long():
-    """Three times 1 / L is beyond the guarantee; R^c falls all the same, as the bound is not tight."""
+    """Three times 1 / L is beyond the guarantee; R^c falls anyway: the bound is not tight."""
     assert broken(words(ideal(), lambda z, u: descent(z, u, EPS, 3.0))) == {"step"}
 
 
@@ -53,7 +53,7 @@ def largest_eigenvalue(model):
 
 
 def test_an_eps_where_the_series_diverges_a_little():
-    """In every sample an eigenvalue just above 1 breaks the condition, but not yet the direction."""
+    """In every sample an eigenvalue just above 1 breaks the condition, not yet the direction."""
     model = ideal()
     eps = (
         largest_eigenvalue(model)[0] / 1.02
@@ -99,7 +99,7 @@ def test_a_twentieth_of_a_step():
 
 
 def test_zeros_by_sign():
-    """If LayerNorm leaves as many negative entries as positive, half the zeros need no threshold."""
+    """If LayerNorm leaves as many negative entries as positive, half the zeros are its own."""
     model = ideal()
     with torch.no_grad():
         for block in model.blocks:

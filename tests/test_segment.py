@@ -126,7 +126,7 @@ def test_attention_on_the_object_alone_scores_one_and_beside_it_zero(scaled):
 
 
 def test_random_order_scores_what_random_masks_do():
-    """Every map is the same, 5 of 8 patches of an object that is always there; the order is random."""
+    """Every map is the same, 5 of 8 patches of an object; only the order is random."""
     tokens = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.bool).expand(4000, 8)
     masks = ci.measures.pixel_mask(tokens, (2, 4), (3, 5)).to(torch.uint8)
     pattern = torch.cat([torch.zeros(1), torch.arange(8, 0, -1) / 36]).expand(4000, 1, 9, 9)
