@@ -92,6 +92,24 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", before)
 
 
+@pytest.fixture
+def hub(monkeypatch):
+    """A running stand-in; nothing is stored anywhere but in the test's own folder."""
+    from huggingface_hub import constants
+
+    from loopback import Hub
+
+    served = Hub()
+    with served.serve() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent/token")
+        yield served
+
+
 @pytest.fixture(params=["crate", "crate-alpha"])
 def model(request):
     return make(request.param)

@@ -244,6 +244,7 @@ def test_attribution_patching_ranks_heads_as_patching_does():
         assert torch.corrcoef(torch.stack(ranks))[0, 1] > 0.8
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_has_no_gradient_is_refused():
     model, images = ready("crate")
     for words, call in {

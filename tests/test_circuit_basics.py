@@ -101,6 +101,7 @@ def test_gradients_of_every_point():
         assert seen["size"] > 0
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_decoder_adds_up_signed():
     mae = ci.load(FIXTURES / "crate_mae" / "checkpoint-799.pth", n_heads=4)
     images, noise = torch.randn(2, 3, 32, 32), torch.rand(2, 16)

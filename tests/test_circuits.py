@@ -277,8 +277,9 @@ def test_scores_of_a_circuit_equal_a_slow_form(ablation):
 def test_the_planted_circuit_is_faithful_and_random_ones_are_not():
     model = planted()
     inputs = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(7))
-    found = evaluate(model, [(0, 2), (0, 4), (1, 1)], inputs, lambda out: (out[:, 0] - out[:, 1]).abs().mean(),
-                     ablation="zero", random=30, progress=False)  # fmt: skip
+    metric = lambda out: (out[:, 0] - out[:, 1]).abs().mean()  # noqa: E731
+    heads = [(0, 2), (0, 4), (1, 1)]
+    found = evaluate(model, heads, inputs, metric, ablation="zero", random=30, progress=False)
     row = found.table().set_index("measure").loc["faithfulness"]
     assert (
         abs(row["value"] - 1) < 0.25
@@ -344,12 +345,12 @@ def test_what_does_not_fit_is_said():
         "is made of Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
         "through='x'": lambda: composition(model, through="x"),
         "needs data": lambda: composition(model, through="data"),
-        "nothing else takes it": lambda: composition(model, images),
+        "no other way takes data": lambda: composition(model, images),
         "role='z'": lambda: composition(model, role="z"),
-        "needs 100": lambda: composition(model, draws=20),
+        "draws=20: give a whole number of at least 100": lambda: composition(model, draws=20),
         "has only one": lambda: composition(make("crate", n_layers=1)),
         "replaces the stream": lambda: logit_attribution(cache, 1),
-        "got ActivationCache|got dict": lambda: logit_attribution(dict(cache), 1),
+        "cannot attribute logits from dict": lambda: logit_attribution(dict(cache), 1),
         "give a number from 0 to": lambda: logit_attribution(
             ready("crate-alpha")[0].run_with_cache(images)[1], 99
         ),

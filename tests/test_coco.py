@@ -104,7 +104,7 @@ def test_compressed_runs_are_those_of_pycocotools(tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_bad_coco(tmp_path, monkeypatch):
+def test_bad_coco(tmp_path):
     model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
 
     def fails(match, *notes, **tables):
@@ -141,6 +141,15 @@ def test_bad_coco(tmp_path, monkeypatch):
         "number 0 of its annotations has no segmentation",
         {"id": 1, "image_id": 7, "category_id": 3},
     )
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
+    model = make(image_size=(13, 29), patch_size=(13, 29), **PLAIN)
+
+    def fails(match, *notes, **tables):
+        refused(model, match, coco_file(tmp_path, list(notes), **tables))
+
     fails("no file of COCO annotations: it has no list of annotations", "x")
     fails(
         "has 255 categories: class maps hold 254 at most",

@@ -15,6 +15,7 @@ from crate_interp.checkpoints.load import load
 from crate_interp.errors import CheckpointError
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.sae import SparseAutoencoder
 
 Source = str | Path | Mapping[str, Any] | nn.Module
 
@@ -77,20 +78,6 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         for warning in caught
         if issubclass(warning.category, UserWarning)
     ]
-    limits = (
-        notes + list(_UNKNOWABLE[model.cfg.kind])
-        if hooked
-        else ["which language model it was trained on"]
-    )
-    if model.cfg.family == "gpt-baseline":
-        limits.append(
-            "whether it is CRATE-LM's baseline (ReLU): "
-            "nanoGPT's own checkpoints have the same keys, and a GELU"
-        )
-    if row is None or not row["sha256"]:
-        limits.append(
-            "whether these are the bytes its authors published: no digest of them is known"
-        )
     return {
         "source": name,
         "ok": all(check["ok"] for check in checks),
@@ -105,8 +92,26 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         },
         "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
         "checks": checks,
-        "cannot_check": limits,
+        "cannot_check": (notes if hooked else []) + _limits(model, row),
     }
+
+
+def _limits(model: HookedModel | SparseAutoencoder, row: dict[str, Any] | None) -> list[str]:
+    """Returns what cannot be checked, in words."""
+    if isinstance(model, HookedModel):
+        limits = list(_UNKNOWABLE[model.cfg.kind])
+    else:
+        limits = ["which language model it was trained on"]
+    if model.cfg.family == "gpt-baseline":
+        limits.append(
+            "whether it is CRATE-LM's baseline (ReLU): "
+            "nanoGPT's own checkpoints have the same keys, and a GELU"
+        )
+    if row is None or not row["sha256"]:
+        limits.append(
+            "whether these are the bytes its authors published: no digest of them is known"
+        )
+    return limits
 
 
 def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:

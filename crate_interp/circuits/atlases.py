@@ -1,4 +1,4 @@
-"""ci.atlas: what every dictionary atom is for."""
+"""ci.atlas: what every dictionary atom fires on, what it changes, and which atoms are like it."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,6 +11,8 @@ from crate_interp import checks
 from crate_interp.circuits.ablations import ablations, merged_ablations
 from crate_interp.circuits.directions import directions
 from crate_interp.circuits.excerpts import excerpts
+from crate_interp.data import Data
+from crate_interp.models.hooked import HookedModel
 from crate_interp.results import Result, by, first
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_tables
 from crate_interp.sweeps.provenance import data_meta
@@ -20,6 +22,7 @@ _SHOWN = ["layer", "atom", "firing_rate", "max", "ablation", "raises", "lowers",
 
 
 def _atlas(result: Result) -> pd.DataFrame:
+    """Returns statistics, ablations and directions side by side."""
     keys = ["layer", "atom"]
     moved = result.table("ablations").drop(columns="samples")
     atoms = result.table("atoms").merge(moved, on=keys)
@@ -31,10 +34,10 @@ class Atlas(AtomResult):
 
     `table()` has a row per layer and atom: the columns of `ci.atoms`, then ablation (nats, NaN if
     it was not measured), raises and lowers (names of classes or tokens), nearest (atoms of other
-    layers) and nearest_cosine. `table("tiles")` or `table("contexts")` show the tokens of
-    `table("top")`.
+    layers) and nearest_cosine. `table("tiles")` (images) or `table("contexts")` (text) shows what
+    surrounds the tokens of `table("top")`.
 
-    Where two atlases merge, ablation is the mean over the samples on which either measured it.
+    If two atlases merge, ablation is the mean over the samples on which either measured it.
     """
 
     KIND = "atlas"
@@ -49,22 +52,23 @@ class Atlas(AtomResult):
     DERIVED = {**AtomResult.DERIVED, "atlas": _atlas}
 
     def row(self, layer: int, atom: int) -> dict[str, Any]:
-        """Returns what the table has on one atom. Raises ValueError if there is no such atom."""
+        """Returns the main table's row of one atom. Raises ValueError if there is no such atom."""
         self.top(layer, atom)
         table: Any = self._table("atlas")
         return table[(table["layer"] == layer) & (table["atom"] == atom)].iloc[0].to_dict()
 
     def headline(self) -> str:
-        """Returns how many atoms there are, are dead, and which one the answers need most."""
+        """Returns how many atoms there are and are dead, and the atom that answers need most."""
         table: Any = self._table("atlas")
         words = super().headline()
         if table["ablation"].isna().all():
             return words
         best = table.loc[table["ablation"].idxmax()]
-        samples = int(self._table("ablations")["samples"].max())
+        samples: Any = self._table("ablations")["samples"].max()
         return (
-            f"{words} Answers depend most on atom {best['atom']} of layer {best['layer']}: without it "
-            f"they move by {best['ablation']:.2g} nats on the mean, over {samples} {self.meta['unit']}."
+            f"{words} Answers depend most on atom {best['atom']} of layer {best['layer']}: without "
+            f"it they move by {best['ablation']:.2g} nats on average over {samples} "
+            f"{self.meta['unit']}."
         )
 
     def _shown(self) -> pd.DataFrame:
@@ -73,8 +77,8 @@ class Atlas(AtomResult):
 
 
 def atlas(
-    model: Any,
-    data: Any,
+    model: HookedModel,
+    data: Data,
     *,
     top: int = 9,
     ablate: int = 2,
@@ -85,22 +89,24 @@ def atlas(
     """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
 
     Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`); memory
-    is flat in the number of samples. raises, lowers: the classes or tokens whose logit the atom's
-    direction moves most, `<row of W_out, g * w_t>` less the mean over t. That is the direct path
-    alone (a logit lens): in CRATE and CRATE-LM, where later steps re-code the stream, it is exact
-    in the last layer only. nearest: by the cosine of columns of D. ablation: the mean
-    Kullback-Leibler divergence, in nats, of what the model answers with the atom set to 0
-    everywhere from what it answers as it is, over the first `ablate` samples; 0 leaves it out.
+    does not grow with the number of samples. raises, lowers: the classes or tokens whose logit the
+    atom's direction moves most, `<row of W_out, g * w_t>` less the mean over t. That is the direct
+    path alone (a logit lens): in CRATE and CRATE-LM, where later steps re-code the stream, it is
+    exact in the last layer only. nearest: atoms of other layers by the cosine of columns of D.
+    ablation: the mean Kullback-Leibler divergence, in nats, of the model's answers with the atom
+    set to 0 everywhere from its own answers, over the first `ablate` samples; with 0 it is not
+    measured.
 
-    `ci.viz.atlas_pages(atlas, out)` writes pages of it. Raises ValueError as `ci.sweep` does, and
-    for models whose layers have no code or no logits (a masked autoencoder, a CLIP).
+    data, limit: as in `ci.sweep`. `ci.viz.atlas_pages(atlas, out)` writes pages of an atlas. Raises
+    ValueError as `ci.sweep` does, and for models without logits (a masked autoencoder, a CLIP).
     """
     check_model(model)
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            "an atlas is of a classifier of images or a language model: this one has no logits."
+            f"{type(model).__name__} has no logits, so that there is no atlas of it: give a "
+            "classifier of images or a language model."
         )
-    checks.count("ablate", ablate, least=0)
+    ablate = checks.count("ablate", ablate, least=0)
     checks.count("top", top)
     checks.count("batch_size", batch_size)
     samples = samples_of(model, data, limit)
@@ -114,7 +120,8 @@ def atlas(
 def _of_chunk(chunk: Chunk, meta: Mapping[str, Any], progress: bool) -> Atlas:
     model, samples, settings = chunk.model, chunk.samples, meta["settings"]
     tables = atom_tables(chunk, settings)
-    last = min(settings["ablate"], samples.start + samples.n)  # of the first samples of the data
+    # ablations are over the first samples of the entire data set: this chunk may hold none of them
+    last = min(settings["ablate"], samples.start + samples.n)
     inputs = None
     if last > samples.start:
         inputs = samples.read(samples.start, last).to(model.cfg.device)

@@ -1,5 +1,6 @@
 """Direct logit attribution: what heads and atoms add to a logit, where the stream is their sum."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from crate_interp.sweeps.provenance import model_meta
 _COLUMNS = ["sample", "part", "layer", "number", "value"]
 _OF_A_LAYER = ("head", "atom", "bias")
 _PARTS = ("embed", "positions", *_OF_A_LAYER, "constant")
-Target = int | str | Tensor | list[int]
+Target = int | str | Tensor | Sequence[int]  # classes or tokens
 
 
 def _parts(result: Result) -> pd.DataFrame:
-    values = result.table("values")
+    values: Any = result.table("values")
     n = values["sample"].nunique()
     wide = torch.tensor(values["value"].to_numpy().reshape(n, -1)).double()  # [sample, part]
     std = wide.std(dim=0) if n > 1 else torch.full((wide.shape[1],), torch.nan)
@@ -82,17 +83,19 @@ class LogitAttribution(Result):
         return torch.stack(rows).sum(dim=0)
 
     def headline(self) -> str:
-        """Returns the part of a layer that adds most to the logit, and how much of it."""
+        """Returns the largest part beside the constant, and how much of the logit it is."""
         table: Any = self._table("parts")
         row = table[table["part"] != "constant"].iloc[0]
-        name = row["part"]
-        if not pd.isna(row["layer"]):
+        name = {"embed": "the embedding", "positions": "the position embeddings"}.get(row["part"])
+        if name is None:
             number = "" if pd.isna(row["number"]) else f" {row['number']}"
-            name = f"{name}{number} of layer {row['layer']}"
-        n, target = self.meta["n_samples"], self.meta["settings"]["target"]
+            name = f"{row['part']}{number} of layer {row['layer']}"
+        target, minus = (self.meta["settings"][key] for key in ("target", "minus"))
+        words = f"the logit of {target}" + ("" if minus is None else f" less that of {minus}")
         return (
-            f"Of all parts {name} moves the logit of {target} most: {row['mean']:+.3f} of "
-            f"{float(self.total().double().mean()):.3f} in the mean over {n:,} {self.meta['unit']}."
+            f"The largest part of {words} comes from {name}: {row['mean']:+.3f} of "
+            f"{float(self.total().double().mean()):.3f} on average over "
+            f"{self.meta['n_samples']:,} {self.meta['unit']}."
         )
 
     def _of(self, part: str) -> Tensor:
@@ -112,21 +115,24 @@ def logit_attribution(
     """Writes the logit of `target` as a sum over embedding, heads, atoms and biases.
 
     `logit = sum_c <c, g * w_t - mean> / scale + constant`. c: what a part writes into the stream at
-    the token that is read. w_t: the target's column of W_U. g and scale: those of the last norm,
-    with the scale as it was in this run (its own change is not shared out). nanochat-crate: a part
-    of layer l has passed the residual lambdas of the layers after it, and the embedding enters
-    again in every one; the logit is that before the softcap.
+    the token that is read. w_t: the target's column of W_U. g, scale: those of the last norm. The
+    scale is a constant here, the one of this run, although it depends on every part.
 
-    cache: of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z, mlp.hook_post
-    and ln_final.hook_scale. target: a class or token, its name, or one for each sample `[batch]`.
-    minus: another one, to attribute the difference. position: the token whose prediction is
-    attributed, in language models; images are read at CLS, or at the mean of all tokens. Atoms of
+    In nanochat-crate, what a layer adds passes the residual lambdas of the layers after it, and the
+    embedding enters again in every layer; the logit is that before the softcap. Atoms of
     gpt-baseline are its neurons. Different from TransformerLens: `cache.logit_attrs` has the heads
     alone, and no lambdas.
 
+    cache: that of `model.run_with_cache(x)`, with hook_embed, hook_pos_embed, attn.hook_z,
+    mlp.hook_post and ln_final.hook_scale. target: a class or token, its name, or one for each
+    sample `[batch]`. minus: another target; the difference of both logits is attributed. position:
+    the token whose prediction is attributed, in language models; images are read at CLS, or at the
+    mean of all tokens.
+
     Raises ValueError in families where the sparse step replaces the stream (crate, crate-mae,
-    crate-lm): nothing adds up there, and paths are patched instead (`ci.circuits.path_patch`).
-    Raises KeyError for points that were not cached.
+    crate-lm): nothing adds up to the logit there, so use `ci.circuits.path_patch`. Raises
+    ValueError for a target or position that does not exist, and KeyError for points that were not
+    cached.
     """
     model = _checked(cache)
     direction, constant = _direction(model, target), _constant(model, target)
@@ -137,21 +143,19 @@ def logit_attribution(
     if len(direction) not in (1, len(scale)):
         raise ValueError(
             f"there are {len(direction)} targets for {len(scale)} samples: "
-            "give one, or one per sample."
+            "give one target, or one per sample."
         )
-    direction = direction.expand(len(scale), -1) / scale
-    parts = _contributions(cache, direction, position)
+    parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))
     settings = {"target": _setting(target), "minus": _setting(minus), "position": int(position)}
-    return LogitAttribution(
-        {"values": _long(parts)}, model_meta(model, len(scale)) | {"settings": settings}
-    )
+    meta = model_meta(model, len(scale)) | {"settings": settings}
+    return LogitAttribution({"values": _long(parts)}, meta)
 
 
 def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
-    """Returns what each part but the constant adds along a direction `[batch, ...]`."""
+    """Returns what each part, without the constant, adds along a direction, `[batch, ...]`."""
     model: Any = cache.model
     gains, entry = _gains(model)
     heads, atoms, biases = [], [], []
@@ -181,7 +185,10 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
         return held.mean(dim=1)
     place = 0 if cfg.kind == "vision" else position
     if not checks.is_int(place) or not -held.shape[1] <= place < held.shape[1]:
-        raise ValueError(f"position={position!r}: there are {held.shape[1]} tokens.")
+        raise ValueError(
+            f"position={position!r}: give a number from 0 to {held.shape[1] - 1}, or a negative "
+            "one, which counts from the end."
+        )
     return held[:, place]
 
 
@@ -204,23 +211,24 @@ def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
 
 
 def _setting(target: Target | None) -> Any:
-    """Returns a target as the result keeps it."""
+    """Returns a target as settings and headline have it."""
     if target is None or isinstance(target, str):
         return target
     index = torch.atleast_1d(torch.as_tensor(target))
-    return int(index[0]) if len(index) == 1 else "one per sample"
+    return int(index[0]) if len(index) == 1 else "each sample's target"
 
 
 def _checked(cache: CrateCache) -> Any:
     if not isinstance(cache, CrateCache):
         raise ValueError(
-            "logits are attributed from the cache of model.run_with_cache(x), "
-            f"got {type(cache).__name__}."
+            f"cannot attribute logits from {type(cache).__name__}: "
+            "give the cache of model.run_with_cache(x)."
         )
     model = cache.model
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            "logits are attributed in a classifier of images or a language model; a CLIP has none."
+            "logits are attributed in a classifier of images or a language model; a CLIP and a "
+            "masked autoencoder have none."
         )
     if not model.cfg.residual:
         raise ValueError(
@@ -231,28 +239,27 @@ def _checked(cache: CrateCache) -> Any:
     return model
 
 
-def _indices(model: Any, target: Any) -> Tensor:
-    """A class or token, or one per sample, as indices `[1]` or `[batch]`; ValueError for one there is not."""
+def _indices(model: Any, target: Target) -> Tensor:
+    """Returns the indices of a class or token `[1]`, or of one per sample `[batch]`.
+
+    Raises ValueError if the model lacks one of them.
+    """
     index = model.to_single_token(target) if isinstance(target, str) else target
     if not isinstance(index, (Tensor, int, list, tuple)) and not checks.is_int(index):
         raise ValueError(f"target={target!r}: give a number, a name, or one per sample.")
-    found = torch.atleast_1d(torch.as_tensor(index, device=model.W_U.device))
+    indices = torch.atleast_1d(torch.as_tensor(index, device=model.W_U.device))
     count = model.W_U.shape[1]
-    if (
-        found.is_floating_point()
-        or found.dtype == torch.bool
-        or found.ndim != 1
-        or not len(found)
-        or bool(((found < 0) | (found >= count)).any())
-    ):
+    whole = not indices.is_floating_point() and indices.dtype != torch.bool
+    listed = whole and indices.ndim == 1 and len(indices) > 0
+    if not listed or bool(((indices < 0) | (indices >= count)).any()):
         raise ValueError(
             f"target={target!r}: give a number from 0 to {count - 1}, its name, or one per sample."
         )
-    return found
+    return indices
 
 
-def _direction(model: Any, target: Any) -> Float[Tensor, "target d_model"]:
-    """What a unit of the stream along each axis adds to the logit, but for the scale of the last norm."""
+def _direction(model: Any, target: Target) -> Float[Tensor, "target d_model"]:
+    """Returns what a unit of the stream along each axis adds to the logit, if the scale is 1."""
     columns = model.W_U.T[_indices(model, target)]
     if not isinstance(model.ln_final, HookedLayerNorm):
         return columns
@@ -260,8 +267,8 @@ def _direction(model: Any, target: Any) -> Float[Tensor, "target d_model"]:
     return columns - columns.mean(dim=-1, keepdim=True)
 
 
-def _constant(model: Any, target: Any) -> Float[Tensor, "target"]:
-    """The logit of a stream of zeros."""
+def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
+    """Returns the logit of a stream of zeros."""
     index = _indices(model, target)
     constant = model.b_U[index]
     bias = getattr(model.ln_final, "bias", None)
@@ -269,14 +276,12 @@ def _constant(model: Any, target: Any) -> Float[Tensor, "target"]:
 
 
 def _gains(model: Any) -> tuple[list[Any], Any]:
-    """By how much what each layer adds has grown at the end, and by how much the embedding has."""
+    """Returns the factors by which each layer's addition and the embedding grow up to the end."""
     count = len(model.blocks)
     if not hasattr(model, "resid_lambdas"):
         return [1.0] * count, 1.0
-    gains, entry = (
-        [torch.ones(()).to(model.resid_lambdas)] * count,
-        torch.ones(()).to(model.resid_lambdas),
-    )
+    entry = torch.ones(()).to(model.resid_lambdas)
+    gains = [entry] * count
     for layer in range(count):
         entry = model.resid_lambdas[layer] * entry + model.x0_lambdas[layer]
         gains[layer] = model.resid_lambdas[layer + 1 :].prod()

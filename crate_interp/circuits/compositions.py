@@ -14,15 +14,18 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
 from crate_interp.circuits.linear import normed, pushed, stepped
+from crate_interp.data import Data
 from crate_interp.measures.checks import qr
+from crate_interp.models.hooked import HookedModel
 from crate_interp.results import Result, sums
 from crate_interp.sweeps.provenance import data_meta, model_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
 
 THROUGH = ("direct", "linear", "data")
+_FEWEST = 100  # random subspaces that a 99th percentile needs
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
-# the layer that reads -> for each earlier head A^T A of what arrives, A
+# the layer that reads -> for each head of earlier layers A^T A, where A is what arrives
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
 
 
@@ -46,11 +49,12 @@ def _share(inside: Tensor, energy: Tensor) -> Tensor:
 
 
 class Composition(Result):
-    """Scores of pairs of heads.
+    """How much each head reads of what each head of an earlier layer writes.
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
-    percentile_99. Stored tables, sums over tokens: `senders` (energy, |A|_F^2), `inside` (|A
-    Q_j|_F^2) and `random` (the same for each random subspace).
+    percentile_99 (`ci.circuits.composition` says what they are). Stored tables, sums over tokens:
+    `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2) and `random` (the same for each random
+    subspace).
     """
 
     KIND = "composition"
@@ -70,7 +74,10 @@ class Composition(Result):
         return "composition of weights does not depend on data, so that there is nothing to merge."
 
     def top(self, count: int = 20) -> pd.DataFrame:
-        """Returns the pairs with the highest scores."""
+        """Returns the `count` pairs with the highest scores.
+
+        Raises ValueError unless the count is a whole number of at least 1.
+        """
         checks.count("count", count)
         table: Any = self._table("pairs").sort_values("score", ascending=False, kind="stable")
         return table.head(count).reset_index(drop=True)
@@ -78,26 +85,26 @@ class Composition(Result):
     def above(self) -> pd.DataFrame:
         """Returns the pairs above the 99th percentile of random subspaces.
 
-        One pair in a hundred is so by chance. Pairs share heads, so that their number scatters
-        widely: compare with an untrained network.
+        By chance one pair in a hundred lies above it. Pairs share heads, so that the number of
+        such pairs scatters widely: compare it with that of an untrained network.
         """
         table: Any = self._table("pairs")
         above = table[table["score"] > table["percentile_99"]]
         return above.sort_values("score", ascending=False).reset_index(drop=True)
 
     def circuit(self, count: int = 10) -> Circuit:
-        """Returns the `count` highest pairs as edges between heads, weighted by their score."""
+        """Returns the `count` highest pairs as edges between heads, weighted by their scores."""
         rows: Any = self.top(count).itertuples()
         edges = [Edge(*_names(row), float(row.score)) for row in rows]
         return Circuit(tuple(edges), f"composition, {self.meta['settings']['through']}")
 
     def headline(self) -> str:
-        """Returns the highest pair, beside chance, and how many are above random subspaces."""
-        best: Any = next(self.top(1).itertuples())
+        """Returns the highest pair, beside chance, and how many lie above random subspaces."""
+        best: Any = next(iter(self.top(1).itertuples()))
         writer, reader = _names(best)
         return (
-            f"{reader} reads most of what another head writes: {best.score:.3f} of {writer}, where a "
-            f"random subspace gets {best.chance:.3f}. {len(self.above())} of "
+            f"{reader} reads most of what another head writes: {best.score:.3f} of {writer}, "
+            f"where a random subspace gets {best.chance:.3f}. {len(self.above())} of "
             f"{len(self._table('pairs'))} pairs lie above the 99th percentile of random subspaces "
             f"(through={self.meta['settings']['through']!r})."
         )
@@ -111,8 +118,8 @@ def _names(row: Any) -> tuple[str, str]:
 
 
 def composition(
-    model: Any,
-    data: Any = None,
+    model: HookedModel,
+    data: Data | None = None,
     *,
     through: str = "linear",
     role: str = "q",
@@ -124,25 +131,27 @@ def composition(
 ) -> Composition:
     """Measures the share of what head (l, i) writes that head (m, j) of a later layer reads.
 
-    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1]. Q_j = qr(U_j): in CRATE query, key and value
-    read one subspace (elsewhere role "q", "k" or "v" chooses). A is what arrives at layer m after
-    its LayerNorm: W_O,i `[d_head, d_model]`, with every code alike, carried by the layers between.
-    1 is everything; a random subspace gets p/d.
+    The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). A is what arrives at layer m
+    after its LayerNorm, if head i writes W_O,i `[d_head, d_model]` (all of its codes weigh the
+    same) and the layers between carry it. At 1 head j reads everything; a random subspace gets p/d.
 
-    through: "direct" carries it as if the stream came unchanged. "linear" carries it by the sparse
-    steps with all atoms on and norms of scale 1. "data" carries what the heads wrote in fact, z_i
-    W_O,i of every token, by the derivative of norms and steps at that token, with attention held
-    fixed. percentile_99: that of `draws` random subspaces of the same width (seed), for what
-    arrives from this head at this layer. Different from TransformerLens' composition scores, which
-    divide by |A| |U_j| and so have no such scale: only the span of U_j matters.
+    role: the map of head j, "q", "k" or "v"; in CRATE the three read one subspace U_j. through:
+    "direct" carries the rows unchanged. "linear" carries them by the sparse steps with all atoms on
+    and norms of scale 1. "data" takes what the heads write on data, z_i W_O,i of every token, and
+    carries it by the derivative of norms and steps at that token, with attention held fixed.
+    chance: p/d. percentile_99: that of `draws` random subspaces of the same width (drawn with
+    `seed`, at least 100), for what arrives from this head at this layer. Different from
+    TransformerLens' composition scores, which divide by |A| |U_j|: here only the span of U_j
+    matters, so that scores have a scale.
 
-    data, limit: as in `ci.sweep`, for "data" alone. Raises ValueError for another `through` or
-    role, for data that is missing or not used, for a single layer, and for other models than those
-    of images and language.
+    data, limit: as in `ci.sweep`, only with through="data". Raises ValueError for another `through`
+    or role, for data that is missing or not used, for a model of a single layer, and for a CLIP, of
+    which a tower is measured.
     """
-    _check(model, data, through, role, draws, batch_size)
-    settings = {"through": through, "role": role, "draws": draws, "seed": seed}
-    if through != "data":
+    _check(model, data, through, role, batch_size)
+    draws = checks.count("draws", draws, least=_FEWEST)
+    settings = {"through": through, "role": role, "draws": draws, "seed": int(seed)}
+    if data is None:
         meta = model_meta(model, 0) | {"data": [], "settings": settings}
         return Composition(_tables(model, _of_weights(model, through), settings), meta)
     samples = samples_of(model, data, limit)
@@ -186,10 +195,10 @@ def _inside(
 
 
 def _of_weights(model: Any, through: str) -> Grams:
+    """Returns sums over the rows of W_O, as the layers between carry them."""
     grams: Grams = {}
-    carried: list[
-        Tensor
-    ] = []  # of each earlier layer, [head, d_head, d_model] in the stream before the layer at hand
+    # of each earlier layer [head, d_head, d_model], as it arrives at the layer at hand
+    carried: list[Tensor] = []
     with torch.no_grad():
         for layer, block in enumerate(model.blocks):
             if layer:
@@ -202,13 +211,16 @@ def _of_weights(model: Any, through: str) -> Grams:
 
 
 def _measured(chunk: Chunk) -> Grams:
-    """Returns sums over the tokens of data; a layer's tangents go once the next layer has them."""
+    """Returns sums over the tokens of data.
+
+    Only the tangents at the layer at hand are held, for all earlier layers.
+    """
     model = chunk.model
     grams: Grams = {}
     carried: list[Tensor] = []  # [head, batch, pos, d_model] for each earlier layer
 
     def follow(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
-        block = model.blocks[layer]
+        block: Any = model.blocks[layer]
         if not layer:
             carried.clear()
         else:
@@ -225,6 +237,8 @@ def _measured(chunk: Chunk) -> Grams:
 
 
 def _step(block: Any) -> Callable[[Tensor], Tensor]:
+    """Returns the function from the stream after attention to the stream after the layer."""
+
     def step(mid: Tensor) -> Tensor:
         out = block.mlp(block.ln2(mid))
         return mid + out if block.residual else out
@@ -232,21 +246,20 @@ def _step(block: Any) -> Callable[[Tensor], Tensor]:
     return step
 
 
-def _check(model: Any, data: Any, through: str, role: str, draws: int, batch_size: int) -> None:
+def _check(model: Any, data: Data | None, through: str, role: str, batch_size: int) -> None:
     check_model(model)
     checks.count("batch_size", batch_size)
     if model.cfg.kind not in ("vision", "text", "mae"):
         raise ValueError(
-            "composition is of one model's layers; of a CLIP give a tower, model.visual."
+            "composition is between layers of one model: of a CLIP give a tower, model.visual or "
+            "model.text."
         )
     checks.one_of("through", through, THROUGH)
-    if role not in ("q", "k", "v"):
-        raise ValueError(f"role={role!r}: give 'q', 'k' or 'v'.")
+    checks.one_of("role", role, ("q", "k", "v"))
     if (through == "data") != (data is not None):
         raise ValueError(
-            "through='data' needs data, and nothing else takes it: ci.circuits.composition(model, data, through='data')."
+            "through='data' needs data, and no other way takes data: "
+            "use ci.circuits.composition(model, data, through='data')."
         )
-    if not checks.is_int(draws) or draws < 100:
-        raise ValueError(f"draws={draws!r}: a 99th percentile needs 100 at least.")
     if len(model.blocks) < 2:
         raise ValueError("composition is between layers: the model has only one.")

@@ -1,4 +1,4 @@
-"""What an atom's direction moves on the direct path, and which atoms of other layers are like it."""
+"""What an atom's direction moves on the direct path, and its nearest atoms in other layers."""
 
 from typing import Any
 
@@ -7,25 +7,27 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.probes.shared import dictionary
 
-NAMED = 3  # classes or tokens, and atoms of other layers, that are named for each atom
+NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
 
 
-def names_of(model: Any) -> list[str]:
-    """Returns what classes or tokens are called."""
-    count = model.W_U.shape[1]
+def names_of(model: HookedModel) -> list[str]:
+    """Returns the names of a model's classes, or the strings of its tokens."""
+    net: Any = model
+    count = net.W_U.shape[1]
     if model.cfg.kind == "text":
         try:
-            return [model.to_single_str_token(token) for token in range(count)]
+            return [net.to_single_str_token(token) for token in range(count)]
         except ValueError:  # no tokenizer
             return [str(token) for token in range(count)]
     labels = model.cfg.labels
     return [f"class {number}" for number in range(count)] if labels is None else list(labels)
 
 
-def directions(model: Any) -> pd.DataFrame:
+def directions(model: HookedModel) -> pd.DataFrame:
     """Returns a row per layer and atom: layer, atom, raises, lowers, nearest, nearest_cosine.
 
     raises, lowers: the classes or tokens whose logit the atom's direction moves most. nearest:
@@ -46,7 +48,7 @@ def directions(model: Any) -> pd.DataFrame:
 
 
 def _logits(model: Any) -> tuple[list[str], list[str]]:
-    """Returns the logits that each atom raises and lowers most."""
+    """Returns the names of the logits that each atom raises most and lowers most."""
     names, read = names_of(model), model.W_U
     if isinstance(model.ln_final, HookedLayerNorm):
         read = model.ln_final.weight[:, None] * read
@@ -67,7 +69,7 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
 
 
 def _nearest(model: Any) -> tuple[list[str], list[float]]:
-    """Returns the atoms of other layers with the largest cosine, by layer and atom."""
+    """Returns for each atom those of other layers with the largest cosine, and that cosine."""
     bases = [dictionary(block) for block in model.blocks]
     unit = [None if d is None else _normalised(d) for d in bases]
     names: list[str] = []
@@ -78,7 +80,7 @@ def _nearest(model: Any) -> tuple[list[str], list[float]]:
             names += [""] * model.cfg.d_mlp
             cosines += [np.nan] * model.cfg.d_mlp
             continue
-        # the best of each layer, so that no table of all pairs is held
+        # the best of one layer at a time, so that no table of all pairs is held
         best = [(mine.T @ d).topk(min(NAMED, d.shape[1]), dim=1) for _, d in others]
         values = torch.cat([top.values for top in best], dim=1)
         numbers = zip(others, best, strict=True)

@@ -7,23 +7,30 @@ import numpy as np
 import pandas as pd
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_interp.circuits.directions import names_of
+from crate_interp.config import CrateConfig
 from crate_interp.data import Samples
 from crate_interp.models.display import displayable
+from crate_interp.models.hooked import HookedModel
 
 TILE = 32  # pixels of the tile of a patch and its surroundings
 _BEFORE, _AFTER = 12, 4  # tokens of a context
 
 
-def excerpts(places: pd.DataFrame, model: Any, samples: Samples, progress: bool) -> dict[str, Any]:
+def excerpts(
+    places: pd.DataFrame, model: HookedModel, samples: Samples, progress: bool
+) -> dict[str, pd.DataFrame]:
     """Returns the tables `tiles` and `contexts` for places, a table of samples and tokens.
 
-    tiles (images): sample, token, picture, the bytes of a lossless WebP. contexts (text): sample,
-    token, before, at, after. Each place has one row, in one of the two. The samples are read again.
+    tiles (images): sample, token, picture (the bytes of a lossless WebP). contexts (text): sample,
+    token, before, at, after. Each place has one row, in the table of its kind of model; the other
+    table is empty. The samples are read again.
     """
-    wanted: Any = places[["sample", "token"]].drop_duplicates().sort_values(["sample", "token"])
+    wanted: Any = places[["sample", "token"]].drop_duplicates()
+    wanted = wanted.sort_values(["sample", "token"])
     by_sample = {sample: own.tolist() for sample, own in wanted.groupby("sample")["token"]}
     text = model.cfg.kind == "text"
     names = _readable(model) if text else []
@@ -45,8 +52,8 @@ def excerpts(places: pd.DataFrame, model: Any, samples: Samples, progress: bool)
     }
 
 
-def _readable(model: Any) -> list[str]:
-    """Returns what tokens are called; ids, which are called by numbers, are kept apart by spaces."""
+def _readable(model: HookedModel) -> list[str]:
+    """Returns the strings of tokens; ids, if there is no tokenizer, begin with a space."""
     names = names_of(model)
     return [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
 
@@ -57,7 +64,7 @@ def _context(ids: list[int], at: int, names: list[str]) -> tuple[str, str, str]:
     return before, names[ids[at]], after
 
 
-def _rgb(image: Any, cfg: Any) -> UInt8[np.ndarray, "height width 3"]:
+def _rgb(image: Tensor, cfg: CrateConfig) -> UInt8[np.ndarray, "height width 3"]:
     picture = (displayable(image, cfg) * 255).round().astype(np.uint8)
     return picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, axis=-1)
 

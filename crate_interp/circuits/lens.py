@@ -1,4 +1,4 @@
-"""The logit lens as a table: what the last norm and the unembedding make of the stream by layer."""
+"""The logit lens as a table: the answers that the unembedding reads from the stream by layer."""
 
 import html
 from typing import Any
@@ -18,8 +18,8 @@ _COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 class LogitLens(Result):
     """The likeliest answers by layer, if the last norm and the unembedding read the stream there.
 
-    `table()`: sample, layer (layer l is the stream before it, the last row is after all layers),
-    rank, answer, probability.
+    `table()` has a row per sample, layer and rank: sample, layer, rank (from 0), answer,
+    probability. Layer l is the stream before that layer; layer n_layers is the final stream.
     """
 
     KIND = "logit_lens"
@@ -27,7 +27,7 @@ class LogitLens(Result):
     STORED = {"answers": by("sample", "layer", "rank")}
 
     def headline(self) -> str:
-        """Returns the answer of the first sample, and from which layer on it is the likeliest."""
+        """Returns the answer for the first sample, and from which layer on it is the likeliest."""
         table: Any = self._table("answers")
         own = table[(table["sample"] == table["sample"].min()) & (table["rank"] == 0)]
         last = own.iloc[-1]
@@ -66,18 +66,19 @@ def logit_lens(
 ) -> LogitLens:
     """Returns the `count` likeliest answers by layer at one token of a sample.
 
-    `softmax(LN(Z^l) W_U + b_U)`, TransformerLens' `cache.logit_lens()`. position: that of the
-    token, in language models; of images it is CLS (or each token if the mean is pooled, and
-    `position` chooses). In CRATE and CRATE-LM the stream before the last layer is written in other
-    atoms than the last norm reads, so that early rows may mean nothing.
+    `softmax(LN(Z^l) W_U + b_U)`, as TransformerLens' `cache.logit_lens()`. sample: its number in
+    the cache. position: the token that is read, in language models and in models that pool the
+    mean; other models read one token of their own, such as CLS. In CRATE and CRATE-LM the stream before the last layer is
+    written in other atoms than the last norm reads, so that early rows may mean nothing.
 
-    Raises ValueError for samples and positions that the cache does not have, and KeyError for a
-    cache without hook_resid_pre.
+    Raises ValueError for models without logits, and for samples and positions that the cache does
+    not have. Raises KeyError if the cache lacks hook_resid_pre.
     """
     model = getattr(cache, "model", None)
     if model is None or model.cfg.kind not in ("vision", "text"):
         raise ValueError(
-            "the logit lens reads the cache of a classifier of images or a language model."
+            "the logit lens needs the cache of a classifier of images or a language model: "
+            "use model.run_with_cache(x)[1]."
         )
     checks.count("count", count)
     stream = cache.at("hook_resid_pre", 0)

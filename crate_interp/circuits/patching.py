@@ -21,13 +21,13 @@ from crate_interp.models.hooked import HookedModel
 
 Numbers = int | Sequence[int] | None  # of layers or positions; None for all
 
-_DOC = """Runs `transformer_lens.patching`'s sweep of {point!r} over {axes}, with tokens as positions.
+_DOC = """Patches {point!r} over {axes}, with tokens as positions.
 
-    Each forward puts what one place held in the clean run into the corrupted one, and the metric,
-    metric(logits) -> number, measures the result. layers, positions: the ones to patch, in this
-    order; None for all. `hooks.edit.patch_positions` numbers the patches of an image. Returns a
-    tensor with an axis for each of {axes}; other options, such as reduce='none', work as in
-    TransformerLens.
+    `transformer_lens.patching`'s sweep: each forward puts what one place held in the clean run into
+    the corrupted one, and metric(logits) -> number measures the result. Returns a tensor with an
+    axis for each of {axes}. layers, positions: the ones to patch, in this order; None for all.
+    `hooks.edit.patch_positions` numbers the patches of an image. Other options, such as
+    reduce='none', work as in TransformerLens.
 
     Raises ValueError for layers and positions that the model does not have, and for a clean run
     with another number of tokens. Raises KeyError if the clean cache lacks the point.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import nn
 
 from crate_interp.errors import CheckpointError
 from crate_interp.files import write, write_text
@@ -37,14 +38,15 @@ model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
 """
 
 
-def save(model: Any, folder: Path) -> Path:
+def save(model: nn.Module, folder: Path) -> Path:
     """Writes the folder and returns it. An existing model card is left alone.
 
     Each file takes its place when it is complete. model: a hooked model or a sparse autoencoder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # made before anything is replaced
-    values = model.cfg.to_dict()
+    cfg: Any = model.cfg
+    values = cfg.to_dict()
     config = {"library": "crate_interp", "format": 1, "config": values}
     text = json.dumps(config, indent=2) + "\n"
     weights = _own_memory(model.state_dict())
@@ -63,18 +65,18 @@ def save(model: Any, folder: Path) -> Path:
             if value is not None and name not in ("labels", "family")
         }
         fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
-        name = model.cfg.model_name or folder.resolve().name
+        name = cfg.model_name or folder.resolve().name
         card = _CARD.format(name=name, params=params, family=values["family"], fields=fields)
         write_text(folder / CARD, card)
     return folder
 
 
-def _tokenizer(model: Any) -> Tokenizer | None:
+def _tokenizer(model: nn.Module) -> Tokenizer | None:
     """Returns the tokenizer that belongs in the folder, or None.
 
     One that lay beside the weights does, one from the Hub does not.
     """
-    text = getattr(model, "text", model)
+    text: Any = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
         return None
     try:
@@ -99,7 +101,7 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def save_new(model: Any, folder: Path) -> Path:
+def save_new(model: nn.Module, folder: Path) -> Path:
     """Writes a folder that is not there yet, and returns it.
 
     An interrupted call leaves nothing behind. Raises ValueError where the folder is there.

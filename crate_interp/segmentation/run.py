@@ -73,8 +73,15 @@ def segment(
         return sweep(network, samples, probes=probe, **options)
 
     own, twins = with_twins(model, untrained, measure, progress)
+    result = _result(own, twins, constants)
+    settings = own.meta["probes"][probe.name]["settings"]
+    shown = examples(result.table("images"), model, samples, settings)
+    return SegmentResult({**result.stored, "examples": shown}, result.meta)
+
+
+def _result(own: SweepResult, twins: list[SweepResult], constants: pd.DataFrame) -> SegmentResult:
+    """Returns the result without examples."""
     meta = {name: value for name, value in own.meta.items() if name not in _OF_A_SWEEP}
-    meta |= {"untrained": untrained}
     tables = {
         "samples": own.samples(),
         "head_samples": own.head_samples(),
@@ -83,10 +90,7 @@ def segment(
         "constants": constants,
         "examples": no_examples(),
     }
-    result = SegmentResult(tables, meta)
-    settings = meta["probes"][probe.name]["settings"]
-    tables["examples"] = examples(result.table("images"), model, samples, settings)
-    return SegmentResult(tables, meta)
+    return SegmentResult(tables, meta | {"untrained": len(twins)})
 
 
 def _of_twins(tables: list[pd.DataFrame]) -> pd.DataFrame:
