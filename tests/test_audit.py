@@ -1,96 +1,10 @@
-"""The audit: a model made to keep every claim, one that breaks each, random models, and the numbers by another way."""
+"""The audit: a model that keeps every claim, one that breaks each, and random models."""
 
-from contextlib import ExitStack, contextmanager
-
-import numpy as np
-import pytest
 import torch
 
 import crate_interp as ci
-import reference
-from conftest import make, make_lm
-from crate_interp.audits.claims import CLAIMS, NUMBERS
-from crate_interp.audits.layer import of_attention
-from crate_interp.audits.result import verdict
-from crate_interp.measures import subspace_coding_rate_gradient
-from crate_interp.models.step import Lasso
-
-HEADS, P = 3, 5
-D = HEADS * P  # pos is 13
-EPS = 10.0  # so large that alpha lambda stays below 1
-IMAGES = torch.randn(4, 1, 6, 20, generator=torch.Generator().manual_seed(3))
-
-
-def orthogonal(n, seed):
-    return torch.linalg.qr(
-        torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    )[0]
-
-
-def ideal(eta=1.0, lambd=1.0, scale=1.0, square=False, spread=0.5):
-    """Complete orthonormal U, D a multiple `scale` of an orthonormal matrix (of I where `square`), codes mostly positive.
-
-    One step of eta = 1 / scale^2 is then the exact solution, and what is zero in it is so by the threshold.
-    """
-    cfg = ci.CrateConfig(
-        family="crate", d_model=D, n_layers=2, n_heads=HEADS, n_classes=3, image_size=(6, 20), patch_size=(2, 5),
-        channels=1, eta=eta, lambd=lambd,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = ci.HookedCrate(cfg).eval()
-    with torch.no_grad():
-        for layer, block in enumerate(model.blocks):
-            block.attn.u_proj.weight.copy_(orthogonal(D, layer))
-            block.mlp.D.copy_(scale * (torch.eye(D) if square else orthogonal(D, 10 + layer)))
-            block.ln2.weight.fill_(spread)
-            block.ln2.bias.copy_(block.mlp.D.sum(dim=1) / scale**2)  # D^T y is 1 on average
-    return model
-
-
-def descent(z, u, eps, kappa):
-    """The exact gradient step, kappa in units of 1 / L."""
-    alpha = P / (z.shape[1] * eps**2)
-    largest = torch.linalg.matrix_norm(u.transpose(0, 1).flatten(1), ord=2) ** 2
-    return -kappa / (9 * alpha / 4 * largest) * subspace_coding_rate_gradient(z, u, eps)
-
-
-@contextmanager
-def attention_replaced(model, update):
-    """`update(z, u)` `[batch, pos, d_model]` in place of what attention adds."""
-    kept = {}
-
-    def keep(z, hook):
-        kept[hook.layer()] = z
-
-    def replace(out, hook):
-        return update(kept[hook.layer()], model.blocks[hook.layer()].attn.U.detach())
-
-    pair = (("hook_resid_pre", keep), ("hook_attn_out", replace))
-    with model.hooks(
-        [(f"blocks.{layer}.{name}", hook) for layer in range(2) for name, hook in pair]
-    ):
-        yield
-
-
-def words(model, update=None, eps=EPS, more=()):
-    """The verdict of each claim, the same in both layers or a dict of sets."""
-    update = update or (lambda z, u: descent(z, u, eps, 1.0))
-    with ExitStack() as stack:
-        stack.enter_context(attention_replaced(model, update))
-        if more:
-            stack.enter_context(model.hooks(list(more)))
-        table = ci.audit(
-            model, IMAGES, eps=eps, untrained=0, progress=False, lasso_tokens=13
-        ).table()
-    assert len(table) == 2 * len(CLAIMS)
-    return {claim: set(table[table["claim"] == claim]["verdict"]) for claim in CLAIMS}
-
-
-def broken(found):
-    """The claims that are broken in every layer; every other one must be kept in every layer."""
-    assert all(verdicts in ({"kept"}, {"broken"}) for verdicts in found.values()), found
-    return {claim for claim, verdicts in found.items() if verdicts == {"broken"}}
+from conftest import make
+from ideal import EPS, HEADS, IMAGES, P, attention_replaced, broken, descent, ideal, words
 
 
 def test_the_theory_is_kept_in_every_cell():
@@ -98,13 +12,16 @@ def test_the_theory_is_kept_in_every_cell():
 
 
 def test_a_step_uphill():
-    """Against the gradient everything that asks for its direction goes with R^c, the signed step size too."""
+    """Uphill, every claim about the direction is broken, that about the signed step size too."""
     found = broken(words(ideal(), lambda z, u: -descent(z, u, EPS, 1.0)))
     assert found == {"compresses", "gradient", "step", "neumann_direction"}
 
 
 def test_a_step_sideways():
-    """Tokens turned into each other leave R^c as it is; a short descent after it lowers it. Neumann's form is nearly the gradient here."""
+    """Turning tokens into each other keeps R^c; a short descent after it lowers it.
+
+    Neumann's form is nearly the gradient here.
+    """
     skew = torch.randn(13, 13, generator=torch.Generator().manual_seed(0))
     turn = torch.linalg.matrix_exp(
         0.3 * (skew - skew.T) / torch.linalg.matrix_norm(skew - skew.T, ord=2)
@@ -118,12 +35,12 @@ def test_a_step_sideways():
 
 
 def test_a_step_too_long():
-    """Three times 1 / L is beyond the guarantee, and R^c falls all the same: the bound is not tight."""
+    """Three times 1 / L is beyond the guarantee; R^c falls all the same, as the bound is not tight."""
     assert broken(words(ideal(), lambda z, u: descent(z, u, EPS, 3.0))) == {"step"}
 
 
 def largest_eigenvalue(model):
-    """Of each layer: the largest alpha lambda at eps = 1 over heads, in the sample where that is least."""
+    """Returns, for each layer, the least over samples of the largest alpha lambda at eps = 1."""
     least = []
     with attention_replaced(model, lambda z, u: descent(z, u, EPS, 1.0)):
         _, cache = model.run_with_cache(IMAGES)
@@ -136,7 +53,7 @@ def largest_eigenvalue(model):
 
 
 def test_an_eps_where_the_series_diverges_a_little():
-    """In every sample some eigenvalue just above 1 breaks the condition, and the direction not yet."""
+    """In every sample an eigenvalue just above 1 breaks the condition, but not yet the direction."""
     model = ideal()
     eps = (
         largest_eigenvalue(model)[0] / 1.02
@@ -153,9 +70,9 @@ def test_an_eps_where_the_series_diverges():
 
 
 def test_a_code_too_large():
-    """Thirty times the solution is worse than the start; it goes no part of the way and is far from optimal.
+    """Thirty times the solution is worse than the start, goes no part of the way, is not optimal.
 
-    The next layer's stream is thirty times as long: eps is so large that the series converges there too.
+    The next layer's stream is thirty times as long; eps is so large that the series converges.
     """
     enlarge = [(lambda name: name.endswith("mlp.hook_post"), lambda code, hook: 30 * code)]
     assert broken(words(ideal(), eps=300.0, more=enlarge)) == {
@@ -167,7 +84,7 @@ def test_a_code_too_large():
 
 
 def test_half_a_step():
-    """With D = I the code is ReLU(y - lambda / 2): three quarters of the decrease, and no solution yet."""
+    """With D = I the code is ReLU(y - lambda / 2): three quarters of the decrease, no solution."""
     assert broken(words(ideal(eta=0.5, square=True))) == {"converged", "kkt"}
 
 
@@ -182,7 +99,7 @@ def test_a_twentieth_of_a_step():
 
 
 def test_zeros_by_sign():
-    """Where LayerNorm leaves as many negative entries as positive ones half the zeros need no threshold."""
+    """If LayerNorm leaves as many negative entries as positive, half the zeros need no threshold."""
     model = ideal()
     with torch.no_grad():
         for block in model.blocks:
@@ -209,7 +126,7 @@ def test_one_subspace_three_times():
 
 
 def test_a_dictionary_too_long():
-    """D = 1.2 Q with eta = 1 / 1.44 still solves the lasso in one step; R(DZ) is R at a larger scale."""
+    """D = 1.2 Q with eta = 1 / 1.44 solves the lasso in one step; R(DZ) is R at a larger scale."""
     assert broken(words(ideal(eta=1 / 1.44, scale=1.2))) == {"dictionary", "rate_kept"}
 
 
@@ -220,208 +137,3 @@ def test_random_models_keep_and_break():
         data = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(seed))
         found |= set(ci.audit(model, data, untrained=0, progress=False).table()["verdict"])
     assert {"kept", "broken"} <= found
-
-
-# ---- the numbers by another way
-
-
-@pytest.fixture(scope="module", params=["crate", "crate-alpha"])
-def audited(request):
-    model = make(request.param)
-    images = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-    result = ci.audit(model, images, eps=0.7, lasso_tokens=13, batch_size=2, progress=False)
-    return model, model.run_with_cache(images)[1], result
-
-
-def number(result, name, layer):
-    table = result.table("numbers")
-    return table[table["layer"] == layer].sort_values("sample")[name].to_numpy()
-
-
-def test_numbers_of_attention(audited):
-    model, cache, result = audited
-    u = model.blocks[1].attn.U.detach().double().numpy()
-    before, after = (cache[name, 1].double().numpy() for name in ("resid_pre", "resid_mid"))
-    for index in range(3):
-        z, change = before[index], after[index] - before[index]
-        rates = [reference.subspace_coding_rate(x, u, 0.7).sum() for x in (z, after[index])]
-        exact = reference.subspace_coding_rate_gradient(z, u, 0.7)
-        series = reference.neumann_gradient(z, u, 0.7)
-        alpha = 7 / (13 * 0.49)
-        largest = np.linalg.norm(sum(uk @ uk.T for uk in u), 2)
-        wanted = {
-            "rate_before": rates[0],
-            "rate_after": rates[1],
-            "compresses": (rates[1] - rates[0]) / rates[0],
-            "gradient": -(change * exact).sum() / np.linalg.norm(change) / np.linalg.norm(exact),
-            "step": -(change * exact).sum() / (exact**2).sum() * 9 / 4 * alpha * largest,
-            "neumann": np.mean([(alpha * np.linalg.svd(z @ uk)[1] ** 2 > 1).mean() for uk in u]),
-            "neumann_direction": -(change * series).sum()
-            / np.linalg.norm(change)
-            / np.linalg.norm(series),
-            "update_over_gradient": np.linalg.norm(change) / np.linalg.norm(exact),
-            "update_over_neumann": np.linalg.norm(change) / np.linalg.norm(series),
-        }
-        for name, value in wanted.items():
-            assert number(result, name, 1)[index] == pytest.approx(value, rel=1e-6, abs=1e-9), name
-
-
-def test_numbers_of_the_sparse_step(audited):
-    model, cache, result = audited
-    block, cfg = model.blocks[1], model.cfg
-    d = block.mlp.D.detach().double().numpy()
-    y = cache["blocks.1.ln2.hook_normalized"].double().numpy()
-    mid, code = cache["resid_mid", 1].double().numpy(), cache["post", 1].double().numpy()
-    warm = cfg.family == "crate"
-
-    def step(x, lambd):
-        z = x if warm else np.zeros((len(x), d.shape[1]))
-        for _ in range(1 if warm else 2):
-            z = np.maximum(z - cfg.eta * (z @ d.T - x) @ d - cfg.eta * lambd, 0)
-        return z
-
-    def total(z, index):
-        return float(sum(reference.lasso_objective(z, y[index], d, cfg.lambd)))
-
-    for index in range(3):
-        start = np.maximum(y[index], 0) if warm else np.zeros_like(code[index])
-        best = reference.lasso_solution(y[index], d, cfg.lambd)
-        zeros, free, bare = (
-            (z == 0).mean() for z in (code[index], step(y[index], 0.0), step(mid[index], cfg.lambd))
-        )
-        values = [total(z, index) for z in (start, code[index], best)]
-        wanted = {
-            "descends": (values[1] - values[0]) / values[0],
-            "share": (values[0] - values[1]) / (values[0] - values[2]),
-            "zeros": zeros,
-            "zeros_without_threshold": free,
-            "zeros_without_norm": bare,
-            "threshold": (zeros - free) / zeros,
-        }
-        if warm:  # of a wide dictionary the solution is not unique
-            longer = max(np.linalg.norm(code[index]), np.linalg.norm(best))
-            wanted["converged"] = np.linalg.norm(code[index] - best) / longer
-            rate = reference.coding_rate(code[index], 0.7)
-            wanted["rate_kept"] = (reference.coding_rate(code[index] @ d.T, 0.7) - rate) / rate
-        for name, value in wanted.items():
-            assert number(result, name, 1)[index] == pytest.approx(value, rel=2e-3, abs=2e-4), name
-    assert result.table("numbers")["unsolved"].max() < 1e-2
-
-
-@pytest.mark.parametrize("name", ["crate-lm", "crate-lm vanilla", "nanochat-crate"])
-def test_the_step_that_is_audited_is_the_layers(name):
-    lm = make_lm(name)
-    with torch.no_grad():
-        for block in lm.blocks:
-            if hasattr(block.mlp, "threshold"):
-                block.mlp.threshold.abs_()
-    _, cache = lm.run_with_cache(
-        torch.randint(0, 47, (2, 13), generator=torch.Generator().manual_seed(0))
-    )
-    for layer, block in enumerate(lm.blocks):
-        lasso = block.mlp.lasso()
-        again = lasso.run(cache[f"blocks.{layer}.ln2.hook_normalized"], lasso.lambd)
-        torch.testing.assert_close(again, cache["post", layer], rtol=1e-4, atol=1e-5)
-
-
-def test_what_does_not_apply_says_why():
-    tokens = torch.randint(0, 47, (3, 13), generator=torch.Generator().manual_seed(0))
-    table = ci.audit(make_lm("gpt-baseline"), tokens, progress=False).table()
-    assert set(table["verdict"]) == {"not applicable"}
-    assert set(table["reason"]) == {
-        "queries, keys and values are three codes: the layer has no subspaces U",
-        "the layer has an MLP, no dictionary",
-        "there is no dictionary",
-    }
-    chat = make_lm("nanochat-crate")
-    with torch.no_grad():
-        chat.blocks[0].mlp.threshold[0] = -1.0
-        for block in list(chat.blocks)[1:]:
-            block.mlp.threshold.abs_()
-    table = (
-        ci.audit(chat, tokens, progress=False, untrained=0).table().set_index(["layer", "claim"])
-    )
-    assert (
-        "negative" in table.loc[(0, "descends"), "reason"]
-        and table.loc[(1, "descends"), "verdict"] != "not applicable"
-    )
-
-
-def test_the_untrained_stand_beside(audited):
-    model, _, result = audited
-    table = result.table()
-    assert (table[table["verdict"] != "not applicable"]["untrained_verdict"] != "").all()
-    assert (
-        np.isfinite(
-            table[table["verdict"] != "not applicable"][["value", "low", "high", "untrained"]]
-        )
-        .all()
-        .all()
-    )
-    lines = result.text().splitlines()
-    assert len(lines) == 4 and lines[0].split()[1:] == list(CLAIMS) and "(" in lines[1]
-    assert repr(result).startswith("AuditResult: Of ") and set(result.layers().columns) == {
-        "layer",
-        *NUMBERS,
-    }
-
-
-def test_saved_and_loaded(audited, tmp_path):
-    result = audited[2]
-    again = ci.AuditResult.load(result.save(tmp_path))
-    assert again.table().equals(result.table()) and again.meta == result.meta
-    (tmp_path / "meta.json").write_text("{}")
-    with pytest.raises(ValueError, match="was not written by AuditResult.save"):
-        ci.AuditResult.load(tmp_path)
-    with pytest.raises(ValueError, match="holds no saved AuditResult"):
-        ci.AuditResult.load(tmp_path / "nothing")
-
-
-# ---- words
-
-
-def test_verdicts():
-    assert [verdict("gradient", *pair) for pair in ((0.5, 0.9), (0.1, 0.49), (0.4, 0.6))] == [
-        "kept",
-        "broken",
-        "undecided",
-    ]
-    assert verdict("step", 0.1, 2.0) == "kept" and verdict("step", 2.1, 3.0) == "broken" == verdict(
-        "step", -1.0, 0.0
-    )
-    assert verdict("neumann", 0.0, 0.0) == "kept" and verdict("compresses", 0.0, 0.0) == "broken"
-    assert verdict("share", np.nan, np.nan) == "undecided"
-
-
-def test_one_sample_decides_nothing_of_activations():
-    table = ci.audit(ideal(), IMAGES[:1], untrained=0, progress=False).table().set_index("claim")
-    assert (
-        set(table["verdict"]) == {"undecided", "kept"}
-        and (table.loc["complete", "verdict"] == "kept").all()
-    )
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_refusals():
-    model = ideal()
-    for match, call in (
-        ("eps=0", lambda: ci.audit(model, IMAGES, eps=0.0)),
-        ("lasso_tokens=0", lambda: ci.audit(model, IMAGES, lasso_tokens=0)),
-        ("untrained=-1", lambda: ci.audit(model, IMAGES, untrained=-1)),
-        ("cannot measure Linear", lambda: ci.audit(torch.nn.Linear(2, 2), IMAGES)),
-        ("the data is empty", lambda: ci.audit(model, IMAGES[:0])),
-    ):
-        with pytest.raises(ValueError, match=match):
-            call()
-    with model.hooks([("blocks.1.hook_attn_out", lambda out, hook: out * torch.nan)]):
-        with pytest.raises(ValueError, match=r"of layer 1 holds NaN or Inf in samples 0 to 3"):
-            ci.audit(model, IMAGES, untrained=0, progress=False)
-
-
-def test_a_layer_that_does_nothing():
-    """No update and a stream of zeros: numbers of nothing are 0, not NaN."""
-    block = ideal().blocks[0]
-    zero = torch.zeros(2, 13, D)
-    found = of_attention(block, {"hook_resid_pre": zero, "hook_resid_mid": zero}, 0.1)
-    assert all(float(value.abs().max()) == 0 for value in found.values())
-    assert isinstance(block.mlp.lasso(), Lasso)

@@ -32,7 +32,8 @@ LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints
 FREE_OF_TRANSFORMERLENS = LEVELS[0] | LEVELS[1] | {"data"}
 
 FUNCTIONS = (
-    "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report", "segment", "sweep", "verify",
+    "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report",
+    "segment", "sweep", "verify",
 )  # fmt: skip
 
 
@@ -138,11 +139,11 @@ def test_viz_draws_and_runs_nothing():
 
 def test_public_names():
     assert ci.__all__ == [
-        "Atlas",
-        "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM",
-        "HookedCrateMAE", "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
-        "convert", "data", "hooks",
-        "linear_probe", "list_models", "load", "maps", "measures", "probe", "probes", "report", "segment", "sweep", "verify", "viz",
+        "Atlas", "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate",
+        "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "LinearProbeResult", "Past", "Probe",
+        "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
+        "convert", "data", "hooks", "linear_probe", "list_models", "load", "maps", "measures",
+        "probe", "probes", "report", "segment", "sweep", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -1,4 +1,4 @@
-"""crate_hooks.edit: each edit against the same thing computed directly, together with others, under autograd, and refused."""
+"""crate_hooks.edit: against direct computation, composed, under autograd, and refused."""
 
 import pytest
 import torch
@@ -227,8 +227,10 @@ def test_the_gradient_of_an_edit_is_that_of_its_formula():
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     q = torch.linalg.qr(torch.randn(5, 2, dtype=torch.float64))[0]
     for function in (
-        edit.zero(atoms=1), edit.scale(2.5, positions=0), edit.threshold(0.1), edit.clamp(-0.5, 0.5), edit.noise(0.1),
-        edit.project_out(q), edit.project_onto(q), edit.steer(q[:, 0], 2.0), edit.patch(torch.ones(2, 3, 5), atoms=2),
+        edit.zero(atoms=1), edit.scale(2.5, positions=0), edit.threshold(0.1),
+        edit.clamp(-0.5, 0.5), edit.noise(0.1),
+        edit.project_out(q), edit.project_onto(q), edit.steer(q[:, 0], 2.0),
+        edit.patch(torch.ones(2, 3, 5), atoms=2),
     ):  # fmt: skip
         assert torch.autograd.gradcheck(lambda value, f=function: f(value, None), x, atol=1e-6)
 

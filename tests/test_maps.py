@@ -75,12 +75,6 @@ def test_windows_average_where_they_overlap(model, images):
 @pytest.mark.usefixtures("unchecked")
 def test_what_does_not_fit_is_said(model, images, cache):
     _, few = model.run_with_cache(images, names_filter="hook_embed")
-    _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
-    _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    _, codes = model.run_with_cache(
-        images, names_filter=lambda name: name.endswith(("hook_q", "hook_k"))
-    )
-    unscaled = dict(layers=[0], scaled=False)
     for words, kind, call in (
         ("layer=3: the model has layers 0 to 2", ValueError, lambda: ci.maps.attention(cache, 3)),
         (
@@ -104,6 +98,20 @@ def test_what_does_not_fit_is_said(model, images, cache):
             lambda: ci.maps.attention(cache, 0, query=13),
         ),
         ("give whole numbers from 0 to", ValueError, lambda: ci.maps.codes(cache, 0, 10**6)),
+    ):
+        with pytest.raises(kind, match=words):
+            call()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_does_not_fit_in_windows_and_grids_is_said(model, images, cache):
+    _, sliced = model.run_with_cache(images, pos_slice=slice(0, 2))
+    _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
+    _, codes = model.run_with_cache(
+        images, names_filter=lambda name: name.endswith(("hook_q", "hook_k"))
+    )
+    unscaled = dict(layers=[0], scaled=False)
+    for words, kind, call in (
         (
             "need at least that",
             ValueError,

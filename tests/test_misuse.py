@@ -140,7 +140,7 @@ WRONG_TYPES = {
     "probe(points=('blocks.0.hook_resid_mid',))": "names inside a block",
     "ci.probes.resolve([ci.probes.compression])": "function is not a probe: call it, compression()",
     "ci.probes.resolve(5)": "probes are names or ci.Probe objects, got int",
-    "ci.CrateConfig(**base, interpolate_pos='false')": "interpolate_pos='false': give True or False",
+    "ci.CrateConfig(**base, interpolate_pos='no')": "interpolate_pos='no': give True or False",
     "ci.CrateConfig(**base, eta=10**400)": "give a finite number",
     "ci.CrateConfig(**base, mean=0.5, std=0.5)": "mean=0.5: give a list",
     "ci.CrateConfig(**base, mean=[0.5] * 3, std=[0.0] * 3)": "give finite numbers, above 0",
@@ -150,7 +150,9 @@ WRONG_TYPES = {
     "ci.measures.coding_rate(torch.ones(3, 5).long(), 0.1)": "takes floats, got torch.int64",
     "ci.measures.coding_rate([[1.0]], 0.1)": "takes a torch tensor [..., pos width], got list",
     "ci.measures.coding_rate(torch.ones(5), 0.1)": "takes [..., pos width], got shape [5]",
-    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": "takes [..., head d_model d_head], got shape [5, 2]",
+    "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": (
+        "takes [..., head d_model d_head], got shape [5, 2]"
+    ),
     "ci.load(None)": "cannot load None: give a file",
     "ci.load('')": "cannot load '': give a file",
     "ci.sweep('crate-tiny-fashion', 'embedded:fashion')": "cannot measure str",

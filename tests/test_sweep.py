@@ -248,9 +248,14 @@ def test_a_users_own_probe(model, data):
         name="own", points=("hook_attn_out", "attn.hook_u"), measure=measure, statistics=words
     )
     weights = ci.Probe(
-        name="atoms", points=(), statistics={"norm": ("", 0.0, None, "x"), "head": ("", 0.0, None, "y")},
-        measure=lambda block, acts: {"norm": block.mlp.D.norm(), "head": block.attn.U.norm(dim=(1, 2))},
-    )  # fmt: skip
+        name="atoms",
+        points=(),
+        statistics={"norm": ("", 0.0, None, "x"), "head": ("", 0.0, None, "y")},
+        measure=lambda block, acts: {
+            "norm": block.mlp.D.norm(),
+            "head": block.attn.U.norm(dim=(1, 2)),
+        },
+    )
     result = ci.sweep(model, data, probes=[own, weights], batch_size=2, progress=False)
     (cache,) = caches(model, data, N)
     np.testing.assert_allclose(
@@ -273,8 +278,12 @@ def test_a_users_own_probe(model, data):
 
 def test_probes_that_answer_wrongly(model, data):
     def probe(answer):
-        return ci.Probe(name="p", points=("hook_resid_pre",), measure=lambda block, acts: answer(acts["hook_resid_pre"]),
-                        statistics={"a": ("", None, None, "x")})  # fmt: skip
+        return ci.Probe(
+            name="p",
+            points=("hook_resid_pre",),
+            measure=lambda block, acts: answer(acts["hook_resid_pre"]),
+            statistics={"a": ("", None, None, "x")},
+        )
 
     def fails(match, answer):
         with pytest.raises(ValueError, match=match):

@@ -249,8 +249,8 @@ def _indices(model: Any, target: Target) -> Tensor:
         raise ValueError(f"target={target!r}: give a number, a name, or one per sample.")
     indices = torch.atleast_1d(torch.as_tensor(index, device=model.W_U.device))
     count = model.W_U.shape[1]
-    whole = not indices.is_floating_point() and indices.dtype != torch.bool
-    listed = whole and indices.ndim == 1 and len(indices) > 0
+    integers = not indices.is_floating_point() and indices.dtype != torch.bool
+    listed = integers and indices.ndim == 1 and len(indices) > 0
     if not listed or bool(((indices < 0) | (indices >= count)).any()):
         raise ValueError(
             f"target={target!r}: give a number from 0 to {count - 1}, its name, or one per sample."

@@ -52,7 +52,7 @@ class Composition(Result):
     """How much each head reads of what each head of an earlier layer writes.
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
-    percentile_99 (`ci.circuits.composition` says what they are). Stored tables, sums over tokens:
+    percentile_99 (`ci.circuits.composition` explains them). Stored tables, sums over tokens:
     `senders` (energy, |A|_F^2), `inside` (|A Q_j|_F^2) and `random` (the same for each random
     subspace).
     """

@@ -1,8 +1,8 @@
 """TransformerLens' activation patching, with tokens as positions: CLS, then patches row by row.
 
-The functions have the names of `transformer_lens.patching`, whose positions are columns of the
-input: of an image, pixels. Here they are tokens, of texts and of images alike. Sweeps over whole
-heads have no positions and are TransformerLens' own.
+The functions have the names of those of `transformer_lens.patching`, whose positions are columns of
+the input, which are pixels if the input is an image. Here positions are tokens, of texts and of
+images alike. Sweeps over heads at all positions at once are TransformerLens' own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
