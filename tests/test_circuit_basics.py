@@ -98,6 +98,12 @@ def test_gradients_of_every_point():
         assert seen["size"] > 0
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_ratio_is_not_a_noise():
+    mae = ci.load(FIXTURES / "crate_mae" / "checkpoint-799.pth", n_heads=4)
+    refuses("noise is 0.75", lambda: mae(torch.randn(2, 3, 32, 32), 0.75))
+
+
 def test_the_decoder_adds_up_signed():
     mae = ci.load(FIXTURES / "crate_mae" / "checkpoint-799.pth", n_heads=4)
     images, noise = torch.randn(2, 3, 32, 32), torch.rand(2, 16)
@@ -118,7 +124,6 @@ def test_the_decoder_adds_up_signed():
         lambda: mae.run_with_cache(images, noise)[1].logit_lens(),
         AttributeError,
     )
-    refuses("noise is 0.75", lambda: mae(images, 0.75))
     refuses("mask_ratio=1: give a number", lambda: mae(images, noise, 1))
     cut = mae.run_with_cache(images, noise, pos_slice=0)[1]
     assert cut["hook_pred"].shape == (2, 16, 192) and cut["hook_mask"].shape == (2, 16)

@@ -172,6 +172,7 @@ def test_a_folder_is_never_half_of_two_models(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_an_autoencoder_that_contradicts_its_config(tmp_path):
     sae = ci.load(FIXTURES / "crate_lm_sae" / "0.pt")
     folder = sae.save_pretrained(tmp_path / "sae")

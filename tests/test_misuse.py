@@ -195,6 +195,7 @@ def test_wrong_types_are_said_in_one_line():
         assert "\n" not in message
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_no_model_and_no_image(data):
     model = make()
     refuses(
