@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 import crate_interp as ci
 from crate_interp.data.coco import coco_image_ids, coco_results
 from crate_interp.measures import maskcut
-from crate_interp.sweeps.stream import twin
+from crate_interp.sweeps.twins import twin
 
 
 def masks_of(model: ci.HookedCrate, image: Tensor, layer: int, affinity: str) -> Tensor:
@@ -54,7 +54,8 @@ def embedded_annotations() -> tuple[COCO, list[int]]:
     """Returns the embedded composites as COCO annotations, and the ids of the images."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for index, row in enumerate(ci.data.embedded("cutouts"), 1):
+    rows: Any = ci.data.embedded("cutouts")
+    for index, row in enumerate(rows, 1):
         mask = torch.from_numpy(np.array(row["mask"])) > 127
         encoded = coco_results(mask[None], index, [1.0])[0]["segmentation"]
         height, width = (int(side) for side in mask.shape)

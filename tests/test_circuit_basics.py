@@ -1,4 +1,4 @@
-"""What circuits read: weights by role, signs, frozen norms, hooks of towers, slices of caches."""
+"""What circuits are read from: weights by role, signs, frozen norms, hooks of towers, slices of caches."""
 
 import pickle
 
@@ -58,10 +58,7 @@ def frozen_by_hand(x, weight, bias, scale):
 
 @pytest.mark.parametrize("name", ["crate-lm", "gpt-baseline", "nanochat-crate"])
 def test_a_detached_scale_is_a_constant_to_gradients(name):
-    """Freezing norms gives the gradient of the model whose scales are numbers.
-
-    By finite differences along one direction.
-    """
+    """Freezing norms: the gradient of the model whose scales are numbers, by finite differences along one direction."""
     lm = make_lm(name).double()
     points = [point for point in lm.hook_dict if point.endswith("hook_scale")]
     freeze = [(point, lambda scale, hook: scale.detach()) for point in points]
@@ -102,6 +99,11 @@ def test_gradients_of_every_point():
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_a_ratio_is_not_a_noise():
+    mae = ci.load(FIXTURES / "crate_mae" / "checkpoint-799.pth", n_heads=4)
+    refuses("noise is 0.75", lambda: mae(torch.randn(2, 3, 32, 32), 0.75))
+
+
 def test_the_decoder_adds_up_signed():
     mae = ci.load(FIXTURES / "crate_mae" / "checkpoint-799.pth", n_heads=4)
     images, noise = torch.randn(2, 3, 32, 32), torch.rand(2, 16)
@@ -122,7 +124,6 @@ def test_the_decoder_adds_up_signed():
         lambda: mae.run_with_cache(images, noise)[1].logit_lens(),
         AttributeError,
     )
-    refuses("noise is 0.75", lambda: mae(images, 0.75))
     refuses("mask_ratio=1: give a number", lambda: mae(images, noise, 1))
     cut = mae.run_with_cache(images, noise, pos_slice=0)[1]
     assert cut["hook_pred"].shape == (2, 16, 192) and cut["hook_mask"].shape == (2, 16)

@@ -29,7 +29,8 @@ class SharedModel(ModelHubMixin):
         huggingface_hub's mixin: config.json is crate_interp's own, and an existing model card is
         left alone.
         """
-        folder = save(self, Path(save_directory))
+        model: Any = self
+        folder = save(model, Path(save_directory))
         if push_to_hub:
             kwargs = {
                 name: value

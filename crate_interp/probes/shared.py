@@ -15,7 +15,7 @@ from crate_interp.models.block import CrateBlock
 class StandIn:
     """A module with some of its attributes replaced; a user's own probe may read any other."""
 
-    def __init__(self, real: nn.Module, **replaced: "Tensor | StandIn") -> None:
+    def __init__(self, real: "nn.Module | StandIn", **replaced: "Tensor | StandIn") -> None:
         self.__dict__ |= {"_real": real, **replaced}
 
     def __getattr__(self, name: str) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 from crate_interp import __version__, ranges
 from crate_interp.data import Samples
-from crate_interp.models.digest import model_digest
 from crate_interp.models.autoencoder import DecoderView
+from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 
@@ -16,9 +16,7 @@ _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
     """Returns what is known of numbers measured on a model and n samples that nobody can name."""
-    digest = (
-        model_digest(model) if hasattr(model, "state_dict") else None
-    )  # a decoder's cache: None
+    digest = model_digest(model) if isinstance(model, HookedModel) else None
     versions = {"crate_interp": __version__, "python": platform.python_version()}
     return {
         "model": model.cfg.model_name,

@@ -138,10 +138,11 @@ def check_model(model: HookedModel, blocks: str = "blocks") -> None:
 
 def samples_of(model: HookedModel, data: Data, limit: int | None) -> Samples:
     """Returns the samples of `data` as this model takes them: images, or windows of tokens."""
-    reader: Any = model  # of windows, or of images
+    reader: Any = model  # has windows, or preprocess and preprocess_masks
+    given: Any = data
     if model.unit == "windows":
-        return open_text(data, reader.windows, limit)
-    return open_data(data, reader.preprocess, limit, reader.preprocess_masks)
+        return open_text(given, reader.windows, limit)
+    return open_data(given, reader.preprocess, limit, reader.preprocess_masks)
 
 
 def last_point(model: HookedModel | DecoderView, blocks: str = "blocks") -> str:
