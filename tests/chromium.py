@@ -1,4 +1,4 @@
-"""Pages in a headless Chromium: their document, their picture, and what they asked for."""
+"""Pages in a headless Chromium: their document, their look, and what they ask the network for."""
 
 import json
 import shutil
@@ -15,17 +15,14 @@ FLAGS = (
 
 
 def found() -> str | None:
-    """Returns the program, or None if there is none."""
+    """Returns the path of the program, or None if it is not installed."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 def opened(
     page: Path, size: tuple[int, int] = (1000, 900), picture: Path | None = None
 ) -> tuple[str, list[str]]:
-    """Returns the document after its scripts have run, and the addresses it asked for.
-
-    The page itself is not among them.
-    """
+    """Returns a page's document after its scripts have run, and the addresses that it asked for."""
     program = found()
     assert program is not None, "there is no Chromium"
     with tempfile.TemporaryDirectory() as place:
@@ -37,8 +34,12 @@ def opened(
             f"--log-net-log={log}",
         ]
         what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-        command = [program, *flags, *what, page.resolve().as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(
+            [program, *flags, *what, page.resolve().as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         text = log.read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("}") else text + "]}")["events"]

@@ -1,8 +1,8 @@
 """A stand-in for the Hugging Face Hub on 127.0.0.1.
 
-Repos in memory, a second origin for large files, faults on demand. Written from what the client
-asks for (huggingface_hub 2.x): it shows that our code and that client agree, not what the real Hub
-answers. Imports the standard library only.
+It has repos in memory, a second origin for large files, and faults on demand. It was written
+from the requests of the client (huggingface_hub 2.x): it shows that our code and that client
+agree, not what the real Hub answers. Imports the standard library only.
 """
 
 import base64
@@ -24,7 +24,7 @@ class Repo:
     gated: bool = False
 
     def commit(self, files, branch="main"):
-        """Makes a commit of these files and those of the branch, and returns its hash."""
+        """A commit with these files and those of the branch; its hash."""
         content = {**self.commits.get(self.refs.get(branch, ""), {}), **files}
         listing = "".join(
             f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in sorted(content.items())
@@ -60,7 +60,7 @@ class Hub:
         self.faults.append(Fault(match, **facts))
 
     def sent(self, method="GET"):
-        """Returns the paths of the files that were transferred."""
+        """Paths of the files that were transferred."""
         return [
             path
             for _, verb, path, _ in self.requests
@@ -88,11 +88,8 @@ class Hub:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers for the hub and the origin of a subclass."""
-
-    hub: Hub
-    origin: str
     protocol_version = "HTTP/1.1"
+    hub, origin = None, ""
 
     def log_message(self, *args):
         pass
@@ -166,7 +163,7 @@ def _error(status, code):
 
 
 def _file(hub, origin, path, headers):
-    """Returns (status, headers, body) of a file request."""
+    """(status, headers, body) of a file request."""
     if origin == "cdn":
         digest = path.removeprefix("/lfs/")
         found = (
@@ -210,10 +207,7 @@ def _file(hub, origin, path, headers):
 
 
 def _post(hub, path, body):
-    """Returns (status, headers, body) of what push_to_hub asks for.
-
-    That is a repo, how to send each file, and a commit.
-    """
+    """Answers push_to_hub: a repo, how to send each file, a commit."""
     if path == "/api/repos/create":
         said = json.loads(body)
         name = f"{said.get('organization') or 'me'}/{said['name']}"

@@ -1,6 +1,6 @@
-"""Opens the pages that the library makes in headless Chromium and keeps screenshots.
+"""Opens the pages of the library in headless Chromium and keeps screenshots. `make pictures`.
 
-`make pictures` runs it. Fails without Chromium: a page that nobody has opened has not been tested.
+Fails without Chromium: a page that nobody has opened has not been tested.
 """
 
 import sys
@@ -16,47 +16,46 @@ from chromium import found, opened
 TEXT = "In the beginning was the Word, and the Word was with God"
 
 
-def pages(out: Path) -> dict[str, tuple[Path, list[str], int]]:
-    """name -> (page, words that must be in it, canvases)."""
+def views(out: Path) -> dict[str, tuple[Path, list[str], int]]:
+    """Returns the pages of caches: name -> (page, words that must be in it, canvases)."""
     model, lm = ci.load("crate-tiny-cutouts"), ci.load("crate-tiny-lm")
     images = model.preprocess(ci.data.embedded("cutouts")[:2]["image"])
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
-        _, told = lm.run_with_cache(TEXT)
-    view = ci.viz
-    atlas = ci.atlas(model, "embedded:cutouts", limit=16, ablate=0, progress=False)
-    index = view.atlas_pages(atlas, model, "embedded:cutouts", out / "atlas", progress=False)
-    heads = [f"L3H{head}" for head in range(6)]
+        _, texts = lm.run_with_cache(TEXT)
+    view, atoms = ci.viz, range(8)
+    pages = {
+        "attention-image": (view.attention(cache, 3), [f"L3H{head}" for head in range(6)], 7),
+        "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"], 5),
+        "atoms-image": (view.activations(cache, atoms), ["CLS", "Atom"], 0),
+        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"], 0),
+        "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["Topk", "sample 0"], 0),
+        "heads": (view.head_grid(cache, images), ["head 5"], 0),
+    }
     return {
-        "attention-image": (view.attention(cache, 3).save(out / "attention-image.html"), heads, 7),
-        "attention-text": (
-            view.attention(told, 2, tokens=TEXT).save(out / "attention-text.html"),
-            ["L2H0", "L2H3"],
-            5,
-        ),
-        "atoms-image": (
-            view.activations(cache, range(8)).save(out / "atoms-image.html"),
-            ["CLS", "Atom"],
-            0,
-        ),
-        "atoms-text": (
-            view.activations(told, range(8), tokens=TEXT).save(out / "atoms-text.html"),
-            ["beg", "Layer"],
-            0,
-        ),
-        "top-tokens": (
-            view.top_tokens(told, range(5), tokens=[TEXT]).save(out / "top-tokens.html"),
-            ["Topk", "sample 0"],
-            0,
-        ),
-        "heads": (view.head_grid(cache, images).save(out / "heads.html"), ["head 5"], 0),
-        "atlas": (index, ["layer 5"], 0),
-        "atlas-layer": (index.parent / "layer-3.html", ["atom 7"], 0),
+        name: (page.save(out / f"{name}.html"), words, canvases)
+        for name, (page, words, canvases) in pages.items()
+    }
+
+
+def results(out: Path) -> dict[str, tuple[Path, list[str], int]]:
+    """Returns the pages of results, in the same form."""
+    model, data = ci.load("crate-tiny-cutouts"), "embedded:cutouts"
+    few = {"limit": 16, "progress": False}
+    atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=0, **few), out / "atlas")
+    segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
+    report = ci.report(model, data, out / "report", untrained=1, audit=True, **few)
+    return {
+        "atlas": (atlas, ["layer 5"], 0),
+        "atlas-layer": (atlas.parent / "layer-3.html", ["atom 7"], 0),
+        "segment": (segment, ["Jaccard index", "Worst"], 0),
+        "report": (report, ["Negative controls", "audit/audit.html"], 0),
+        "audit": (report.parent / "audit" / "audit.html", ["Neumann"], 0),
     }
 
 
 def looked_at(name: str, page: Path, words: list[str], canvases: int, out: Path) -> list[str]:
-    """What is wrong with a page; its screenshot is kept."""
+    """Returns what is wrong with a page, and keeps its screenshot."""
     document, asked = opened(page)
     picture = out / f"{name}.png"
     opened(page, picture=picture)
@@ -64,9 +63,8 @@ def looked_at(name: str, page: Path, words: list[str], canvases: int, out: Path)
     if document.count("<canvas") != canvases:
         wrong.append(f"{document.count('<canvas')} canvases, not {canvases}")
     with Image.open(picture) as shot:
-        colours = len(
-            np.unique(np.asarray(shot.convert("RGB"))[150:].reshape(-1, 3), axis=0)
-        )  # below the heading
+        below_the_heading = np.asarray(shot.convert("RGB"))[150:].reshape(-1, 3)
+    colours = len(np.unique(below_the_heading, axis=0))
     if colours < 20:
         wrong.append(f"it is blank: {colours} colours")
     return wrong + [f"it asked for {url}" for url in asked]
@@ -79,11 +77,11 @@ def main() -> bool:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/pictures")
     out.mkdir(parents=True, exist_ok=True)
     right = True
-    for name, (page, words, canvases) in pages(out).items():
+    for name, (page, words, canvases) in (views(out) | results(out)).items():
         wrong = looked_at(name, page, words, canvases, out)
         right &= not wrong
-        megabytes = page.stat().st_size / 1e6
-        print(f"{name}: {'; '.join(wrong) or 'ok'}  {megabytes:.2f} MB  {out / name}.png")
+        size = f"{page.stat().st_size / 1e6:.2f} MB"
+        print(f"{name}: {'; '.join(wrong) or 'ok'}  {size}  {out / name}.png")
     return right
 
 

@@ -1,4 +1,4 @@
-"""Every other published layout, against recordings of the reference implementations."""
+"""The published layouts beside those of CRATE and CRATE-alpha, against recorded references."""
 
 import json
 
@@ -192,8 +192,11 @@ def test_clip():
         alone = model.visual.run_with_cache(tensors["images"])[1]
     seen = {"images", "tokens"}
     check_blocks(cache, tensors, "visual.blocks.", "visual.blocks.", seen)
-    visual = {name: value for name, value in tensors.items() if name.startswith("visual.")}
-    visual = {name.removeprefix("visual."): value for name, value in visual.items()}
+    visual = {
+        name.removeprefix("visual."): value
+        for name, value in tensors.items()
+        if name.startswith("visual.")
+    }
     check_blocks(alone, visual, "blocks.", "blocks.", set())
     check_blocks(cache, tensors, "text.blocks.", "text.blocks.", seen)
     expected = {

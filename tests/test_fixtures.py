@@ -1,7 +1,4 @@
-"""The published layouts against recordings of the reference implementations.
-
-Logits, and every tensor inside.
-"""
+"""The published layouts against recorded references: logits and every tensor inside."""
 
 import json
 

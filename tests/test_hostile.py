@@ -1,4 +1,4 @@
-"""Files made to harm are refused, each with a clear error, and none of them executes.
+"""Files made to harm are refused with a clear error, and nothing in them is executed.
 
 tests/fuzz.py has the mutations.
 """
@@ -314,7 +314,7 @@ def test_mutations_of_every_layout(number):
 
 
 def test_unowned_memory_is_not_taken(tmp_path):
-    """Weights of a caller's state dict stay the caller's; parameters never share memory."""
+    """A caller keeps the weights of a state dict; parameters of a file never share memory."""
     weights, given = LAYOUTS["crate-alpha"]
     same = torch.randn(31)
     shared = weights | {

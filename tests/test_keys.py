@@ -1,4 +1,4 @@
-"""The key lists of the published models at their real sizes, and small models of every layout."""
+"""The keys of the published models at their real sizes, and small models of every layout."""
 
 import json
 import warnings

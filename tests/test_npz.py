@@ -1,7 +1,4 @@
-"""The layout of JAX training files: right numbers from every spelling.
-
-Nothing comes from files made to harm.
-"""
+"""Files of the JAX training: right numbers from every spelling, nothing from harmful files."""
 
 import io
 import json
@@ -263,10 +260,8 @@ MEMORY = """
 import sys
 import crate_interp as ci
 # not ru_maxrss, which begins at what the parent had when it forked
-def peak():
-    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
-
+lines = lambda: open("/proc/self/status")
+peak = lambda: 1024 * int(next(line for line in lines() if line.startswith("VmHWM")).split()[1])
 ci.load(sys.argv[1])
 before = peak()
 model = ci.load(sys.argv[2])

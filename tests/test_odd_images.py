@@ -1,7 +1,4 @@
-"""Pictures that nobody checked before: a defined result or one clear line.
-
-Through preprocess and a sweep.
-"""
+"""Odd pictures give a defined result or one clear line, in preprocess and in a sweep."""
 
 import datasets
 import numpy as np
@@ -84,12 +81,12 @@ def broken(folder):
     Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
     return {
         "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\): "
-        r"convert it to 8-bit",
+        "convert it to 8-bit",
         "floats.tif": "the image '.*floats.tif' has mode 'F'",
         "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
         "empty.png": "cannot read the image '.*empty.png'",
-        "thread.png": r"the image '.*thread.png' is 700000 x 1: "
-        r"with its shorter side at resize=16 .*, which is too large",
+        "thread.png": r"the image '.*thread.png' is 700000 x 1: with its shorter side at "
+        "resize=16 .*, which is too large",
     }
 
 
@@ -138,8 +135,8 @@ def test_whole_patches(model, tmp_path):
         ValueError,
         match=r"images are 37 x 51: both sides must be multiples of the patch \(8, 8\). "
         r"The nearest sizes that fit: 32 x 48 below, 40 x 56 above. "
-        r"Pad them, model\(model.pad\(images\)\), "
-        r"or load the model with resize=\(40, 56\), crop=None",
+        r"Pad them, model\(model.pad\(images\)\), or load the model with "
+        r"resize=\(40, 56\), crop=None",
     ):
         model(images)
     with pytest.raises(
