@@ -34,8 +34,12 @@ def opened(
             f"--log-net-log={log}",
         ]
         what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-        command = [program, *flags, *what, page.resolve().as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(
+            [program, *flags, *what, page.resolve().as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         text = log.read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("}") else text + "]}")["events"]

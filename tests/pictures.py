@@ -1,6 +1,6 @@
 """Opens the pages of the library in headless Chromium and keeps screenshots. `make pictures`.
 
-`make pictures` runs it. Fails without Chromium: a page that nobody has opened has not been tested.
+Fails without Chromium: a page that nobody has opened has not been tested.
 """
 
 import sys
