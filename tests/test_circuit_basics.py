@@ -1,4 +1,4 @@
-"""What circuits are read from: weights by role, signs, frozen norms, hooks of towers, slices of caches."""
+"""What circuits read: weights by role, signs, frozen norms, hooks of towers, slices of caches."""
 
 import pickle
 
@@ -58,7 +58,10 @@ def frozen_by_hand(x, weight, bias, scale):
 
 @pytest.mark.parametrize("name", ["crate-lm", "gpt-baseline", "nanochat-crate"])
 def test_a_detached_scale_is_a_constant_to_gradients(name):
-    """Freezing norms: the gradient of the model whose scales are numbers, by finite differences along one direction."""
+    """Freezing norms gives the gradient of the model whose scales are numbers.
+
+    By finite differences along one direction.
+    """
     lm = make_lm(name).double()
     points = [point for point in lm.hook_dict if point.endswith("hook_scale")]
     freeze = [(point, lambda scale, hook: scale.detach()) for point in points]
