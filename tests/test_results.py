@@ -14,6 +14,7 @@ from conftest import make, make_lm
 from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
 from crate_interp.data import open_data, open_text, part
 from crate_interp.results import META, Result
+from crate_interp.sweeps import stream
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
@@ -108,6 +109,27 @@ def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
         assert "disjoint" not in merged.meta
     with pytest.raises(ValueError, match="samples 0 to 5 are in both results"):
         halves[0].merge(whole)
+
+
+@pytest.mark.parametrize("kind", [*OF_DATA, "linear_probe"])
+def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind, monkeypatch):
+    model, data = vision
+    labels = [place % 2 for place in range(N)]
+    linear = lambda model, data: ci.linear_probe(model, data, labels=labels, test=0.5, **QUIET)  # noqa: E731
+    measure = OF_DATA.get(kind, linear)
+    whole = measure(model, data)
+    seen = []
+
+    def three(samples):
+        ends = [(0, BATCH), (BATCH, CUT), (CUT, N)]
+        seen.extend(ends)
+        return [part(samples, *pair) for pair in ends]
+
+    monkeypatch.setattr(stream, "parts_of", three)
+    folded = measure(model, data)
+    assert seen
+    same(whole, folded, 1e-12, ("tiles",) if kind == "atlas" else ())
+    assert folded.meta["data"] == whole.meta["data"] and folded.meta["n_samples"] == N
 
 
 @pytest.mark.parametrize("kind", ["sweep", "audit", "atoms", "atlas", "composition"])

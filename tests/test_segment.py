@@ -259,6 +259,10 @@ def test_the_table_agrees_with_a_slow_one():
     assert "mask of another image" in repr(result)
     assert result.cells()[1][1][3].count(",") == 2
     assert "nan" not in str(ci.segment(net, data, untrained=0, progress=False).cells())
+
+
+def test_an_unknown_rule_is_refused():
+    result = ci.segment(model(), dataset(5), untrained=0, progress=False)
     with pytest.raises(ValueError, match="give 'mass' or 'top'"):
         result.layers("half")
 

@@ -128,4 +128,4 @@ def _of_chunk(chunk: Chunk, meta: Mapping[str, Any], progress: bool) -> Atlas:
     with torch.no_grad():
         tables |= {"directions": directions(model), "ablations": ablations(model, inputs, progress)}
     tables |= excerpts(tables["top"], model, samples, progress)
-    return Atlas(tables, dict(meta))
+    return Atlas(tables, {**meta, **chunk.range})

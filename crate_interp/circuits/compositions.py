@@ -161,7 +161,8 @@ def composition(
 
 
 def _of_chunk(chunk: Chunk, meta: dict[str, Any]) -> Composition:
-    return Composition(_tables(chunk.model, _measured(chunk), meta["settings"]), meta)
+    tables = _tables(chunk.model, _measured(chunk), meta["settings"])
+    return Composition(tables, meta | chunk.range)
 
 
 def _tables(model: Any, grams: Grams, settings: dict[str, Any]) -> dict[str, pd.DataFrame]:

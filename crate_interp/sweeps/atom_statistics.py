@@ -209,7 +209,7 @@ def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> dict[str, pd.DataF
 
 
 def _of_chunk(chunk: Chunk, meta: Mapping[str, Any]) -> AtomResult:
-    return AtomResult(atom_tables(chunk, meta["settings"]), dict(meta))
+    return AtomResult(atom_tables(chunk, meta["settings"]), {**meta, **chunk.range})
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:

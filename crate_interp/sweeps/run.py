@@ -91,15 +91,30 @@ def _of_chunk(
         of_weights: list[dict] = [{} for _ in layers]
         for batch in chunk.batches():
             extra = _masks(probes, samples, batch)
-            readings = _readings(chunk, probes, tally, of_weights, extra)
-            chunk.measure(batch, readings)
-            tally.flush(probes)
+            measure_batch(chunk, batch, probes, tally, of_weights, extra)
             if controls and batch.start == 0:
                 options = (chunk.blocks, chunk.forward, extra)
                 table = run_controls(chunk.model, probes, batch.inputs, *options)
     tables = tables_of(tally, samples.labels, meta["n_layers"])
     tables |= {} if table is None else {"controls": table}
-    return SweepResult(tables, meta | {"counts": tally.totals()})
+    return SweepResult(tables, meta | chunk.range | {"counts": tally.totals()})
+
+
+def measure_batch(
+    chunk: Chunk,
+    batch: Batch,
+    probes: list[Probe],
+    tally: Tally,
+    of_weights: list[dict],
+    extra: dict[str, Tensor],
+) -> None:
+    """Runs the model on a batch and adds what the probes measure in each layer.
+
+    of_weights: what has been computed of each layer's weights. extra: what probes read beside
+    activations.
+    """
+    chunk.measure(batch, _readings(chunk, probes, tally, of_weights, extra))
+    tally.flush(probes)
 
 
 def _readings(

@@ -11,6 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_hooks import full_name, read
+from crate_interp import ranges
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
@@ -62,6 +63,12 @@ class Chunk:
     blocks: str = "blocks"
     forward: Forward = run
 
+    @property
+    def range(self) -> dict[str, Any]:
+        """Returns what the meta of a result holds about its samples: data and n_samples."""
+        first, n = self.samples.start, self.samples.n
+        return {"data": ranges.of(self.samples.fingerprint, first, first + n), "n_samples": n}
+
     def batches(self) -> Iterator[Batch]:
         """Yields the samples batch by batch.
 
@@ -106,12 +113,18 @@ def fold(
 ) -> T:
     """Returns what a function makes of each chunk of the samples, merged in their order.
 
-    `what` names the progress bar. Today all samples are one chunk.
+    `what` names the progress bar.
     """
     unit = model.unit.removesuffix("s")
     with tqdm(total=samples.n, desc=what, unit=unit, disable=not progress) as bar:
-        chunks = [Chunk(model, samples, batch_size, bar, blocks, forward)]
+        parts = parts_of(samples)
+        chunks = (Chunk(model, part, batch_size, bar, blocks, forward) for part in parts)
         return reduce(merge, map(of_chunk, chunks))
+
+
+def parts_of(samples: Samples) -> list[Samples]:
+    """Returns the chunks in which samples are measured: all of them in one, for now."""
+    return [samples]
 
 
 def check_model(model: HookedModel, blocks: str = "blocks") -> None:

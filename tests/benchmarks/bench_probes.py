@@ -9,8 +9,10 @@ import torch
 from timing import least, settle, verdict
 
 import crate_interp as ci
+from crate_interp.data import open_data
 from crate_interp.measures import official_coding_rate, zero_fraction
 from crate_interp.sweeps.run import measure_batch
+from crate_interp.sweeps.stream import Batch, Chunk
 from crate_interp.sweeps.tally import Tally
 
 # image side, batch (the default of ci.sweep, and as many numbers), most that the pair and the suite
@@ -39,16 +41,21 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
     images = torch.randn(batch, 3, side, side)
     pair, suite = [authors_pair()], ci.probes.resolve(None)
     lasting: list[dict] = [{} for _ in model.blocks]  # made once per sweep, as there
+    chunk = Chunk(model, open_data(images, model.preprocess), batch, None)
+
+    def measure(probes: list[ci.Probe], tally: Tally) -> None:
+        measure_batch(chunk, Batch(images, 0), probes, tally, lasting, {})
+
     with torch.no_grad():
         jobs = {
             "forward": lambda: model(images),
-            "pair": lambda: measure_batch(model, pair, images, Tally(batch), 0, lasting),
-            "suite": lambda: measure_batch(model, suite, images, Tally(batch), 0, lasting),
+            "pair": lambda: measure(pair, Tally(batch)),
+            "suite": lambda: measure(suite, Tally(batch)),
             "forward again": lambda: model(images),
         }
         times = least(jobs, seconds=160)
         tally = Tally(batch)
-        measure_batch(model, suite, images, tally, 0, lasting)
+        measure(suite, tally)
     found = {(probe, statistic) for probe, statistic, _ in [*tally.samples, *tally.heads]}
     forward = min(times["forward"], times["forward again"])
     size = f"{model.cfg.n_ctx} tokens, batch {batch}, 12 layers"
