@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 _MOST = 2**31
@@ -14,8 +14,9 @@ def is_int(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Tells whether a value is a finite int or float. True and False are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e38 < value < 1e38
+    """Tells whether a value is a finite real number, NumPy's included. True and False are not."""
+    number: Any = value
+    return isinstance(value, Real) and not isinstance(value, bool) and -1e38 < number < 1e38
 
 
 def count(name: str, value: Any, least: int = 1) -> int:
@@ -56,7 +57,7 @@ def non_negative(name: str, value: Any) -> float:
     """
     if not is_number(value) or value < 0:
         raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
-    return value
+    return _plain(value)
 
 
 def positive(name: str, value: Any) -> float:
@@ -66,7 +67,7 @@ def positive(name: str, value: Any) -> float:
     """
     if not is_number(value) or value <= 0:
         raise ValueError(f"{name}={value!r}: give a finite number above 0.")
-    return value
+    return _plain(value)
 
 
 def one_of(name: str, value: Any, choices: Collection[str]) -> str:
@@ -84,6 +85,11 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Returns a question with up to three names near to `name`, or `otherwise` if none is near."""
     near = difflib.get_close_matches(name, known, n=3)
     return f"Did you mean {', '.join(near)}?" if near else otherwise
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy as Python's; ints and floats stay what they are."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _is_list(value: object) -> bool:

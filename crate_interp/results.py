@@ -16,7 +16,7 @@ from crate_interp.files import writable, write_parquet, write_text
 FORMAT = 1
 META = "meta.json"
 # What may differ between results that merge: it belongs to a run and not to what was measured.
-_OF_A_RUN = {"data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "model"}
+_OF_A_RUN = {"data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device"}
 _LONGEST = 200  # characters of a value that an error quotes
 
 Table = pd.DataFrame
@@ -31,9 +31,9 @@ class Result:
     `table(name)` also gives the tables that are computed from the stored ones. Two results of
     different samples merge into the result of all of them: `a.merge(b)`.
 
-    A kind of result is a subclass with four literal tables: MAIN is the table that `table()`
-    returns, STORED says how each stored table merges, DERIVED how the others are computed, and
-    ALONE, if it is not empty, says why results of this kind do not merge.
+    A kind of result is a subclass with literal tables: MAIN is the table that `table()` returns,
+    STORED says how each stored table merges, DERIVED how the others are computed, META which types
+    some entries of meta have, and ALONE, if it is not empty, why results of this kind do not merge.
 
     meta holds `format` (1), `result` (the kind) and `data`, a list of {fingerprint, start, stop}:
     the samples start to stop - 1 of the data with this fingerprint. The fingerprint is None where
@@ -49,6 +49,7 @@ class Result:
     STORED: ClassVar[Mapping[str, Merge]] = {}
     DERIVED: ClassVar[Mapping[str, Callable[[Any], Table]]] = {}
     ALONE: ClassVar[str] = ""
+    META: ClassVar[Mapping[str, type]] = {}
 
     def __post_init__(self) -> None:
         if set(self.stored) != set(self.STORED):
@@ -57,7 +58,9 @@ class Result:
                 f"got {', '.join(self.stored) or 'none'}."
             )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
-        object.__setattr__(self, "meta", json.loads(json.dumps(meta)))  # as it is after loading
+        object.__setattr__(
+            self, "meta", json.loads(json.dumps(meta, default=_plain))
+        )  # in the form that loading gives
         object.__setattr__(self, "stored", {name: self.stored[name] for name in self.STORED})
 
     @property
@@ -143,8 +146,8 @@ class Result:
     def merge(self, other: "Result") -> Any:
         """Returns the result over the samples of both.
 
-        Samples of one fingerprint keep their numbers. Samples of different data are numbered anew:
-        those of `other` follow ours, and meta says that nobody checked whether the data overlap.
+        If both are of one data set, samples keep their numbers. Else the samples of `other` are
+        numbered after ours, and meta says that nobody checked whether the data overlap.
 
         Raises ValueError if results of this kind do not merge, if the two differ in kind, model,
         settings or versions, or if a sample is in both.
@@ -153,20 +156,20 @@ class Result:
             raise ValueError(self.alone)
         if type(other) is not type(self):
             raise ValueError(
-                f"cannot merge a {type(other).__name__} into a {type(self).__name__}: "
+                f"cannot merge {type(other).__name__} into {type(self).__name__}: "
                 "give a result of the same kind."
             )
         _check_same(self.meta, other.meta)
-        shift = ranges.shift(self.meta["data"], other.meta["data"], self._next_number)
+        shift = ranges.shift(self.meta["data"], other.meta["data"])
         theirs = {name: _renumbered(table, shift) for name, table in other.stored.items()}
         pairs = {name: (self.stored[name], theirs[name]) for name in self.STORED}
         tables = {name: rule(*pairs[name], self.meta) for name, rule in self.STORED.items()}
         return type(self)(tables, _merged_meta(self.meta, other.meta))
 
-    def _next_number(self) -> int:
-        """Returns the number after that of the last sample."""
-        tables: list[Any] = [t for t in self.stored.values() if "sample" in t and len(t)]
-        return 1 + max((int(table["sample"].max()) for table in tables), default=-1)
+
+def counted(n: int, unit: str) -> str:
+    """Returns a number and its unit, such as "1 image" and "1,024 images"."""
+    return f"{n:,} {unit.removesuffix('s') if n == 1 else unit}"
 
 
 def by(*keys: str) -> Merge:
@@ -182,7 +185,7 @@ def by(*keys: str) -> Merge:
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
-    """Merges tables that do not depend on the data: ours stands for both."""
+    """Merges tables that do not depend on the data: both are the same, and the first is kept."""
     return mine
 
 
@@ -206,19 +209,37 @@ def _read_meta(folder: Path, kind: type[Result]) -> dict[str, Any]:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{str(folder)!r} holds no saved {kind.__name__}: {error}") from None
-    if not isinstance(meta, dict) or not isinstance(meta.get("format"), int):
+    if not isinstance(meta, dict) or type(meta.get("format")) is not int:
         raise ValueError(f"{str(folder / META)!r} was not written by {kind.__name__}.save.")
-    if meta["format"] > FORMAT:
+    if not 1 <= meta["format"] <= FORMAT:
         raise ValueError(
             f"{str(folder / META)!r} has format {meta['format']}, this version reads {FORMAT}: "
-            "install a newer crate_interp."
+            "install a newer crate_interp, or save the result again."
         )
-    if meta.get("result") != kind.KIND or not isinstance(meta.get("data"), list):
+    if meta.get("result") != kind.KIND:
         raise ValueError(
             f"{str(folder)!r} holds a result of kind {meta.get('result')!r}, "
             f"and {kind.__name__}.load reads {kind.KIND!r}."
         )
+    needed = {"n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict}
+    types = needed | {"counts": dict} if "counts" in meta else needed
+    for name, wanted in (types | dict(kind.META)).items():
+        if type(meta.get(name)) is not wanted:
+            raise ValueError(
+                f"{str(folder / META)!r} is damaged: {name} is {meta.get(name)!r:.80}, "
+                f"not of type {wanted.__name__}. Save the result again."
+            )
+    if not ranges.is_valid(meta.get("data")):
+        raise ValueError(
+            f"{str(folder / META)!r} is damaged: data is not a list of fingerprint, start and "
+            "stop. Save the result again."
+        )
     return meta
+
+
+def _plain(value: Any) -> Any:
+    """Returns NumPy's numbers as Python's, for JSON."""
+    return value.item()
 
 
 def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:

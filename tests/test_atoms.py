@@ -7,6 +7,7 @@ import torch
 import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.data import open_data, part
+from crate_interp.sweeps.atom_sums import layer_sums
 
 N = 7
 
@@ -109,6 +110,18 @@ def test_equal_values_keep_the_earlier_token():
     merged = each[2].merge(each[0]).merge(each[3]).merge(each[1])
     top = merged.top(0, 0)
     assert list(top["sample"]) == [0, 1, 2] and top["value"].nunique() == 1
+
+
+def test_equal_values_in_one_batch_keep_the_earlier_token():
+    code = torch.tensor(
+        [[[1.0, 0.0], [3.0, 0.0]], [[3.0, 0.0], [3.0, 2.0]], [[1.0, 2.0], [3.0, 0]]]
+    )
+    many = code.repeat(1, 1, 7)  # of all atoms alike
+    sums = layer_sums(many, 10, 3, False)
+    assert (sums.top_values[:, ::2] == 3).all()
+    assert (sums.top_samples[:, ::2].T == [10, 11, 11]).all()
+    assert (sums.top_tokens[:, ::2].T == [1, 0, 1]).all()
+    assert (sums.top_samples[:2, 1::2].T == [11, 12]).all()
 
 
 def test_language_models():

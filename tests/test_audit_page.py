@@ -73,7 +73,7 @@ def test_the_command(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[: 1 + len(CLAIMS)] == ["layer", *CLAIMS]
     assert str(tmp_path / "audit.html") in done.stdout
-    fails("eps=-1.0: give a number above 0", *command, "--eps", -1)
+    fails("eps=-1.0: give a finite number above 0", *command, "--eps", -1)
 
 
 # ---- figures of several results

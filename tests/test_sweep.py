@@ -45,14 +45,9 @@ def cell(table, name, layer, head=None):
 
 
 def test_names():
-    assert ci.probes.available() == [
-        "compression",
-        "sparsity",
-        "attention",
-        "alignment",
-        "segmentation",
-    ]
-    assert ci.probes.DEFAULT == ("compression", "sparsity", "attention", "alignment")
+    default = ("compression", "sparsity", "attention", "alignment")
+    assert {*default, "segmentation"} <= set(ci.probes.available())
+    assert ci.probes.DEFAULT[:4] == default
 
 
 def test_a_sweep_equals_full_caches_number_for_number(model, data, result):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.audits.claims import CLAIMS, NUMBERS
-from crate_interp.results import Result, by, first
+from crate_interp.results import Result, by, counted, first
 from crate_interp.sweeps.bootstrap import intervals
 from crate_interp.sweeps.text import as_text
 
@@ -65,6 +65,7 @@ class AuditResult(Result):
     """
 
     KIND = "audit"
+    META = {"settings": dict, "reasons": list, "untrained": int}
     MAIN = "claims"
     STORED = {
         "numbers": by("sample", "layer"),
@@ -95,9 +96,8 @@ class AuditResult(Result):
         """Returns how many cells are kept, broken, undecided or not applicable."""
         words = self._table("claims")["verdict"].value_counts().to_dict()
         counts = ", ".join(f"{count} {word}" for word, count in words.items())
-        where = (
-            f"{self.meta['model'] or 'a model'} on {self.meta['n_samples']:,} {self.meta['unit']}"
-        )
+        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        where = f"{self.meta['model'] or 'a model'} on {samples}"
         return f"Of {sum(words.values())} claims about layers of {where}: {counts}."
 
     def _repr_html_(self) -> str:

@@ -50,10 +50,9 @@ def audit(
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
-    if not eps > 0:
-        raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
-    checks.count("lasso_tokens", lasso_tokens)
-    checks.count("untrained", untrained, least=0)
+    eps = checks.positive("eps", eps)
+    lasso_tokens = checks.count("lasso_tokens", lasso_tokens)
+    untrained = checks.count("untrained", untrained, least=0)
     checks.count("batch_size", batch_size)
     check_model(model)
     samples = samples_of(model, data, limit)

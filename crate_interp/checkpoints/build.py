@@ -55,7 +55,7 @@ def from_layout(
     """Returns the model of a file in a published layout.
 
     row: the fields that the table of models has for the file. given: those of the caller.
-    Raises CheckpointError where the tensors have no such layout, or contradict the fields.
+    Raises CheckpointError if the tensors have no such layout, or contradict the fields.
     """
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -84,7 +84,7 @@ def make_config(
     """Returns the config of a file.
 
     The value of a field is the first of: the given one, that of the table's row, that of the
-    file's own config, what the tensors say, the default. Raises CheckpointError where a field
+    file's own config, what the tensors say, the default. Raises CheckpointError if a field
     that decides the shapes of tensors has two values.
     """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values

@@ -84,7 +84,7 @@ def tokens_of(model: HookedModel) -> Tensor:
 def check_output(model: Model, where: str) -> Model:
     """Returns the model.
 
-    Raises CheckpointError where its output for the fixed input is not finite.
+    Raises CheckpointError if its output for the fixed input is not finite.
     """
     if not bool(output(model).isfinite().all()):
         raise CheckpointError(

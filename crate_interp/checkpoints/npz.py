@@ -36,7 +36,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """Returns the weights by their path in the tree, without "params/".
 
     Sizes are checked before anything is allocated: what the headers claim, what the archive
-    stores and what the file has room for must agree. Raises CheckpointError where they do not,
+    stores and what the file has room for must agree. Raises CheckpointError if they do not,
     and for anything but plain arrays of floats.
     """
     with zipfile.ZipFile(path) as archive:

@@ -28,7 +28,7 @@ def is_foreign(path: Path) -> bool:
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     """Returns the config of a folder, with given fields in place of its own.
 
-    Raises CheckpointError where the folder is not ours, and where a given field that decides
+    Raises CheckpointError if the folder is not ours, and where a given field that decides
     the shapes of tensors contradicts it.
     """
     path = folder / CONFIG

@@ -145,7 +145,7 @@ def _shares(sizes: dict[str, int]) -> list[list[str]]:
 def read_json(path: Path) -> Any:
     """Returns the content of a JSON file, or None where there is no such file.
 
-    Raises CheckpointError where it is no regular file, or not JSON.
+    Raises CheckpointError if it is no regular file, or not JSON.
     """
     try:
         if path.exists() and not path.is_file():
@@ -179,7 +179,7 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     """Returns the named tensors of a state dict, of a training dict with one, or of a module.
 
     The prefixes of DataParallel and torch.compile are stripped. loaded: anything that a torch
-    file can hold. Raises CheckpointError where it is none of these; `where` is how the error
+    file can hold. Raises CheckpointError if it is none of these; `where` is how the error
     calls it.
     """
     if isinstance(loaded, torch.nn.Module):

@@ -152,7 +152,7 @@ def _build(record: dict[str, Any]) -> Tokenizer:
 def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
     """Returns ranks, pattern and special tokens of an Encoding's state.
 
-    Raises CheckpointError where one of them is missing or of another kind.
+    Raises CheckpointError if one of them is missing or of another kind.
     """
     ranks: Any = record.get("mergeable_ranks")
     pattern: Any = record.get("pat_str")

@@ -139,7 +139,7 @@ def _check_archive(path: Path) -> None:
 
 
 def check_total(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raises CheckpointError where tensors that are views of one another claim too many bytes.
+    """Raises CheckpointError if tensors that are views of one another claim too many bytes.
 
     The same view twice counts once.
     """

@@ -13,7 +13,7 @@ from crate_interp.circuits.directions import directions
 from crate_interp.circuits.excerpts import excerpts
 from crate_interp.data import Data
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results import Result, by, first
+from crate_interp.results import Result, by, counted, first
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_tables
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.stream import Chunk, check_model, fold, samples_of
@@ -57,6 +57,19 @@ class Atlas(AtomResult):
         table: Any = self._table("atlas")
         return table[(table["layer"] == layer) & (table["atom"] == atom)].iloc[0].to_dict()
 
+    def merge(self, other: Result) -> Any:
+        """Returns the atlas over the samples of both, with the tiles or contexts of its top tokens.
+
+        Raises ValueError as `Result.merge` does.
+        """
+        merged = super().merge(other)
+        places = merged.stored["top"][["sample", "token"]].drop_duplicates()
+        shown = {
+            name: merged.stored[name].merge(places, on=["sample", "token"])
+            for name in ("tiles", "contexts")
+        }
+        return Atlas({**merged.stored, **shown}, merged.meta)
+
     def headline(self) -> str:
         """Returns how many atoms there are and are dead, and the atom that answers need most."""
         table: Any = self._table("atlas")
@@ -66,9 +79,9 @@ class Atlas(AtomResult):
         best = table.loc[table["ablation"].idxmax()]
         samples: Any = self._table("ablations")["samples"].max()
         return (
-            f"{words} Answers depend most on atom {best['atom']} of layer {best['layer']}: without "
-            f"it they move by {best['ablation']:.2g} nats on average over {samples} "
-            f"{self.meta['unit']}."
+            f"{words.removesuffix('.')}; answers depend most on atom {best['atom']} of layer "
+            f"{best['layer']}, without which they move by {best['ablation']:.2g} nats on average "
+            f"over {counted(int(samples), self.meta['unit'])}."
         )
 
     def _shown(self) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.norm import HookedLayerNorm
-from crate_interp.results import Result, by
+from crate_interp.results import Result, by, counted
 from crate_interp.sweeps.provenance import model_meta
 
 _COLUMNS = ["sample", "part", "layer", "number", "value"]
@@ -42,6 +42,7 @@ class LogitAttribution(Result):
     """
 
     KIND = "logit_attribution"
+    META = {"settings": dict}
     MAIN = "parts"
     STORED = {"values": by("sample")}
     DERIVED = {"parts": _parts}
@@ -95,7 +96,7 @@ class LogitAttribution(Result):
         return (
             f"The largest part of {words} comes from {name}: {row['mean']:+.3f} of "
             f"{float(self.total().double().mean()):.3f} on average over "
-            f"{self.meta['n_samples']:,} {self.meta['unit']}."
+            f"{counted(self.meta['n_samples'], self.meta['unit'])}."
         )
 
     def _of(self, part: str) -> Tensor:

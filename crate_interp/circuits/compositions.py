@@ -58,6 +58,7 @@ class Composition(Result):
     """
 
     KIND = "composition"
+    META = {"settings": dict}
     MAIN = "pairs"
     STORED = {
         "senders": sums(*_SENDER),
@@ -103,10 +104,11 @@ class Composition(Result):
         best: Any = next(iter(self.top(1).itertuples()))
         writer, reader = _names(best)
         return (
-            f"{reader} reads most of what another head writes: {best.score:.3f} of {writer}, "
-            f"where a random subspace gets {best.chance:.3f}. {len(self.above())} of "
-            f"{len(self._table('pairs'))} pairs lie above the 99th percentile of random subspaces "
-            f"(through={self.meta['settings']['through']!r})."
+            f"In {self.meta['model'] or 'the model'} the strongest pair is {writer} to {reader}, "
+            f"which reads {best.score:.3f} of what {writer} writes (a random subspace "
+            f"{best.chance:.3f}; through={self.meta['settings']['through']!r}), and "
+            f"{len(self.above())} of {len(self._table('pairs'))} pairs lie above the 99th "
+            "percentile of random subspaces."
         )
 
     def _shown(self) -> pd.DataFrame:

@@ -23,6 +23,7 @@ class LogitLens(Result):
     """
 
     KIND = "logit_lens"
+    META = {"settings": dict}
     MAIN = "answers"
     STORED = {"answers": by("sample", "layer", "rank")}
 
@@ -34,9 +35,11 @@ class LogitLens(Result):
         others = own[own["answer"] != last["answer"]]
         since = 0 if others.empty else int(others["layer"].max()) + 1
         where = "after the last layer" if since == last["layer"] else f"from layer {since} on"
+        name = self.meta["model"] or "the model"
+        answer = f"{last['answer']!r} ({last['probability']:.0%})"
         return (
-            f"{self.meta['model'] or 'The model'} answers {last['answer']!r} "
-            f"({last['probability']:.0%}), which is the likeliest answer {where}."
+            f"For sample {last['sample']} {name} answers {answer}, "
+            f"which is the likeliest answer {where}."
         )
 
     def _repr_html_(self) -> str:

@@ -15,7 +15,7 @@ from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.runs import Head, Metric, as_number, heads_of
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results import Result, first
+from crate_interp.results import Result, counted, first
 from crate_interp.sweeps.provenance import model_meta
 
 ABLATIONS = ("mean", "zero")
@@ -42,6 +42,7 @@ class CircuitScores(Result):
     """
 
     KIND = "circuit_scores"
+    META = {"settings": dict, "whole": float, "none": float}
     MAIN = "scores"
     STORED = {"scores": first, "heads": first}
     ALONE = (
@@ -51,11 +52,16 @@ class CircuitScores(Result):
     def headline(self) -> str:
         """Returns the scores beside those of random circuits, and the metric they are ratios of."""
         rows: Any = self._table("scores").itertuples()
-        words = [f"{row.measure} {row.value:.3f} (random {row.random_mean:.3f})" for row in rows]
+        words = [f"{row.measure} {row.value:.3f}{_beside(row.random_mean)}" for row in rows]
+        heads = counted(len(self._table("heads")), "heads")
         return (
-            f"A circuit of {len(self._table('heads'))} heads has {', '.join(words)}; the metric is "
+            f"A circuit of {heads} has {', '.join(words)}; the metric is "
             f"{self.meta['whole']:.3g} with all heads and {self.meta['none']:.3g} with none."
         )
+
+
+def _beside(random_mean: float) -> str:
+    return "" if np.isnan(random_mean) else f" (random {random_mean:.3f})"
 
 
 def evaluate(

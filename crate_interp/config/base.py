@@ -11,7 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from crate_interp import checks
-from crate_interp.config.families import FAMILIES, FIELD_ORDER, OTHER_STEPS, VARIANTS, Facts
+from crate_interp.config.families import (
+    FAMILIES,
+    FIELD_ORDER,
+    OTHER_STEPS,
+    SQUARE_STEPS,
+    VARIANTS,
+    Facts,
+)
 from crate_interp.config.types import DEFAULT, Filled
 
 # Checks the value of a field, given its name, and returns the value in the form that is stored.
@@ -117,7 +124,7 @@ class CrateConfig:
 
     @classmethod
     def _check_own(cls, values: Mapping[str, Any]) -> None:
-        """Raises ValueError where a key is a field of no kind, or of other kinds only."""
+        """Raises ValueError if a key is a field of no kind, or of other kinds only."""
         check_names(values)
         own = [f.name for f in dataclasses.fields(cls)]
         for name in values:
@@ -159,7 +166,8 @@ class CrateConfig:
         if self.d_head is None:
             self._set(d_head=self.share("n_heads", "d_model"))
         if self.d_mlp is None:
-            ratio = 1 if self.sparse_step == "ista" else self.facts["d_mlp_ratio"]
+            square = self.sparse_step in SQUARE_STEPS
+            ratio = 1 if square else self.facts["d_mlp_ratio"]
             self._set(d_mlp=self.d_model * ratio)
         if self.output_matrix is None:
             spans = self.n_heads == 1 and self.d_head == self.d_model
@@ -182,7 +190,7 @@ class CrateConfig:
     def _check_steps(self) -> None:
         steps = (self.facts["sparse_step"], *OTHER_STEPS.get(self.family, ()))
         checks.one_of("sparse_step", self.sparse_step, steps)
-        if self.sparse_step == "ista" and self.d_mlp != self.d_model:
+        if self.sparse_step in SQUARE_STEPS and self.d_mlp != self.d_model:
             raise ValueError(
                 f"d_mlp={self.d_mlp} with family={self.family!r}: its dictionary is square, "
                 f"so d_mlp is d_model={self.d_model}."
@@ -206,7 +214,7 @@ class CrateConfig:
         """Checks what only configs of one kind have."""
 
     def check_given(self, *names: str) -> None:
-        """Raises ValueError where one of these fields is None."""
+        """Raises ValueError if one of these fields is None."""
         for name in names:
             if getattr(self, name) is None:
                 raise ValueError(f"a model of family {self.family!r} needs {name}: give {name}=...")
@@ -236,7 +244,7 @@ class CrateConfig:
     @property
     def residual(self) -> bool:
         """Whether the output of the sparse step is added to the stream; ISTA replaces it."""
-        return self.facts["residual"] and self.sparse_step != "ista"
+        return self.facts["residual"] and self.sparse_step not in SQUARE_STEPS
 
     @property
     def tied(self) -> bool:

@@ -77,6 +77,9 @@ FAMILIES: dict[str, Facts] = {
     },
 }  # fmt: skip
 
+# Steps whose dictionary is square, and whose code replaces the stream.
+SQUARE_STEPS = ("ista",)
+
 # The sparse steps that a family may have beside its own: its authors published models of both.
 OTHER_STEPS = {"crate-alpha": ("ista",), "crate-lm": ("ista",)}
 

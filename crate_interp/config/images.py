@@ -90,7 +90,7 @@ class ImageConfig(CrateConfig):
     def _derive(self, **values: int) -> None:
         """Writes fields that follow from others.
 
-        Raises ValueError where one was given and has another value.
+        Raises ValueError if one was given and has another value.
         """
         for name, value in values.items():
             if getattr(self, name) not in (None, value):

@@ -41,7 +41,7 @@ def coco_samples(
     from 1 in the order of their ids. Where objects overlap the smaller one is on top; crowds
     are 255, below the objects. There are no labels.
 
-    Raises ValueError where pycocotools is missing, for files that are not in COCO's format,
+    Raises ValueError if pycocotools is missing, for files that are not in COCO's format,
     for more than 254 categories, for names that lead out of the folder, and for images that are
     missing or have another size.
     """
@@ -118,7 +118,7 @@ def coco_results(
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Returns the three tables of an annotation file.
 
-    Raises ValueError where a table, or a field of a row, is missing.
+    Raises ValueError if a table, or a field of a row, is missing.
     """
     try:
         content = json.loads(path.read_bytes())

@@ -14,10 +14,11 @@ from crate_interp.pictures import check_image
 
 
 def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
-    """Returns the first `limit` images of a tensor `[n, channels, height, width]`.
+    """Returns the images of a tensor `[n, channels, height, width]`.
 
     Floats are taken as preprocessed, uint8 images (0 to 255) are preprocessed when they are
-    read. Raises ValueError for other shapes and dtypes, and for NaN or Inf.
+    read. The fingerprint is that of the entire tensor. Raises ValueError for other shapes and
+    dtypes, and for NaN or Inf in the first `limit` images.
     """
     if images.ndim != 4:
         raise ValueError(
@@ -27,12 +28,13 @@ def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) ->
         raise ValueError(
             f"data is {images.dtype}: give preprocessed floats, or uint8 images (0 to 255)."
         )
-    images = images[:limit].detach()
+    images = images.detach()
     if images.is_floating_point():
-        bad = [index for index, image in enumerate(images) if not all_finite(image)]
+        used = images[:limit]
+        bad = [index for index, image in enumerate(used) if not all_finite(image)]
         if bad:
             raise ValueError(
-                f"data holds NaN or Inf in {len(bad)} of {len(images)} images, "
+                f"data holds NaN or Inf in {len(bad)} of {len(used)} images, "
                 f"the first at index {bad[0]}."
             )
     digest = hashlib.sha256(f"{images.dtype} {list(images.shape)}".encode())
@@ -49,7 +51,7 @@ def folder_samples(
 ) -> Samples:
     """Returns the pictures under a folder, ordered by name. There are no masks.
 
-    Labels are the sub-folders, where every picture lies in one. Raises ValueError where there
+    Labels are the sub-folders, where every picture lies in one. Raises ValueError if there
     is no such folder, where it has no pictures, and for a picture that cannot be read.
     """
     folder = Path(expanduser(where))

@@ -55,6 +55,10 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
     The fingerprint stays that of the whole. Raises ValueError unless the numbers are whole,
     start < stop, and `samples` has all of them.
     """
+    if not isinstance(samples, Samples):
+        raise ValueError(
+            f"part cuts the samples of ci.data.open_data(...), got {type(samples).__name__}."
+        )
     begin, end = samples.start, samples.start + samples.n
     whole = checks.is_int(start) and checks.is_int(stop)
     if not whole or not begin <= start < stop <= end:

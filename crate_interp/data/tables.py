@@ -38,7 +38,7 @@ def table_samples(
     but 0 and 255, 255 is class 1. Otherwise values are classes and 255 is ignored. Errors in
     masks are raised when masks are read, since not every use reads them.
 
-    Raises ValueError where there is no image column, and for a stream without a length.
+    Raises ValueError if there is no image column, and for a stream without a length.
     """
     import datasets
 
@@ -73,7 +73,7 @@ def table_samples(
 def texts_of(table: Table) -> list[str]:
     """Returns the first text column.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     import datasets
 

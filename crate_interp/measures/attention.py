@@ -8,6 +8,15 @@ from torch import Tensor
 
 from crate_interp.measures.checks import require_floats
 
+__all__ = [
+    "attention_entropy",
+    "causal_uniform_entropy",
+    "effective_support",
+    "mass_cover",
+    "official_attention_entropy",
+    "top_mass",
+]
+
 _PIECE = 2**17  # entries of a piece: half a megabyte of float32
 
 

@@ -15,6 +15,11 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.measures.checks import all_finite, require_floats
 
+__all__ = [
+    "maskcut",
+    "normalised_cut",
+]
+
 _AFFINITIES = ("cosine", "inner")
 _WEAK = 1e-5  # CutLER's weight of two tokens that are not alike; it keeps the graph in one piece
 _TIE = 1e-9  # numbers with a relative difference this small count as equal

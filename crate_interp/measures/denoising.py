@@ -7,6 +7,11 @@ from torch import Tensor
 from crate_interp.measures.checks import in_full_precision, require_floats
 from crate_interp.measures.rates import head_codes
 
+__all__ = [
+    "paper_posterior_mean",
+    "posterior_mean",
+]
+
 
 def posterior_mean(
     x: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], sigma: float

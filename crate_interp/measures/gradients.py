@@ -8,6 +8,13 @@ from crate_interp.measures.checks import in_full_precision
 from crate_interp.measures.rates import check_rate, head_codes
 from crate_interp.measures.spectra import singular_values
 
+__all__ = [
+    "coding_rate_gradient",
+    "neumann_gradient",
+    "neumann_invalid",
+    "subspace_coding_rate_gradient",
+]
+
 
 @in_full_precision
 def coding_rate_gradient(

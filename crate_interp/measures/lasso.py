@@ -11,6 +11,12 @@ from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision, require_floats
 
+__all__ = [
+    "lasso_kkt_residual",
+    "lasso_objective",
+    "lasso_solution",
+]
+
 _LOOK = 10  # steps between two checks of which tokens are solved
 
 

@@ -7,6 +7,13 @@ from torch import Tensor
 
 from crate_interp.measures.checks import all_finite, in_full_precision, require_floats
 
+__all__ = [
+    "attention_map",
+    "attention_rollout",
+    "pca_map",
+    "pca_mask",
+]
+
 
 @in_full_precision
 def attention_map(

@@ -8,6 +8,15 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.measures.checks import all_finite, require_floats
 
+__all__ = [
+    "jaccard",
+    "mass_mask",
+    "pixel_mask",
+    "random_jaccard",
+    "token_mask",
+    "top_mask",
+]
+
 
 def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tensor, "*batch pos"]:
     """Returns the fewest tokens that together hold a share `mass` of a map's mass, largest first.

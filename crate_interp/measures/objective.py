@@ -9,6 +9,11 @@ from torch import Tensor
 from crate_interp.measures.rates import coding_rate, subspace_coding_rate
 from crate_interp.measures.sparsity import l0_norm
 
+__all__ = [
+    "layer_objectives",
+    "sparse_rate_reduction",
+]
+
 Penalty = Callable[[Tensor], Tensor]  # [..., pos, d_model] -> [..., pos]
 
 

@@ -7,6 +7,11 @@ from torch import Tensor
 from crate_interp.measures.checks import in_full_precision, require_floats
 from crate_interp.measures.spectra import singular_values
 
+__all__ = [
+    "effective_rank",
+    "stable_rank",
+]
+
 
 @in_full_precision
 def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:

@@ -19,6 +19,16 @@ from crate_interp.measures.checks import (
     squares_fit,
 )
 
+__all__ = [
+    "coding_length",
+    "coding_rate",
+    "dictionary_rate_change",
+    "mcr2_coding_rate",
+    "official_coding_rate",
+    "rate_reduction",
+    "subspace_coding_rate",
+]
+
 # A float32 Gram can be wrong by several per cent without an error. If the largest diagonal entry of
 # I + c G over the smallest squared pivot is below this limit, the error was at most about 1e-6 on
 # every model's stream tried (3e-5 on small random matrices made to be hard). Above the limit the

@@ -6,6 +6,18 @@ from torch import Tensor
 
 from crate_interp.measures.checks import largest_entry, require_floats, squares_fit
 
+__all__ = [
+    "firing_rate",
+    "gini",
+    "hoyer",
+    "l0_norm",
+    "l1_l2_ratio",
+    "l1_norm",
+    "mean_magnitude",
+    "support_for_energy",
+    "zero_fraction",
+]
+
 
 def zero_fraction(
     z: Float[Tensor, "*batch pos d_mlp"], tol: float = 0.0

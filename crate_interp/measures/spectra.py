@@ -9,6 +9,12 @@ from torch import Tensor
 from crate_interp.measures.checks import in_full_precision, require_floats
 from crate_interp.measures.rates import head_codes
 
+__all__ = [
+    "rate_of_spectrum",
+    "spectrum",
+    "subspace_spectrum",
+]
+
 
 @in_full_precision
 def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch rank"]:

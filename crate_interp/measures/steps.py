@@ -14,6 +14,17 @@ from crate_interp.measures.gradients import neumann_gradient, subspace_coding_ra
 from crate_interp.measures.lasso import check_lasso
 from crate_interp.measures.rates import check_rate, head_codes
 
+__all__ = [
+    "attention_step",
+    "first_order_step",
+    "gradient_step",
+    "ista_step",
+    "neumann_step",
+    "paper_mssa",
+    "subspace_attention",
+    "third_order_step",
+]
+
 
 def gradient_step(
     z: Float[Tensor, "*batch pos d_model"],

@@ -14,6 +14,22 @@ from crate_interp.measures.checks import (
 from crate_interp.measures.rates import head_codes
 from crate_interp.measures.spectra import singular_values
 
+__all__ = [
+    "column_cosines",
+    "completeness_defect",
+    "condition_number",
+    "dictionary_defect",
+    "head_overlap",
+    "incoherence",
+    "membership_entropy",
+    "mutual_coherence",
+    "orthonormality_defect",
+    "principal_angles",
+    "projection_energy",
+    "subspace_overlap",
+    "subspace_snr",
+]
+
 
 @in_full_precision
 def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Tensor, "*batch"]:

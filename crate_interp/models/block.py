@@ -6,20 +6,11 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.attention import MSSA
-from crate_interp.models.baseline import MLP, SelfAttention
+from crate_interp.models.baseline import SelfAttention
 from crate_interp.models.context import Context
 from crate_interp.models.norm import is_hooked, make_norm
-from crate_interp.models.sparsify import ISTA, OvercompleteODL, ThresholdODL
+from crate_interp.models.sparsify import STEPS
 from crate_interp.models.step import SparseStep
-
-_STEPS: dict[str, type[SparseStep]] = {
-    "ista": ISTA,
-    "odl": OvercompleteODL,
-    "tied-odl": OvercompleteODL,
-    "threshold": ThresholdODL,
-    "mlp-relu": MLP,
-    "mlp-gelu": MLP,
-}
 
 
 class CrateBlock(nn.Module):
@@ -40,7 +31,7 @@ class CrateBlock(nn.Module):
         self.ln1 = make_norm(cfg, cfg.ln_eps)
         self.attn = MSSA(cfg) if cfg.tied else SelfAttention(cfg)
         self.ln2 = make_norm(cfg, cfg.ln_eps)
-        self.mlp: SparseStep = _STEPS[cfg.sparse_step](cfg)
+        self.mlp: SparseStep = STEPS[cfg.sparse_step](cfg)
         self.hook_resid_pre = HookPoint()
         self.hook_attn_out = HookPoint()
         self.hook_resid_mid = HookPoint()

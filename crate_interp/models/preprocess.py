@@ -175,7 +175,7 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
 def stack(images: list[Tensor], kind: str = "image") -> Tensor:
     """Returns pictures as `[batch, ...]`.
 
-    Raises ValueError where their heights and widths, the last two axes, differ.
+    Raises ValueError if their heights and widths, the last two axes, differ.
     """
     sizes = {(image.shape[-2], image.shape[-1]) for image in images}
     if len(sizes) > 1:

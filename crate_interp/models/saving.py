@@ -104,7 +104,7 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
 def save_new(model: nn.Module, folder: Path) -> Path:
     """Writes a folder that is not there yet, and returns it.
 
-    An interrupted call leaves nothing behind. Raises ValueError where the folder is there.
+    An interrupted call leaves nothing behind. Raises ValueError if the folder is there.
     """
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ class SharedModel(ModelHubMixin):
     ) -> Any:
         """Loads a model with `ci.load` and the same arguments.
 
-        Raises ValueError where the model is of another class.
+        Raises ValueError if the model is of another class.
         """
         from crate_interp.checkpoints.load import load
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.baseline import MLP
 from crate_interp.models.step import Lasso, SparseStep
 
 
@@ -175,3 +176,14 @@ class ThresholdODL(SparseStep):
 def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:
     """Returns a dictionary with the official initialisation: uniform, variance 2 / d_mlp."""
     return nn.Parameter(nn.init.kaiming_uniform_(torch.empty(d_model, d_mlp)))
+
+
+# `sparse_step` of a config -> what follows attention
+STEPS: dict[str, type[SparseStep]] = {
+    "ista": ISTA,
+    "odl": OvercompleteODL,
+    "tied-odl": OvercompleteODL,
+    "threshold": ThresholdODL,
+    "mlp-relu": MLP,
+    "mlp-gelu": MLP,
+}

@@ -37,7 +37,7 @@ class HookedCrate(ImageMixin, HookedModel):
         super().__init__()
         self.cfg = own_config(cfg, "HookedCrate", ("vision",))
         cfg = self.cfg
-        self.embed = CratePatchEmbed(cfg) if cfg.family == "crate" else ConvPatchEmbed(cfg)
+        self.embed = ConvPatchEmbed(cfg) if "conv_bias" in cfg.facts else CratePatchEmbed(cfg)
         self.cls_token = nn.Parameter(torch.randn(1, 1, cfg.d_model))
         self.pos_embed = nn.Parameter(torch.randn(1, cfg.n_ctx, cfg.d_model))
         self.hook_embed = HookPoint()

@@ -50,12 +50,14 @@ def examples(
 def merged_examples(
     mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns the highest and lowest of both, with the heads and scores that each result had."""
-    both = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
-    parts: list[pd.DataFrame] = []
-    for group, rising in (("best", False), ("worst", True)):
-        own: Any = both[both["group"] == group]
-        parts.append(own.sort_values(["score", "sample"], ascending=[rising, True]).head(SHOWN))
+    """Returns the highest and lowest of the examples of both results.
+
+    They keep the heads and scores of the result that they come from.
+    """
+    both: Any = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
+    ranked = both.sort_values(["score", "sample"], ascending=[False, True], ignore_index=True)
+    best, worst = ranked.head(SHOWN), ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]
+    parts = [best.assign(group="best"), worst.assign(group="worst")]
     return pd.concat(parts, ignore_index=True)
 
 

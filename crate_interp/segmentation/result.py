@@ -33,6 +33,7 @@ class SegmentResult(Result):
     """
 
     KIND = "segmentation"
+    META = {"probes": dict, "untrained": int}
     MAIN = "scores"
     STORED = {
         "samples": by("sample", "layer"),
@@ -99,8 +100,8 @@ class SegmentResult(Result):
         return (
             f"Jaccard index {row['value']:.3f} "
             f"(95 % interval {row['low']:.3f} to {row['high']:.3f}) with the layer "
-            "and head that are best on the other half of the images. "
-            f"Chance: {', '.join(chance)}."
+            "and head that are best on the other half of the images; "
+            f"chance: {', '.join(chance)}."
         )
 
     def _repr_html_(self) -> str:

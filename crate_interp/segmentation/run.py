@@ -58,7 +58,9 @@ def segment(
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object, if the model has no CLS token, or if a setting is refused by the measures.
     """
-    checks.count("untrained", untrained, least=0)
+    untrained = checks.count("untrained", untrained, least=0)
+    checks.flag("scaled", scaled)
+    checks.flag("cls_key", cls_key)
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("segmentation is read from a model of images with a CLS token.")

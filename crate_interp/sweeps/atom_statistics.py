@@ -14,7 +14,7 @@ from crate_interp.data import Data
 from crate_interp.measures import condition_number, mutual_coherence
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.shared import dictionary
-from crate_interp.results import Result, first
+from crate_interp.results import Result, counted, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
 from crate_interp.sweeps.provenance import data_meta
@@ -76,6 +76,7 @@ class AtomResult(Result):
     """
 
     KIND = "atoms"
+    META = {"settings": dict}
     MAIN = "atoms"
     STORED = {
         "sums": atom_sums.merged_sums,
@@ -126,7 +127,7 @@ class AtomResult(Result):
         """Returns how many atoms there are, are dead, and are dense."""
         layers: Any = self._table("layers")
         total, dead, dense = (int(layers[name].sum()) for name in ("atoms", "dead", "dense"))
-        where = f"{self.meta['n_samples']:,} {self.meta['unit']}"
+        where = counted(self.meta["n_samples"], self.meta["unit"])
         model = self.meta["model"] or "a model"
         return (
             f"Of {total:,} atoms of {model}, {dead:,} are never on over {where} and {dense:,} are "
@@ -168,6 +169,9 @@ def atoms(
     """
     checks.count("batch_size", batch_size)
     checks.count("top", top)
+    checks.flag("coactivation", coactivation)
+    if not checks.is_number(dense) or not 0 <= dense <= 1:
+        raise ValueError(f"dense={dense!r}: give a share from 0 to 1.")
     check_model(model)
     samples = samples_of(model, data, limit)
     settings = atom_settings(model, top, coactivation, layers, dense)
@@ -213,10 +217,11 @@ def _of_chunk(chunk: Chunk, meta: Mapping[str, Any]) -> AtomResult:
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:
-    chosen = list(range(count)) if layers is None else list(layers)
+    every = range(count)
+    chosen = list(every if layers is None else layers if isinstance(layers, Sequence) else [])
     if not chosen or not all(checks.is_int(layer) and 0 <= layer < count for layer in chosen):
         raise ValueError(f"layers={layers!r}: give some of 0 to {count - 1}.")
-    return [int(layer) for layer in chosen]
+    return sorted({int(layer) for layer in chosen})
 
 
 def _weights(model: HookedModel, layers: list[int]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 _ADDED = ["n_tokens", "on", "total", "squares"]
@@ -62,7 +62,7 @@ def layer_sums(
     _, pos, width = code.shape
     flat = code.reshape(-1, width)  # [batch * pos, atom]
     on = flat > 0
-    best = flat.topk(min(top, len(flat)), dim=0)
+    values, indices = _largest(flat, min(top, len(flat)))
     pairs = on.float().T @ on.float() if together else flat.new_zeros(0)
     return LayerAtoms(
         len(flat),
@@ -70,11 +70,29 @@ def layer_sums(
         _numpy(flat.clamp(min=0).sum(dim=0, dtype=torch.float64)),
         _numpy(flat.float().square().sum(dim=0, dtype=torch.float64)),
         _numpy(flat.amax(dim=0).clamp(min=0)),
-        _numpy(best.values.clamp(min=0)),
-        _numpy(best.indices // pos).astype(np.int64) + first,
-        _numpy(best.indices % pos).astype(np.int64),
+        _numpy(values.clamp(min=0)),
+        _numpy(indices // pos).astype(np.int64) + first,
+        _numpy(indices % pos).astype(np.int64),
         _numpy(pairs),
     )
+
+
+def _largest(
+    flat: Float[Tensor, "token atom"], count: int
+) -> tuple[Float[Tensor, "rank atom"], Int[Tensor, "rank atom"]]:
+    """Returns the largest values of each atom and their tokens; of equal values the earlier token.
+
+    topk leaves open which of equal values it takes, so that atoms where it had a choice are sorted.
+    """
+    values, indices = flat.topk(count, dim=0)
+    least = values[-1]
+    tied = (values[1:] == values[:-1]).any(dim=0)
+    tied |= (flat == least).sum(dim=0) > (values == least).sum(dim=0)
+    tied &= values[0] > 0
+    if bool(tied.any()):
+        ordered = flat[:, tied].sort(dim=0, descending=True, stable=True)
+        values[:, tied], indices[:, tied] = ordered.values[:count], ordered.indices[:count]
+    return values, indices
 
 
 def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:

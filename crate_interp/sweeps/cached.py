@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from crate_hooks import full_name
+from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.cache import CrateCache
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations, on_final
@@ -55,7 +56,9 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
         for item in (item for item in chosen if item.final):
             tally.add(item, len(model.blocks), on_final(item, cache[last_point(model)]), 0)
         tally.flush(chosen)
-    meta = model_meta(model, n) | probes_meta(chosen) | {"counts": tally.totals()}
+    blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
+    meta = model_meta(model, n) | probes_meta(chosen)
+    meta |= {"blocks": blocks, "counts": tally.totals()}
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 
 

@@ -85,6 +85,7 @@ def linear_probe(
     too few samples to split.
     """
     checks.count("batch_size", batch_size)
+    seed = checks.count("seed", seed, least=0)
     check_model(model)
     wanted = pool or ("cls" if model.has_cls else "last")
     if wanted not in _POOLS or (wanted == "cls" and not model.has_cls):
@@ -118,6 +119,10 @@ def _classes(labels: Any, n: int) -> np.ndarray:
     if labels is None:
         raise ValueError(
             "a linear probe needs labels: the data has none, give labels=[...], one per sample."
+        )
+    if None in labels[:n]:
+        raise ValueError(
+            f"sample {labels.index(None)} has no label: leave out the samples without one."
         )
     if len(labels) < n:
         raise ValueError(f"there are {len(labels)} labels for {n} samples: give one per sample.")
@@ -179,7 +184,7 @@ def _split(
 ) -> tuple[np.ndarray, np.ndarray]:
     from sklearn.model_selection import StratifiedGroupKFold
 
-    if not 0 < test <= 0.5:
+    if not checks.is_number(test) or not 0 < test <= 0.5:
         raise ValueError(f"test={test}: give a share above 0 and at most 0.5.")
     folds = max(2, round(1 / test))
     least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))

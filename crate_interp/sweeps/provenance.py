@@ -15,8 +15,8 @@ _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 
 def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
-    """Returns what is known of numbers measured on a model and n samples that nobody can name."""
-    digest = model_digest(model) if isinstance(model, HookedModel) else None
+    """Returns what is known of numbers measured on a model and n samples of unknown data."""
+    digest = model_digest(model if isinstance(model, HookedModel) else model.model)
     versions = {"crate_interp": __version__, "python": platform.python_version()}
     return {
         "model": model.cfg.model_name,
@@ -52,4 +52,4 @@ def data_meta(model: HookedModel, samples: Samples, batch_size: int) -> dict[str
     """Returns what is known of numbers measured on a model and samples of a data set."""
     stop = samples.start + samples.n
     data = ranges.of(samples.fingerprint, samples.start, stop)
-    return model_meta(model, samples.n) | {"data": data, "batch_size": batch_size}
+    return model_meta(model, samples.n) | {"data": data, "batch_size": int(batch_size)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.results import Result, by, first
+from crate_interp.results import Result, by, counted, first
 from crate_interp.sweeps.tables import heads, layers, merged_controls, merged_moments
 
 
@@ -18,6 +18,7 @@ class SweepResult(Result):
     """
 
     KIND = "sweep"
+    META = {"statistics": dict, "probes": dict}
     MAIN = "layers"
     STORED = {
         "samples": by("sample", "layer"),
@@ -63,15 +64,17 @@ class SweepResult(Result):
         the same first n samples. Controls: "random weights" (the untrained network), "random
         subspaces" (with the singular values of the model's U), "permuted heads" (each head's result
         written by the next head's W_O), "tight frame" (a stream of the same energy without
-        structure). A statistic that a control does not change has no row. Empty for `ci.probe`.
+        structure). A statistic that a control does not change has no row. Empty for `ci.probe`, and
+        for a part of the data that does not begin with sample 0. In a merged result the means are
+        over the controlled samples of both.
         """
         return self.table("controls")
 
     def headline(self) -> str:
-        """Returns what was measured, and how R^c changed in the first and the last layer."""
-        n, unit = self.meta["n_samples"], self.meta["unit"]
-        where = f"{self.meta['model'] or 'a model'} on {n:,} {unit}"
-        count = f"{len(self.meta['statistics'])} statistics of {where}"
+        """Returns what was measured, and in how many layers R^c falls from before to after MSSA."""
+        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        number = counted(len(self.meta["statistics"]), "statistics")
+        count = f"{number} of {self.meta['model'] or 'a model'} on {samples}"
         rates: Any = self._table("layers")
         rates = rates[rates["probe"] == "compression"].pivot_table(
             index="layer", columns="statistic", values="mean", sort=False
@@ -81,12 +84,20 @@ class SweepResult(Result):
             return f"{count}."
         change = (rates[after] - rates[before]).dropna()
         falls = int((change < 0).sum())
+        settings = self.meta["probes"]["compression"]["settings"]
+        stream = "LN(Z)" if settings.get("norm") else "Z"
         return (
-            f"{count}: on the stream as it is MSSA lowers R^c in {falls} of {len(change)} layers."
+            f"{count}: R^c of {stream} at eps {settings.get('eps')} is lower after MSSA than "
+            f"before in {falls} of {len(change)} layers."
         )
+
+    def _shown(self) -> pd.DataFrame:
+        return self._table("heads").head(20)  # a probe may have numbers per head alone
 
     def _repr_html_(self) -> str:
         table: Any = self._table("layers")
+        if not len(table):
+            return super()._repr_html_()
         columns = ["probe", "statistic"]
         wide = table.pivot_table(index="layer", columns=columns, values="mean", sort=False)
         shown = wide.to_html(float_format=lambda value: f"{value:.4g}")

@@ -53,7 +53,8 @@ def sweep(
     model has. data: see `ci.data.open_data` and `ci.data.open_text`. limit: the first n samples.
     blocks: "decoder_blocks" measures the decoder of a masked autoencoder. forward(model, batch):
     another way to run the model; by default a masked autoencoder sees every patch. controls:
-    whether to measure the negative controls, `result.controls()`, on the first 8 samples.
+    whether to measure the negative controls, `result.controls()`, on the first 8 samples of the
+    data; a first batch of fewer samples limits them, and a later part of the data has none.
 
     Memory does not grow with the number of samples, but for the numbers themselves: the activations
     of a layer are let go as soon as the probes have seen them. Hooks that are on the model stay on.
@@ -63,12 +64,15 @@ def sweep(
     is not finite.
     """
     checks.count("batch_size", batch_size)
+    checks.flag("controls", controls)
     check_model(model, blocks)
     chosen = fitting(probes, model, blocks)
     samples = samples_of(model, data, limit)
     check_masks(chosen, samples)
     started = time.perf_counter()
-    meta = data_meta(model, samples, batch_size) | probes_meta(chosen) | {"blocks": blocks}
+    layers: Any = getattr(model, blocks)
+    meta = data_meta(model, samples, batch_size) | probes_meta(chosen)
+    meta |= {"blocks": blocks, "n_layers": len(layers)}
     if model.cfg.kind == "mae" and forward is run:
         meta["mask_ratio"] = 0.0
     measure = partial(_of_chunk, probes=chosen, meta=meta, controls=controls)

@@ -82,7 +82,7 @@ def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
 
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
-    """Raises CheckpointError where far more layers are claimed than there are keys of layers.
+    """Raises CheckpointError if far more layers are claimed than there are keys of layers.
 
     A file of a kilobyte can claim a million layers, which would be built one by one before any
     key is compared.
@@ -112,7 +112,7 @@ def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
-    """Raises CheckpointError where a tensor does not repeat the other one."""
+    """Raises CheckpointError if a tensor does not repeat the other one."""
     one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
     same = value.shape == other.shape and (one or bool((value == other).all()))
     if not same:
@@ -144,7 +144,7 @@ def source_of(layout: Layout, parameter: str, layer: int) -> str:
 def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> Fields:
     """Returns the fields that the shapes of the tensors determine, together with given fields.
 
-    Raises CheckpointError where both disagree, and where a needed field is not given.
+    Raises CheckpointError if both disagree, and where a needed field is not given.
     """
     found: Fields = {}
     for stack in layout.stacks:
