@@ -1,10 +1,14 @@
-# make report   install what is needed into .venv, measure the embedded model, write runs/first/report.html
-# make test     the fast tests; WHEEL=1: of the built wheel, in a fresh environment outside the checkout
-# make test-all  every test, with 200 examples for each property;  make oracles: record them anew
-# make check    ruff and pyright;  make bench: the benchmarks;  make fuzz: 10,000 damaged files per layout
+# make report     measure the embedded model, write runs/first/report.html
+# make test       the fast tests; WHEEL=1: of the built wheel, in an environment outside the checkout
+# make test-all   every test, with 200 examples for each property
+# make oracles    compute the recorded oracles anew
+# make check      ruff and pyright
+# make bench      the benchmarks
+# make fuzz       10,000 damaged files for each layout
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
-# make pictures  open the pages in headless Chromium and keep screenshots in runs/pictures
-# make maskcut  300 grids against the dense solver, an hour;  make clean: remove what make made
+# make pictures   open the pages in headless Chromium and keep screenshots in runs/pictures
+# make maskcut    300 grids against the dense solver, an hour
+# make clean      remove what make made
 
 PYTHON ?= python3
 BIN := .venv/bin
