@@ -5,23 +5,9 @@ import torch
 from transformer_lens import patching as lens
 
 import crate_interp as ci
-from conftest import BATCH, HEADS, LAYERS, leftover_hooks, make, make_lm
+from answering import VISION, ready
+from conftest import BATCH, HEADS, LAYERS, leftover_hooks
 from crate_interp.circuits import attribution_patch, logit_attribution, patching, path_patch
-
-VISION, TEXT = (
-    ["crate", "crate-alpha"],
-    ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"],
-)
-
-
-def ready(name, **over):
-    if name in VISION:
-        return make(name, **over), torch.randn(
-            BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1)
-        )
-    return make_lm(name, **over), torch.randint(
-        47, (BATCH, 11), generator=torch.Generator().manual_seed(1)
-    )
 
 
 @pytest.mark.parametrize("name", ["crate-alpha", "nanochat-crate", "gpt-baseline"])

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import BATCH, D_MODEL, HEADS, LAYERS, make, make_lm
+from answering import TEXT, VISION, ready
+from conftest import D_MODEL, HEADS, LAYERS, make
 from crate_interp.circuits import (
     Circuit,
     Edge,
@@ -21,21 +22,6 @@ from crate_interp.circuits import (
     patching,
     path_patch,
 )
-
-VISION, TEXT = (
-    ["crate", "crate-alpha"],
-    ["crate-lm", "crate-lm vanilla", "nanochat-crate", "gpt-baseline"],
-)
-
-
-def ready(name, **over):
-    if name in VISION:
-        return make(name, **over), torch.randn(
-            BATCH, 3, 6, 20, generator=torch.Generator().manual_seed(1)
-        )
-    return make_lm(name, **over), torch.randint(
-        47, (BATCH, 11), generator=torch.Generator().manual_seed(1)
-    )
 
 
 def share(rows, u):

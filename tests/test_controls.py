@@ -7,20 +7,12 @@ import torch
 import crate_interp as ci
 import reference
 from conftest import make
+from probing import sweep, values
 
 
 @pytest.fixture(scope="module")
 def images():
     return torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
-
-
-def values(result, name, layer):
-    table = result.samples()
-    return table[table["layer"] == layer][name].to_numpy()
-
-
-def sweep(model, data, *probes, **more):
-    return ci.sweep(model, data, probes=list(probes) or None, progress=False, batch_size=2, **more)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import reference
 from conftest import FIXTURES, make, make_lm
 from crate_interp.data import open_text
 from crate_interp.measures.checks import qr
+from probing import sweep, values
 
 LMS = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 
@@ -31,15 +32,6 @@ def images():
 @pytest.fixture(scope="module")
 def tokens():
     return torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(1))
-
-
-def values(result, name, layer):
-    table = result.samples()
-    return table[table["layer"] == layer][name].to_numpy()
-
-
-def sweep(model, data, *probes, **more):
-    return ci.sweep(model, data, probes=list(probes) or None, progress=False, batch_size=2, **more)
 
 
 @pytest.mark.parametrize("name", LMS)

@@ -11,6 +11,7 @@ import torch
 import crate_interp as ci
 import reference
 from conftest import CLASSES, D_HEAD, HEADS, LAYERS, leftover_hooks, make
+from probing import values
 
 N = 7
 
@@ -29,11 +30,6 @@ def caches(model, data, size):
     for part in data.split(size):
         with torch.no_grad():
             yield model.run_with_cache(part)[1]
-
-
-def column(result, name, layer):
-    table = result.samples()
-    return table[table["layer"] == layer][name].to_numpy()
 
 
 def cell(table, name, layer, head=None):
@@ -74,12 +70,12 @@ def test_compression_numbers(model, data, result):
             rate = np.array([reference.coding_rate(z, 0.1) for z in stream])
             heads = np.array([reference.subspace_coding_rate(z, u, 0.1) for z in stream])
             np.testing.assert_allclose(
-                column(result, f"compression.rate_{half}", layer), rate, rtol=2e-5
+                values(result, f"compression.rate_{half}", layer), rate, rtol=2e-5
             )
             np.testing.assert_allclose(
-                column(result, f"compression.subspace_rate_{half}", layer), heads.sum(1), rtol=2e-5
+                values(result, f"compression.subspace_rate_{half}", layer), heads.sum(1), rtol=2e-5
             )
-            reduction = column(result, f"compression.reduction_{half}", layer)
+            reduction = values(result, f"compression.reduction_{half}", layer)
             np.testing.assert_allclose(
                 reduction, rate - heads.sum(1), rtol=2e-5, atol=2e-5 * heads.sum(1).max()
             )
@@ -89,12 +85,12 @@ def test_compression_numbers(model, data, result):
         codes = cache["u", layer, "attn"].transpose(1, 2).numpy()
         official = np.array([reference.official_coding_rate(c) for c in codes])
         np.testing.assert_allclose(
-            column(result, "compression.official_rate", layer), official.sum(1), rtol=2e-5
+            values(result, "compression.official_rate", layer), official.sum(1), rtol=2e-5
         )
         rows = cell(result.heads(), "compression.official_rate_head", layer)
         np.testing.assert_allclose(rows["mean"], official.mean(0), rtol=2e-5)
     final = [reference.coding_rate(z, 0.1) for z in cache["resid_post", -1].numpy()]
-    np.testing.assert_allclose(column(result, "compression.rate_pre", LAYERS), final, rtol=2e-5)
+    np.testing.assert_allclose(values(result, "compression.rate_pre", LAYERS), final, rtol=2e-5)
     last = (
         result.samples()
         .query(f"layer == {LAYERS}")
@@ -108,13 +104,13 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
     for layer in range(LAYERS):
         code = cache["post", layer].numpy()
         np.testing.assert_allclose(
-            column(result, "sparsity.zero_fraction", layer), (code == 0).mean((1, 2)), rtol=1e-6
+            values(result, "sparsity.zero_fraction", layer), (code == 0).mean((1, 2)), rtol=1e-6
         )
         np.testing.assert_allclose(
-            column(result, "sparsity.l1", layer), np.abs(code).sum(2).mean(1), rtol=1e-5
+            values(result, "sparsity.l1", layer), np.abs(code).sum(2).mean(1), rtol=1e-5
         )
         hoyer = np.array([[reference.hoyer(token) for token in sample] for sample in code]).mean(1)
-        np.testing.assert_allclose(column(result, "sparsity.hoyer", layer), hoyer, rtol=1e-5)
+        np.testing.assert_allclose(values(result, "sparsity.hoyer", layer), hoyer, rtol=1e-5)
         pattern = cache["pattern", layer].numpy().astype(np.float64)  # [batch, head, query, key]
         entropy = -(pattern * np.log(pattern)).sum(-1)
         top = np.sort(pattern[:, :, 0], axis=-1)
@@ -223,7 +219,7 @@ def test_settings_are_written_into_the_result(model, data):
     assert result.meta["probes"]["compression"]["settings"]["eps"] == 0.5
     (cache,) = caches(model, data, N)
     expected = [reference.coding_rate(z, 0.5) for z in cache["resid_mid", 1].numpy()]
-    np.testing.assert_allclose(column(result, "compression.rate_mid", 1), expected, rtol=2e-5)
+    np.testing.assert_allclose(values(result, "compression.rate_mid", 1), expected, rtol=2e-5)
     with pytest.raises(ValueError, match="eps=0.0: give a number above 0"):
         ci.probes.compression(eps=0.0)
 
@@ -254,7 +250,7 @@ def test_a_users_own_probe(model, data):
     result = ci.sweep(model, data, probes=[own, weights], batch_size=2, progress=False)
     (cache,) = caches(model, data, N)
     np.testing.assert_allclose(
-        column(result, "own.size", 2), cache["attn_out", 2].norm(dim=(1, 2)), rtol=1e-5
+        values(result, "own.size", 2), cache["attn_out", 2].norm(dim=(1, 2)), rtol=1e-5
     )
     expected = cache["u", 2, "attn"].norm(dim=(1, 3)).mean(0)
     np.testing.assert_allclose(cell(result.heads(), "own.codes", 2)["mean"], expected, rtol=1e-5)

@@ -18,7 +18,7 @@ from crate_interp.models.step import Lasso
 from crate_interp.results import by
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
-from crate_interp.sweeps.twins import with_twins
+from crate_interp.sweeps.twins import stacked, with_twins
 
 Tables = tuple[
     pd.DataFrame, pd.DataFrame
@@ -72,11 +72,12 @@ def audit(
         "untrained": untrained,
         "reasons": [audit_layer.why_not(block) for block in _blocks(model)],
     }
-    tables = {"numbers": own[0], "weights": own[1]}
-    for place, name in enumerate(("untrained", "untrained_weights")):
-        parts = [pair[place].assign(seed=seed) for seed, pair in enumerate(others)]
-        empty = pd.DataFrame({"layer": [], "seed": []})
-        tables[name] = pd.concat(parts, ignore_index=True) if parts else empty
+    tables = {
+        "numbers": own[0],
+        "weights": own[1],
+        "untrained": stacked([numbers for numbers, _ in others], "layer"),
+        "untrained_weights": stacked([weights for _, weights in others], "layer"),
+    }
     return AuditResult(tables, meta)
 
 

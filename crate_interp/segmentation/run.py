@@ -18,7 +18,7 @@ from crate_interp.segmentation.result import SegmentResult
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import check_masks, sweep
 from crate_interp.sweeps.stream import check_model, samples_of
-from crate_interp.sweeps.twins import with_twins
+from crate_interp.sweeps.twins import stacked, with_twins
 
 LEAST = 4  # images with an object
 _OF_A_SWEEP = ("format", "result", "seconds", "counts", "statistics")  # not in this result's meta
@@ -87,17 +87,12 @@ def _result(own: SweepResult, twins: list[SweepResult], constants: pd.DataFrame)
     tables = {
         "samples": own.samples(),
         "head_samples": own.head_samples(),
-        "untrained_samples": _of_twins([twin.samples() for twin in twins]),
-        "untrained_head_samples": _of_twins([twin.head_samples() for twin in twins]),
+        "untrained_samples": stacked([twin.samples() for twin in twins]),
+        "untrained_head_samples": stacked([twin.head_samples() for twin in twins]),
         "constants": constants,
         "examples": no_examples(),
     }
     return SegmentResult(tables, meta | {"untrained": len(twins)})
-
-
-def _of_twins(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    parts = [table.assign(seed=seed) for seed, table in enumerate(tables)]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"seed": []})
 
 
 def _constants(

@@ -1,9 +1,10 @@
 """Untrained twins: the same network with random weights, to be measured beside a trained one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -38,6 +39,17 @@ def twin(model: HookedModel, seed: int) -> Any:
         if hasattr(model, name):
             setattr(other, name, getattr(model, name))
     return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
+
+
+def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
+    """Returns the tables of the twins as one, with their seed.
+
+    keys: the columns that it has even without twins.
+    """
+    parts = [table.assign(seed=seed) for seed, table in enumerate(tables)]
+    if not parts:
+        return pd.DataFrame({name: [] for name in (*keys, "seed")})
+    return pd.concat(parts, ignore_index=True)
 
 
 @contextmanager

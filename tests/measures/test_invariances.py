@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp.measures as m
+from tensors import draw
 
 seeds = st.integers(0, 2**31)
 epsilons = st.sampled_from([0.05, 0.3, 1.0, 4.0])
@@ -32,10 +33,6 @@ STEPS = {
     "third order": m.third_order_step,
     "attention": m.attention_step,
 }
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def drawn(seed, shape):

@@ -12,13 +12,10 @@ from scipy.linalg import eigh
 
 from crate_interp.measures.cuts import maskcut, normalised_cut
 from maskcut_reference import NOISES, affinity_of, iou, planted, reference_masks
+from tensors import draw
 
 module = importlib.import_module("crate_interp.measures.cuts")
 seeds = st.integers(0, 2**31)
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def blocks(labels, cross):

@@ -12,18 +12,11 @@ from crate_interp.measures.lasso import lasso_kkt_residual, lasso_objective, las
 from crate_interp.measures.sparsity import l0_norm
 from crate_interp.measures.steps import ista_step
 from crate_interp.models.sparsify import ISTA
+from layers import ista
 from tensors import close, draw, orthonormal
 
 seeds = st.integers(0, 2**31)
 POS = 17
-
-
-def ista(d, **over):
-    layer = ISTA(
-        ci.CrateConfig(family="crate", d_model=len(d), n_layers=1, n_heads=1, image_size=32, **over)
-    ).double()
-    layer.D.data = d.clone()
-    return lambda y: layer(y[None])[0].detach()
 
 
 def test_ista_with_an_orthonormal_dictionary():

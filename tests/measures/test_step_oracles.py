@@ -22,7 +22,7 @@ from crate_interp.measures.steps import (
 )
 from crate_interp.models.attention import MSSA
 from crate_interp.models.norm import NoNorm
-from crate_interp.models.sparsify import ISTA
+from layers import ista
 from tensors import close, draw, orthonormal
 
 seeds = st.integers(0, 2**31)
@@ -64,14 +64,6 @@ def mssa(variant, weight, **over):
 
 def attended(layer, x):
     return layer(x[None], NoNorm())[0].detach()
-
-
-def ista(d, **over):
-    layer = ISTA(
-        ci.CrateConfig(family="crate", d_model=len(d), n_layers=1, n_heads=1, image_size=32, **over)
-    ).double()
-    layer.D.data = d.clone()
-    return lambda y: layer(y[None])[0].detach()
 
 
 def columns_of(u):

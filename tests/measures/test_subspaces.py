@@ -17,10 +17,7 @@ from crate_interp.measures import (
     projection_energy,
     subspace_overlap,
 )
-
-
-def draw(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tensors import draw
 
 
 def complete(seed, heads, p):
