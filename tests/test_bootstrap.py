@@ -1,34 +1,209 @@
-"""Bootstrap intervals against scipy's, and what they do not depend on."""
+"""Intervals and p-values against scipy's, slow loops and closed forms, and what they ignore."""
 
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
 
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.sweeps.bootstrap import (
+    RESAMPLES,
+    against_networks,
+    holm,
+    intervals,
+    studentised,
+    wilson,
+)
 
-
-def test_intervals_are_scipys():
-    values = np.random.default_rng(1).normal(size=50)
-    found = scipy.stats.bootstrap(
-        (values,), np.mean, method="percentile", n_resamples=20000, random_state=0
-    )
-    wanted = found.confidence_interval
-    pairs = np.stack([values, np.full(50, 0.1)], axis=1)
-    low, high = intervals(pairs)
-    assert (low[0], high[0]) == pytest.approx(
-        (wanted.low, wanted.high), abs=0.02
-    )  # its own noise: std 0.14 / sqrt(2000)
-    assert (low[1], high[1]) == (0.1, 0.1)  # where no value differs, no resample does
-    assert np.isnan(intervals(pairs[:1])).all()
+MODULE = sys.modules["crate_interp.sweeps.bootstrap"]
 
 
-def test_intervals_do_not_depend_on_other_columns_or_on_how_many_draws_are_held(monkeypatch):
-    values = np.random.default_rng(2).normal(size=(31, 3))
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def slow(values):
+    """t* of a column, resample by resample, from the rows themselves."""
+    n, random = len(values), np.random.default_rng(0)
+    found = []
+    for counts in random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES):
+        rows = np.repeat(values, counts)
+        off = rows.mean() - values.mean()
+        error = 0.0 if (rows == rows[0]).all() else rows.std(ddof=1) / n**0.5
+        found.append(off / error if error else np.copysign(np.inf, off) if abs(off) > 1e-9 else 0.0)
+    return np.sort(found)
+
+
+@pytest.mark.parametrize("n", [3, 5, 29])
+def test_draws_are_those_of_a_loop_over_resamples(n):
+    values = normal(n, n) ** 2 + 7
+    found = studentised(values[:, None])
+    wanted = slow(values)
+    np.testing.assert_allclose(found.draws[:, 0], wanted, rtol=1e-6, atol=1e-6)
+    assert found.mean[0] == pytest.approx(values.mean())
+    assert found.error[0] == pytest.approx(scipy.stats.sem(values))
+    low, high = found.interval()
+    place = int(0.025 * (RESAMPLES + 1))
+    assert low[0] == pytest.approx(values.mean() - wanted[-place] * scipy.stats.sem(values))
+    assert high[0] == pytest.approx(values.mean() - wanted[place - 1] * scipy.stats.sem(values))
+
+
+def test_of_many_normal_rows_it_is_students_interval():
+    values = normal(1, 211, 1)
+    for level in (0.9, 0.95):
+        wanted = scipy.stats.t.interval(level, 210, values.mean(), scipy.stats.sem(values[:, 0]))
+        low, high = studentised(values).interval(level)
+        assert (low[0], high[0]) == pytest.approx(wanted, abs=0.012)
+    with pytest.raises(ValueError, match="level=1"):
+        studentised(values).interval(1.0)
+
+
+def test_p_values_count_draws_and_agree_with_the_interval():
+    values = np.random.default_rng(3).lognormal(size=(23, 7))
+    found = studentised(values)
+    low, high = found.interval()
+    for bound in np.linspace(0, 5, 31):
+        t = (values.mean(axis=0) - bound) / scipy.stats.sem(values)
+        above, below = found.above(bound), found.below(bound)
+        np.testing.assert_allclose(above, (1 + (found.draws >= t).sum(0)) / (RESAMPLES + 1))
+        np.testing.assert_allclose(below, (1 + (found.draws <= t).sum(0)) / (RESAMPLES + 1))
+        assert ((above <= 0.025) == (low > bound)).all()
+        assert ((below <= 0.025) == (high < bound)).all()
+    each = found.above(np.arange(7) / 3)
+    assert each[4] == found.above(4 / 3)[4]
+    assert (found.above(-np.inf) == 0).all() and (found.above(np.inf) == 1).all()
+    assert (found.below(np.inf) == 0).all() and (found.below(-np.inf) == 1).all()
+
+
+def test_rows_without_spread_are_certain_and_a_single_row_is_not():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        same = studentised(np.full((13, 1), 0.1))
+        assert same.error[0] == 0 and [end[0] for end in same.interval()] == [0.1, 0.1]
+        # on the bound it is within it; there `below` holds too
+        assert [same.above(b)[0] for b in (0.05, 0.1, 0.2)] == [0, 0, 1]
+        assert [same.below(b)[0] for b in (0.05, 0.1, 0.2)] == [1, 0, 0]
+        one = studentised(np.full((1, 1), 0.1))
+        assert one.mean[0] == 0.1 and np.isnan(one.interval()).all()
+        assert (one.above(-5.0)[0], one.below(5.0)[0], one.above(-np.inf)[0]) == (1, 1, 0)
+        none = studentised(np.full((5, 1), np.nan))
+        assert np.isnan(none.mean[0]) and np.isnan(none.interval()).all() and none.above(0.0) == 1
+        endless = studentised(np.array([[1.0], [2.0], [np.inf]]))
+        assert np.isnan(endless.interval()).all() and endless.above(0.0) == 1
+        for n in (2, 3):  # a ninth of the resamples of three rows, or more, has no error
+            few = studentised(normal(4, n, 2))
+            low, high = few.interval()
+            assert (low == -np.inf).all() and (high == np.inf).all()
+            assert (few.above(few.mean - 9 * few.error) > 0.025).all()
+
+
+def test_a_row_that_is_nan_is_left_out_of_its_column():
+    values = normal(5, 17, 5)
+    there = np.arange(17) % 3 > 0
+    values[~there, 1] = np.nan
+    values[~there, 3] = np.nan
+    values[4, 2] = np.nan
+    found = studentised(values)
+    pair = studentised(values[there][:, [1, 3]])
+    np.testing.assert_allclose(found.draws[:, [1, 3]], pair.draws, rtol=1e-9)
+    single = studentised(np.delete(values[:, 2:3], 4, axis=0))
+    np.testing.assert_allclose(found.interval()[0][2], single.interval()[0][0], rtol=1e-9)
+    whole = studentised(values[:, [0, 4]])
+    np.testing.assert_allclose(found.draws[:, [0, 4]], whole.draws, rtol=1e-9)
+    assert (found.mean[1], found.error[1]) == (pair.mean[0], pair.error[0])
+
+
+@given(st.integers(0, 2**31), st.floats(0.001, 1000), st.floats(-1000, 1000))
+def test_intervals_follow_shifts_and_scales(seed, scale, shift):
+    values = normal(seed, 11, 2) ** 3
+    low, high = intervals(values)
+    size = scale * np.abs(values).max() + abs(shift)
+    close = dict(rtol=1e-6, atol=1e-9 * size)
+    np.testing.assert_allclose(intervals(scale * values + shift)[0], scale * low + shift, **close)
+    np.testing.assert_allclose(intervals(-values)[1], -low, **close)
+    np.testing.assert_allclose(intervals(-values)[0], -high, **close)
+
+
+def test_the_order_of_samples_is_noise():
+    values = np.random.default_rng(6).exponential(size=(41, 1))
+    one, two = np.array(intervals(values)), np.array(intervals(values[::-1]))
+    # a quantile of 10,000 draws is off by about 0.03 of the error
+    assert 0 < np.abs(one - two).max() < 0.12 * studentised(values).error[0]
+
+
+def test_intervals_do_not_depend_on_other_columns_or_on_how_much_is_held(monkeypatch):
+    values = normal(2, 31, 3)
     whole = intervals(values)
-    np.testing.assert_allclose(
-        intervals(values[:, 1:2]), [bound[1:2] for bound in whole], rtol=1e-12
-    )
-    monkeypatch.setattr(sys.modules["crate_interp.sweeps.bootstrap"], "_NUMBERS", 31 * 17)
-    np.testing.assert_allclose(intervals(values), whole, rtol=1e-12)
+    alone = intervals(values[:, 1:2])
+    np.testing.assert_allclose(alone, [bound[1:2] for bound in whole], rtol=1e-9)
+    for held in (31 * 17, 2 * RESAMPLES):  # some resamples, then some columns at a time
+        monkeypatch.setattr(MODULE, "_NUMBERS", held)
+        np.testing.assert_allclose(intervals(values), whole, rtol=1e-9)
+    assert [end.shape for end in intervals(values[:, :0])] == [(0,), (0,)]
+
+
+def test_wilson_is_scipys_and_bools_get_it():
+    for n in (1, 7, 64):
+        low, high = wilson(np.arange(n + 1), n)
+        for x in range(n + 1):
+            wanted = scipy.stats.binomtest(x, n).proportion_ci(method="wilson")
+            assert (low[x], high[x]) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    assert np.isnan(wilson(0, 0)).all()
+    right = np.arange(29)[:, None] % np.array([2, 3, 29]) == 1
+    np.testing.assert_array_equal(intervals(right), wilson(right.sum(axis=0), 29))
+    assert np.isnan(intervals(right[:1])).all()
+    assert (np.array(intervals(right)) != np.array(intervals(right.astype(float)))).any()
+
+
+def test_one_network_against_random_ones():
+    """Two samples of sizes 1 and s, and the error of the one: Student's prediction interval."""
+    twins, own, error = normal(7, 5, 3), np.array([0.5, 3.0, -9.0]), np.array([0.0, 0.7, 0.2])
+    difference, low, high, above, below = against_networks(own, error, twins)
+    for c in range(3):
+        spread = (twins[:, c].var(ddof=1) * 6 / 5 + error[c] ** 2) ** 0.5
+        assert difference[c] == pytest.approx(own[c] - twins[:, c].mean())
+        wanted = scipy.stats.t.interval(0.95, 4, difference[c], spread)
+        assert (low[c], high[c]) == pytest.approx(wanted)
+        assert above[c] == pytest.approx(scipy.stats.t.sf(difference[c] / spread, 4))
+        assert below[c] == pytest.approx(scipy.stats.t.cdf(difference[c] / spread, 4))
+    # with no error of its own it is the test of two samples, one of which has a single member
+    test = scipy.stats.ttest_ind([own[0]], twins[:, 0])
+    assert min(above[0], below[0]) == pytest.approx(test.pvalue / 2)
+
+
+def test_networks_that_do_not_vary_or_are_too_few():
+    own, error = np.array([0.3, 0.1, 0.0, 0.3]), np.array([0.0, 0.0, 0.0, np.nan])
+    difference, low, high, above, below = against_networks(own, error, np.full((3, 4), 0.1))
+    np.testing.assert_allclose(difference, [0.2, 0, -0.1, np.nan])
+    np.testing.assert_array_equal(low, difference)
+    np.testing.assert_array_equal(high, difference)
+    assert above.tolist() == [0, 1, 1, 1] and below.tolist() == [1, 1, 0, 1]
+    found = against_networks(own, error, np.full((1, 4), 0.1))
+    assert np.isnan(found[:3]).all() and (np.array(found[3:]) == 1).all()
+
+
+def test_holm_by_hand():
+    p = np.array([[0.01, np.nan], [0.04, 0.03], [0.005, 0.9]])
+    # sorted .005 .01 .03 .04 .9 times 5 4 3 2 1: .025 .04 .09 .08 -> .09, .9
+    np.testing.assert_allclose(holm(p), [[0.04, np.nan], [0.09, 0.09], [0.025, 0.9]])
+    assert holm(np.array([0.6, 0.7])).tolist() == [1, 1]
+    assert holm(np.array([])).shape == (0,) and np.isnan(holm(np.array([np.nan]))).all()
+
+
+def test_intervals_cover():
+    """1,000 experiments each; `make bench` has more of them, and its own bounds.
+
+    Of eight lognormal samples percentile intervals cover .78, of sixteen Bernoulli(.1) .79.
+    """
+    random, noise = np.random.default_rng(8), 3 * (0.07 / 1000) ** 0.5
+    low, high = intervals(random.lognormal(size=(8, 1000)))
+    assert ((low <= np.exp(0.5)) & (np.exp(0.5) <= high)).mean() >= 0.9 - noise
+    low, high = intervals(random.random((16, 1000)) < 0.1)
+    assert ((low <= 0.1) & (0.1 <= high)).mean() >= 0.93 - noise
+    networks, error = random.normal(size=(4, 1000)), np.full(1000, 0.1)
+    own = networks[0] + error * random.normal(size=1000)
+    _, low, high, _, _ = against_networks(own, error, networks[1:])
+    assert 0.95 - noise <= ((low <= 0) & (0 <= high)).mean() <= 0.95 + noise
