@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
+from crate_interp.models.norm import HookedLayerNorm, HookedRMSNorm, NoNorm
 from reference import forward, published_layout
 
 POS = 13
@@ -243,6 +244,20 @@ def test_an_edit_of_the_scale_acts(model, images):
     norm = model.blocks[0].ln2
     wanted = (before["blocks.0.ln2.hook_normalized"] - norm.bias) / 2 + norm.bias
     torch.testing.assert_close(after["blocks.0.ln2.hook_normalized"], wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_plain_norm_is_the_norm_without_its_hooks(dtype):
+    x = torch.randn(2, 5, 31, generator=torch.Generator().manual_seed(3)).to(dtype)
+    norms = [HookedLayerNorm(31, 1e-5), HookedLayerNorm(31, 1e-3, bias=False)]
+    for norm in (*norms, HookedRMSNorm(31, 1e-5), NoNorm()):
+        for value in norm.parameters():
+            torch.nn.init.normal_(value)
+        norm.to(dtype)
+        wanted = norm(x)
+        for point in (norm.hook_scale, norm.hook_normalized):
+            point.add_hook(lambda tensor, hook: tensor * 0 + 3)
+        assert not torch.equal(norm(x), wanted) and torch.equal(norm.plain(x), wanted)
 
 
 def test_an_edit_of_the_position_embedding_stays_in_its_image(model, images):

@@ -40,15 +40,19 @@ class HookedLayerNorm(nn.LayerNorm):
         self.hook_normalized = HookPoint()
 
     def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        out = self._rescaled(input) if is_hooked(self.hook_scale) else super().forward(input)
+        out = self._rescaled(input) if is_hooked(self.hook_scale) else self.plain(input)
         return self.hook_normalized(out)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns what forward returns without hooks, and fires no hook point."""
+        return super().forward(x)
 
     def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
         scale = (variance + self.eps).sqrt()
         edited, seen = shown(self.hook_scale, scale)
         if seen:
-            return super().forward(x)
+            return self.plain(x)
         out = (x - mean) / edited * self.weight
         return out if self.bias is None else out + self.bias
 
@@ -67,11 +71,14 @@ class HookedRMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if not is_hooked(self.hook_scale):
-            return self.hook_normalized(F.rms_norm(x, (self.width,), eps=self.eps))
+            return self.hook_normalized(self.plain(x))
         scale = (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
         edited, seen = shown(self.hook_scale, scale)
-        out = F.rms_norm(x, (self.width,), eps=self.eps) if seen else x / edited
-        return self.hook_normalized(out)
+        return self.hook_normalized(self.plain(x) if seen else x / edited)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns what forward returns without hooks, and fires no hook point."""
+        return F.rms_norm(x, (self.width,), eps=self.eps)
 
 
 class NoNorm(nn.Module):
@@ -87,6 +94,10 @@ class NoNorm(nn.Module):
             edited, seen = shown(self.hook_scale, torch.ones_like(x[..., :1]))
             x = x if seen else x / edited
         return self.hook_normalized(x)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns x, and fires no hook point."""
+        return x
 
 
 HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
