@@ -110,20 +110,19 @@ def test_positions(tokens):
 @pytest.mark.parametrize("basis", ["stored", "orthonormal"])
 def test_options_of_compression(family, norm, tokens, basis, images):
     model = make(family)
-    at = ("pre", "mid") if norm else ("post", "pre", "mid")
+    at = ("post", "pre", "mid")
     probe = ci.probes.compression(eps=0.3, at=at, norm=norm, tokens=tokens, basis=basis, name="c")
     result = sweep(model, images, probe)
     assert result.meta["probes"]["c"]["settings"] == {
         "eps": 0.3, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis
     }  # fmt: skip
     _, cache = model.run_with_cache(images)
-    points = {"pre": "ln1.hook_normalized", "mid": "ln2.hook_normalized"}
-    raw = {"pre": "hook_resid_pre", "mid": "hook_resid_mid", "post": "hook_resid_post"}
     rows = {"all": slice(None), "patches": slice(1, None)}.get(str(tokens), tokens)
     u = model.blocks[1].attn.U.detach()
     u = (u if basis == "stored" else qr(u)[0]).double().numpy()
     for place in at:
-        z = cache[f"blocks.1.{(points if norm else raw)[place]}"].numpy()[:, rows]
+        z = cache[f"resid_{place}", 1].numpy()[:, rows]
+        z = layer_norm(z, model.blocks[1].ln1) if norm else z
         rates = [reference.coding_rate(one, 0.3) for one in z]
         inner = [reference.subspace_coding_rate(one, u, 0.3).sum() for one in z]
         np.testing.assert_allclose(values(result, f"c.rate_{place}", 1), rates, rtol=1e-5)
@@ -139,12 +138,41 @@ def test_options_of_compression(family, norm, tokens, basis, images):
     assert len(final) == (0 if norm else 5) and np.isfinite(final).all()
 
 
+def layer_norm(z, norm):
+    z = z.astype(float)
+    z = z - z.mean(axis=-1, keepdims=True)
+    z = z / np.sqrt((z**2).mean(axis=-1, keepdims=True) + norm.eps)
+    return z * norm.weight.detach().numpy() + norm.bias.detach().numpy()
+
+
+def test_before_and_after_are_normalised_alike(images, mae):
+    """Attention that writes nothing changes no rate, though ln1 and ln2 have other gains."""
+    model, probe = make("crate-alpha"), ci.probes.compression(norm=True)
+    silent = lambda tensor, hook: tensor * 0  # noqa: E731
+    with model.hooks([("blocks.1.hook_attn_out", silent)]):
+        result = sweep(model, images, probe)
+    for name in ("rate", "subspace_rate", "reduction"):
+        pair = [values(result, f"compression.{name}_{place}", 1) for place in ("pre", "mid")]
+        np.testing.assert_array_equal(*pair)
+    assert result.meta["statistics"]["compression.rate_mid"][3].startswith("R of LN(Z^{l+1/2})")
+    # the attention of a decoder reads hook_resid_mid through ln2
+    pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    probe = ci.probes.compression(norm=True, at=("mid", "post"))
+    result = sweep(mae, pictures, probe, blocks="decoder_blocks")
+    decoder = mae.run_with_cache(pictures, mask_ratio=0.0)[1].decoder
+    for place in ("mid", "post"):
+        z = layer_norm(decoder[f"resid_{place}", 1].numpy(), mae.decoder_blocks[1].ln2)
+        wanted = [reference.coding_rate(one, 0.1) for one in z]
+        np.testing.assert_allclose(
+            values(result, f"compression.rate_{place}", 1), wanted, rtol=1e-5
+        )
+
+
 def test_options_that_cannot_be():
     for match, given in (
         ("eps=0.0: give a number above 0", dict(eps=0.0)),
         ("at='pre': give some of pre, mid, post", dict(at="pre")),
         ("give some of pre, mid, post", dict(at=["pre", "end"])),
-        ("norm=True at 'post'", dict(at=["post"], norm=True)),
         ("give 'stored' or 'orthonormal'", dict(basis="qr")),
     ):
         with pytest.raises(ValueError, match=match):

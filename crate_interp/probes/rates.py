@@ -6,11 +6,17 @@ from functools import partial
 from torch import Tensor
 
 from crate_interp.measures import coding_rate
-from crate_interp.measures.rates import in_other_basis, official_rate_and_zeros, rate_of_codes
+from crate_interp.measures.rates import (
+    head_codes,
+    in_other_basis,
+    official_rate_and_zeros,
+    rate_of_codes,
+)
 from crate_interp.probes.probe import Acts, Probe, Statistic
 from crate_interp.probes.shared import (
     Block,
     Tokens,
+    as_attention_reads,
     check_tokens,
     orthonormal_basis,
     orthonormal_codes,
@@ -34,16 +40,15 @@ _OFFICIAL: dict[str, Statistic] = {
         "How many codes are all zero: they add nothing here, the authors' script returns NaN.",
     ),
 }
-# place: (its hook point, LayerNorm that reads it, how it is written, what it is)
+# place: (its hook point, how it is written, what it is)
 _PLACES = {
-    "pre": ("hook_resid_pre", "ln1.hook_normalized", "Z^l", "the layer's input"),
+    "pre": ("hook_resid_pre", "Z^l", "the layer's input"),
     "mid": (
         "hook_resid_mid",
-        "ln2.hook_normalized",
         "Z^{l+1/2}",
         "after MSSA (in a MAE decoder: between dictionary and MSSA)",
     ),
-    "post": ("hook_resid_post", None, "Z^{l+1}", "the layer's output"),
+    "post": ("hook_resid_post", "Z^{l+1}", "the layer's output"),
 }
 
 
@@ -59,23 +64,25 @@ def compression(
 
     It also measures the number that the authors plot. eps: as in the paper. at: "pre" (Z^l), "mid"
     (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: the rates are of LN(Z)
-    and not of Z; the LayerNorm that reads Z^{l+1} is the next layer's, so not at "post". tokens:
-    "all", "patches" (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of
-    U_k = Q_k R_k); the official number's is stored.
+    and not of Z, at every place by the same LayerNorm, the one before the layer's own attention
+    (ln1; in a MAE decoder ln2), so that they compare. The model itself reads Z^{l+1/2} through ln2
+    and Z^{l+1} through the next layer's ln1. Hooks on the norm are not seen. tokens: "all",
+    "patches" (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of U_k =
+    Q_k R_k); the official number's is stored.
 
     With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. Layers
     whose queries, keys and values are three codes have no U, and only R is measured. `zero_codes`
     is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or basis.
     """
-    _check(eps, at, norm, basis)
+    _check(eps, at, basis)
     tokens = check_tokens(tokens)
     settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
-    points = {place: _PLACES[place][1 if norm else 0] for place in at}
+    points = {place: _PLACES[place][0] for place in at}
     return Probe(
         name=name,
-        points=tuple(str(point) for point in points.values()),
+        points=tuple(points.values()),
         optional=("attn.hook_u",),
-        measure=partial(_measure, eps=eps, points=points, tokens=tokens, basis=basis),
+        measure=partial(_measure, eps=eps, points=points, norm=norm, tokens=tokens, basis=basis),
         statistics=_statistics(at, norm),
         counts=("zero_codes",),
         final=partial(_final, eps=eps, tokens=tokens) if "pre" in at and not norm else None,
@@ -83,17 +90,12 @@ def compression(
     )
 
 
-def _check(eps: float, at: Sequence[str], norm: bool, basis: str) -> None:
+def _check(eps: float, at: Sequence[str], basis: str) -> None:
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
     if isinstance(at, str) or not len(at) or set(at) - set(_PLACES) or len(set(at)) < len(at):
         raise ValueError(
             f"at={at!r}: give some of {', '.join(_PLACES)}, each once, such as ('pre', 'mid')."
-        )
-    if norm and "post" in at:
-        raise ValueError(
-            "norm=True at 'post': the LayerNorm that reads Z^{l+1} is the next layer's; measure "
-            "its 'pre'."
         )
     if basis not in ("stored", "orthonormal"):
         raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
@@ -102,8 +104,9 @@ def _check(eps: float, at: Sequence[str], norm: bool, basis: str) -> None:
 def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
     words: dict[str, Statistic] = {}
     for place in at:
-        symbol, where = _PLACES[place][2:]
+        symbol, where = _PLACES[place][1:]
         z = f"LN({symbol})" if norm else symbol
+        where += ", normalised as the layer's attention does" if norm else ""
         words |= {
             f"rate_{place}": (
                 "nats",
@@ -135,18 +138,29 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
 
 
 def _measure(
-    block: Block, acts: Acts, eps: float, points: dict[str, str], tokens: Tokens, basis: str
+    block: Block,
+    acts: Acts,
+    eps: float,
+    points: dict[str, str],
+    norm: bool,
+    tokens: Tokens,
+    basis: str,
 ) -> dict[str, Tensor]:
     u = subspaces(block)
     used = u if u is None or basis == "stored" else orthonormal_basis(block, acts)[0]
     answer: dict[str, Tensor] = {}
     for place, point in points.items():
         z = picked(acts[point], tokens, block)
+        z = as_attention_reads(block, z) if norm else z
         rate = coding_rate(z, eps)
         answer[f"rate_{place}"] = rate
         if used is not None:
-            codes = _codes(block, acts, point, basis)
-            per_head = rate_of_codes(picked(codes, tokens, block, axis=2), z, used, eps)
+            codes = (
+                head_codes(z, used)
+                if norm
+                else picked(_codes(block, acts, point, basis), tokens, block, axis=2)
+            )
+            per_head = rate_of_codes(codes, z, used, eps)
             total = per_head.sum(dim=-1)
             answer |= {
                 f"subspace_rate_{place}": total,

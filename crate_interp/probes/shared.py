@@ -66,6 +66,22 @@ def dictionary(block: Block) -> Float[Tensor, "d_model d_mlp"] | None:
     return getattr(block, "D", None) if hasattr(block, "D") else getattr(block.mlp, "D", None)
 
 
+def around_attention(block: Block) -> tuple[str, str, str]:
+    """Returns the points of the stream before attention, of its LayerNorm, and after attention."""
+    if hasattr(block, "mlp"):
+        return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
+    # the decoder of a masked autoencoder
+    return "hook_resid_mid", "ln2.hook_normalized", "hook_resid_post"
+
+
+def as_attention_reads(
+    block: Block, z: Float[Tensor, "batch pos d_model"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """Returns LN(z) by the norm before the layer's attention, whatever hooks are on it."""
+    norm = getattr(block, around_attention(block)[1].split(".")[0])
+    return norm.plain(z)
+
+
 def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
     store = acts.of_weights if isinstance(acts, LayerActs) else {}

@@ -17,7 +17,7 @@ from crate_interp.measures.rates import head_codes
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations
-from crate_interp.probes.shared import Block, LayerActs, StandIn, subspaces
+from crate_interp.probes.shared import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.sweeps.stream import Forward
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.twins import twin
@@ -26,14 +26,6 @@ SAMPLES = 8  # of the first batch: a control shows a level, not a distribution
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
-
-
-def around_attention(block: Block) -> tuple[str, str, str]:
-    """Returns the points of the stream before attention, of its LayerNorm, and after attention."""
-    if hasattr(block, "mlp"):
-        return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
-    # the decoder of a masked autoencoder
-    return "hook_resid_mid", "ln2.hook_normalized", "hook_resid_post"
 
 
 def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
