@@ -57,7 +57,8 @@ def report(
 
     def measure(network: Any, seed: int | None) -> SweepResult:
         own = seed is None
-        result = sweep(network, samples, probes=chosen, controls=own, progress=progress)
+        more: dict[str, Any] = {} if own else {"controls": 0}
+        result = sweep(network, samples, probes=chosen, progress=progress, **more)
         if own:  # saved before the twins: an interrupt must not cost what has been measured
             _remove_figures(out)
             result.save(out)

@@ -33,7 +33,7 @@ with torch.no_grad():
         print(f"{name:>10}: accuracy {accuracy:.3f} (chance 0.1)")
 
 # %%
-swept = [ci.sweep(model, DATA, limit=64, controls=False, progress=False) for model in models]
+swept = [ci.sweep(model, DATA, limit=64, controls=0, progress=False) for model in models]
 ci.viz.layers(swept, "compression.official_rate", labels=names)
 
 # %%

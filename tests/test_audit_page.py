@@ -120,7 +120,7 @@ def test_the_published_curve_stands_beside_a_crate_s_only(images):
         torch.randn(2, 3, 32, 32),
         probes=["sparsity", "compression"],
         progress=False,
-        controls=False,
+        controls=0,
     )
     for name, spread in (
         ("sparsity.zero_fraction", "± 0.01"),

@@ -1,12 +1,16 @@
 """Negative controls of the probes: the same samples where there is nothing to find."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
 import reference
 from conftest import make
+from crate_interp.data.samples import part
+from crate_interp.sweeps.stream import samples_of
+from crate_interp.viz.summary import controls_text
 from probing import sweep, values
 
 
@@ -28,20 +32,49 @@ def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images)
         "permuted heads",
         "tight frame",
     }
-    assert (table["n"] == 2).all()  # the first batch
+    assert (table["n"] == 5).all()  # all batches: there are fewer than 32
     row = table.query(
         "control == 'tight frame' and statistic == 'subspace_rate_mid' and layer == 1"
     ).iloc[0]
     assert row["model_mean"] == pytest.approx(
-        values(controlled, "compression.subspace_rate_mid", 1)[:2].mean()
+        values(controlled, "compression.subspace_rate_mid", 1).mean()
     )
-    assert not len(sweep(make(), images, controls=False).controls())
     for control, gone in (
         ("random subspaces", "rate_pre"),
         ("tight frame", "l1"),
         ("permuted heads", "rate_pre"),
     ):
         assert gone not in set(table[table["control"] == control]["statistic"])
+
+
+def test_controls_see_as_many_samples_as_were_asked_for(images):
+    """In batches of two and one, or in parts that are merged, as in one batch."""
+    model = make()
+    whole = ci.sweep(model, images, controls=3, progress=False)
+    some = sweep(model, images, controls=3)
+    data = samples_of(model, images, None)
+    ranges = ((0, 2), (2, 4), (4, 5))
+    parts = [sweep(model, part(data, *numbers), controls=3) for numbers in ranges]
+    assert [len(one.controls()) > 0 for one in parts] == [True, True, False]
+    merged = parts[0].merge(parts[1]).merge(parts[2])
+    for other in (some, merged):
+        pd.testing.assert_frame_equal(other.controls(), whole.controls(), rtol=1e-5)
+    assert (whole.controls()["n"] == 3).all() and whole.meta["controls"] == 3
+    assert "over the first 3 images" in controls_text(some)
+    first = sweep(model, images[:3])  # 32 of three are three
+    pd.testing.assert_frame_equal(first.controls(), whole.controls(), rtol=1e-5)
+    none = sweep(model, images, controls=0)
+    assert not len(none.controls()) and none.meta["controls"] == 0
+
+
+def test_what_is_no_number_of_controls(images):
+    for match, given in (
+        ("controls=True is no number of samples: give controls=32 ", True),
+        ("controls=False is no number of samples: give controls=0 ", False),
+        ("controls=-1: give a whole number of at least 0", -1),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sweep(make(), images, controls=given)
 
 
 def test_a_tight_frame_has_the_rate_of_its_energy(images):

@@ -141,7 +141,7 @@ def test_results_show_themselves_in_a_notebook():
     model = ci.load("crate-tiny-cutouts")
     data = "embedded:cutouts"
     for result, words in (
-        (ci.sweep(model, data, limit=8, controls=False, progress=False), "zero_fraction"),
+        (ci.sweep(model, data, limit=8, controls=0, progress=False), "zero_fraction"),
         (ci.segment(model, data, limit=8, untrained=0, progress=False), "mask of another image"),
         (ci.atoms(model, data, limit=8, progress=False), "coherence"),
         (ci.audit(model, data, limit=4, untrained=0, progress=False), "compresses"),

@@ -181,8 +181,8 @@ def test_what_does_not_merge_says_why(vision, tmp_path):
 
 def test_other_data_is_numbered_after_ours(vision):
     model, data = vision
-    one = ci.sweep(model, data.read(0, 4), controls=False, **QUIET)
-    two = ci.sweep(model, data.read(4, 9), controls=False, **QUIET)
+    one = ci.sweep(model, data.read(0, 4), controls=0, **QUIET)
+    two = ci.sweep(model, data.read(4, 9), controls=0, **QUIET)
     merged = one.merge(two)
     assert list(merged.samples()["sample"].unique()) == list(range(9))
     prints = [result.meta["data"][0]["fingerprint"] for result in (one, two)]
@@ -191,7 +191,7 @@ def test_other_data_is_numbered_after_ours(vision):
         {"fingerprint": prints[1], "start": 0, "stop": 5, "first": 4},
     ]
     assert merged.meta["disjoint"] == "not checked"
-    third = ci.sweep(model, data.read(9, 11), controls=False, **QUIET)
+    third = ci.sweep(model, data.read(9, 11), controls=0, **QUIET)
     assert list(merged.merge(third).samples()["sample"].unique()) == list(range(11))
     with pytest.raises(ValueError, match="samples 0 to 4 are in both results"):
         merged.merge(two)
@@ -218,7 +218,7 @@ def _with(result, **changes):
 
 def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
     model, data = vision
-    result = ci.sweep(model, part(data, 0, CUT), probes="sparsity", controls=False, **QUIET)
+    result = ci.sweep(model, part(data, 0, CUT), probes="sparsity", controls=0, **QUIET)
     folder = result.save(tmp_path / "run")
     meta = json.loads((folder / META).read_text())
 
@@ -241,7 +241,7 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
         (folder / META).write_text(content)
         refused("was not written by SweepResult.save|holds no saved SweepResult")
     (folder / META).write_text(json.dumps(meta))
-    other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=False, **QUIET)
+    other = ci.sweep(model, part(data, CUT, N), probes="sparsity", controls=0, **QUIET)
     other.table("samples").to_parquet(folder / "samples.parquet", index=False)
     refused("samples.parquet' does not belong to the saved SweepResult: its digest is not the one")
     (folder / "samples.parquet").unlink()
@@ -252,7 +252,7 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
 
 def test_tables_have_names_and_are_copies(vision):
     model, data = vision
-    result = ci.sweep(model, part(data, 0, 2), probes="sparsity", controls=False, **QUIET)
+    result = ci.sweep(model, part(data, 0, 2), probes="sparsity", controls=0, **QUIET)
     table = result.table()
     table["mean"] = 0
     assert (result.table()["mean"] != 0).any()

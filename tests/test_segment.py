@@ -210,7 +210,7 @@ def test_the_table_agrees_with_a_slow_one():
     images = result.table("images")
     assert result.meta["n_samples"] - len(images) == 1 and result.meta["untrained"] == 2
     own, *twins = (
-        ci.sweep(other, data, probes=probe, controls=False, progress=False)
+        ci.sweep(other, data, probes=probe, controls=0, progress=False)
         for other in (net, model(0), model(1))
     )
     masks = [np.where(np.asarray(data[place]["mask"]) == 255, 1, 0) for place in kept]

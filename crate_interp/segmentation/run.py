@@ -69,7 +69,7 @@ def segment(
     samples = samples_of(model, data, limit)
     check_masks([probe], samples)
     constants = _constants(model, samples, batch_size, mass, fraction)
-    options: dict[str, Any] = dict(batch_size=batch_size, controls=False, progress=progress)
+    options: dict[str, Any] = dict(batch_size=batch_size, controls=0, progress=progress)
 
     def measure(network: Any, seed: int | None) -> SweepResult:
         return sweep(network, samples, probes=probe, **options)

@@ -5,6 +5,7 @@ left out.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import read
+from crate_interp import checks
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
 from crate_interp.models.hooked import HookedModel
@@ -20,9 +22,9 @@ from crate_interp.probes.probe import on_activations
 from crate_interp.probes.shared import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.sweeps.stream import Forward
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
-from crate_interp.sweeps.twins import twin
+from crate_interp.sweeps.tables import merged_controls
 
-SAMPLES = 8  # of the first batch: a control shows a level, not a distribution
+_AT_ONCE = 8  # samples: every control has activations of its own beside the model's
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
@@ -78,27 +80,43 @@ CONTROLS: dict[str, Control] = {
 }
 
 
+def check_controls(controls: Any) -> int:
+    """Returns the number of samples that controls see, as an int.
+
+    Raises ValueError for anything else than a whole number, True and False among them.
+    """
+    if isinstance(controls, bool):
+        wanted = "32 for the first 32 samples" if controls else "0 for no controls"
+        raise ValueError(f"controls={controls} is no number of samples: give controls={wanted}.")
+    return checks.count("controls", controls, least=0)
+
+
 def controls(
     model: HookedModel,
+    untrained: HookedModel,
     probes: Sequence[Probe],
     batch: Tensor,
     blocks: str,
     forward: Forward,
-    extra: Acts | None = None,
+    extra: Acts,
 ) -> pd.DataFrame:
     """Returns the means over samples under each control, beside the model's on the same samples.
 
-    There is a row for each control, statistic and layer. "random weights" is a twin with the
-    official initialisation (seed 0); the others are CONTROLS. extra: what probes read beside
+    There is a row for each control, statistic and layer. "random weights" is `untrained`, a twin
+    with the official initialisation; the others are CONTROLS. extra: what probes read beside
     activations, for every sample of the batch.
     """
-    batch, extra = batch[:SAMPLES], {name: value[:SAMPLES] for name, value in (extra or {}).items()}
-    own = measured(model, probes, batch, blocks, forward, CONTROLS, extra)
-    other = measured(twin(model, 0), probes, batch, blocks, forward, {}, extra)
-    rows = _rows("random weights", other["model"], own["model"])
-    for name in CONTROLS:
-        rows += _rows(name, own[name], own["model"])
-    return pd.DataFrame(rows, columns=COLUMNS)
+    tables = []
+    for start in range(0, len(batch), _AT_ONCE):
+        few = slice(start, start + _AT_ONCE)
+        more = {name: value[few] for name, value in extra.items()}
+        own = measured(model, probes, batch[few], blocks, forward, CONTROLS, more)
+        other = measured(untrained, probes, batch[few], blocks, forward, {}, more)
+        rows = _rows("random weights", other["model"], own["model"])
+        for name in CONTROLS:
+            rows += _rows(name, own[name], own["model"])
+        tables.append(pd.DataFrame(rows, columns=COLUMNS))
+    return reduce(partial(merged_controls, meta={}), tables)
 
 
 def measured(

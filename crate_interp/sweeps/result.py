@@ -64,9 +64,9 @@ class SweepResult(Result):
         the same first n samples. Controls: "random weights" (the untrained network), "random
         subspaces" (with the singular values of the model's U), "permuted heads" (each head's result
         written by the next head's W_O), "tight frame" (a stream of the same energy without
-        structure). A statistic that a control does not change has no row. Empty for `ci.probe`, and
-        for a part of the data that does not begin with sample 0. In a merged result the means are
-        over the controlled samples of both.
+        structure). A statistic that a control does not change has no row. meta["controls"] is the
+        number of samples asked for, the first of the data. Empty for `ci.probe`, and for a part of
+        the data behind them. In a merged result the means are over the controlled samples of both.
         """
         return self.table("controls")
 

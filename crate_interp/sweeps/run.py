@@ -16,6 +16,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
+from crate_interp.sweeps.controls import check_controls
 from crate_interp.sweeps.controls import controls as run_controls
 from crate_interp.sweeps.provenance import data_meta, probes_meta
 from crate_interp.sweeps.result import SweepResult
@@ -29,8 +30,9 @@ from crate_interp.sweeps.stream import (
     run,
     samples_of,
 )
-from crate_interp.sweeps.tables import tables_of
+from crate_interp.sweeps.tables import merged_controls, no_controls, tables_of
 from crate_interp.sweeps.tally import Tally
+from crate_interp.sweeps.twins import twin
 
 Probes = str | Probe | Sequence[str | Probe] | None
 
@@ -44,7 +46,7 @@ def sweep(
     limit: int | None = None,
     blocks: str = "blocks",
     forward: Forward = run,
-    controls: bool = True,
+    controls: int = 32,
     progress: bool = True,
 ) -> SweepResult:
     """Runs the model over `data` once and keeps what the probes measure in each layer.
@@ -53,18 +55,18 @@ def sweep(
     model has. data: see `ci.data.open_data` and `ci.data.open_text`. limit: the first n samples.
     blocks: "decoder_blocks" measures the decoder of a masked autoencoder. forward(model, batch):
     another way to run the model; by default a masked autoencoder sees every patch. controls:
-    whether to measure the negative controls, `result.controls()`, on the first 8 samples of the
-    data; a first batch of fewer samples limits them, and a later part of the data has none.
+    on how many samples, the first of the data, to measure the negative controls,
+    `result.controls()`; 0 for none. They cost about six more forwards of these samples.
 
     Memory does not grow with the number of samples, but for the numbers themselves: the activations
     of a layer are let go as soon as the probes have seen them. Hooks that are on the model stay on.
 
-    Raises ValueError, before work starts, if probes or data are unknown, if the data is empty, or
-    if images or weights hold NaN or Inf. Raises ValueError, with layer and samples, if a statistic
-    is not finite.
+    Raises ValueError, before work starts, if probes or data are unknown, if the data is empty, if
+    `controls` is no number of samples, or if images or weights hold NaN or Inf. Raises ValueError,
+    with layer and samples, if a statistic is not finite.
     """
     checks.count("batch_size", batch_size)
-    checks.flag("controls", controls)
+    controls = check_controls(controls)
     check_model(model, blocks)
     chosen = fitting(probes, model, blocks)
     samples = samples_of(model, data, limit)
@@ -72,10 +74,10 @@ def sweep(
     started = time.perf_counter()
     layers: Any = getattr(model, blocks)
     meta = data_meta(model, samples, batch_size) | probes_meta(chosen)
-    meta |= {"blocks": blocks, "n_layers": len(layers)}
+    meta |= {"blocks": blocks, "n_layers": len(layers), "controls": controls}
     if model.cfg.kind == "mae" and forward is run:
         meta["mask_ratio"] = 0.0
-    measure = partial(_of_chunk, probes=chosen, meta=meta, controls=controls)
+    measure = partial(_of_chunk, probes=chosen, meta=meta)
     options: dict[str, Any] = dict(blocks=blocks, forward=forward, progress=progress)
     result = fold(
         model, samples, measure, SweepResult.merge, batch_size=batch_size, what="sweep", **options
@@ -84,23 +86,26 @@ def sweep(
     return result
 
 
-def _of_chunk(
-    chunk: Chunk, probes: list[Probe], meta: dict[str, Any], controls: bool
-) -> SweepResult:
+def _of_chunk(chunk: Chunk, probes: list[Probe], meta: dict[str, Any]) -> SweepResult:
     samples = chunk.samples
-    tally, table = Tally(samples.n, samples.start), None
+    tally, controlled = Tally(samples.n, samples.start), no_controls()
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
         measure_weights(layers, probes, tally)
         of_weights: list[dict] = [{} for _ in layers]
+        untrained: Any = twin(chunk.model, 0) if samples.start < meta["controls"] else None
         for batch in chunk.batches():
             extra = _masks(probes, samples, batch)
             measure_batch(chunk, batch, probes, tally, of_weights, extra)
-            if controls and batch.start == 0:
-                options = (chunk.blocks, chunk.forward, extra)
-                table = run_controls(chunk.model, probes, batch.inputs, *options)
-    tables = tables_of(tally, samples.labels, meta["n_layers"])
-    tables |= {} if table is None else {"controls": table}
+            if batch.start >= meta["controls"]:
+                untrained = None  # its memory is free for the rest
+            else:
+                first = slice(meta["controls"] - batch.start)
+                few = {name: value[first] for name, value in extra.items()}
+                options = (chunk.blocks, chunk.forward, few)
+                more = run_controls(chunk.model, untrained, probes, batch.inputs[first], *options)
+                controlled = merged_controls(controlled, more, meta)
+    tables = tables_of(tally, samples.labels, meta["n_layers"]) | {"controls": controlled}
     return SweepResult(tables, meta | chunk.range | {"counts": tally.totals()})
 
 
