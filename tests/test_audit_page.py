@@ -143,7 +143,7 @@ def test_accuracy_over_compression(images):
     swept = ci.sweep(model, many, probes="compression", progress=False)
     figure = ci.viz.beside(probed, "linear.accuracy", swept, "compression.subspace_rate_mid")
     upper, lower = figure.axes
-    assert {"control", "chance"} <= {
+    assert {"permuted", "chance"} <= {
         line.get_label() for line in upper.lines
     } and lower.get_ylabel() == "nats"
     table = swept.layers()

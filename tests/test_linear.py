@@ -32,7 +32,7 @@ def test_a_planted_label_is_found_and_a_permuted_one_is_not(images):
     result = ci.linear_probe(model, images, labels=planted, progress=False)
     assert list(result.layers()["n"].unique()) == [30] and len(levels(result, "accuracy")) == 4
     assert levels(result, "accuracy")[3] > 0.9  # Z^3 is what it was made of
-    assert abs(levels(result, "control") - 0.5).max() < 0.3  # 30 coins: three standard deviations
+    assert abs(levels(result, "permuted") - 0.5).max() < 0.3  # 30 coins: three standard deviations
     assert levels(result, "chance") == pytest.approx(0.5, abs=0.02)
     assert levels(result, "accuracy")[0] == pytest.approx(
         levels(result, "chance")[0]
@@ -70,8 +70,9 @@ def test_equal_samples_are_on_one_side(images):
 
 def test_labels_of_the_data_and_text():
     result = ci.linear_probe(ci.load("crate-tiny-fashion"), "embedded:fashion", progress=False)
-    accuracy, control, chance = (levels(result, name) for name in ("accuracy", "control", "chance"))
-    assert accuracy[-1] > 0.7 and accuracy[-1] > accuracy[1] > chance[1] and control.max() < 0.35
+    names = ("accuracy", "permuted", "chance")
+    accuracy, permuted, chance = (levels(result, name) for name in names)
+    assert accuracy[-1] > 0.7 and accuracy[-1] > accuracy[1] > chance[1] and permuted.max() < 0.35
     figure = ci.viz.layers(result, "linear.accuracy")
     assert figure.axes[0].get_ylabel() == "share right"
     tokens = torch.randint(0, 47, (40, 13), generator=torch.Generator().manual_seed(0))

@@ -24,9 +24,9 @@ _STATISTICS = {
     "linear.accuracy": [
         "share right", 0.0, 1.0, "Held-out accuracy of logistic regression on the layer's stream."
     ],
-    "linear.control": [
+    "linear.permuted": [
         "share right", 0.0, 1.0,
-        "The same with labels permuted among samples: they can only be learned by heart.",
+        "The same with labels permuted among samples: at chance, as there is nothing to learn.",
     ],
     "linear.chance": [
         "share right", 0.0, 1.0,
@@ -53,7 +53,7 @@ class LinearProbeResult(SweepResult):
         row = wide.loc[best]
         return (
             f"A linear classifier names the class best from Z^{best}: held-out accuracy "
-            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['control']:.3f} "
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['permuted']:.3f} "
             f"with permuted labels, {row['chance']:.3f} by the commonest class."
         )
 
@@ -72,14 +72,16 @@ def linear_probe(
 ) -> LinearProbeResult:
     """Fits a linear classifier to Z^l for l = 0 to n_layers and reports its held-out accuracy.
 
-    The statistics are `linear.accuracy`, `linear.control` and `linear.chance`, by layer. The
+    The statistics are `linear.accuracy`, `linear.permuted` and `linear.chance`, by layer. The
     classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
     token per sample. pool: "cls", "mean" (over tokens) or "last"; None is "cls" if there is one,
     else "last". labels: one per sample; None takes those of the data. The split is stratified and
     the same for every layer, and equal samples lie on one side of it. Means and scales are those of
-    the training part. Control: the same with labels permuted among samples (Hewitt and Liang 2019).
-    Features are streamed: n x d_model numbers per layer are kept. `result.samples()` has 1 or 0 for
-    held-out samples and NaN for the others; std and n are over held-out samples.
+    the training part. Permuted: the same with labels permuted among samples. It is at chance by
+    construction, because a held-out sample shares nothing with the training part: it shows the
+    noise of the accuracy and not what the classifier could learn by heart. Features are streamed: n
+    x d_model numbers per layer are kept. `result.samples()` has 1 or 0 for held-out samples and NaN
+    for the others; std and n are over held-out samples.
 
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
@@ -98,10 +100,10 @@ def linear_probe(
     features, groups = _features(model, samples, batch_size, wanted, progress)
     train, held = _split(classes, groups, test, seed)
     shuffled = np.random.default_rng(seed).permutation(classes)
-    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "control": []}
+    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
     for layer in tqdm(features, desc="linear probes", unit="layer", disable=not progress):
         columns["accuracy"].append(_right(layer, classes, train, held))
-        columns["control"].append(_right(layer, shuffled, train, held))
+        columns["permuted"].append(_right(layer, shuffled, train, held))
     commonest = np.bincount(classes[train]).argmax()
     columns["chance"] = [(classes[held] == commonest).astype(float)] * len(features)
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}

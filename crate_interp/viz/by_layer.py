@@ -77,7 +77,7 @@ def beside(
         axes.set_ylabel(_unit(result, name))
         _tidy(axes)
     if statistic == "linear.accuracy":
-        for name, style in (("linear.control", "--"), ("linear.chance", ":")):
+        for name, style in (("linear.permuted", "--"), ("linear.chance", ":")):
             rows[0].plot(
                 drawn[0].layers,
                 curve(first, name).mean,
