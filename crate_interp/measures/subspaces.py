@@ -24,8 +24,10 @@ __all__ = [
     "membership_entropy",
     "mutual_coherence",
     "orthonormality_defect",
+    "output_map_cosine",
     "principal_angles",
     "projection_energy",
+    "scale_free_defect",
     "subspace_overlap",
     "subspace_snr",
 ]
@@ -138,11 +140,72 @@ def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor,
     ValueError if the matrix is empty.
     """
     _check(d, "d_model d_mlp")
-    gram = d.mT @ d if d.shape[-1] <= d.shape[-2] else d @ d.mT
-    width = gram.shape[-1]
-    scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
-    eye = torch.eye(width, dtype=d.dtype, device=d.device)
-    return torch.linalg.matrix_norm(gram - scale * eye) / width**0.5
+    _, size, scale = _off_scale(d)
+    return size * scale / min(d.shape[-2:]) ** 0.5
+
+
+@in_full_precision
+def scale_free_defect(m: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*batch"]:
+    """Returns how far the matrix is from a multiple of an orthonormal one, whatever its scale.
+
+    `|G - c I|_F / (c sqrt(w))`, where G is the smaller Gram matrix, M^T M or M M^T, w its width and
+    c = tr(G) / w.
+
+    m `[..., n, width]` -> `[...]`, dimensionless, in [0, sqrt(w - 1)]: 0 only if the shorter axis
+    is orthogonal with equal lengths, the maximum for rank 1. It is `dictionary_defect` over c, and
+    does not change if m is scaled or rotated. A random matrix of independent entries has about
+    sqrt(w / max(n, width)). A matrix of zeros, whose scale is 0, has NaN. Raises ValueError if the
+    matrix is empty.
+    """
+    _check(m, "n width")
+    zero, size, _ = _off_scale(m)
+    return (size / min(m.shape[-2:]) ** 0.5).masked_fill(zero, torch.nan)
+
+
+def _off_scale(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns whether m is zero, |G - c I|_F / c, and c, of the smaller Gram matrix G of m."""
+    largest = m.detach().abs().amax(dim=(-2, -1), keepdim=True)
+    zero = largest == 0
+    largest = largest.masked_fill(zero, 1)
+    scaled = m / largest  # squares of very small or large entries do not fit
+    gram = scaled.mT @ scaled if m.shape[-1] <= m.shape[-2] else scaled @ scaled.mT
+    scale = gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].masked_fill(zero, 1)
+    eye = torch.eye(gram.shape[-1], dtype=m.dtype, device=m.device)
+    size = torch.linalg.matrix_norm(gram / scale - eye).masked_fill(zero[..., 0, 0], 0)
+    return zero[..., 0, 0], size, (scale * largest.square())[..., 0, 0]
+
+
+@in_full_precision
+def output_map_cosine(
+    w_o: Float[Tensor, "head d_head d_model"], u: Float[Tensor, "head d_model d_head"]
+) -> Float[Tensor, "head"]:
+    """Returns how far each head writes back along its subspace: the cosine of W_O,k and U_k^T.
+
+    `<W_O,k, U_k^T>_F / (|W_O,k|_F |U_k|_F)`.
+
+    w_o `[head, d_head, d_model]`, u `[head, d_model, d_head]` -> `[head]` in [-1, 1]: 1 where a
+    head writes a positive multiple of U_k^T, -1 where it writes a negative one; random matrices
+    have mean 0 and a standard deviation of about 1 / sqrt(d_head d_model). arXiv 2306.01129 derives
+    +U_k^T and trains a map of its own in its place; arXiv 2411.17182 (section 4.2) compares +U_k^T
+    (CRATE-C) with -U_k^T (CRATE-N). A map of zeros has 0. Raises ValueError if the two differ in
+    shape, or if a matrix is empty.
+    """
+    _check(w_o, "head d_head d_model")
+    _check(u, "head d_model d_head")
+    if w_o.shape != u.mT.shape:
+        raise ValueError(
+            f"w_o {list(w_o.shape)} is no map for each head of u {list(u.shape)}: give "
+            "[head, d_head, d_model] and [head, d_model, d_head], such as attn.W_O and attn.U."
+        )
+    rows = [_unit(matrix.flatten(1)) for matrix in (w_o, u.mT)]
+    return (rows[0] * rows[1]).sum(dim=-1).clamp(-1, 1)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Returns rows of length one; a row of zeros stays."""
+    scaled = rows / largest_entry(rows)
+    norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return scaled / norms.masked_fill(norms == 0, 1)
 
 
 @in_full_precision
@@ -198,9 +261,7 @@ def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batc
     matrix is empty.
     """
     _check(d, "d_model n")
-    scaled = d.mT / largest_entry(d.mT)
-    norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    unit = scaled / norms.masked_fill(norms == 0, 1)
+    unit = _unit(d.mT)
     return (unit @ unit.mT).abs()
 
 

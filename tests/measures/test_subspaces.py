@@ -14,7 +14,9 @@ from crate_interp.measures import (
     dictionary_defect,
     head_overlap,
     orthonormality_defect,
+    output_map_cosine,
     projection_energy,
+    scale_free_defect,
     subspace_overlap,
 )
 from tensors import draw
@@ -107,6 +109,66 @@ def test_invariances(seed):
     assert ((projection_energy(z, u) >= 0) & (projection_energy(z, u) <= 1 + 1e-12)).all()
     inside = (u[1] @ draw(seed + 4, 2, 7)).T
     close(projection_energy(inside, u)[:, 1], torch.ones(7, dtype=torch.float64))
+
+
+def test_scale_free_defect_by_hand():
+    frame = torch.linalg.qr(draw(10, 11, 5))[0]
+    for matrix in (frame, 1e-3 * frame, 1e25 * frame.T):
+        assert scale_free_defect(matrix) < 1e-12
+    # D = diag(1, 2): G = diag(1, 4), c = 2.5, |G - cI| = sqrt(4.5), over 2.5 sqrt 2
+    assert scale_free_defect(torch.diag(torch.tensor([1.0, 2.0]))).item() == pytest.approx(0.6)
+    rank_1 = draw(11, 7, 1) @ draw(12, 1, 13)
+    assert scale_free_defect(rank_1).item() == pytest.approx(6**0.5)
+    assert scale_free_defect(draw(13, 30, 300, 100)).mean().item() == pytest.approx(
+        3**-0.5, rel=0.02
+    )
+    mixed = torch.stack([torch.zeros(5, 3), torch.eye(5, 3)])
+    assert scale_free_defect(mixed).isnan().tolist() == [True, False]
+    assert dictionary_defect(mixed).tolist() == [0, 0]
+
+
+def test_output_map_cosine_by_hand():
+    u = draw(14, 3, 11, 5)
+    signs = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)
+    w_o = signs[:, None, None] * u.mT
+    torch.testing.assert_close(output_map_cosine(w_o, u), signs.sign())
+    # one entry of two: <a, b> = 3, lengths 5 and 1
+    a, b = torch.zeros(1, 2, 3), torch.zeros(1, 3, 2)
+    a[0, 0, 1], a[0, 1, 2], b[0, 1, 0] = 3.0, 4.0, 1.0
+    assert output_map_cosine(a, b).item() == pytest.approx(0.6)
+    many = output_map_cosine(draw(15, 3000, 5, 11), draw(16, 3000, 11, 5))
+    assert abs(many.mean()) < 4 * (55 * 3000) ** -0.5
+    assert many.std().item() == pytest.approx(55**-0.5, rel=0.05)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_output_maps_of_another_shape():
+    u = draw(14, 3, 11, 5)
+    with pytest.raises(ValueError, match=r"w_o \[3, 11, 5\] is no map for each head of u"):
+        output_map_cosine(u, u)
+
+
+@given(st.integers(0, 2**31))
+def test_scale_free_measures_ignore_scale_and_rotation(seed):
+    d, w_o, u = draw(seed, 7, 13), draw(seed + 1, 2, 5, 11), draw(seed + 2, 2, 11, 5)
+    left, right = (torch.linalg.qr(draw(seed + 3, n, n))[0] for n in (7, 13))
+    close = lambda a, b: torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)  # noqa: E731
+    gram = d.numpy() @ d.numpy().T
+    c = np.trace(gram) / 7
+    slow = np.linalg.norm(gram / c - np.eye(7)) / 7**0.5
+    assert scale_free_defect(d).item() == pytest.approx(slow)
+    assert scale_free_defect(d).item() == pytest.approx(dictionary_defect(d).item() / c)
+    close(scale_free_defect(-3e-20 * left @ d @ right), scale_free_defect(d))
+    close(scale_free_defect(d.T), scale_free_defect(d))
+    cosine = output_map_cosine(w_o, u)
+    entries = [
+        sum(a[i, j] * b[j, i] for i in range(5) for j in range(11))
+        / (np.linalg.norm(a) * np.linalg.norm(b))
+        for a, b in zip(w_o.numpy(), u.numpy(), strict=True)
+    ]
+    np.testing.assert_allclose(cosine.numpy(), entries, rtol=1e-9)
+    turn = torch.linalg.qr(draw(seed + 4, 11, 11))[0]
+    close(output_map_cosine(1e-30 * w_o @ turn.T, 7 * turn @ u), cosine)
 
 
 def test_bad_arguments():
