@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from crate_interp import checks
 from crate_interp.probes.codes import sparsity
 from crate_interp.probes.masks import segmentation
+from crate_interp.probes.objectives import objective
 from crate_interp.probes.patterns import attention
 from crate_interp.probes.probe import Probe
 from crate_interp.probes.rates import compression
@@ -16,6 +17,7 @@ _BUILT_IN = {
     "attention": attention,
     "alignment": alignment,
     "segmentation": segmentation,
+    "objective": objective,
 }
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
 
@@ -26,6 +28,7 @@ __all__ = [
     "attention",
     "available",
     "compression",
+    "objective",
     "resolve",
     "segmentation",
     "sparsity",
