@@ -5,14 +5,15 @@
 Prints how R^c changes in the layer, in three frames and at five eps, beside four other updates.
 
 Each token is a Gaussian in one of `heads` orthogonal subspaces, with noise in all directions. A
-sample uses a few of the subspaces, so there is something to gain: where all are used evenly, no
-step lowers R^c at a fixed length of the stream. Every token has mean 0, because LayerNorm would
-remove its mean.
+sample uses a few of the subspaces. Were all used evenly, Z^T Z would be a multiple of I with the
+noise and without it, and R^c, which sees no more than Z^T Z, could not tell. Every token has mean
+0, because LayerNorm would remove its mean.
 
-The layer takes the paper's own step, `Z + MSSA(LN(Z)) - 0.2 Z` with W_O = 0.1 U^T, a positive
-multiple. The models have no weight on the skip connection, so a hook subtracts 0.2 Z. The frames
-are the stream as it is ("stream"), what the layer's first norm makes of it ("read"), and the
-stream at one length ("unit").
+The layer takes the paper's own step: it adds MSSA(LN(Z)) with W_O a small positive multiple of U^T,
+and subtracts 0.2 Z. The models have no weight on the skip connection, so a hook does that. The
+frames are the stream as it is ("stream"), what the layer's first norm makes of it ("read"), and the
+stream at one length ("unit"). R^c falls in all of them. With MSSA alone the stream grows, and R^c
+falls in the other two frames only. With MSSA subtracted it falls in the stream only.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ EPS = 4.0  # so large that alpha lambda stays below 1
 FRAMES = ("stream", "read", "unit")
 ALL_EPS = (0.01, 0.1, 1.0, 10.0, 100.0)
 
+Score = Callable[[Tensor, Tensor], float]
 Step = Callable[[Tensor, Tensor], Tensor]  # what attention adds, and Z: `[batch, pos, d_model]`
 
 
@@ -93,17 +95,36 @@ def matched_overlap(u: Tensor, v: Tensor) -> float:
     u, v `[head, d_model, p]`. The pairs are those with the largest sum (Hungarian algorithm), so
     random subspaces have more than p / d: see `chance`.
     """
-    pairs = (len(u), len(v), *u.shape[1:])
-    table = subspace_overlap(u.detach()[:, None].expand(pairs), v.expand(pairs))
+    table = overlaps(u, v)
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
     return float(table[rows, columns].mean())
 
 
-def chance(d_model: int, heads: int, p: int, draws: int = 200) -> float:
-    """Returns the mean `matched_overlap` of independent random subspaces with the planted ones."""
+def planted_per_head(u: Tensor, v: Tensor) -> float:
+    """Returns how many planted subspaces a head reads, on average, from 1 to their number.
+
+    exp of the entropy of the head's overlaps with them, scaled to sum to 1. A head that spans one
+    direction of each of two planes has a matched overlap of at most a half, as a mixture of many
+    has, but this number is 2.
+    """
+    table = overlaps(u, v)
+    share = table / table.sum(dim=1, keepdim=True)
+    return float(torch.special.entr(share).sum(dim=1).exp().mean())
+
+
+def overlaps(u: Tensor, v: Tensor) -> Tensor:
+    """Returns the mean squared cosines of all pairs, `[head of u, head of v]`."""
+    pairs = (len(u), len(v), *u.shape[1:])
+    return subspace_overlap(u.detach()[:, None].expand(pairs), v.expand(pairs))
+
+
+def chance(
+    d_model: int, heads: int, p: int, draws: int = 200, score: Score = matched_overlap
+) -> float:
+    """Returns the mean score of independent random subspaces against planted ones."""
     v, random = subspaces(d_model, heads, p), _random(1)
     u = torch.randn(draws, heads, d_model, p, generator=random, dtype=v.dtype)
-    return sum(matched_overlap(each, v) for each in u) / draws
+    return sum(score(each, v) for each in u) / draws
 
 
 # ---- the layer

@@ -10,8 +10,9 @@ answer, the posterior mean, needs the subspaces, and MSSA is derived as an appro
 
 The embedding stays the identity and there are no position embeddings, so U_k and the planted V_k
 lie in one space. The score is the mean squared cosine of their angles, matched one to one, beside
-random subspaces and the network before training. Each finished network is saved, and the same
-command goes on after it.
+random subspaces and the network before training. A head that takes one direction of each of two
+planes scores a half, so the table also says how many planes a head reads. Each finished network is
+saved, and the same command goes on after it.
 """
 
 import argparse
@@ -22,7 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from planted import SIGMA, USED, as_images, chance, matched_overlap, mixture, subspaces
+from planted import (
+    SIGMA,
+    USED,
+    as_images,
+    chance,
+    matched_overlap,
+    mixture,
+    planted_per_head,
+    subspaces,
+)
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from training import learning_rate
@@ -63,14 +73,14 @@ class Denoiser(nn.Module):
         z = self.model(as_images(tokens, GRID, PATCH), stop_at_layer=1)
         return self.out(z[:, 1:])
 
-    def overlap(self) -> float:
-        """Returns how far the layer reads the planted subspaces, in [0, 1].
+    def reads(self) -> Tensor:
+        """Returns bases of what the heads read of a token, `[head, d_model, d_head]`.
 
-        Its codes are U_k^T diag(g) (z - mean), where g are the gains of its first norm.
+        The codes are U_k^T diag(g) (z - mean), where g are the gains of the first norm.
         """
         block: Any = self.model.blocks[0]
         u = (block.ln1.weight[:, None] * block.attn.U).detach().double()
-        return matched_overlap(u - u.mean(dim=1, keepdim=True), V)
+        return u - u.mean(dim=1, keepdim=True)
 
 
 def data(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,7 +101,7 @@ def train(variant: str, seed: int, steps: int, bar: tqdm) -> dict[str, Any]:
     network, started = Denoiser(variant, seed), time.perf_counter()
     weights = [weight for weight in network.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=LR)
-    untrained = network.overlap()
+    untrained = matched_overlap(network.reads(), V)
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, LR)
@@ -104,7 +114,9 @@ def train(variant: str, seed: int, steps: int, bar: tqdm) -> dict[str, Any]:
     with torch.no_grad():
         noisy, clean, _ = data(HELD_OUT, 0)
         held_out = error(network(noisy), clean)
-    found = dict(error=held_out, overlap=network.overlap(), untrained=untrained)
+    u = network.reads()
+    found = dict(error=held_out, overlap=matched_overlap(u, V), planes=planted_per_head(u, V))
+    found |= dict(untrained=untrained)
     return dict(variant=variant, seed=seed, **found, seconds=time.perf_counter() - started)
 
 
@@ -113,29 +125,27 @@ def bounds() -> dict[str, float]:
     noisy, clean, best = data(HELD_OUT, 0)
     flat, target = noisy.flatten(0, 1), clean.flatten(0, 1)
     linear = flat @ torch.linalg.lstsq(flat, target).solution
-    return dict(
-        linear=error(linear, target), posterior=error(best, clean), chance=chance(D, HEADS, P)
-    )
+    limits = dict(linear=error(linear, target), posterior=error(best, clean))
+    shape = (D, HEADS, P)
+    return limits | dict(chance=chance(*shape), planes=chance(*shape, score=planted_per_head))
 
 
 def table(rows: list[dict[str, Any]], limits: dict[str, float]) -> str:
     """Returns a line for each variant, mean and standard deviation over seeds, as text."""
-    lines = [f"{'variant':8} {'error':>15} {'overlap':>15} {'untrained':>10} {'seconds':>8}"]
+    heads = f"{'variant':8} {'error':>15} {'overlap':>15} {'planes a head':>15}"
+    lines = [f"{heads} {'untrained':>9} {'seconds':>8}"]
     for variant in VARIANTS:
         own = [row for row in rows if row["variant"] == variant]
-        error, overlap, untrained, seconds = (
-            torch.tensor([row[name] for row in own])
-            for name in ("error", "overlap", "untrained", "seconds")
-        )
-        cells = [f"{each.mean():.3f} +- {each.std():.3f}" for each in (error, overlap)]
-        lines.append(
-            f"{variant:8} {cells[0]:>15} {cells[1]:>15} {untrained.mean():10.3f} "
-            f"{seconds.mean():8.1f}"
-        )
+        names = ("error", "overlap", "planes", "untrained", "seconds")
+        columns = [torch.tensor([row[name] for row in own]) for name in names]
+        cells = [f"{each.mean():.3f} +- {each.std():.3f}" for each in columns[:3]]
+        last = f"{columns[3].mean():10.3f} {columns[4].mean():8.1f}"
+        lines.append(f"{variant:8} " + " ".join(f"{cell:>15}" for cell in cells) + last)
     lines += [
         f"error of the best linear map {limits['linear']:.3f}, of the posterior mean of a token "
         f"alone {limits['posterior']:.3f}",
-        f"overlap of random subspaces {limits['chance']:.3f}, of the planted ones 1",
+        f"overlap of random subspaces {limits['chance']:.3f}, of the planted ones 1; planes a head "
+        f"{limits['planes']:.1f} and 1",
     ]
     return "\n".join(lines)
 
@@ -153,6 +163,8 @@ def picture(rows: list[dict[str, Any]], limits: dict[str, float], path: Path) ->
         axes.plot(x, y, marker, alpha=0.8, label=label)
     axes.axvline(limits["chance"], color="0.6", linestyle=":")
     axes.annotate("random\nsubspaces", (limits["chance"] - 0.01, 0.02), ha="right", color="0.4")
+    axes.axvline(0.5, color="0.6", linestyle=":")
+    axes.annotate("half of each\nof two planes", (0.51, 0.02), color="0.4")
     lines = (("linear", "best linear map"), ("posterior", "posterior mean of a token alone"))
     for name, label in lines:
         axes.axhline(limits[name], color="0.6", linestyle="--")
