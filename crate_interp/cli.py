@@ -159,8 +159,9 @@ def atlas(
         int, typer.Option(help="How many patches or contexts to show for each atom.")
     ] = 9,
     ablate: Annotated[
-        int, typer.Option(help="On how many samples to measure the effect of each atom; 0: none.")
-    ] = 2,
+        int,
+        typer.Option(help="On how many samples to run the model without an atom; 0: none."),
+    ] = 32,
 ) -> None:
     """Show what every dictionary atom is for: top patches or contexts, effects and neighbours."""
     model = _load(source, family, revision, config)

@@ -42,7 +42,7 @@ def results(out: Path) -> dict[str, tuple[Path, list[str], int]]:
     """Returns the pages of results, in the same form."""
     model, data = ci.load("crate-tiny-cutouts"), "embedded:cutouts"
     few = {"limit": 16, "progress": False}
-    atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=0, **few), out / "atlas")
+    atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=8, **few), out / "atlas")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=1, audit=True, **few)
     return {

@@ -3,89 +3,72 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 import crate_interp as ci
-from conftest import D_MODEL, LAYERS, make, make_lm
+from atlases import LOOK, MODELS, ready
+from conftest import LAYERS, make_lm
 from crate_interp.circuits.excerpts import TILE, _tile
+from crate_interp.data import open_data, part
 from crate_interp.sweeps.atom_statistics import layer_sums
-
-LOOK = dict(
-    mean=(0.5, 0.5, 0.5),
-    std=(0.25, 0.25, 0.25),
-    labels=[f"<kind {number}>" for number in range(11)],
-)
-MODELS = ["crate", "crate-alpha", "crate-lm", "crate-lm vanilla", "nanochat-crate"]
-
-
-def ready(name):
-    if name.startswith(("crate-lm", "nanochat")):
-        return make_lm(name), torch.randint(47, (5, 11), generator=torch.Generator().manual_seed(1))
-    return make(name, **LOOK), torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_column_against_a_slow_form(name):
+def test_statistics_and_neighbours_against_a_slow_form(name):
     model, data = ready(name)
-    found = ci.atlas(model, data, top=3, ablate=2, batch_size=2, progress=False)
+    found = ci.atlas(model, data, top=3, ablate=0, batch_size=2, progress=False)
     width = model.cfg.d_mlp
     assert len(found.table()) == LAYERS * width
-    logits, cache = model.run_with_cache(data)
-    before = logits[:2].log_softmax(dim=-1)
-    picks = [(layer, atom) for layer in range(LAYERS) for atom in (0, 4, width - 1)]
-    for layer, atom in picks:
+    _, cache = model.run_with_cache(data)
+    for layer, atom in [(layer, atom) for layer in range(LAYERS) for atom in (0, 4, width - 1)]:
         row, code = found.row(layer, atom), cache["post", layer][..., atom]
         assert row["firing_rate"] == pytest.approx((code > 0).float().mean().item())
-        changed = model.run_with_hooks(
-            data[:2], fwd_hooks=[(f"blocks.{layer}.mlp.hook_post", ci.hooks.edit.zero(atoms=atom))]
-        )
-        after = changed.log_softmax(dim=-1)
-        wanted = (before.exp() * (before - after)).sum(dim=-1).mean().item()
-        assert row["ablation"] == pytest.approx(wanted, rel=2e-2, abs=1e-6)
-        block = model.blocks[layer]
-        direction = (
-            block.mlp.W_out[atom] if hasattr(block.mlp, "W_out") else torch.eye(D_MODEL)[atom]
-        )
-        gamma = getattr(model.ln_final, "weight", None)
-        moved = (direction if gamma is None else gamma * (direction - 0)) @ model.W_U
-        if gamma is not None:  # LayerNorm takes the mean out before
-            moved = moved - direction.mean() * (gamma @ model.W_U)
-        moved = moved - moved.mean()
-        said = re.findall(r"'([^']*)' ([+-][\d.]+)", row["raises"])
-        assert len(said) == 3 and float(said[0][1]) == pytest.approx(moved.max().item(), abs=6e-3)
-        names = getattr(model.cfg, "labels", None) or [str(token) for token in range(47)]
-        assert (
-            said[0][0] == names[int(moved.argmax())]
-            and f"'{names[int(moved.argmin())]}'" in row["lowers"]
-        )
         cosines = {
             (other, place): torch.cosine_similarity(
-                block.mlp.D[:, atom], model.blocks[other].mlp.D[:, place], dim=0
+                model.blocks[layer].mlp.D[:, atom], model.blocks[other].mlp.D[:, place], dim=0
             ).item()
             for other in range(LAYERS)
             if other != layer
             for place in range(width)
         }
         best = max(cosines, key=cosines.get)
-        assert row["nearest"].startswith(f"L{best[0]}A{best[1]} ") and row[
-            "nearest_cosine"
-        ] == pytest.approx(cosines[best], abs=1e-5)
+        assert row["nearest"].startswith(f"L{best[0]}A{best[1]} ")
+        assert row["nearest_cosine"] == pytest.approx(cosines[best], abs=1e-5)
         top = found.top(layer, atom)
-        assert top["value"].tolist() == pytest.approx(
-            code.flatten().sort(descending=True).values[: len(top)].tolist(), rel=1e-6
-        )
+        largest = code.flatten().sort(descending=True).values[: len(top)].tolist()
+        assert top["value"].tolist() == pytest.approx(largest, rel=1e-6)
     assert "atoms" in repr(found) and "<table" in found._repr_html_()
 
 
-def test_without_ablations_and_in_batches():
+def test_in_batches_and_merged(tmp_path):
     model, data = ready("crate")
-    found = ci.atlas(model, data, ablate=0, progress=False)
-    assert found.table()["ablation"].isna().all()
-    again = ci.atlas(model, data, ablate=0, batch_size=2, progress=False)
-    assert found.table()["raises"].equals(again.table()["raises"])
+    found = ci.atlas(model, data, ablate=2, progress=False)
+    again = ci.atlas(model, data, ablate=2, batch_size=2, progress=False)
     np.testing.assert_allclose(found.table()["max"], again.table()["max"], rtol=1e-6)
+    np.testing.assert_allclose(
+        found.table()["first_order"], again.table()["first_order"], rtol=1e-4, atol=1e-7
+    )
+    data = torch.cat([data, data.flip(-1)])
+    samples = open_data(data, model.preprocess)
+    halves = [
+        ci.atlas(model, part(samples, *ends), ablate=2, progress=False)
+        for ends in ((0, 5), (5, 10))
+    ]
+    merged = halves[0].merge(halves[1])
+    both = merged.table("ablations")
+    assert set(both["sample"]) == {0, 2, 5, 7} and set(merged.table()["ablated"]) <= {0, 2, 4}
+    for _, row in merged.table().query("ablated == 4").head(5).iterrows():
+        parts = [half.row(row["layer"], row["atom"])["ablation"] for half in halves]
+        assert row["ablation"] == pytest.approx(np.mean(parts), rel=1e-9)
+    total = sum(half.table("logits")["total"] for half in halves)
+    np.testing.assert_allclose(merged.table("logits")["total"], total, rtol=1e-9)
+    assert merged.table("logits")["n"].unique().tolist() == [4]
+    loaded = ci.circuits.Atlas.load(merged.save(tmp_path))
+    pd.testing.assert_frame_equal(loaded.table(), merged.table())
+    assert loaded.headline() == merged.headline()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -195,6 +178,8 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         "has the atoms 0 to": lambda: found.row(0, 999),
         "has the layers": lambda: found.row(9, 0),
         "HookedCrateMAE has no logits": lambda: ci.atlas(autoencoder(), data),
+        "windows have one token": lambda: ci.atlas(make_lm(), torch.zeros(3, 1, dtype=torch.long)),
+        "effect='x'": lambda: found.clear("x"),
         "cannot measure Linear": lambda: ci.atlas(torch.nn.Linear(2, 2), data),
     }.items():
         with pytest.raises(ValueError, match=words):

@@ -48,7 +48,7 @@ OF_DATA = {
     "audit": lambda model, data: ci.audit(model, data, untrained=2, **QUIET),
     "segment": lambda model, data: ci.segment(model, data, untrained=2, **QUIET),
     "atoms": lambda model, data: ci.atoms(model, data, top=5, coactivation=True, **QUIET),
-    "atlas": lambda model, data: ci.atlas(model, data, top=4, ablate=2, **QUIET),
+    "atlas": lambda model, data: ci.atlas(model, data, top=4, ablate=0, **QUIET),
     "composition": lambda model, data: composition(model, data, through="data", **QUIET),
 }
 

@@ -1,4 +1,4 @@
-"""What an atom's direction moves on the direct path, and its nearest atoms in other layers."""
+"""What the weights say of an atom: logits on the direct path, and its nearest atoms."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from crate_interp.circuits.attribution import gains_of
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.probes.shared import dictionary
@@ -30,12 +31,15 @@ def names_of(model: HookedModel) -> list[str]:
 def directions(model: HookedModel) -> pd.DataFrame:
     """Returns a row per layer and atom: layer, atom, raises, lowers, nearest, nearest_cosine.
 
-    raises, lowers: the classes or tokens whose logit the atom's direction moves most. nearest:
-    atoms of other layers by the cosine of columns of D.
+    raises, lowers: the classes or tokens whose logit the atom's direction moves most on the direct
+    path, `gain <row of W_out, g * w_t>` less the mean over t, for a code of 1 and a final norm of
+    scale 1. gain: what the residual lambdas of nanochat make of it. They are "" where steps re-code
+    the stream (`cfg.residual` is False): there no direct path leads from a layer to the logits.
+    nearest: atoms of other layers by the cosine of columns of D.
     """
-    raises, lowers = _logits(model)
-    nearest, cosines = _nearest(model)
     layers, width = len(model.blocks), model.cfg.d_mlp
+    raises, lowers = _logits(model) if model.cfg.residual else ([""] * layers * width,) * 2
+    nearest, cosines = _nearest(model)
     columns: dict[str, Any] = {
         "layer": np.repeat(np.arange(layers), width),
         "atom": np.tile(np.arange(width), layers),
@@ -54,8 +58,8 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
         read = model.ln_final.weight[:, None] * read
         read = read - read.mean(dim=0, keepdim=True)
     raises, lowers = [], []
-    for block in model.blocks:
-        moved = block.mlp.written() @ read  # [atom, logit]
+    for block, gain in zip(model.blocks, gains_of(model)[0], strict=True):
+        moved = gain * block.mlp.written() @ read  # [atom, logit]
         moved = moved - moved.mean(dim=1, keepdim=True)
         count = min(NAMED, moved.shape[1])
         for sign, texts in ((1, raises), (-1, lowers)):
@@ -63,7 +67,7 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
             rows = zip(best.values.tolist(), best.indices.tolist(), strict=True)
             for values, places in rows:
                 pairs = zip(values, places, strict=True)
-                words = [f"{names[place]!r} {sign * value:+.2f}" for value, place in pairs]
+                words = [f"{names[place]!r} {sign * value:+.2g}" for value, place in pairs]
                 texts.append(", ".join(words))
     return raises, lowers
 

@@ -28,8 +28,14 @@ def attribution_patch(
     base run (TransformerLens `attribution_patch`, nodes of heads). steps > 1: the mean of gradients
     at `steps` points, midpoints of the way from the base's embedding to the source's: integrated
     gradients (EAP-IG, arXiv 2403.17806), which TransformerLens 4.3 declares and does not have. It
-    takes one forward and backward for each step, for any number of heads. Check what it suggests by
-    `ci.circuits.path_patch` or activation patching, which are causal.
+    takes one forward and backward for each step, for any number of heads.
+
+    It is first order, and how good that is depends on the inputs. On crate-tiny-fashion it
+    correlates .51 with patching on four pairs of images, and .52 with 32 steps; on other pairs .92,
+    .95 and .45. Before you trust its order, patch heads for real, the first and a few random ones:
+    `model.run_with_hooks(base, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", edit.patch(z,
+    heads=head))])` with z of the source run (`ci.hooks.edit`), or
+    `ci.circuits.patching.get_act_patch_attn_head_out_all_pos(model, base, cache, metric)`.
 
     source, base: two inputs of one shape. metric(logits) -> a number with a gradient, as a tensor.
 

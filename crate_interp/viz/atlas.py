@@ -10,10 +10,11 @@ import numpy as np
 from PIL import Image
 
 from crate_interp.circuits import Atlas
+from crate_interp.circuits.effects import LOSSES
 from crate_interp.files import write, write_text
 from crate_interp.viz.page import fingerprints, render
 
-SHOWN = 50  # atoms that the index names
+SHOWN = 50  # atoms that were set to 0 and that the index names
 Token = tuple[int, int]  # sample, position
 
 
@@ -21,9 +22,10 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
 
     Beside them lies atoms.csv, the atlas's main table. Returns the path of the index. The pages
-    open from the disk. An image's patch is shown with the patches around it, in a box, and CLS as
-    the entire image; a token with 12 tokens before and 4 after it. The pictures of an atom lie side
-    by side in a file of patches/, which loads when the page is scrolled to it.
+    open from the disk. A page of a layer begins with the atoms of the largest first-order effect.
+    An image's patch is shown with the patches around it, in a box, and CLS as the entire image; a
+    token with 12 tokens before and 4 after it. The pictures of an atom lie side by side in a file
+    of patches/, which loads when the page is scrolled to it.
 
     Raises ValueError if the folder cannot be written.
     """
@@ -32,11 +34,13 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     write_text(out / "atoms.csv", atoms.to_csv(index=False))
     excerpts = _excerpts(atlas)
     for layer, rows in atoms.groupby("layer"):
+        rows = rows.sort_values("first_order", key=abs, ascending=False, kind="stable")
         shown = _shown(atlas, layer, excerpts, out)
         page = render(
             "atlas-layer.html",
             title=f"{_model_name(atlas)}: the atoms of layer {layer}",
             meta=atlas.meta,
+            logits=_logits(atlas),
             atoms=[_atom(row, shown.get(row["atom"], {})) for row in rows.to_dict("records")],
         )
         write_text(out / f"layer-{layer}.html", page)
@@ -99,22 +103,53 @@ def _atom(row: dict[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
 
 
 def _index(atlas: Atlas) -> str:
-    atoms, layers, ablations = atlas.table(), atlas.layers(), atlas.table("ablations")
-    rows = [
-        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in line]
-        for line in layers.to_numpy(dtype=object)
-    ]
-    ablated = max(ablations["samples"].tolist())
-    needed = atoms.sort_values("ablation", ascending=False, kind="stable").head(SHOWN)
+    atoms: Any = atlas.table()
+    tried = atoms[atoms["ablated"] > 0]
+    needed = tried.sort_values("ablation", key=abs, ascending=False, kind="stable").head(SHOWN)
     return render(
         "atlas-index.html",
         title=f"{_model_name(atlas)}: an atlas of its atoms",
         meta=atlas.meta,
-        n_atoms=len(atoms),
-        ablated=ablated,
-        layers={"header": list(layers.columns), "rows": rows},
-        needed=needed.to_dict("records") if ablated else [],
+        headline=atlas.headline(),
+        loss=LOSSES[atlas.meta["loss"]],
+        logits=_logits(atlas),
+        counts={kind: atlas.clear(kind) for kind in ("first_order", "ablation")},
+        ablated=int(atoms["ablated"].max()),
+        layers=_layers(atlas),
+        needed=needed.to_dict("records"),
         sources=[("model", str(atlas.meta["model_digest"])), ("data", fingerprints(atlas.meta))],
+    )
+
+
+def _layers(atlas: Atlas) -> dict[str, list]:
+    """Returns the table of layers, with the agreement of both effects where it was measured."""
+    layers: Any = atlas.layers()
+    agreement: Any = atlas.table("agreement")
+    if len(agreement):
+        layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
+    rows = [
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in line]
+        for line in layers.to_numpy(dtype=object)
+    ]
+    return {"header": [name.replace("_", " ") for name in layers.columns], "rows": rows}
+
+
+def _logits(atlas: Atlas) -> str:
+    """Returns how the logits were found that an atom raises or lowers, or "" if they were not."""
+    measured: Any = atlas.table("logits")
+    if len(measured):
+        each = "mean over the tokens of a window, " if _is_text(atlas) else ""
+        return (
+            "the logits that it raises and lowers to first order, less the mean of all logits, "
+            f"{each}with half the width of a 95 % interval (of "
+            f"{measured['logit'].nunique()} logits, on {measured['n'].max():,} "
+            f"{atlas.meta['unit']}; only intervals without 0)"
+        )
+    if not any(atlas.table("directions")["raises"].tolist()):
+        return ""
+    return (
+        "the logits that its direction moves most on the direct path, for a code of 1 and a final "
+        "norm of scale 1 (a logit lens: what later layers make of it is left out)"
     )
 
 
