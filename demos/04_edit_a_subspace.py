@@ -30,32 +30,64 @@ model = ci.load("crate-small-imagenet1k" if REAL else "crate-tiny-fashion")
 data = ci.data.embedded("fashion")
 images, labels = model.preprocess(data["image"]), torch.tensor(data["label"])
 
+# What is chosen is chosen on one half of the images, and judged on the other.
+choose, judge = slice(0, None, 2), slice(1, None, 2)
 
-def accuracy(*hooks):
+
+def losses(half, *hooks):
+    """Returns the cross-entropy of each image of a half, and whether the answer is right."""
     with torch.no_grad(), model.hooks(list(hooks)):
-        return (model(images).argmax(-1) == labels).float().mean().item()
+        logits = model(images[half])
+    right = logits.argmax(-1) == labels[half]
+    return torch.nn.functional.cross_entropy(logits, labels[half], reduction="none"), right.float()
 
 
-print(f"accuracy {accuracy():.3f} on {len(labels)} images, chance 0.1")
+def said(differences):
+    """Returns the mean of paired differences and its 95 % interval, as words."""
+    mean, half = differences.mean(), 1.98 * differences.std() / len(differences) ** 0.5
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+whole = {half: losses(part) for half, part in (("choose", choose), ("judge", judge))}
+for half, (loss, right) in whole.items():
+    print(
+        f"{half}: {len(right)} images, loss {loss.mean():.3f}, accuracy {right.mean():.3f} "
+        f"± {1.98 * right.std() / len(right) ** 0.5:.3f}, chance 0.1"
+    )
 
 # %% [markdown]
 # ## Ablate each head
 # At `attn.hook_z` is the output of each head in its own subspace. `zero` removes it, and `mean`
-# replaces it with its mean over images.
+# replaces it with its mean over images. Few answers change without a head: differences of accuracy
+# are too coarse to tell heads apart here. The loss moves with every image. If heads differ, both
+# halves must agree about them.
 
 # %%
-with torch.no_grad():
-    _, cache = model.run_with_cache(images)
-drop = torch.zeros(model.cfg.n_layers, model.cfg.n_heads)
-for layer in range(model.cfg.n_layers):
-    for head in range(model.cfg.n_heads):
-        drop[layer, head] = accuracy() - accuracy(
-            (f"blocks.{layer}.attn.hook_z", edit.mean(cache["z", layer], heads=head))
-        )
+costs = {}
+for half, part in (("choose", choose), ("judge", judge)):
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images[part])
+    rows = []
+    for layer in range(model.cfg.n_layers):
+        for head in range(model.cfg.n_heads):
+            hook = (f"blocks.{layer}.attn.hook_z", edit.mean(cache["z", layer], heads=head))
+            loss, right = losses(part, hook)
+            rows.append(torch.stack([loss - whole[half][0], whole[half][1] - right]))
+    costs[half] = torch.stack(rows, dim=1)  # [loss or accuracy, head, image]
+for place, name in enumerate(("loss", "accuracy")):
+    means = torch.stack([costs[half][place].mean(dim=1) for half in costs])
+    print(f"correlation of the halves over heads, by {name}: {torch.corrcoef(means)[0, 1]:+.2f}")
+best = int(costs["choose"][0].mean(dim=1).argmax())
+layer, head = divmod(best, model.cfg.n_heads)
+lost, wrong = (said(costs["judge"][place][best]) for place in (0, 1))
+print(
+    f"L{layer}H{head}, chosen on one half; without it on the other: loss {lost}, share wrong {wrong}"
+)
+drop = costs["judge"][0].mean(dim=1).view(model.cfg.n_layers, -1)
 figure = Figure(figsize=(4, 3), layout="constrained")
 axes = figure.subplots()
 image = axes.imshow(drop, cmap="RdBu_r", vmin=-drop.abs().max(), vmax=drop.abs().max())
-axes.set(xlabel="head", ylabel="layer", title="accuracy lost without the head")
+axes.set(xlabel="head", ylabel="layer", title="rise of the loss without the head, nats")
 figure.colorbar(image)
 figure.savefig("ablated-heads.png", dpi=120)
 figure
@@ -65,49 +97,56 @@ figure
 # Project the head's subspace out of the normalised tokens. Then the head has nothing to read, and
 # other heads lose what their subspaces share with it. Projected out of the stream instead, some of
 # its codes come back, because LayerNorm mixes the entries of a token, and the skip path loses the
-# span too. Compare with a random subspace of the same width.
+# span too. Compare with 40 random subspaces of the same width: is it this subspace that counts, or
+# would any other do?
 
 # %%
-layer, head = divmod(int(drop.argmax()), model.cfg.n_heads)
 u = model.blocks[layer].attn.U[head]
-take = edit.project_out(u)
-other = edit.project_out(torch.randn(u.shape, generator=torch.Generator().manual_seed(0)))
+generator = torch.Generator().manual_seed(0)
+others = [torch.randn(u.shape, generator=generator) for _ in range(40)]
+shares = {}
 for point in ("ln1.hook_normalized", "hook_resid_pre"):
-    with torch.no_grad(), model.hooks([(f"blocks.{layer}.{point}", take)]):
+    name = f"blocks.{layer}.{point}"
+    take = edit.project_out(u)
+    with torch.no_grad(), model.hooks([(name, take)]):
         code = model.run_with_cache(images[:8], names_filter=f"blocks.{layer}.attn.hook_u")[1][
             "u", layer, "attn"
         ]
-    without = accuracy((f"blocks.{layer}.{point}", take))
-    random = accuracy((f"blocks.{layer}.{point}", other))
+    cost = losses(judge, (name, take))[0] - whole["judge"][0]
+    null = torch.stack(
+        [(losses(judge, (name, edit.project_out(v)))[0] - whole["judge"][0]).mean() for v in others]
+    )
+    shares[point] = (1 + int((null >= cost.mean()).sum())) / (1 + len(null))
     print(
         f"L{layer}H{head}, span taken out of {point}: "
-        f"largest code {code[:, :, head].abs().max():.2g}, "
-        f"accuracy {without:.3f}, without a random subspace {random:.3f}"
+        f"largest code {code[:, :, head].abs().max():.2g}, loss {said(cost)}; without a random "
+        f"subspace {null.mean():+.3f} ({null.min():+.3f} to {null.max():+.3f}), share that costs "
+        f"as much or more {shares[point]:.2f}"
     )
 
 # %% [markdown]
 # ## Steer along an atom, and raise the threshold
 # In CRATE the code is the next stream, so a push along atom j changes that entry of every token.
 # Among the 128 atoms of the last layer, take the one whose push gathers the most answers, and the
-# median atom. Most atoms move little.
+# median atom, both by one half of the images. The answers are those of the other half.
 
 # %%
 last = model.cfg.n_layers - 1
 axes = torch.eye(model.cfg.d_mlp)
 
 
-def answers(atom, strength):
+def answers(half, atom, strength):
     with (
         torch.no_grad(),
         model.hooks([(f"blocks.{last}.hook_resid_post", edit.steer(axes[atom], strength))]),
     ):
-        return model(images[:64]).argmax(-1).bincount(minlength=model.cfg.n_classes)
+        return model(images[half][:64]).argmax(-1).bincount(minlength=model.cfg.n_classes)
 
 
-gathered = torch.stack([answers(atom, 8).max() for atom in range(model.cfg.d_mlp)])
+gathered = torch.stack([answers(choose, atom, 8).max() for atom in range(model.cfg.d_mlp)])
 for atom in (int(gathered.argmax()), int(gathered.argsort()[len(gathered) // 2])):
     for strength in (0, 4, 8):
-        counts = answers(atom, strength)
+        counts = answers(judge, atom, strength)
         most = model.cfg.labels[int(counts.argmax())]
         print(
             f"atom {atom} of layer {last}, strength {strength:+d}: "
@@ -115,7 +154,8 @@ for atom in (int(gathered.argmax()), int(gathered.argsort()[len(gathered) // 2])
         )
 for by in (0.0, 0.2, 0.5):
     hooks = [(f"blocks.{k}.mlp.hook_post", edit.threshold(by)) for k in range(last + 1)]
-    print(f"codes of every layer thresholded by {by} more: accuracy {accuracy(*hooks):.3f}")
+    right = losses(judge, *hooks)[1].mean()
+    print(f"codes of every layer thresholded by {by} more: accuracy {right:.3f}")
 
 # %% [markdown]
 # ## Patch from another image
@@ -133,3 +173,23 @@ moved = ci.circuits.patching.get_act_patch_resid_pre(
 print("The logit of 'Trouser' minus that of 'Bag', by layer, with one token from the trouser.")
 print("The first column is CLS, the others are patches in the middle.")
 print(moved.numpy().round(2))
+
+# %% [markdown]
+# ## What follows
+
+# %%
+means = torch.stack([costs[half][0].mean(dim=1) for half in costs])
+alike = torch.corrcoef(means)[0, 1]
+known = costs["judge"][0][best]
+clear = known.mean() > 1.98 * known.std() / len(known) ** 0.5
+special = [point for point, share in shares.items() if share <= 0.05]
+print(
+    f"Answer: on images that did not choose it, removing L{layer}H{head} "
+    f"{'raises the loss' if clear else 'does not measurably raise the loss'}: {said(known)} nats, "
+    f"{len(known)} images. Both halves order the heads with a correlation of {alike:+.2f}."
+)
+print(
+    f"Its subspace counts for more than a random one when taken out of {' and '.join(special)}."
+    if special
+    else "Taking its subspace out costs no more than taking out a random one."
+)

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Watch it learn
 #
-# **When in training do compression, sparsity and attention take their final form?** Run the same
-# probes on checkpoints from the training.
+# **When in training do compression, sparsity and accuracy take their final values?** Run the same
+# probes on checkpoints from the training. The first, step 0, is the untrained network.
 
 # %%
 # %matplotlib inline
@@ -28,9 +28,10 @@ names = [*(f"step {step}" for step in steps), "trained"]
 data = ci.data.embedded("fashion")
 images, labels = models[0].preprocess(data["image"]), torch.tensor(data["label"])
 with torch.no_grad():
-    for name, model in zip(names, models, strict=True):
-        accuracy = (model(images).argmax(-1) == labels).float().mean()
-        print(f"{name:>10}: accuracy {accuracy:.3f} (chance 0.1)")
+    right = torch.stack([model(images).argmax(-1) == labels for model in models]).double()
+for name, own in zip(names, right, strict=True):
+    half = 1.97 * own.std() / len(own) ** 0.5
+    print(f"{name:>10}: accuracy {own.mean():.3f} ± {half:.3f} on {len(own)} images (chance 0.1)")
 
 # %%
 swept = [ci.sweep(model, DATA, limit=64, controls=0, progress=False) for model in models]
@@ -52,3 +53,54 @@ zeros = [
     for result in swept
 ]
 pd.concat(zeros, axis=1, keys=names).round(3)
+
+# %% [markdown]
+# ## When is it done?
+# A number has settled at the first checkpoint from which on it stays within 10 % of its total change
+# from its last value. Which checkpoint that is depends on the images, so draw the images again 2,000
+# times and look at the middle 95 % of the checkpoints. All of this is one training run: another seed
+# may learn at other steps.
+
+
+# %%
+def by_image(statistic):
+    """Returns a statistic of each step and image, mean over layers."""
+    rows = [result.samples().groupby("sample")[statistic].mean() for result in swept]
+    return torch.tensor(pd.concat(rows, axis=1).to_numpy().T)
+
+
+def settled(means):
+    """Returns the number of the checkpoint from which on means `[step, draw]` stay near the last."""
+    far = (means - means[-1]).abs() > 0.1 * (means[0] - means[-1]).abs()
+    return (far * torch.arange(1, len(means) + 1)[:, None]).amax(dim=0)
+
+
+series = {
+    "rate after attention": by_image("compression.official_rate"),
+    "share of zeros": by_image("sparsity.zero_fraction"),
+    "accuracy": right,
+}
+shares = {}
+for what, values in series.items():
+    first, last = values[0], values[-1]
+    print(
+        f"{what}: {first.mean():.3f} untrained (sd {first.std():.3f} over {len(first)} images), "
+        f"{last.mean():.3f} trained (sd {last.std():.3f})"
+    )
+    means = values.mean(dim=1)
+    shares[what] = ((means - means[0]) / (means[-1] - means[0]) + 0.0).tolist()
+print("\nshare of the total change at each checkpoint:")
+print(pd.DataFrame(shares, index=names).round(2).to_string())
+
+# %%
+generator, said = torch.Generator().manual_seed(0), []
+for what, values in series.items():
+    draws = torch.randint(values.shape[1], (2000, values.shape[1]), generator=generator)
+    ends = settled(values[:, draws].mean(dim=2)).sort().values
+    low, high = (names[ends[place]] for place in (50, 1949))
+    at = int(settled(values.mean(dim=1, keepdim=True)))
+    said.append(
+        f"the {what} settles after {names[max(at - 1, 0)]} and by {names[at]} "
+        f"(95 % of the draws: {low if low == high else f'{low} to {high}'})"
+    )
+print("Answer:", "; ".join(said) + ".")
