@@ -36,8 +36,9 @@ print(f"Untrained networks: {NETWORKS}, with other random weights the score woul
 
 # %% [markdown]
 # The table has the score of each layer. Beside it stand the same maps on the mask of another image,
-# the same maps in random order, and untrained networks (the mean of `NETWORKS`). "Best head for each image" is how scores
-# are published. There the mask itself chooses the head, so the chance level is high too.
+# the same maps in random order, and untrained networks (the mean of `NETWORKS`). "Best head for
+# each image" is how scores are published. There the mask itself chooses the head, so the chance
+# level is high too.
 
 # %%
 segments.layers()[

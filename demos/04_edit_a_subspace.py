@@ -80,9 +80,8 @@ for place, name in enumerate(("loss", "accuracy")):
 best = int(costs["choose"][0].mean(dim=1).argmax())
 layer, head = divmod(best, model.cfg.n_heads)
 lost, wrong = (said(costs["judge"][place][best]) for place in (0, 1))
-print(
-    f"L{layer}H{head}, chosen on one half; without it on the other: loss {lost}, share wrong {wrong}"
-)
+print(f"L{layer}H{head} costs most on one half. Without it, on the other half:")
+print(f"loss {lost}, share of wrong answers {wrong}")
 drop = costs["judge"][0].mean(dim=1).view(model.cfg.n_layers, -1)
 figure = Figure(figsize=(4, 3), layout="constrained")
 axes = figure.subplots()

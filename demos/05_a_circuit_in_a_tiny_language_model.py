@@ -229,7 +229,8 @@ print(
     f"{no_effect:.3f} ({no_low:.3f} to {no_high:.3f})."
 )
 print(
-    f"Six heads {'keep' if as_good <= 0.05 else 'do not measurably keep'} more of it than random sets of six: "
-    f"{six:.3f} of {whole:.3f} nats, random {mean:.3f} ({spread[0]:.3f} to {spread[1]:.3f}), share "
-    f"as good {as_good:.2f}; the same search untrained {found['untrained'][4]:.2f}."
+    f"Six heads {'keep' if as_good <= 0.05 else 'do not measurably keep'} more of it than random "
+    f"sets of six: {six:.3f} of {whole:.3f} nats, random {mean:.3f} ({spread[0]:.3f} to "
+    f"{spread[1]:.3f}), share as good {as_good:.2f}; the same search in the untrained network "
+    f"{found['untrained'][4]:.2f}."
 )

@@ -56,10 +56,10 @@ pd.concat(zeros, axis=1, keys=names).round(3)
 
 # %% [markdown]
 # ## When is it done?
-# A number has settled at the first checkpoint from which on it stays within 10 % of its total change
-# from its last value. Which checkpoint that is depends on the images, so draw the images again 2,000
-# times and look at the middle 95 % of the checkpoints. All of this is one training run: another seed
-# may learn at other steps.
+# A number has settled at the first checkpoint from which on it stays within 10 % of its total
+# change from its last value. Which checkpoint that is depends on the images. So draw the images
+# again 2,000 times, and look at the middle 95 % of the checkpoints. All of this is one training
+# run: another seed may learn at other steps.
 
 
 # %%
@@ -70,7 +70,7 @@ def by_image(statistic):
 
 
 def settled(means):
-    """Returns the number of the checkpoint from which on means `[step, draw]` stay near the last."""
+    """Returns the first checkpoint from which on means `[step, draw]` stay near the last."""
     far = (means - means[-1]).abs() > 0.1 * (means[0] - means[-1]).abs()
     return (far * torch.arange(1, len(means) + 1)[:, None]).amax(dim=0)
 
