@@ -106,8 +106,8 @@ class Atlas(AtomResult):
     def headline(self) -> str:
         """Returns how many atoms there are and are dead, and what the loss does without one.
 
-        That atom is the one with the largest first-order effect. If it was set to 0, the sentence
-        has what happened then, on samples that did not choose it.
+        That atom is the one with the largest first-order effects, by their root mean square. If it
+        was set to 0, the sentence has what happened then, on samples that did not choose it.
         """
         table: Any = self._table("atlas")
         unit, n = self.meta["unit"], self.meta["n_samples"]
@@ -116,8 +116,9 @@ class Atlas(AtomResult):
         kind, samples = ("ablation", int(row["ablated"])) if tried else ("first_order", n)
         low, high = row[f"{kind}_low"], row[f"{kind}_high"]
         words = (
-            f"{super().headline()} The largest first-order effect on the loss"
-            f"{f' of other {unit}' * tried} is that of atom {row['atom']} of layer {row['layer']}: "
+            f"{super().headline()} The largest first-order effects on the loss"
+            f"{f' of other {unit}' * tried} are those of atom {row['atom']} of layer "
+            f"{row['layer']}: "
             f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
             f"loss by {row[kind]:+.2g} nats (95 % interval {low:+.2g} to {high:+.2g}, "
             f"{counted(samples, unit)})."
@@ -141,15 +142,15 @@ class Atlas(AtomResult):
         return int(((low > 0) | (high < 0)).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row of the atom with the largest effect on samples that it was not 0 on."""
-        tried: Any = self._table("ablations").groupby(_KEYS)["first_order"]
-        own = tried.agg(["sum", "count"]).reset_index()
-        sums_: Any = self._table("effects").merge(own, on=_KEYS, how="left").fillna(0)
-        rest = (sums_["n"] - sums_["count"]).clip(lower=1)
-        others = (sums_["total"] - sums_["sum"]) / rest
-        if len(own):
-            others = others[table["ablated"].to_numpy() > 0]
-        return int(others.abs().idxmax())
+        """Returns the row of the atom with the largest effects on samples that it was not 0 on."""
+        tried: Any = self._table("ablations")
+        own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
+        own = own.agg(["sum", "count"]).reset_index()
+        every: Any = self._table("effects").merge(own, on=_KEYS, how="left").fillna(0)
+        others = (every["squares"] - every["sum"]) / (every["n"] - every["count"]).clip(lower=1)
+        return int(
+            others[table["ablated"].to_numpy() > 0].idxmax() if len(own) else others.idxmax()
+        )
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("atlas")
@@ -176,11 +177,13 @@ def atlas(
 
     - To first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
       and one backward of a batch give all atoms of all layers.
-    - Exactly, for the 20 atoms of each layer with the largest absolute first-order effect: by
-      running the layers above without the atom, on `ablate` samples (at most half of them), which
-      lie evenly in the data. The other samples choose the 20. `table("agreement")` has the rank
-      correlation of both in each layer. Look at it before you trust first-order effects: a code far
-      from 0 may change the loss otherwise than its slope says, even with the other sign.
+    - Exactly, for the 20 atoms of each layer with the largest first-order effects (by their root
+      mean square over samples): by running the layers above without the atom, on `ablate` samples
+      (at most half of them), which lie evenly in the data. The other samples choose the 20.
+
+    `table("agreement")` has the rank correlation of both in each layer. Look at it before you trust
+    first-order effects: a code far from 0 may change the loss otherwise than its slope says, even
+    with the other sign.
 
     A forward of a sample being 1 and a backward 2, the cost is about 4 for each sample, and for
     each sample of `ablate` 10 for each layer and 2 for each logit that is followed. With ablate=0
