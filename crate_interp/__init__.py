@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
-    from crate_interp import circuits, data, maps, measures, probes, viz
+    from crate_interp import circuits, data, maps, measures, probes, surgeries, viz
     from crate_interp.audits import AuditResult, audit
     from crate_interp.checkpoints.convert import convert
     from crate_interp.checkpoints.load import load
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from crate_interp.probes import Probe
     from crate_interp.reports import report
     from crate_interp.segmentation import SegmentResult, segment
+    from crate_interp.surgeries import SurgeryResult, surgery
     from crate_interp.sweeps import (
         AtomResult,
         LinearProbeResult,
@@ -54,6 +55,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "Probe": ("crate_interp.probes", "Probe"),
     "SegmentResult": ("crate_interp.segmentation", "SegmentResult"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
+    "SurgeryResult": ("crate_interp.surgeries", "SurgeryResult"),
     "SweepResult": ("crate_interp.sweeps", "SweepResult"),
     "atlas": ("crate_interp.circuits", "atlas"),
     "atoms": ("crate_interp.sweeps", "atoms"),
@@ -71,6 +73,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "probes": ("crate_interp.probes", None),
     "report": ("crate_interp.reports", "report"),
     "segment": ("crate_interp.segmentation", "segment"),
+    "surgeries": ("crate_interp.surgeries", None),
+    "surgery": ("crate_interp.surgeries", "surgery"),
     "sweep": ("crate_interp.sweeps", "sweep"),
     "verify": ("crate_interp.checkpoints.verify", "verify"),
     "viz": ("crate_interp.viz", None),
@@ -92,6 +96,7 @@ __all__ = [
     "Probe",
     "SegmentResult",
     "SparseAutoencoder",
+    "SurgeryResult",
     "SweepResult",
     "atlas",
     "atoms",
@@ -109,6 +114,8 @@ __all__ = [
     "probes",
     "report",
     "segment",
+    "surgeries",
+    "surgery",
     "sweep",
     "verify",
     "viz",

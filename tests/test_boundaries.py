@@ -23,7 +23,7 @@ LEVELS = [
     {"checkpoints", "data"},
     {"probes", "maps"},
     {"sweeps"},
-    {"audits", "segmentation", "circuits"},
+    {"audits", "segmentation", "circuits", "surgeries"},
     {"viz"},
     {"reports"},
     {"cli"},
@@ -34,7 +34,7 @@ FREE_OF_TRANSFORMERLENS = LEVELS[0] | LEVELS[1] | LEVELS[2] | {"data"}
 
 FUNCTIONS = (
     "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report",
-    "segment", "sweep", "verify",
+    "segment", "surgery", "sweep", "verify",
 )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_viz_draws_and_runs_nothing():
     """A page is made from a result: no model, no sweep and no data are behind it."""
     running = re.compile(
         r"crate_interp\.(data|checkpoints|reports|cli|config)\b"
-        r"|crate_interp\.(sweeps|audits|segmentation|circuits)\.(run|stream|twins|cached|linear)\b"
+        r"|crate_interp\.(sweeps|audits|segmentation|circuits|surgeries)\.(run|stream|twins|cached|linear)\b"
     )
     for path in sorted((PACKAGE / "viz").rglob("*.py")):
         text = path.read_text()
@@ -142,9 +142,10 @@ def test_public_names():
     assert ci.__all__ == [
         "Atlas", "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate",
         "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "LinearProbeResult", "Past", "Probe",
-        "SegmentResult", "SparseAutoencoder", "SweepResult", "atlas", "atoms", "audit", "circuits",
-        "convert", "data", "hooks", "linear_probe", "list_models", "load", "maps", "measures",
-        "probe", "probes", "report", "segment", "sweep", "verify", "viz",
+        "SegmentResult", "SparseAutoencoder", "SurgeryResult", "SweepResult", "atlas", "atoms",
+        "audit", "circuits", "convert", "data", "hooks", "linear_probe", "list_models", "load",
+        "maps", "measures", "probe", "probes", "report", "segment", "surgeries", "surgery", "sweep",
+        "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -1,0 +1,106 @@
+"""What surgery looks at: the loss and the share of right answers of each sample."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp import checks
+from crate_interp.data import Samples
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.language import next_token_loss
+from crate_interp.surgeries.replacing import Hook
+from crate_interp.sweeps.stream import last_point
+
+_TOWERS = ("clipa-visual", "clipa-text")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answers to a batch.
+
+    loss `[batch]`: the cross-entropy in nats, in float64; of windows the mean over tokens. right
+    `[batch]`: 1 or 0; of windows the share of tokens. stream: Z^L `[batch, pos, d_model]`.
+    """
+
+    loss: Float[Tensor, "batch"]
+    right: Float[Tensor, "batch"]
+    stream: Float[Tensor, "batch pos d_model"]
+
+    def change(self, other: "Answers") -> Float[Tensor, "batch"]:
+        """Returns how far another Z^L lies from this one, over the length of this one."""
+        here, there = self.stream.double(), other.stream.double()
+        away, length = (torch.linalg.vector_norm(x, dim=(1, 2)) for x in (there - here, here))
+        return away / length
+
+
+def answers(
+    model: HookedModel, inputs: Tensor, classes: Tensor | None, hooks: Sequence[Hook] = ()
+) -> Answers:
+    """Returns what a model answers while hooks change it.
+
+    classes `[batch]`: the right ones, or None for a language model, whose next tokens are in
+    `inputs`.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any) -> None:
+        seen["stream"] = tensor.detach()
+
+    every: list[Any] = [*hooks, (last_point(model), keep)]
+    logits: Any = model.run_with_hooks(inputs, fwd_hooks=every)
+    if classes is None:
+        loss = next_token_loss(logits.double(), inputs, per_token=True).mean(dim=-1)
+        right = (logits[:, :-1].argmax(dim=-1) == inputs[:, 1:]).double().mean(dim=-1)
+    else:
+        loss = F.cross_entropy(logits.double(), classes, reduction="none")
+        right = (logits.argmax(dim=-1) == classes).double()
+    return Answers(loss, right, seen["stream"])
+
+
+def check_answers(model: HookedModel) -> None:
+    """Raises ValueError unless the model's logits are of classes or of next tokens."""
+    if not model.has_logits or model.cfg.family in _TOWERS:
+        raise ValueError(
+            f"a model of family {model.cfg.family!r} answers with no logits: surgery needs a "
+            "classifier of images or a language model."
+        )
+
+
+def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | None) -> Tensor | None:
+    """Returns the class of each sample `[n]`, or None for a language model.
+
+    A label is the number of a class, or a name in cfg.labels. Raises ValueError if there are no
+    labels, or fewer than samples, if the model lacks a class, and for labels of a language model.
+    """
+    if model.unit == "windows":
+        if labels is not None:
+            raise ValueError("a language model is scored on its next tokens: give no labels.")
+        return None
+    given: Any = samples.labels if labels is None else labels
+    if given is None:
+        raise ValueError(
+            "the loss needs labels: the data has none, give labels=[...], one per sample."
+        )
+    if len(given) < samples.n:
+        raise ValueError(
+            f"there are {len(given)} labels for {samples.n} samples: give one per sample."
+        )
+    classes = [_class(model, label) for label in list(given)[: samples.n]]
+    return torch.tensor(classes, device=model.cfg.device)
+
+
+def _class(model: Any, label: Any) -> int:
+    if isinstance(label, str):
+        return model.to_single_token(label)
+    value = label.item() if hasattr(label, "item") else label
+    if not checks.is_int(value) or not 0 <= value < model.cfg.n_classes:
+        raise ValueError(
+            f"the label {value!r} is no class of this model: give numbers from 0 to "
+            f"{model.cfg.n_classes - 1}, or names in model.cfg.labels."
+        )
+    return int(value)

@@ -1,0 +1,261 @@
+"""ci.surgery: does the network answer better when a layer does its job better?"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from crate_hooks import full_name
+from crate_interp import checks
+from crate_interp.data import Data
+from crate_interp.measures.checks import all_finite
+from crate_interp.models.hooked import HookedModel
+from crate_interp.surgeries.answers import Answers, answers, check_answers, classes_of
+from crate_interp.surgeries.replacing import Hook, check_mix, check_step, hooks_of, mixed
+from crate_interp.surgeries.result import ALL, SurgeryResult
+from crate_interp.surgeries.slopes import Unchanged, random_slopes, slope, turns_of, unchanged
+from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
+from crate_interp.sweeps.provenance import data_meta
+from crate_interp.sweeps.stream import Batch, Chunk, check_model, fold, samples_of
+
+DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is measured on each batch."""
+
+    steps: list[Step]
+    mixes: list[float]
+    classes: Tensor | None  # of all samples
+    first: int  # the number of the first sample
+    directions: int
+    eps: float
+    seed: int
+    meta: dict[str, Any]
+
+
+@dataclass
+class _Rows:
+    """The tables of a chunk, in parts; of `random`, sums over samples."""
+
+    unchanged: list[pd.DataFrame] = field(default_factory=list)
+    samples: list[pd.DataFrame] = field(default_factory=list)
+    answers: list[pd.DataFrame] = field(default_factory=list)
+    random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # [direction]
+
+
+def surgery(
+    model: HookedModel,
+    data: Data,
+    *,
+    labels: Sequence[Any] | None = None,
+    replacements: Sequence[Replacement] | None = None,
+    mixes: Sequence[float] = (0.05, 0.1, 0.25, 0.5, 1.0),
+    directions: int = 20,
+    limit: int | None = None,
+    eps: float = 0.1,
+    seed: int = 0,
+    batch_size: int = 32,
+    progress: bool = True,
+) -> SurgeryResult:
+    """Measures how answers change when layers take the steps that they were derived from.
+
+    In each layer, and in all at once, `(1 - t) own + t step` takes the place of what attention adds
+    or of the code of the sparse step (`ci.surgeries.replaced` says which steps there are). The loss
+    is the cross-entropy in nats of the right class, or of the next token (mean over the window).
+
+    A step moves later layers off the inputs they were trained on, so that a large t hurts whatever
+    the step is. The answer is therefore the slope d loss / d t at t = 0. It is exact, from one
+    backward pass: `<g, step - own>`, where g is the gradient of the sample's loss. Beside it stand
+    the slopes of random directions. Each takes the same change and turns it: the entries of every
+    token's change are put in a random order with random signs, the same ones for all tokens and
+    samples. So it is as long as the change, token by token, and as systematic over tokens and
+    samples; only its relation to the weights is random. Changes drawn anew for each sample would
+    have a mean slope of about 0 whatever the layer does, and could not be missed.
+
+    Two things to know when you read slopes. W_O is free to move towards U_k^T or away from it, so
+    where training has converged "plus" and "minus" have slopes near 0 by construction. And each
+    step also takes away some of the layer's own: the column `added` of the main table is the slope
+    if it does not, `<g, step>`.
+
+    data, limit: as in `ci.sweep`. labels: of images, one per sample, numbers of classes or names in
+    cfg.labels; None takes those of the data. replacements: names, and numbers of proximal steps;
+    None takes "gradient", "neumann", "plus", "minus", 4 and "solution", those that the layers can
+    take. mixes: values of t at which the model is run. directions: how many random turns.
+
+    Raises ValueError, before work starts, for unknown replacements and ones that a layer cannot
+    take, mixes outside [0, 1], missing or wrong labels, and models without logits, and as
+    `ci.sweep` does. Raises ValueError, with layer and samples, if a step or a loss is not finite.
+    """
+    checks.count("batch_size", batch_size)
+    eps, seed = checks.positive("eps", eps), checks.count("seed", seed, least=0)
+    check_model(model)
+    check_answers(model)
+    steps = _steps(model, replacements)
+    values = _mixes(mixes)
+    directions = checks.count("directions", directions, least=2)
+    samples = samples_of(model, data, limit)
+    classes = classes_of(model, samples, labels)
+    started = time.perf_counter()
+    settings = {"replacements": [step.name for step in steps], "mixes": values, "eps": eps}
+    settings |= {"directions": directions, "seed": seed}
+    meta = data_meta(model, samples, batch_size) | {"settings": settings}
+    plan = _Plan(steps, values, classes, samples.start, directions, eps, seed, meta)
+    options: dict[str, Any] = dict(batch_size=batch_size, what="surgery", progress=progress)
+    result = fold(model, samples, partial(_of_chunk, plan=plan), SurgeryResult.merge, **options)
+    result.meta["seconds"] = round(time.perf_counter() - started, 3)
+    return result
+
+
+def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step]:
+    layers = range(len(model.blocks))
+    if given is None:
+        blocks: list[Any] = list(model.blocks)
+        steps = [any_step(what) for what in DEFAULT]
+        fit = [step for step in steps if not any(step.lacking(block) for block in blocks)]
+        if not fit:
+            check_step(model, steps[0], layers)  # raises, with the reason
+        return fit
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise ValueError(
+            f"replacements={given!r}: give a list such as ['gradient', 4, 'solution'], or None."
+        )
+    steps = [any_step(what) for what in given]
+    if len({step.name for step in steps}) < len(steps):
+        raise ValueError(f"replacements={list(given)!r} names one twice: give each once.")
+    for step in steps:
+        check_step(model, step, layers)
+    return steps
+
+
+def _mixes(mixes: Sequence[float]) -> list[float]:
+    if isinstance(mixes, str) or not isinstance(mixes, Sequence):
+        raise ValueError(f"mixes={mixes!r}: give a list of numbers in [0, 1], such as [0.1, 1.0].")
+    return sorted({check_mix(mix) for mix in mixes})
+
+
+def _of_chunk(chunk: Chunk, plan: _Plan) -> SurgeryResult:
+    rows = _Rows()
+    for batch in chunk.batches():
+        _of_batch(chunk.model, batch, plan, rows)
+    n = chunk.samples.n
+    random = [
+        {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": n}
+        for (name, layer), sums in rows.random.items()
+        for direction, value in enumerate(sums.tolist())
+    ]
+    tables: dict[str, pd.DataFrame] = {
+        "unchanged": pd.concat(rows.unchanged, ignore_index=True),
+        "samples": pd.concat(rows.samples, ignore_index=True),
+        "answers": pd.concat(rows.answers, ignore_index=True) if rows.answers else _no_answers(),
+        "random": pd.DataFrame(random),
+    }
+    for name in ("samples", "answers"):
+        merge = SurgeryResult.STORED[name]  # in the order that merging gives
+        tables[name] = merge(tables[name], tables[name].iloc[:0], {})
+    return SurgeryResult(tables, plan.meta | chunk.range)
+
+
+def _no_answers() -> pd.DataFrame:
+    kinds = {"sample": int, "replacement": str, "layer": int}
+    kinds |= dict.fromkeys(("mix", "loss", "right", "change"), float)
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
+
+
+def _of_batch(model: HookedModel, batch: Batch, plan: _Plan, rows: _Rows) -> None:
+    first = batch.start - plan.first
+    classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
+    base = unchanged(model, batch.inputs, classes, plan.steps)
+    _check(base.answers.loss, f"the loss in samples {batch.start} to {batch.last}")
+    rows.unchanged.append(_table(batch, loss=base.answers.loss, right=base.answers.right))
+    run = partial(_run, model, batch, classes, base, plan, rows)
+    for step in plan.steps:
+        total: list[Tensor] = []
+        for layer in range(len(model.blocks)):
+            new = _new(model, batch, step, layer, base, plan)
+            total.append(_slopes(batch, step, layer, new, base, plan, rows))
+            name = full_name(step.point, layer)
+            for mix in plan.mixes:
+                run(step, layer, mix, [(name, partial(_mix, step=new, mix=mix))])
+        slopes = torch.stack(total).sum(dim=0)
+        rows.samples.append(_table(batch, step, ALL, slope=slopes[0], added=slopes[1]))
+        layers = range(len(model.blocks))
+        together = sum(rows.random[step.name, layer] for layer in layers)
+        rows.random[step.name, ALL] = torch.as_tensor(together)
+        for mix in plan.mixes:
+            run(step, ALL, mix, hooks_of(model, [step], layers, mix, plan.eps))
+
+
+def _new(
+    model: HookedModel, batch: Batch, step: Step, layer: int, base: Unchanged, plan: _Plan
+) -> Tensor:
+    """Returns the step in place of the layer's own, on the stream of the model as it is."""
+    block: Any = model.blocks[layer]
+    with torch.no_grad():
+        acts = base.layer(step, layer)
+        visible = visible_tokens(model, layer, acts[step.point].shape[1])
+        new = step.make(block, acts, visible, plan.eps).to(acts[step.point])
+    _check(new, f"{step.name!r} in layer {layer}, samples {batch.start} to {batch.last}")
+    return new
+
+
+def _slopes(
+    batch: Batch, step: Step, layer: int, new: Tensor, base: Unchanged, plan: _Plan, rows: _Rows
+) -> Tensor:
+    """Adds a layer's slopes to the rows, and returns slope and added, `[2, batch]`."""
+    name = full_name(step.point, layer)
+    own, gradient = base.acts[name], base.gradients[name]
+    slopes = torch.stack([slope(gradient, new - own), slope(gradient, new)])
+    rows.samples.append(_table(batch, step, layer, slope=slopes[0], added=slopes[1]))
+    turns = turns_of(step, layer, own.shape[-1], plan.directions, plan.seed)
+    order, signs = (part.to(own.device) for part in turns)
+    sums = random_slopes(gradient, new - own, (order, signs)).cpu()
+    rows.random[step.name, layer] = rows.random.get((step.name, layer), 0.0) + sums
+    return slopes
+
+
+def _run(
+    model: HookedModel,
+    batch: Batch,
+    classes: Tensor | None,
+    base: Unchanged,
+    plan: _Plan,
+    rows: _Rows,
+    step: Step,
+    layer: int,
+    mix: float,
+    hooks: list[Hook],
+) -> None:
+    """Runs the model with hooks that change it, and adds its answers to the rows."""
+    with torch.no_grad():
+        got: Answers = answers(model, batch.inputs, classes, hooks)
+    _check(got.loss, f"the loss with {mix} of {step.name!r} in layer {layer}")
+    numbers = {"loss": got.loss, "right": got.right, "change": base.answers.change(got)}
+    rows.answers.append(_table(batch, step, layer, mix=mix, **numbers))
+
+
+def _mix(tensor: Tensor, hook: Any, step: Tensor, mix: float) -> Tensor:
+    return mixed(tensor, step, mix)
+
+
+def _table(
+    batch: Batch, step: Step | None = None, layer: int = 0, **numbers: Tensor | float
+) -> pd.DataFrame:
+    where = {} if step is None else {"replacement": step.name, "layer": layer}
+    values = {
+        name: value.cpu().numpy() if isinstance(value, Tensor) else value
+        for name, value in numbers.items()
+    }
+    samples = range(batch.start, batch.start + len(batch.inputs))
+    return pd.DataFrame({"sample": samples, **where, **values})
+
+
+def _check(values: Tensor, what: str) -> None:
+    if not all_finite(values):
+        raise ValueError(f"{what} is not finite: look at the weights, or leave out this step.")

@@ -1,0 +1,150 @@
+"""The steps that can take the place of a layer's own, by name."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp import checks
+from crate_interp.measures import (
+    lasso_solution,
+    neumann_gradient,
+    subspace_coding_rate_gradient,
+)
+from crate_interp.measures.gradients import written
+from crate_interp.models.block import CrateBlock
+from crate_interp.models.context import contexts
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.step import Lasso
+from crate_interp.probes.shared import subspaces
+from crate_interp.results import counted
+from crate_interp.surgeries.visible import visible_gradient, visible_neumann
+
+ATTENTION = ("gradient", "neumann", "plus", "minus")
+SOLUTION = "solution"
+Replacement = str | int  # a name, or a number of proximal steps
+Acts = Mapping[str, Tensor]  # what the points of one layer hold
+Make = Callable[[CrateBlock, Acts, Tensor | None, float], Tensor]  # visible tokens, eps
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in place of a layer's own.
+
+    name: what tables call it. point: where its result goes. reads: the points it is computed from,
+    beside `point`, which holds the layer's own. make(block, acts, visible, eps) computes it.
+    lacking(block) says why a layer cannot have it, or nothing.
+    """
+
+    name: str
+    point: str
+    reads: tuple[str, ...]
+    make: Make
+    lacking: Callable[[CrateBlock], str]
+
+
+def attention_step(name: str) -> Step:
+    """Returns the step of this name in place of attention.
+
+    Raises ValueError for an unknown name.
+    """
+    checks.one_of("attention", name, ATTENTION)
+    return Step(
+        name, "hook_attn_out", ("hook_resid_pre", "attn.hook_z"), partial(_attention, name), _no_u
+    )
+
+
+def sparse_step(what: Replacement) -> Step:
+    """Returns the step in place of the sparse step: n proximal steps, or the lasso's solution.
+
+    Raises ValueError for anything but a whole number of at least 1 or "solution".
+    """
+    reads = ("ln2.hook_normalized",)
+    if what == SOLUTION:
+        return Step(SOLUTION, "mlp.hook_post", reads, _solution, _no_lasso)
+    if not checks.is_int(what):
+        raise ValueError(f"sparse={what!r}: give a number of proximal steps, or 'solution'.")
+    count = checks.count("sparse", what)
+    return Step(counted(count, "steps"), "mlp.hook_post", reads, partial(_steps, count), _no_lasso)
+
+
+def any_step(what: Replacement) -> Step:
+    """Returns the step of a name or a number of proximal steps.
+
+    Raises ValueError for an unknown name.
+    """
+    if checks.is_int(what):
+        return sparse_step(what)
+    name = checks.one_of("replacement", what, (*ATTENTION, SOLUTION))
+    return sparse_step(name) if name == SOLUTION else attention_step(name)
+
+
+def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
+    """Returns which tokens each token sees in a layer, `[pos, pos]`; None if all see all."""
+    if not model.cfg.facts.get("causal", False):
+        return None
+    return contexts(model.cfg, pos, None, torch.device(model.cfg.device))[layer].mask
+
+
+def _attention(
+    name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
+) -> Float[Tensor, "batch pos d_model"]:
+    u = subspaces(block)
+    assert u is not None  # _no_u was asked before
+    u = u.detach()
+    if name in ("plus", "minus"):
+        update = written(acts["attn.hook_z"].transpose(1, 2), u)
+        update = -update if name == "minus" else update
+    elif visible is None:
+        form = subspace_coding_rate_gradient if name == "gradient" else neumann_gradient
+        update = -form(acts["hook_resid_pre"], u, eps)
+    else:
+        form = visible_gradient if name == "gradient" else visible_neumann
+        update = -form(acts["hook_resid_pre"], u, eps, visible)
+    return _at_length(update, acts["hook_attn_out"])
+
+
+def _at_length(
+    update: Float[Tensor, "batch pos d_model"], own: Float[Tensor, "batch pos d_model"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """Returns an update scaled so that each sample's is as long as its own; zero stays zero."""
+    length, wanted = (
+        torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
+    )
+    scale = wanted / length.where(length > 0, 1.0)
+    return (update.double() * scale).to(own.dtype)
+
+
+def _steps(
+    count: int, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
+) -> Float[Tensor, "batch pos d_mlp"]:
+    lasso = dataclasses.replace(_lasso(block), count=count)
+    return lasso.run(acts["ln2.hook_normalized"], lasso.lambd)
+
+
+def _solution(
+    block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
+) -> Float[Tensor, "batch pos d_mlp"]:
+    lasso = _lasso(block)
+    return lasso_solution(acts["ln2.hook_normalized"], lasso.d, lasso.lambd, tol=3e-4)
+
+
+def _lasso(block: CrateBlock) -> Lasso:
+    lasso = block.mlp.lasso()
+    assert isinstance(lasso, Lasso), lasso  # _no_lasso was asked before
+    return lasso
+
+
+def _no_u(block: CrateBlock) -> str:
+    if subspaces(block) is not None:
+        return ""
+    return "queries, keys and values are three codes: the layer has no subspaces U"
+
+
+def _no_lasso(block: CrateBlock) -> str:
+    lasso = block.mlp.lasso()
+    return lasso if isinstance(lasso, str) else ""
