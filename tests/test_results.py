@@ -50,6 +50,14 @@ OF_DATA = {
     "atoms": lambda model, data: ci.atoms(model, data, top=5, coactivation=True, **QUIET),
     "atlas": lambda model, data: ci.atlas(model, data, top=4, ablate=0, **QUIET),
     "composition": lambda model, data: composition(model, data, through="data", **QUIET),
+    "surgery": lambda model, data: ci.surgery(
+        model,
+        data,
+        labels=None if model.unit == "windows" else [3] * N,
+        replacements=["gradient", 3],
+        mixes=(0.5,),
+        **QUIET,
+    ),
 }
 
 
@@ -132,7 +140,7 @@ def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind, monkeypat
     assert folded.meta["data"] == whole.meta["data"] and folded.meta["n_samples"] == N
 
 
-@pytest.mark.parametrize("kind", ["sweep", "audit", "atoms", "atlas", "composition"])
+@pytest.mark.parametrize("kind", ["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
 def test_halves_of_text_merge_too(text, kind):
     lm, data = text
     measure = OF_DATA[kind]

@@ -11,7 +11,7 @@ from crate_interp.sweeps.bootstrap import intervals
 ALL = -1  # the layer of rows in which all layers take the step at once
 _SLOPES = [
     "replacement", "layer", "slope", "slope_low", "slope_high", "random", "random_low",
-    "random_high", "better", "added", "added_low", "added_high", "n",
+    "random_high", "falls", "better", "added", "added_low", "added_high", "n",
 ]  # fmt: skip
 _MIXES = [
     "replacement", "layer", "mix", "loss", "loss_change", "loss_low", "loss_high", "accuracy",
@@ -30,8 +30,9 @@ def _slopes(result: Result) -> pd.DataFrame:
     rows: list[tuple] = []
     for place, key in enumerate(keys):
         beside = _another(drawn[key])
-        better = bool(high[place] < beside[1])
-        numbers = (slopes[:, place].mean(), low[place], high[place], *beside, better)
+        mean, falls = slopes[:, place].mean(), bool(high[place] < 0)
+        better = falls and bool(mean < beside[1])
+        numbers = (mean, low[place], high[place], *beside, falls, better)
         more = (added[:, place].mean(), added_low[place], added_high[place], len(slopes))
         rows.append((*key, *numbers, *more))
     return pd.DataFrame(rows, columns=_SLOPES)
@@ -83,12 +84,14 @@ class SurgeryResult(Result):
 
     `table()`, also "slopes": a row per replacement and layer; layer -1 is all layers at once.
     slope: d loss / d t where the step begins to replace the layer's own, in nats; mean over
-    samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random, random_low,
-    random_high: the mean of the mean slopes of random directions, and the interval in which that of
-    another random direction lies with 95 % (mean +- t sd sqrt(1 + 1 / n), n directions). better:
-    whether the slope's interval lies below the random one. added: the slope if the step is added
-    and the layer's own stays. The intervals hold cell by cell: of 40 cells without any effect about
-    one slope lies below 0 with its interval.
+    samples. slope_low, slope_high: its 95 % bootstrap interval over samples. random: the mean of
+    the mean slopes of random directions. random_low, random_high: where that of another random
+    direction lies with 95 %, mean +- t sd sqrt(1 + 1 / n) for n directions.
+
+    falls: whether slope_high is below 0. better: whether, besides, the slope is below random_low.
+    The random directions see the same samples: the slope itself is compared with them, since its
+    interval would count the scatter of samples twice. added: the slope if the step is added and the
+    layer's own stays. Intervals hold cell by cell: of 40 cells without any effect about one falls.
 
     `table("mixes")`: a row per replacement, layer and mix t: loss, accuracy, and their changes,
     paired by sample, with 95 % intervals; change: |Z^L' - Z^L| / |Z^L|.
@@ -113,16 +116,16 @@ class SurgeryResult(Result):
         """Returns in how many layers the loss falls, and falls more than in random directions."""
         table: Any = self._table("slopes")
         single = table[table["layer"] != ALL]
-        falls, rises = single["slope_high"] < 0, single["slope_low"] > 0
+        rises, falls = int((single["slope_low"] > 0).sum()), int(single["falls"].sum())
         samples = counted(self.meta["n_samples"], self.meta["unit"])
-        better = single[falls & single["better"]]
+        better = single[single["better"]]
         names = [
             f"{name} in {', '.join(map(str, rows['layer']))}"
             for name, rows in better.groupby("replacement", sort=False)
         ]
         return (
             f"Of {len(single)} pairs of a replacement and a layer of "
-            f"{self.meta['model'] or 'a model'} on {samples}, the loss begins to rise in "
-            f"{int(rises.sum())} and to fall in {int(falls.sum())}, in {len(better)} of them more "
-            f"than in random directions{': ' if names else ''}{'; '.join(names)}."
+            f"{self.meta['model'] or 'a model'} on {samples}, the loss begins to rise in {rises} "
+            f"and to fall in {falls}, in {len(better)} of them more than in random directions"
+            f"{': ' if names else ''}{'; '.join(names)}."
         )

@@ -1,4 +1,22 @@
-"""ci.surgery: does the network answer better when a layer does its job better?"""
+"""ci.surgery: does the network answer better when a layer does its job better?
+
+A step moves later layers off the inputs they were trained on, so that a large share of it hurts
+whatever the step is. The answer is therefore the slope of the loss where the step begins to replace
+the layer's own. It is exact, from one backward pass: `<g, step - own>`, where g is the gradient of
+the sample's loss.
+
+Beside it stand the slopes of random directions. Each takes the same change and turns it: the
+entries of every token's change are put in a random order with random signs, the same ones for all
+tokens and samples. So it is as long as the change, token by token, and as systematic over tokens
+and samples; only its relation to the weights is random. Changes drawn anew for each sample would
+have a mean slope of about 0 whatever the layer does, and any systematic step would differ from
+them.
+
+Two things to know when you read slopes. W_O is free to move towards U_k^T or away from it, so where
+training has converged "plus" and "minus" have slopes near 0 on the training data by construction.
+And each step also takes away some of the layer's own: `added` is the slope if it does not,
+`<g, step>`.
+"""
 
 import time
 from collections.abc import Sequence
@@ -70,19 +88,8 @@ def surgery(
     or of the code of the sparse step (`ci.surgeries.replaced` says which steps there are). The loss
     is the cross-entropy in nats of the right class, or of the next token (mean over the window).
 
-    A step moves later layers off the inputs they were trained on, so that a large t hurts whatever
-    the step is. The answer is therefore the slope d loss / d t at t = 0. It is exact, from one
-    backward pass: `<g, step - own>`, where g is the gradient of the sample's loss. Beside it stand
-    the slopes of random directions. Each takes the same change and turns it: the entries of every
-    token's change are put in a random order with random signs, the same ones for all tokens and
-    samples. So it is as long as the change, token by token, and as systematic over tokens and
-    samples; only its relation to the weights is random. Changes drawn anew for each sample would
-    have a mean slope of about 0 whatever the layer does, and could not be missed.
-
-    Two things to know when you read slopes. W_O is free to move towards U_k^T or away from it, so
-    where training has converged "plus" and "minus" have slopes near 0 by construction. And each
-    step also takes away some of the layer's own: the column `added` of the main table is the slope
-    if it does not, `<g, step>`.
+    The slope d loss / d t at t = 0 stands beside the slopes of random directions that are as long
+    and as systematic. crate_interp/surgeries/run.py says why, and how to read them.
 
     data, limit: as in `ci.sweep`. labels: of images, one per sample, numbers of classes or names in
     cfg.labels; None takes those of the data. replacements: names, and numbers of proximal steps;
