@@ -22,6 +22,7 @@ SHOWN = {  # what their outputs must hold, and how many pictures
     "05_a_circuit_in_a_tiny_language_model": ("Answer: no induction head", 0),
     "06_watch_it_learn": ("trained: accuracy", 2),
     "07_crate_alpha_from_the_hub": ("skipped: ", 0),
+    "08_do_the_job_better": ("Answer: not measurably", 1),
 }
 NAMES = list(SHOWN)
 
