@@ -8,6 +8,7 @@ each measure.
 
 from crate_interp.measures import (
     attention,
+    ceilings,
     cuts,
     denoising,
     gradients,
@@ -23,6 +24,7 @@ from crate_interp.measures import (
     subspaces,
 )
 from crate_interp.measures.attention import *
+from crate_interp.measures.ceilings import *
 from crate_interp.measures.cuts import *
 from crate_interp.measures.denoising import *
 from crate_interp.measures.gradients import *
@@ -39,6 +41,7 @@ from crate_interp.measures.subspaces import *
 
 __all__: list[str] = []
 __all__ += attention.__all__
+__all__ += ceilings.__all__
 __all__ += cuts.__all__
 __all__ += denoising.__all__
 __all__ += gradients.__all__

@@ -1,0 +1,94 @@
+"""How far a step of a given length can lower R^c at all."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures.checks import in_full_precision
+
+__all__ = ["least_rate"]
+
+_ROUNDS = 48  # of the search for the multiplier; each halves its range
+_RANGE = 70.0  # of its logarithm
+
+
+@in_full_precision
+@torch.no_grad()
+def least_rate(
+    values: Float[Tensor, "*batch number"], distance: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    """Returns a rate that no step of a given length can go below.
+
+    `max_nu sum_i min_t [1/2 log(1 + t^2) + nu (x_i - t)^2] - nu distance^2`.
+
+    values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
+    distance `[...]`, >= 0: how far these values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
+    times the Frobenius length of the step -> `[...]` in nats, between 0 and the rate before. After
+    any step of that length R^c is at least this: singular values move by at most the length of the
+    change of the matrix (Mirsky 1960), and the formula is the Lagrange dual of the least rate of
+    values that move so far, which lies below it (weak duality). Each inner minimum is a root of
+    a cubic. Computed in float64. Raises ValueError if a value or a distance is negative.
+    """
+    if bool((values < 0).any()) or bool((distance < 0).any()):
+        raise ValueError("singular values and distances are lengths: give numbers of at least 0.")
+    x, budget = values.double(), distance.double().square()
+    size = x.square().sum(dim=-1)
+    free = budget >= size  # zero is within reach
+    moves = budget > 1e-30 * size  # else no digit of a value changes
+    low_budget = budget.where(moves & ~free, 1.0)
+    high = (x.shape[-1] / 16 / low_budget).sqrt().log()
+    low = high - _RANGE
+    for _ in range(_ROUNDS):
+        middle = (high + low) / 2
+        moved = _moved(x, _kappa(middle))
+        far = (x - moved).square().sum(dim=-1) > low_budget
+        low, high = torch.where(far, middle, low), torch.where(far, high, middle)
+    best = torch.maximum(*(_dual(x, nu, low_budget) for nu in (low, high)))
+    before = 0.5 * torch.log1p(x.square()).sum(dim=-1)
+    best = torch.where(moves, best, before).masked_fill(free, 0.0).clamp_min(0.0)
+    return best.masked_fill(~x.isfinite().all(dim=-1), torch.nan).to(values.dtype)
+
+
+def _kappa(log_nu: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 1"]:
+    return (0.5 * (-log_nu).exp())[..., None]
+
+
+def _dual(
+    x: Float[Tensor, "*batch number"], log_nu: Tensor, budget: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    moved = _moved(x, _kappa(log_nu))
+    nu = log_nu.exp()
+    least = 0.5 * torch.log1p(moved.square()) + nu[..., None] * (x - moved).square()
+    return least.sum(dim=-1) - nu * budget
+
+
+def _moved(
+    x: Float[Tensor, "*batch number"], kappa: Float[Tensor, "*batch 1"]
+) -> Float[Tensor, "*batch number"]:
+    """Returns the t >= 0 that minimises `1/2 log(1 + t^2) + (x - t)^2 / (2 kappa)`.
+
+    Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x: one, or three of which
+    the outer ones are minima.
+    """
+    third = x / 3
+    p, half_q = 1 + kappa - x * third, x * (kappa - 2) / 6 - third**3
+    under = half_q.square() + (p / 3) ** 3
+    one = under > 0
+    large = half_q.abs() + under.clamp_min(0).sqrt()
+    cube = torch.copysign(large.pow(1 / 3), -half_q)
+    single = third + cube - p / (3 * cube.where(cube != 0, 1.0))
+    radius = (-p / 3).clamp_min(0).sqrt()
+    angle = torch.acos((-half_q / (radius**3).where(radius > 0, 1.0)).clamp(-1, 1)) / 3
+    ends = (third + 2 * radius * torch.cos(angle + turn) for turn in (0.0, 2 * math.pi / 3))
+    first, last = (_polished(torch.where(one, single, end), x, kappa) for end in ends)
+    values = [torch.log1p(t * t) + (x - t).square() / kappa for t in (first, last)]
+    return torch.where(values[0] <= values[1], first, last)
+
+
+def _polished(t: Tensor, x: Tensor, kappa: Tensor) -> Tensor:
+    """Returns a root after one step of Newton's method, within [0, x]."""
+    slope = 3 * t * t - 2 * x * t + 1 + kappa
+    step = (t * (t * (t - x) + 1 + kappa) - x) / slope.where(slope.abs() > 1e-9, torch.inf)
+    return torch.minimum((t - step).clamp_min(0.0), x)
