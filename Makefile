@@ -4,6 +4,7 @@
 # make oracles    compute the recorded oracles anew
 # make check      ruff and pyright
 # make bench      the benchmarks
+# make tables     audit the embedded models and print the table of the README
 # make fuzz       10,000 damaged files for each layout
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures   open the pages in headless Chromium and keep screenshots in runs/pictures
@@ -15,7 +16,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check fuzz bench maskcut pictures notebooks clean
+.PHONY: report test test-all oracles check fuzz bench maskcut pictures notebooks tables clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -50,6 +51,9 @@ maskcut: $(READY)
 
 pictures: $(READY)
 	cd tests && ../$(BIN)/python pictures.py ../runs/pictures
+
+tables: $(READY)
+	$(BIN)/python demos/tables.py
 
 notebooks: $(READY)
 	$(BIN)/python demos/run_notebooks.py --out runs/notebooks

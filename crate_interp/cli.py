@@ -100,14 +100,17 @@ def audit(
     config: Config = None,
     eps: Annotated[float, typer.Option(help="The eps of the rates, as in the paper.")] = 0.1,
     limit: Limit = None,
-    untrained: Untrained = 1,
+    untrained: Untrained = 5,
+    grid: Annotated[
+        bool, typer.Option(help="Measure nulls, ceilings and a grid of eps too.")
+    ] = True,
 ) -> None:
     """Check every layer against the claims of the papers: a table, and a page about it."""
     model = _load(source, family, revision, config)
-    result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained)
+    result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained, grid=grid)
     page = ci.viz.audit_page(result, out)
     typer.echo(result.text())
-    signs = "+ kept, - broken, ? undecided; in brackets: untrained."
+    signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
     typer.echo(f"{signs} {result.headline()} The page: {page}")
 
 

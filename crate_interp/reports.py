@@ -45,7 +45,7 @@ def report(
     data, probes, limit: as in `ci.sweep`. Beside the page lie the result as SweepResult.save writes
     it, summary.txt (the table that the page begins with), layers.csv (with the twins' mean, lowest
     and highest) and figures/*.png. audit: write a second page too, audit/audit.html (`ci.audit`,
-    beside one twin).
+    beside as many twins).
 
     Raises ValueError, before work starts, if `out` cannot be written into; and as `ci.sweep` does.
     """
@@ -68,8 +68,7 @@ def report(
     write_text(out / "layers.csv", _layers_csv(result, twins))
     write_text(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
     if audit:
-        seeds = min(untrained, 1)
-        audited = run_audit(model, samples, untrained=seeds, progress=progress)
+        audited = run_audit(model, samples, untrained=untrained, progress=progress)
         audit_page(audited, out / "audit")
     attention = _attention(model, samples) if model.cfg.kind == "vision" else None
     return report_page(result, twins, out, attention=attention, audited=audit)

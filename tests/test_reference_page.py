@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import crate_interp as ci
-from crate_interp.audits.claims import CLAIMS
+from crate_interp.audits.claims import CLAIMS, NUMBERS
 
 PAGE = (Path(ci.__file__).parent / "measures" / "README.md").read_text(encoding="utf-8")
 
@@ -61,9 +61,12 @@ def test_the_statistics_are_those_of_the_probes():
 
 
 def test_the_claims_are_those_of_the_audit():
-    found = {row[0].strip("`"): row[1:] for row in rows("## Claims of the audit")}
-    assert found.keys() == CLAIMS.keys()
-    for name, claim in CLAIMS.items():
-        assert found[name][0] == claim.number and found[name][2] == f"{claim.says} ({claim.where})"
-        for bound in (claim.low, claim.high):
-            assert bound is None or f"{bound:g}" in found[name][1]
+    found = {row[1].strip("`"): row for row in rows("## Claims of the audit")}
+    assert found.keys() == NUMBERS.keys()
+    for claim, facts in CLAIMS.items():
+        for name in facts.parts:
+            first, _, number, bounds, says = found[name]
+            assert first == f"`{claim}`" and number == NUMBERS[name].number
+            assert says == f"{facts.says} ({facts.where})"
+            for bound in (NUMBERS[name].low, NUMBERS[name].high):
+                assert bound is None or f"{bound:g}" in bounds

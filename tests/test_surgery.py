@@ -11,6 +11,7 @@ from conftest import BATCH, make, make_lm
 from crate_interp.surgeries.replacing import hooks_of
 from crate_interp.surgeries.slopes import random_slopes, turns_of
 from crate_interp.surgeries.steps import any_step
+from crate_interp.sweeps.bootstrap import intervals
 from operated import MODELS, N, inputs_of, labels_of
 
 QUIET = dict(batch_size=3, progress=False)
@@ -114,7 +115,9 @@ def test_the_table_by_hand(measured):
     row = result.table().set_index(["replacement", "layer"]).loc["minus", 2]
     values = result.table("samples").query("replacement == 'minus' and layer == 2")["slope"]
     assert row["slope"] == pytest.approx(values.mean()) and row["n"] == N
-    assert values.min() <= row["slope_low"] <= row["slope"] <= row["slope_high"] <= values.max()
+    low, high = intervals(values.to_numpy()[:, None])
+    assert (row["slope_low"], row["slope_high"]) == pytest.approx((low[0], high[0]))
+    assert row["slope_low"] <= row["slope"] <= row["slope_high"]
     random = result.table("random").query("replacement == 'minus' and layer == 2")
     means = (random["slope"] / random["n"]).to_numpy()
     low, high = stats.t.interval(0.95, 2, means.mean(), means.std(ddof=1) * np.sqrt(4 / 3))

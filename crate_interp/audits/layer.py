@@ -1,163 +1,174 @@
-"""The audit of one layer on one batch: the number of each claim, sample by sample."""
+"""The audit of one layer on one batch: every number of every claim, sample by sample."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
 from torch import Tensor
 
-from crate_interp.measures import (
-    coding_rate,
-    completeness_defect,
-    dictionary_rate_change,
-    lasso_kkt_residual,
-    lasso_objective,
-    lasso_solution,
-    neumann_gradient,
-    neumann_invalid,
-    orthonormality_defect,
-    subspace_coding_rate,
-    subspace_coding_rate_gradient,
-    zero_fraction,
-)
-from crate_interp.models.block import CrateBlock
+from crate_interp.audits import attention, kept_rates, sparse
+from crate_interp.audits.attention import Cells, Given, Layer, Setting
+from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.models.step import Lasso
 from crate_interp.probes.shared import dictionary, subspaces
 
-POINTS = ("hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post")
-Numbers = dict[str, Tensor]
-_NEED_U = (
-    "compresses",
-    "gradient",
-    "step",
-    "neumann",
-    "neumann_direction",
-    "orthonormal",
-    "complete",
-)
-_NEED_LASSO = ("descends", "share", "converged", "kkt", "threshold", "rate_kept")
+POINTS = (
+    "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",
+)  # fmt: skip
+MAPS = 8  # random output maps
+_AT_ONCE = 2**20  # numbers of a stream that are measured at a time, so that they stay in cache
+_SEEDS = 2**20  # apart
 
 
-def of_attention(block: CrateBlock, acts: dict[str, Tensor], eps: float) -> Numbers:
-    """Returns the numbers of the attention step, `[batch]` each; none if the layer has no U."""
-    u = subspaces(block)
-    if u is None:
-        return {}
-    before, after = acts["hook_resid_pre"].double(), acts["hook_resid_mid"].double()
-    u = u.detach().double()
-    rates = [subspace_coding_rate(z, u, eps).sum(dim=-1) for z in (before, after)]
-    update = after - before
-    exact, series = subspace_coding_rate_gradient(before, u, eps), neumann_gradient(before, u, eps)
-    alpha = u.shape[-1] / (before.shape[1] * eps**2)
-    wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
-    curvature = 9 * alpha / 4 * float(torch.linalg.matrix_norm(wide, ord=2)) ** 2
-    size, steepness = _norm(update), _norm(exact)
-    return {
-        "compresses": _over(rates[1] - rates[0], rates[0]),
-        "gradient": _over(-_dot(update, exact), size * steepness),
-        "step": _over(-_dot(update, exact), steepness**2) * curvature,
-        "neumann": neumann_invalid(before, u, eps).mean(dim=-1),
-        "neumann_direction": _over(-_dot(update, series), size * _norm(series)),
-        "rate_before": rates[0],
-        "rate_after": rates[1],
-        "update_over_gradient": _over(size, steepness),
-        "update_over_neumann": _over(size, _norm(series)),
-    }
+@dataclass(frozen=True)
+class Audited:
+    """A layer as the audit needs it: constants of its weights, and why claims do not apply."""
+
+    index: int
+    attention: Layer | None
+    lasso: Lasso | str
+    random: tuple[Tensor, ...]  # dictionaries with the singular values of D
+    norm: Norm | None  # the one the sparse step reads through, where its code is as wide as Z
+    reasons: dict[str, str]
 
 
-def of_sparse_step(lasso: Lasso, acts: dict[str, Tensor], eps: float, tokens: int) -> Numbers:
-    """Returns the numbers of the sparse step, `[batch]` each.
-
-    The lasso is solved for `tokens` evenly spaced tokens of each sample.
-    """
-    mid, y, code = (acts[point] for point in POINTS[1:])
-    places = _evenly(y.shape[1], tokens, y.device)
-    some, reached, start = y[:, places], code[:, places], lasso.start(y[:, places])
-    solution = lasso_solution(some, lasso.d, lasso.lambd, tol=3e-4, max_steps=2000)
-    values = [_objective(z, some, lasso) for z in (start, reached, solution)]
-    residuals = [
-        lasso_kkt_residual(z, some, lasso.d, lasso.lambd).double().sum(dim=-1)
-        for z in (start, reached, solution)
-    ]
-    lengths = torch.maximum(_norm(reached.double()), _norm(solution.double()))
-    zeros, free, bare = (
-        zero_fraction(z).double().mean(dim=-1)
-        for z in (code, lasso.run(y, torch.zeros_like(lasso.lambd)), lasso.run(mid, lasso.lambd))
+def audited(block: Any, index: int, setting: Setting) -> Audited:
+    """Returns a layer of a model; the random dictionaries depend on the seed and the layer."""
+    u, d, lasso = subspaces(block), dictionary(block), block.mlp.lasso()
+    random: tuple[Tensor, ...] = ()
+    if isinstance(lasso, Lasso) and "random D" in setting.nulls:
+        random = tuple(
+            attention.random_like(lasso.d, _generator(setting.seed, index, draw))
+            for draw in range(sparse.DRAWS)
+        )
+    maps = [_generator(setting.seed, index, draw) for draw in range(MAPS if setting.limited else 0)]
+    square = isinstance(lasso, Lasso) and d is not None and d.shape[0] == d.shape[1]
+    return Audited(
+        index,
+        None if u is None else attention.layer_of(block.attn, block.ln1, maps),
+        lasso,
+        random,
+        norm_of(block.ln2, d) if square and d is not None else None,
+        why_not(block),
     )
-    at_start = _objective(lasso.start(y), y, lasso)
-    numbers = {
-        "descends": _over(_objective(code, y, lasso) - at_start, at_start),
-        "share": _share(*values),
-        "converged": _over(_norm(reached.double() - solution.double()), lengths),
-        "kkt": _over(residuals[1], residuals[0]),
-        "threshold": _over(zeros - free, zeros),
-        "zeros": zeros,
-        "zeros_without_threshold": free,
-        "zeros_without_norm": bare,
-        "unsolved": _over(residuals[2], residuals[0]),
-    }
-    if lasso.d.shape[0] == lasso.d.shape[1]:
-        rate = coding_rate(code, eps).double()
-        numbers["rate_kept"] = _over(dictionary_rate_change(code, lasso.d, eps).double(), rate)
-    return numbers
 
 
-def of_weights(block: CrateBlock) -> dict[str, float]:
-    """Returns the numbers of a layer's weights, without those of claims that do not apply."""
-    u, d = subspaces(block), dictionary(block)
-    numbers: dict[str, float] = {}
-    if u is not None:
-        numbers["orthonormal"] = float(orthonormality_defect(u.detach().double()).mean())
-        numbers["complete"] = float(completeness_defect(u.detach().double()))
-    if d is not None and d.shape[0] == d.shape[1]:
-        numbers["dictionary"] = float(orthonormality_defect(d.detach().double()))
-    return numbers
-
-
-def why_not(block: CrateBlock) -> dict[str, str]:
-    """Returns why claims do not apply to a layer, claim by claim; those that apply are missing."""
+def why_not(block: Any) -> dict[str, str]:
+    """Returns why numbers do not apply to a layer; those that apply are missing."""
     reasons: dict[str, str] = {}
     lasso, d = block.mlp.lasso(), dictionary(block)
-    if subspaces(block) is None:
-        reason = "queries, keys and values are three codes: the layer has no subspaces U"
-        reasons |= dict.fromkeys(_NEED_U, reason)
-    if isinstance(lasso, str):
-        reasons |= dict.fromkeys(_NEED_LASSO, lasso)
-    if d is None or d.shape[0] != d.shape[1]:
-        reason = (
-            "there is no dictionary"
-            if d is None
-            else "the dictionary is overcomplete: D^T D cannot be I"
+    groups = {claim: facts.group for claim, facts in CLAIMS.items()}
+    of = {part: claim for claim, facts in CLAIMS.items() for part in facts.parts}
+    for name in NUMBERS:
+        needs_u = groups[of[name]] == "Attention" or of[name] in (
+            "orthonormal",
+            "complete",
+            "incoherent",
         )
-        reasons |= {name: reason for name in ("dictionary", "rate_kept") if name not in reasons}
+        if needs_u and subspaces(block) is None:
+            reasons[name] = "queries, keys and values are three codes: the layer has no subspaces U"
+        elif groups[of[name]] == "The sparse step" and isinstance(lasso, str):
+            reasons[name] = lasso
+        elif of[name] in ("dictionary", "rate_kept") and (d is None or d.shape[0] != d.shape[1]):
+            reasons[name] = (
+                "there is no dictionary"
+                if d is None
+                else "the dictionary is overcomplete: D^T D cannot be I"
+            )
+    if subspaces(block) is not None and len(block.attn.U) < 2:
+        reasons["incoherent"] = "the layer has one head"
     return reasons
 
 
-def _objective(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
-    d, lambd = lasso.d.double(), lasso.lambd.double()
-    return lasso_objective(z.double(), y.double(), d, lambd).sum(dim=-1)
+def of_layer(
+    layer: Audited, acts: dict[str, Tensor], start: int, count: int, setting: Setting
+) -> list[tuple[int, Cells]]:
+    """Returns the numbers of the first `count` samples, in slices with their first sample.
 
-
-def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
-    """Returns the share of the way down that was covered.
-
-    If there was nothing to gain it is 1, or 0 if the objective rose.
+    start: the number of the first sample. One more sample may follow the count, whose update is
+    that of "the next sample".
     """
-    gain, most = start - reached, start - solution
-    nothing = most <= 1e-9 * start.abs()
-    return torch.where(nothing, (gain >= 0).double(), gain / most.where(~nothing, 1.0))
+    pos, width = acts[POINTS[0]].shape[1:]
+    step = max(1, _AT_ONCE // (pos * width))
+    found: list[tuple[int, Cells]] = []
+    for first in range(0, count, step):
+        stop = min(first + step, count)
+        cells: Cells = {}
+        if layer.attention is not None:
+            given = _given(layer, acts, first, stop, start, setting)
+            cells |= attention.of_attention(layer.attention, given, setting)
+        if isinstance(layer.lasso, Lasso):
+            mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
+            cells |= sparse.of_sparse_step(layer.lasso, mid, y, code, setting.tokens, layer.random)
+            if layer.norm is not None:
+                rates = kept_rates.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
+                for key, numbers in rates.items():
+                    cells[key] = cells.get(key, {}) | numbers
+        found.append((start + first, cells))
+    most = min(setting.limited - start, count)
+    for first in range(0, most, step):
+        stop = min(first + step, most)
+        found.append((start + first, _limits(layer, acts, first, stop, setting)))
+    return found
 
 
-def _evenly(count: int, wanted: int, device: torch.device) -> Tensor:
-    return torch.linspace(0, count - 1, min(count, wanted), device=device).round().long()
+def _limits(
+    layer: Audited, acts: dict[str, Tensor], first: int, stop: int, setting: Setting
+) -> Cells:
+    cells: Cells = {}
+    if layer.attention is not None:
+        z, mid = (acts[point][first:stop].double() for point in POINTS[:2])
+        gathered = acts[POINTS[4]][first:stop].flatten(2).double()
+        given = Given(z, mid - z, gathered=gathered)
+        cells |= attention.limits(layer.attention, given, setting)
+    if isinstance(layer.lasso, Lasso):
+        y = acts[POINTS[2]][first:stop]
+        cells |= sparse.limits(layer.lasso, y, setting.tokens)
+        if layer.norm is not None:
+            places = sparse.evenly(y.shape[1], setting.tokens, y.device)
+            scales = sparse.best_scale(layer.lasso, y[:, places].double())
+            rates = kept_rates.at_scale(layer.lasso, scales, layer.norm, y, setting.grid)
+            cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
+    return cells
 
 
-def _norm(x: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch"]:
-    return torch.linalg.vector_norm(x, dim=(1, 2))
+def _given(
+    layer: Audited, acts: dict[str, Tensor], first: int, stop: int, start: int, setting: Setting
+) -> Given:
+    before, after = acts[POINTS[0]], acts[POINTS[1]]
+    z = before[first:stop].double()
+    delta, other, noise = after[first:stop].double() - z, None, None
+    if "next sample" in setting.nulls and len(before) > stop:
+        ahead = slice(first + 1, stop + 1)
+        other = after[ahead].double() - before[ahead].double()
+    samples = range(start + first, start + stop)
+    if "random" in setting.nulls:
+        drawn = [
+            torch.randn(z.shape[1:], generator=_generator(setting.seed, sample, -1 - layer.index))
+            for sample in samples
+        ]
+        noise = torch.stack(drawn).to(z)
+    orders = ()
+    if "shuffled" in setting.nulls:
+        orders = tuple(
+            torch.stack([_order(sample, draw, z.shape[1], setting) for sample in samples]).to(
+                z.device
+            )
+            for draw in range(setting.draws)
+        )
+    return Given(z, delta, other, orders, noise)
 
 
-def _dot(x: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
-    return (x * y).sum(dim=(1, 2))
+def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:
+    """Returns where a shuffled update takes each token's from, the same in every layer."""
+    first = int(setting.has_cls)
+    generator = _generator(setting.seed, sample, draw)
+    mixed = first + torch.randperm(pos - first, generator=generator)
+    return torch.cat([torch.arange(first), mixed])
 
 
-def _over(x: Float[Tensor, "batch"], y: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
-    """Returns x / y, and 0 if both are 0."""
-    return torch.where((x == 0) & (y == 0), 0.0, x / y)
+def _generator(seed: int, sample: int, draw: int) -> torch.Generator:
+    """Returns a generator of its own for a sample and a draw."""
+    return torch.Generator().manual_seed((seed * _SEEDS + sample) * 1009 + draw % 1009)

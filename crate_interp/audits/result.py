@@ -1,143 +1,100 @@
-"""AuditResult: each layer against each claim, with intervals, and the untrained network."""
+"""AuditResult: each layer against each claim, beside nulls, ceilings and untrained networks."""
 
 import html
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from crate_interp.audits.claims import CLAIMS, NUMBERS
-from crate_interp.results import Result, by, counted, first
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.audits.claims import BESIDE
+from crate_interp.audits.summary import headline, judged, overview
+from crate_interp.audits.verdicts import cells, nulls
+from crate_interp.results import Result, by, first
 from crate_interp.sweeps.text import as_text
 
-KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-_SIGN = {KEPT: "+", BROKEN: "-", UNDECIDED: "?", NOT_APPLICABLE: "", "": ""}
-_COLUMNS = [
-    "layer", "claim", "value", "low", "high", "verdict", "untrained", "untrained_verdict", "n",
-    "reason",
-]  # fmt: skip
 
-
-def verdict(claim: str, low: float, high: float) -> str:
-    """Returns the word for a confidence interval: where it lies against the claim's bounds."""
-    facts = CLAIMS[claim]
-    least = -np.inf if facts.low is None else facts.low
-    most = np.inf if facts.high is None else facts.high
-    if not np.isfinite(low) or not np.isfinite(high):
-        return UNDECIDED
-    if least <= low and high <= most:
-        return KEPT
-    return BROKEN if high < least or low > most else UNDECIDED
-
-
-def _claims(result: Result) -> pd.DataFrame:
-    own = _cells(result.table("numbers"), result.table("weights"), result.meta)
-    other = _cells(result.table("untrained"), result.table("untrained_weights"), result.meta)
-    rows: list[tuple] = []
-    for layer in range(result.meta["n_layers"]):
-        for claim in CLAIMS:
-            value, low, high, word, n = own[layer, claim]
-            beside = other.get((layer, claim), (np.nan, np.nan, np.nan, "", 0))
-            reason = result.meta["reasons"][layer].get(claim, "")
-            rows.append((layer, claim, value, low, high, word, beside[0], beside[3], n, reason))
-    return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _layers(result: Result) -> pd.DataFrame:
-    numbers = result.table("numbers")
-    shown = [name for name in NUMBERS if name in numbers]
-    means: Any = numbers.groupby("layer")[shown].mean()
-    return means.reset_index()
+def _beside(result: Result) -> pd.DataFrame:
+    numbers: Any = result.table("numbers")
+    rows = numbers[numbers["of"] == "layer"] if len(numbers) else numbers
+    shown = [name for name in BESIDE if name in rows]
+    means = rows.groupby(["layer", "frame", "eps", "basis", "tokens"])[shown].mean()
+    return means.dropna(how="all").reset_index()
 
 
 class AuditResult(Result):
     """What an audit measured.
 
-    `table()` has a row per layer and claim: layer, claim, value, low, high, verdict, untrained,
-    untrained_verdict, n, reason. value: the mean over samples. low, high: its 95 % bootstrap
-    interval (percentile, 2,000 resamples of samples, seed 0); of weights the value itself. verdict:
-    "kept" if the interval lies within the claim's bounds, "broken" if it lies outside, "undecided"
-    if a bound lies inside it or there is a single sample, "not applicable" if `reason` says why.
+    `table()` has a row per layer, number and setting. claim, number: see
+    crate_interp/audits/claims.py. frame, eps, basis, tokens: the setting; "" and NaN where a number
+    has none. value, low, high: the mean over samples and its 95 % interval (bootstrap-t); of
+    weights the value itself. null, excess, excess_low, excess_high: the number's null and how far
+    the value lies from it, paired by sample. gain: how far the value lies from that of a new random
+    output map, or dictionary, in the layer's place; its interval is over draws (Student's t). On
+    random networks an excess over shuffled updates is there too, because averages are smooth; a
+    gain is not. untrained, difference: the mean of the untrained twins, and this network minus a
+    new random one, with its interval over networks.
+    ceiling, share: the best that is possible, and which share of it the layer reached; negative
+    where it went the other way. construction: what an ideal layer reaches on these tokens;
+    by_construction: whether that misses the bounds too. verdict: "kept" if the value's interval
+    lies within the bounds and those of the excess and of the gain on the better side of 0, or
+    within the bounds and within 1 % of the ceiling; "broken" if the value's interval lies outside
+    the bounds or that of the excess on the worse side of 0; else "undecided"; "not applicable" if
+    `reason` says why. p: of the verdict, adjusted over the layers of a setting by Holm's method; it
+    is at most 0.05 for "kept" and "broken".
 
-    Stored tables: `numbers` (a row per sample and layer), `weights` (a row per layer), and the same
-    of the untrained twins, `untrained` and `untrained_weights`, with their seed.
+    `claims()` has a row per claim and layer. Its verdict is over the settings that the claim must
+    hold in: all frames, and every eps for R^c, else the asked one. "depends": kept in some and
+    broken in others, and the column `on` says in which. "by construction": every setting that is
+    not kept has a bound that an ideal layer misses too.
+
+    Stored tables: `numbers` (a row per sample, layer, setting and what was measured there: the
+    layer, its nulls, its limits), `weights`, `heads` (the cosine of each head's output map and
+    U_k^T), and `untrained`, `untrained_weights` with a seed. `table("nulls")` has every null, every
+    ceiling and the paper's own operators, with intervals.
     """
 
     KIND = "audit"
     META = {"settings": dict, "reasons": list, "untrained": int}
-    MAIN = "claims"
+    MAIN = "cells"
     STORED = {
         "numbers": by("sample", "layer"),
         "weights": first,
+        "heads": first,
         "untrained": by("seed", "sample", "layer"),
         "untrained_weights": first,
     }
-    DERIVED = {"claims": _claims, "layers": _layers}
+    DERIVED = {
+        "cells": cells,
+        "claims": judged,
+        "overview": overview,
+        "nulls": nulls,
+        "layers": _beside,
+    }
+
+    def claims(self) -> pd.DataFrame:
+        """Returns a row per claim and layer: claim, layer, verdict, on, reason."""
+        return self.table("claims")
 
     def layers(self) -> pd.DataFrame:
-        """Returns the numbers measured beside the claims, a row per layer: means over samples.
+        """Returns the numbers measured beside the claims, a row per layer and setting.
 
-        crate_interp/audits/claims.py says what each number is.
+        They are means over samples. crate_interp/audits/claims.py says what each number is.
         """
         return self.table("layers")
 
     def text(self) -> str:
-        """Returns a table as text: layers down, claims across, the untrained network in brackets.
+        """Returns a table as text: claims down, a mark for each layer, and what stands beside.
 
-        A value is followed by + (kept), - (broken) or ? (undecided).
+        + kept, - broken, ~ depends on the setting, c by construction, ? undecided. The numbers are
+        at the asked eps, the lowest and the highest over layers and frames.
         """
-        lines = [["layer", *CLAIMS]]
-        for layer, rows in self._table("claims").groupby("layer"):
-            lines.append([str(layer), *(_cell(row) for row in rows.itertuples())])
-        return as_text(lines[0], lines[1:])
+        rows: Any = self._table("overview")
+        header = ["claim", "layers", "value", "excess", "share", "untrained"]
+        lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
+        return as_text(header, lines)
 
     def headline(self) -> str:
-        """Returns how many cells are kept, broken, undecided or not applicable."""
-        words = self._table("claims")["verdict"].value_counts().to_dict()
-        counts = ", ".join(f"{count} {word}" for word, count in words.items())
-        samples = counted(self.meta["n_samples"], self.meta["unit"])
-        where = f"{self.meta['model'] or 'a model'} on {samples}"
-        return f"Of {sum(words.values())} claims about layers of {where}: {counts}."
+        """Returns the finding in one sentence."""
+        return headline(self)
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(self.headline())}</p><pre>{html.escape(self.text())}</pre>"
-
-
-def _cell(row: Any) -> str:
-    if row.verdict == NOT_APPLICABLE:
-        return "n/a"
-    cell = f"{row.value:.2g}{_SIGN[row.verdict]}"
-    beside = f" ({row.untrained:.2g}{_SIGN[row.untrained_verdict]})"
-    return cell + (beside if row.untrained_verdict else "")
-
-
-def _cells(
-    numbers: pd.DataFrame, weights: pd.DataFrame, meta: dict[str, Any]
-) -> dict[tuple[int, str], tuple]:
-    """Returns (value, low, high, verdict, n) of each layer and claim."""
-    cells: dict[tuple[int, str], tuple] = {}
-    waiting: dict[tuple[int, str], np.ndarray] = {}  # resampled together
-    if not len(numbers) and not len(weights):
-        return cells
-    for layer in range(meta["n_layers"]):
-        rows: Any = numbers[numbers["layer"] == layer]
-        own: Any = weights[weights["layer"] == layer]
-        for claim, facts in CLAIMS.items():
-            if claim in meta["reasons"][layer]:
-                cells[layer, claim] = (np.nan, np.nan, np.nan, NOT_APPLICABLE, 0)
-            elif facts.of_weights:
-                values = own[claim].to_numpy()
-                low, high = values.min(), values.max()  # several untrained seeds differ
-                word = verdict(claim, low, high)
-                cells[layer, claim] = (values.mean(), low, high, word, len(values))
-            else:
-                waiting[layer, claim] = rows[claim].to_numpy()
-    if waiting:
-        low, high = intervals(np.stack(list(waiting.values()), axis=1))
-        for (key, values), least, most in zip(
-            waiting.items(), low.tolist(), high.tolist(), strict=True
-        ):
-            word = verdict(key[1], least, most)
-            cells[key] = (values.mean(), least, most, word, len(values))
-    return cells

@@ -1,28 +1,35 @@
 """ci.audit: did each layer do what the papers say it does?"""
 
+import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from crate_interp import checks
-from crate_interp.audits import layer as audit_layer
-from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.audits import layer as layers
+from crate_interp.audits.attention import Cells, Setting
+from crate_interp.audits.claims import GRID, NULLS
 from crate_interp.audits.result import AuditResult
-from crate_interp.data import Data
+from crate_interp.audits.tables import Found, table_of, weights_of
+from crate_interp.audits.weights import of_heads, of_weights
+from crate_interp.data import Data, Samples, part
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.step import Lasso
 from crate_interp.results import by
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
 from crate_interp.sweeps.twins import stacked, with_twins
 
-Tables = tuple[
-    pd.DataFrame, pd.DataFrame
-]  # numbers: a row per sample and layer; weights: per layer
+TWIN_SAMPLES = 64  # on which untrained twins are audited
+LIMITED = 16  # the first samples: for these ceilings, operators and constructions are computed
+DRAWS = 8  # of the shuffled update
+_TIMED = 5  # samples, to estimate the time
 
 
 def audit(
@@ -33,97 +40,167 @@ def audit(
     limit: int | None = None,
     batch_size: int = 32,
     lasso_tokens: int = 4,
-    untrained: int = 1,
+    untrained: int = 5,
+    grid: bool = True,
+    seed: int = 0,
     progress: bool = True,
 ) -> AuditResult:
-    """Measures every layer against what the papers claim of it, beside the untrained network.
+    """Measures every layer against what the papers claim of it, beside nulls and ceilings.
 
-    Attention: whether it lowered R^c, along which direction, and how far against the exact gradient
-    step and its Neumann form. The sparse step: whether it lowered its own lasso from its own start,
-    how far from the solution it stopped, and what made the zeros. The weights: whether they are
-    what the derivation assumes. The claims and their bounds are in crate_interp/audits/claims.py.
+    Attention: whether it lowered R^c, along which direction, and how far. The sparse step: whether
+    it lowered its own lasso from its own start, how far from the solution it stopped, and what made
+    the zeros. The weights: whether they are what the derivation assumes. What is compared before
+    and after is measured in three frames, at the asked eps and at those of a grid, and at the asked
+    eps with orthonormal U and without CLS. The claims, bounds, frames, nulls and limits are literal
+    in crate_interp/audits/claims.py.
 
-    data, limit: as in `ci.sweep`. eps: that of the rates, as in the paper. lasso_tokens: for how
-    many evenly spaced tokens of each sample the lasso is solved. untrained: how many random twins
-    (seeds 0, 1, ...) are audited on the same data. The streams are taken as they are, with all
-    tokens and U as stored. A masked autoencoder sees every patch, and its encoder is audited.
+    data, limit: as in `ci.sweep`. eps: the asked one, as in the paper. lasso_tokens: on how many
+    evenly spaced tokens of each sample the sparse step is measured. untrained: how many random
+    twins (seeds 0, 1, ...) are audited, on the first 64 samples. grid: False measures the claims
+    alone, in the frames at the asked eps, without nulls, ceilings and the rest of the grid. seed:
+    that of the nulls. A masked autoencoder sees every patch, and its encoder is audited.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
-    eps = checks.positive("eps", eps)
-    lasso_tokens = checks.count("lasso_tokens", lasso_tokens)
-    untrained = checks.count("untrained", untrained, least=0)
     checks.count("batch_size", batch_size)
+    untrained = checks.count("untrained", untrained, least=0)
+    setting = _setting(eps, lasso_tokens, grid, seed, model)
     check_model(model)
     samples = samples_of(model, data, limit)
     started = time.perf_counter()
+    compared = _first(samples, TWIN_SAMPLES)
+    run = partial(_run, batch_size=batch_size, progress=progress)
+    if progress:
+        _announce(model, samples, compared, untrained, setting, batch_size)
 
-    def measure(network: HookedModel, seed: int | None) -> Tables:
-        what = "audit" if seed is None else f"untrained {seed}"
-        of_chunk = partial(_of_chunk, eps=eps, tokens=lasso_tokens)
-        options: dict[str, Any] = dict(batch_size=batch_size, what=what, progress=progress)
-        return fold(network, samples, of_chunk, _joined, **options)
+    def measure(network: HookedModel, twin: int | None) -> Found:
+        if twin is None or compared is None:
+            return run(network, samples, setting, "audit")
+        return run(network, compared, _of_twin(setting), f"untrained {twin}")
 
-    own, others = with_twins(model, untrained, measure, progress)
-    settings = {"eps": eps, "lasso_tokens": lasso_tokens}
+    own, others = with_twins(model, untrained if compared else 0, measure, progress)
+    settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
     meta = data_meta(model, samples, batch_size) | {
         "seconds": round(time.perf_counter() - started, 3),
-        "settings": settings | {"tokens": "all", "norm": False, "basis": "stored"},
+        "settings": settings,
         "untrained": untrained,
-        "reasons": [audit_layer.why_not(block) for block in _blocks(model)],
+        "reasons": [layers.why_not(block) for block in model.blocks],
     }
-    tables = {
-        "numbers": own[0],
-        "weights": own[1],
-        "untrained": stacked([numbers for numbers, _ in others], "layer"),
-        "untrained_weights": stacked([weights for _, weights in others], "layer"),
-    }
-    return AuditResult(tables, meta)
+    return AuditResult(_tables(own, others), meta)
 
 
-def _of_chunk(chunk: Chunk, eps: float, tokens: int) -> Tables:
-    blocks = _blocks(chunk.model)
+def _tables(own: Found, others: list[Found]) -> dict[str, pd.DataFrame]:
+    return {
+        "numbers": own.numbers,
+        "weights": own.weights,
+        "heads": own.heads,
+        "untrained": stacked([found.numbers for found in others], "sample", "layer"),
+        "untrained_weights": stacked([found.weights for found in others], "layer"),
+    }
+
+
+def _run(
+    network: HookedModel,
+    samples: Samples,
+    setting: Setting,
+    what: str,
+    batch_size: int,
+    progress: bool,
+) -> Found:
+    of_chunk = partial(_of_chunk, setting=setting)
+    options: dict[str, Any] = dict(batch_size=batch_size, what=what, progress=progress)
+    return fold(network, samples, of_chunk, _joined, **options)
+
+
+def _first(samples: Samples, most: int) -> Samples | None:
+    """Returns those of the samples that are among the first of the data set, if there are any."""
+    stop = min(most, samples.start + samples.n)
+    return part(samples, samples.start, stop) if samples.start < stop else None
+
+
+def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:
+    """Returns what is measured of the model. Raises ValueError for arguments that are wrong."""
+    asked = checks.positive("eps", eps)
+    return Setting(
+        eps=asked,
+        grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
+        nulls=tuple(NULLS) if grid else (),
+        draws=DRAWS,
+        limited=LIMITED if grid else 0,
+        has_cls=model.has_cls,
+        causal=model.unit == "windows",
+        star=grid,
+        tokens=checks.count("lasso_tokens", tokens),
+        seed=checks.count("seed", seed, least=0),
+    )
+
+
+def _of_twin(setting: Setting) -> Setting:
+    """Returns what is measured of an untrained twin: no nulls and no limits."""
+    return replace(setting, nulls=(), limited=0)
+
+
+def _announce(
+    model: HookedModel,
+    samples: Samples,
+    compared: Samples | None,
+    twins: int,
+    setting: Setting,
+    batch_size: int,
+) -> None:
+    """Prints about how long it will take, from the time that a few samples take.
+
+    A twin's sample costs less by the nulls, which are not measured there.
+    """
+    taken: list[float] = []
+    for count in (1, min(_TIMED, samples.n)):
+        begin = time.perf_counter()
+        few = part(samples, samples.start, samples.start + count)
+        _run(model, few, setting, "", batch_size, progress=False)
+        taken.append(time.perf_counter() - begin)
+    each = max(0.0, taken[1] - taken[0]) / max(1, min(_TIMED, samples.n) - 1)
+    others = twins * (compared.n if compared else 0)
+    seconds = each * (samples.n + others / (1 + DRAWS)) + taken[0] * (1 + twins)
+    words = f", and {twins} untrained twins on {compared.n} each" if compared and twins else ""
+    tqdm.write(f"audit: {samples.n} {model.unit}{words}, about {seconds:.0f} s", file=sys.stderr)
+
+
+def _of_chunk(chunk: Chunk, setting: Setting) -> Found:
+    blocks: list[Any] = list(chunk.model.blocks)
     names = set(dict(blocks[0].named_modules()))
-    points = [point for point in audit_layer.POINTS if point in names]
-    lassos = [block.mlp.lasso() for block in blocks]
-    rows: list[tuple[int, int, dict[str, Tensor]]] = []  # layer, first sample, numbers
+    points = [point for point in layers.POINTS if point in names]
+    known = [layers.audited(block, index, setting) for index, block in enumerate(blocks)]
+    rows: list[tuple[int, int, Cells]] = []  # layer, first sample, numbers
 
-    def measure(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
+    def measure(layer: int, acts: dict[str, Tensor], batch: Batch, count: int) -> None:
         for point, value in acts.items():
             if not all_finite(value):
                 raise ValueError(
                     f"{point} of layer {layer} holds NaN or Inf in samples "
-                    f"{batch.start} to {batch.last}."
+                    f"{batch.start} to {batch.start + count - 1}."
                 )
-        lasso = lassos[layer]
-        numbers = audit_layer.of_attention(blocks[layer], acts, eps)
-        if isinstance(lasso, Lasso):
-            numbers |= audit_layer.of_sparse_step(lasso, acts, eps, tokens)
-        rows.append((layer, batch.start, {name: value.cpu() for name, value in numbers.items()}))
+        found = layers.of_layer(known[layer], acts, batch.start, count, setting)
+        rows.extend((layer, start, cells) for start, cells in found)
 
-    chunk.measure_all(Reading(points, measure))
-    weights = [
-        {"layer": layer, **audit_layer.of_weights(block)} for layer, block in enumerate(blocks)
-    ]
-    return _table(rows), pd.DataFrame(weights)
-
-
-def _blocks(model: HookedModel) -> list[Any]:
-    return list(model.blocks)
+    for batch in chunk.batches():
+        more = Batch(_with_next(chunk, batch, setting), batch.start)
+        reading = Reading(points, partial(measure, count=len(batch.inputs)))
+        chunk.measure(more, [reading])
+    weights = [(index, of_weights(block)) for index, block in enumerate(blocks)]
+    heads = [of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
+    return Found(table_of(rows), weights_of(weights), pd.concat(heads, ignore_index=True))
 
 
-def _joined(mine: Tables, theirs: Tables) -> Tables:
-    return by("sample", "layer")(mine[0], theirs[0], {}), mine[1]
+def _with_next(chunk: Chunk, batch: Batch, setting: Setting) -> Tensor:
+    """Returns the inputs of a batch and of the sample after it, the first one after the last."""
+    samples = chunk.samples
+    whole = samples.of or samples.n
+    if "next sample" not in setting.nulls or whole < 2:
+        return batch.inputs
+    after = (batch.last + 1) % whole
+    return torch.cat([batch.inputs, samples.read(after, after + 1).to(batch.inputs.device)])
 
 
-def _table(rows: list[tuple[int, int, dict[str, Tensor]]]) -> pd.DataFrame:
-    names = (*CLAIMS, *NUMBERS)
-    order = [name for name in names if any(name in numbers for _, _, numbers in rows)]
-    parts: list[pd.DataFrame] = []
-    for layer, start, numbers in rows:
-        count = len(next(iter(numbers.values()))) if numbers else 0  # a plain transformer has none
-        values = {name: value.numpy() for name, value in numbers.items()}
-        samples = range(start, start + count)
-        parts.append(pd.DataFrame({"sample": samples, "layer": layer, **values}))
-    table: Any = pd.concat(parts, ignore_index=True)
-    return table[["sample", "layer", *order]].sort_values(["sample", "layer"], ignore_index=True)
+def _joined(mine: Found, theirs: Found) -> Found:
+    numbers = by("sample", "layer")(mine.numbers, theirs.numbers, {})
+    return Found(numbers, mine.weights, mine.heads)

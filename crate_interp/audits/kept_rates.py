@@ -1,0 +1,77 @@
+"""Whether the sparse step keeps the rate R: of the code, and of what D decodes from it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.audits.attention import Cells
+from crate_interp.audits.descent import rates_of_codes
+from crate_interp.audits.frames import Norm
+from crate_interp.models.step import Lasso
+
+
+def of_rates(
+    d: Float[Tensor, "d_model d_model"],
+    norm: Norm,
+    y: Float[Tensor, "batch pos d_model"],
+    code: Float[Tensor, "batch pos d_model"],
+    eps: Sequence[float],
+) -> Cells:
+    """Returns by how much R of the code differs from R of what was read, and R of D Z from R of Z.
+
+    The LayerNorm of the frame "read" is the one that the step reads through. y is behind it
+    already.
+    """
+    wide, after = y.double(), code.double()
+    decoded = after @ d.double().T
+    found = {name: _rates(z, norm, eps) for name, z in (("y", wide), ("z", after), ("dz", decoded))}
+    found["y"]["read"] = found["y"]["stream"]
+    cells: Cells = {}
+    for frame in ("stream", "read", "unit"):
+        read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
+        numbers = {"rate_kept": _over(kept - read, read), "decoded": _over(back - kept, kept)}
+        for index, value in enumerate(eps):
+            key = ("layer", frame, value, "", "all")
+            cells[key] = {name: number[:, index] for name, number in numbers.items()}
+    return cells
+
+
+def at_scale(
+    lasso: Lasso,
+    scales: Float[Tensor, "batch"],
+    norm: Norm,
+    y: Float[Tensor, "batch pos d_model"],
+    eps: Sequence[float],
+) -> Cells:
+    """Returns the same for the code that the step makes with D at a scale of each sample's own."""
+    parts: list[Cells] = []
+    for scale, one in zip(scales.tolist(), y, strict=True):
+        other = replace(lasso, d=lasso.d * scale)
+        code = other.run(one[None], other.lambd)
+        parts.append(of_rates(other.d, norm, one[None], code, eps))
+    return {
+        key: {name: torch.cat([part[key][name] for part in parts]) for name in parts[0][key]}
+        for key in parts[0]
+    }
+
+
+def _rates(
+    z: Float[Tensor, "batch pos d_model"], norm: Norm, eps: Sequence[float]
+) -> dict[str, Tensor]:
+    """Returns R `[batch, eps]` in each frame."""
+    pos, width = z.shape[1:]
+    alpha = width / (pos * torch.tensor(eps, dtype=z.dtype, device=z.device).square())
+    square = z.square().sum(dim=(1, 2))
+    scale = pos * width / square.where(square > 0, 1.0)
+    both = torch.cat([alpha.expand(len(z), -1), alpha * scale[:, None]], dim=1)
+    stream = rates_of_codes(z[:, None], both)
+    read = rates_of_codes(norm.applied(z)[:, None], alpha.expand(len(z), -1))
+    return {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :], "read": read}
+
+
+def _over(x: Tensor, y: Tensor) -> Tensor:
+    """Returns x / y, and 0 if both are 0."""
+    return torch.where((x == 0) & (y == 0), 0.0, x / y)

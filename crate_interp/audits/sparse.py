@@ -1,0 +1,213 @@
+"""The audit of one layer's sparse step: its numbers, beside random dictionaries and its limits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.audits.attention import Cells
+from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_solution, zero_fraction
+from crate_interp.models.step import Lasso
+
+DRAWS = 4  # of a random dictionary
+# of a random or scaled dictionary; eta times these are the sizes of the best steps
+SCALES = tuple(2 ** (power / 2) for power in range(-4, 5))
+SIZES = {
+    1: tuple(2 ** (power / 4) for power in range(-16, 17)),
+    2: tuple(2.0**p for p in range(-4, 5)),
+}
+_PLAIN = ("", 0.0, "", "some")  # these numbers have no frame and no eps
+_UNBOUND = {"tol": 3e-4, "max_steps": 2000}
+
+
+def of_sparse_step(
+    lasso: Lasso,
+    mid: Float[Tensor, "batch pos d_model"],
+    y: Float[Tensor, "batch pos d_model"],
+    code: Float[Tensor, "batch pos d_mlp"],
+    tokens: int,
+    random: Sequence[Tensor] = (),
+) -> Cells:
+    """Returns the numbers of the sparse step on evenly spaced tokens, and those of random D."""
+    places = evenly(y.shape[1], tokens, y.device)
+    some, own = y[:, places].double(), _double(lasso)
+    solution = lasso_solution(some, own.d, own.lambd, **_UNBOUND)
+    numbers = measured(own, some, code[:, places].double(), solution)
+    numbers |= _zeros(lasso, mid[:, places], y[:, places], code, code[:, places])
+    cells: Cells = {("layer", *_PLAIN): numbers}
+    if random:
+        draws = [_with_dictionary(own, some, d) for d in random]
+        cells |= {(f"random D {draw}", *_PLAIN): found for draw, found in enumerate(draws)}
+        null = {name: torch.stack([draw[name] for draw in draws]).mean(dim=0) for name in draws[0]}
+        cells["random D", *_PLAIN] = null
+    return cells
+
+
+def measured(
+    lasso: Lasso,
+    y: Float[Tensor, "batch pos d_model"],
+    code: Float[Tensor, "batch pos d_mlp"],
+    solution: Float[Tensor, "batch pos d_mlp"] | None = None,
+) -> dict[str, Tensor]:
+    """Returns the numbers of a code, `[batch]` each; three of them need the lasso's solution."""
+    start = lasso.start(y)
+    at_start, reached = (_objective(z, y, lasso) for z in (start, code))
+    residuals = [_residual(z, y, lasso) for z in (start, code)]
+    decoded = code @ lasso.d.mT
+    length = _norm(y)
+    best = _over((decoded * y).sum(dim=(1, 2)), _norm(decoded) * length)
+    numbers = {
+        "descends": _over(reached - at_start, at_start),
+        "kkt": _over(residuals[1], residuals[0]),
+        "reconstruction": _over(_norm(y - decoded), length),
+        "best_scaled": (1 - best.square()).clamp_min(0).sqrt(),
+    }
+    if solution is not None:
+        lengths = torch.maximum(_norm(code), _norm(solution))
+        numbers |= {
+            "share": _share(at_start, reached, _objective(solution, y, lasso)),
+            "converged": _over(_norm(code - solution), lengths),
+            "unsolved": _over(_residual(solution, y, lasso), residuals[0]),
+        }
+    return numbers
+
+
+def _zeros(
+    lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor, some: Tensor
+) -> dict[str, Float[Tensor, "batch"]]:
+    """Returns what made the zeros of the code, on some tokens; "zeros" is of all of them."""
+    nothing = torch.zeros_like(lasso.lambd)
+    own, free, bare = (
+        zero_fraction(z).double().mean(dim=-1)
+        for z in (some, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
+    )
+    return {
+        "threshold": _over(own - free, own),
+        "zeros": zero_fraction(code).double().mean(dim=-1),
+        "zeros_without_threshold": free,
+        "zeros_without_norm": bare,
+    }
+
+
+def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
+    """Returns the numbers of the same step with another dictionary."""
+    other = replace(lasso, d=d.double())
+    code = other.run(y, other.lambd)
+    return measured(other, y, code) | _without_threshold(other, y, code)
+
+
+def limits(lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int) -> Cells:
+    """Returns what steps of any size reach, what the solution has, and what D at its best scale."""
+    own = _double(lasso)
+    some = y[:, evenly(y.shape[1], tokens, y.device)].double()
+    solution = lasso_solution(some, own.d, own.lambd, **_UNBOUND)
+    best = best_steps(own, some)
+    numbers = [measured(own, some, code, solution) for code in (best, solution)]
+    return {
+        ("ceiling", *_PLAIN): numbers[0],
+        ("lasso solution", *_PLAIN): numbers[1],
+        ("construction", *_PLAIN): _at_best_scale(own, some),
+    }
+
+
+def best_steps(
+    lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
+) -> Float[Tensor, "batch pos d_mlp"]:
+    """Returns the code with the least objective after as many steps of any size.
+
+    The sizes are eta times SIZES, the same for all tokens of a sample.
+    """
+    sizes = [lasso.eta * size for size in SIZES[1 if lasso.count == 1 else 2]]
+    first = y if lasso.warm else lasso.start(y)
+    codes, least = lasso.run(y, lasso.lambd), torch.full((len(y),), torch.inf, dtype=y.dtype)
+    least = least.to(y.device)
+
+    def look(code: Tensor, left: int) -> None:
+        nonlocal codes, least
+        if not left:
+            value = _objective(code, y, lasso)
+            lower = value < least
+            codes = torch.where(lower[:, None, None], code, codes)
+            least = torch.where(lower, value, least)
+            return
+        gradient = (code @ lasso.d.mT - y) @ lasso.d + lasso.lambd
+        for size in sizes:
+            look(torch.relu(code - size * gradient), left - 1)
+
+    look(first, lasso.count)
+    return codes
+
+
+def best_scale(lasso: Lasso, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch"]:
+    """Returns which of SCALES D must have for the step to go the largest share of the way."""
+    own = _double(lasso)
+    shares = []
+    for scale in SCALES:
+        other = replace(own, d=own.d * scale)
+        solution = lasso_solution(y, other.d, other.lambd, **_UNBOUND)
+        shares.append(measured(other, y, other.run(y, other.lambd), solution)["share"])
+    return y.new_tensor(SCALES)[torch.stack(shares).argmax(dim=0)]
+
+
+def _at_best_scale(
+    lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
+) -> dict[str, Float[Tensor, "batch"]]:
+    """Returns the numbers of the step with D at its best scale, sample by sample."""
+    scales = best_scale(lasso, y)
+    found: dict[str, Tensor] = {}
+    for scale in scales.unique().tolist():
+        at = scales == scale
+        other, some = replace(lasso, d=lasso.d * scale), y[at]
+        solution = lasso_solution(some, other.d, other.lambd, **_UNBOUND)
+        code = other.run(some, other.lambd)
+        numbers = measured(other, some, code, solution) | _without_threshold(other, some, code)
+        for name, value in numbers.items():
+            found.setdefault(name, torch.zeros_like(scales))[at] = value
+    return found
+
+
+def _without_threshold(lasso: Lasso, y: Tensor, code: Tensor) -> dict[str, Tensor]:
+    """Returns the share of the zeros that are gone without lambda."""
+    free = lasso.run(y, torch.zeros_like(lasso.lambd))
+    zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
+    return {"threshold": _over(zeros[0] - zeros[1], zeros[0])}
+
+
+def evenly(count: int, wanted: int, device: Any) -> Tensor:
+    """Returns the middles of `wanted` equal parts of the tokens: ends, such as CLS, stay out."""
+    parts = min(count, wanted)
+    return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
+
+
+def _double(lasso: Lasso) -> Lasso:
+    return replace(lasso, d=lasso.d.double(), lambd=lasso.lambd.double())
+
+
+def _objective(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
+    return lasso_objective(z, y, lasso.d, lasso.lambd).sum(dim=-1)
+
+
+def _residual(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
+    return lasso_kkt_residual(z, y, lasso.d, lasso.lambd).sum(dim=-1)
+
+
+def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
+    """Returns the share of the way down that was covered.
+
+    If there was nothing to gain it is 1, or 0 if the objective rose.
+    """
+    gain, most = start - reached, start - solution
+    nothing = most <= 1e-9 * start.abs()
+    return torch.where(nothing, (gain >= 0).double(), gain / most.where(~nothing, 1.0))
+
+
+def _norm(x: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch"]:
+    return torch.linalg.vector_norm(x, dim=(1, 2))
+
+
+def _over(x: Float[Tensor, "batch"], y: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
+    """Returns x / y, and 0 if both are 0."""
+    return torch.where((x == 0) & (y == 0), 0.0, x / y)

@@ -1,0 +1,174 @@
+"""From cells to claims: one word a claim and layer, one line a claim, one sentence an audit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS, Claim
+from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
+from crate_interp.results import Result, counted
+
+DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
+MARKS = {
+    KEPT: "+", BROKEN: "-", DEPENDS: "~", BY_CONSTRUCTION: "c", UNDECIDED: "?", NOT_APPLICABLE: "",
+}  # fmt: skip
+
+
+def is_judged(rows: Any, eps: float) -> Any:
+    """Tells which cells a claim must hold in: every eps if the number says so, else the asked."""
+    every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
+    return every | rows["eps"].isna() | (rows["eps"] == eps)
+
+
+def judged(result: Result) -> pd.DataFrame:
+    """Returns a row for each claim and layer, with its verdict: `AuditResult.claims()`."""
+    cells = result.table("cells")
+    rows: Any = cells[is_judged(cells, result.meta["settings"]["eps"])]
+    found: list[dict[str, Any]] = []
+    groups: Any = rows.groupby(["claim", "layer"], sort=False)
+    for (claim, layer), group in groups:
+        verdict = _verdict(group)
+        reasons = [reason for reason in dict.fromkeys(group["reason"]) if reason]
+        if verdict == BY_CONSTRUCTION:
+            missed: Any = group[(group["verdict"] != KEPT) & group["by_construction"]]
+            reasons = [
+                f"an ideal layer has {NUMBERS[name].title} {_range(some)}"
+                for name, some in missed.groupby("number", sort=False)["construction"]
+            ]
+        on = "" if verdict == NOT_APPLICABLE else _on(group, CLAIMS[str(claim)])
+        found.append(
+            {
+                "claim": claim,
+                "layer": layer,
+                "verdict": verdict,
+                "on": on,
+                "reason": "; ".join(reasons),
+            }
+        )
+    table = pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
+    order = {name: place for place, name in enumerate(CLAIMS)}
+    return table.sort_values(
+        ["claim", "layer"],
+        key=lambda x: x.map(order) if x.name == "claim" else x,
+        ignore_index=True,
+    )
+
+
+def _verdict(group: Any) -> str:
+    """Returns the word for the cells of one claim and layer."""
+    group = group[group["verdict"] != NOT_APPLICABLE]
+    if not len(group):
+        return NOT_APPLICABLE
+    missed = group[group["verdict"] != KEPT]
+    if not len(missed):
+        return KEPT
+    if (missed["verdict"] == BROKEN).any() and missed["by_construction"].all():
+        return BY_CONSTRUCTION
+    parts = [_word(part["verdict"]) for _, part in group.groupby("number", sort=False)]
+    for word in (BROKEN, DEPENDS):
+        if word in parts:
+            return word
+    return UNDECIDED
+
+
+def _word(verdicts: pd.Series) -> str:
+    words = set(verdicts)
+    if {KEPT, BROKEN} <= words:
+        return DEPENDS
+    return next(word for word in (BROKEN, UNDECIDED, KEPT) if word in words)
+
+
+def _on(group: Any, claim: Claim) -> str:
+    """Returns in which settings the first number of a claim lies within its bounds."""
+    rows = group[(group["number"] == claim.parts[0]) & (group["verdict"] != NOT_APPLICABLE)]
+    facts = NUMBERS[claim.parts[0]]
+    low = -np.inf if facts.low is None else facts.low
+    high = np.inf if facts.high is None else facts.high
+    said: dict[str, list[str]] = {}
+    for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
+        some = rows[rows["frame"] == frame]
+        words = [claim.held if low <= value <= high else claim.missed for value in some["value"]]
+        if len(set(words)) == 1:
+            said.setdefault(words[0], []).append(frame)
+        else:
+            said.setdefault(_by_setting(some, words), []).append(frame)
+    return "; ".join(
+        f"{', '.join(frames)}: {words}" if frames != [""] else words
+        for words, frames in said.items()
+    )
+
+
+def _by_setting(rows: Any, words: Sequence[str]) -> str:
+    """Returns words such as "falls (eps 10, 100), rises (eps 0.01, patches)"."""
+    where: dict[str, list[str]] = {}
+    for row, word in zip(rows.itertuples(), words, strict=True):
+        name = f"{row.eps:g}"
+        name = f"{name} orthonormal" if row.basis == "orthonormal" else name
+        where.setdefault(word, []).append(f"{name} patches" if row.tokens == "patches" else name)
+    return ", ".join(f"{word} (eps {', '.join(places)})" for word, places in where.items())
+
+
+def main_cells(result: Result) -> Any:
+    """Returns the cells at the asked eps, U as stored and all tokens: those that a table shows."""
+    cells = result.table("cells")
+    at = cells["eps"].isna() | (cells["eps"] == result.meta["settings"]["eps"])
+    return cells[at & (cells["basis"] != "orthonormal") & (cells["tokens"] != "patches")]
+
+
+def overview(result: Result) -> pd.DataFrame:
+    """Returns a row for each claim: the layers of each verdict, and the range of its first number.
+
+    layers: a mark for each layer, see MARKS.
+    """
+    claims, cells = result.table("claims"), main_cells(result)
+    rows: list[dict[str, Any]] = []
+    for name, facts in CLAIMS.items():
+        words = claims[claims["claim"] == name]["verdict"].tolist()
+        some = cells[(cells["number"] == facts.parts[0]) & (cells["verdict"] != NOT_APPLICABLE)]
+        counts = {word: words.count(word) for word in MARKS}
+        rows.append(
+            {
+                "claim": facts.title,
+                "name": name,
+                "layers": "".join(MARKS[word] or "." for word in words),
+            }
+            | counts
+            | {column: _range(some[column]) for column in ("value", "excess", "share", "untrained")}
+        )
+    return pd.DataFrame(rows)
+
+
+def _range(values: Any) -> str:
+    known = values.dropna().astype(float)
+    if not len(known):
+        return ""
+    low, high = (f"{end:.2g}" for end in (known.min(), known.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def headline(result: Result) -> str:
+    """Returns the finding in one sentence: what R^c, the lasso and the direction of MSSA do."""
+    claims: Any = result.table("claims")
+    samples = counted(result.meta["n_samples"], result.meta["unit"])
+    where = f"{result.meta['model'] or 'a model'} on {samples}"
+    layers = result.meta["n_layers"]
+    words = {
+        name: rows["verdict"].value_counts().to_dict() for name, rows in claims.groupby("claim")
+    }
+    said: list[str] = []
+    if words["compresses"].get(NOT_APPLICABLE, 0) < layers:
+        kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
+        said.append(f"R^c falls in every frame and at every eps in {kept} of {layers} layers")
+        said[-1] += f", in some of them in {some}" if some else ""
+    if words["descends"].get(NOT_APPLICABLE, 0) < layers:
+        rows = main_cells(result)
+        falls = (rows[rows["number"] == "descends"]["value"] < 0).sum()
+        more = words["descends"].get(KEPT, 0)
+        said.append(f"the lasso falls in {falls}, more than by chance in {more}")
+    if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
+        said.append(f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)}")
+    if not said:
+        return f"No claim of the papers applies to the layers of {where}."
+    return f"In {where}, {'; '.join(said)}."

@@ -1,0 +1,69 @@
+"""The audit of a layer's weights: whether they are what the derivation assumes."""
+
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.measures import (
+    completeness_defect,
+    head_overlap,
+    orthonormality_defect,
+    output_map_cosine,
+    scale_free_defect,
+)
+from crate_interp.probes.shared import dictionary, subspaces
+
+
+def of_weights(block: Any) -> dict[str, tuple[float, float]]:
+    """Returns the numbers of a layer's weights with their nulls, NaN where there is none.
+
+    The null of the overlap is that of random subspaces, p / d.
+    """
+    u, d = subspaces(block), dictionary(block)
+    none = float("nan")
+    numbers: dict[str, tuple[float, float]] = {}
+    if u is not None:
+        u = u.detach().double()
+        wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
+        numbers["orthonormal"] = float(orthonormality_defect(u).mean()), none
+        numbers["orthonormal_scaled"] = float(scale_free_defect(u).mean()), none
+        numbers["complete"] = float(completeness_defect(u)), none
+        numbers["complete_scaled"] = _from_scaled_identity(wide @ wide.T), none
+        cosines: Any = of_heads(block)
+        numbers["output_map"] = tuple(cosines[["cosine", "null"]].mean())
+        if len(u) > 1:
+            numbers["incoherent"] = float(head_overlap(u).mean()), u.shape[2] / u.shape[1]
+    if d is not None and d.shape[0] == d.shape[1]:
+        d = d.detach().double()
+        numbers["dictionary"] = float(orthonormality_defect(d)), none
+        numbers["dictionary_scaled"] = float(scale_free_defect(d)), none
+    return numbers
+
+
+def of_heads(block: Any) -> pd.DataFrame:
+    """Returns the cosine of each head's output map and U_k^T, and of the maps of other heads.
+
+    Columns: head, cosine, null (the mean cosine with the other heads' U_j), spread (the standard
+    deviation of the cosine of random matrices, 1 / sqrt(p d)).
+    """
+    u = subspaces(block)
+    columns = ["head", "cosine", "null", "spread"]
+    if u is None:
+        return pd.DataFrame(columns=columns)
+    u, out = u.detach().double(), block.attn.W_O.detach().double()
+    own = output_map_cosine(out, u)
+    others = [output_map_cosine(out, u.roll(turn, dims=0)) for turn in range(1, len(u))]
+    null = torch.stack(others).mean(dim=0) if others else own * float("nan")
+    spread = (u.shape[1] * u.shape[2]) ** -0.5
+    rows = zip(range(len(u)), own.tolist(), null.tolist(), [spread] * len(u), strict=True)
+    return pd.DataFrame(list(rows), columns=columns)
+
+
+def _from_scaled_identity(gram: Float[Tensor, "d d"]) -> float:
+    """Returns |G - c I|_F / (c sqrt(d)), where c is the mean of the diagonal."""
+    level = gram.diagonal().mean()
+    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return float(torch.linalg.matrix_norm(gram / level - eye) / len(gram) ** 0.5)

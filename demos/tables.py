@@ -1,0 +1,52 @@
+"""Audits the embedded models and prints the table of the README.
+
+python demos/tables.py, which is `make tables`. The results are kept in runs/tables.
+"""
+
+import crate_interp as ci
+
+MODELS = {
+    "crate-tiny-fashion": "embedded:fashion",
+    "crate-tiny-cutouts": "embedded:cutouts",
+    "crate-tiny-lm": "embedded:held-out-text",
+}
+SHOWN = ("compresses", "gradient", "output_map", "descends", "solves", "threshold", "reconstructs")
+HEADER = ("model", "claim", "kept", "broken", "depends", "other", "value", "excess", "share")
+
+
+def rows(name: str, result: ci.AuditResult) -> list[list[str]]:
+    """Returns the rows of the table about one model.
+
+    other: layers by construction or undecided. value, excess, share: the lowest and the highest
+    over layers, and over frames where there are frames, at the asked eps.
+    """
+    table = result.table("overview").set_index("name")
+    found = []
+    for claim in SHOWN:
+        row = table.loc[claim]
+        other = {"by construction": row["by construction"], "undecided": row["undecided"]}
+        words = ", ".join(f"{count} {word}" for word, count in other.items() if count)
+        counts = [str(row[word]) for word in ("kept", "broken", "depends")]
+        numbers = [row[word] for word in ("value", "excess", "share")]
+        found.append([name, row["claim"], *counts, words, *numbers])
+    return found
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """Returns lines as a table of Markdown."""
+    text = [HEADER, tuple("---" for _ in HEADER), *map(tuple, lines)]
+    return "\n".join("| " + " | ".join(cells).replace("|  |", "| |") + " |" for cells in text)
+
+
+def main() -> None:
+    lines: list[list[str]] = []
+    for name, data in MODELS.items():
+        result = ci.audit(ci.load(name), data)
+        result.save(f"runs/tables/{name}")
+        lines += rows(name, result)
+        print(result.headline(), end="\n\n")
+    print(markdown(lines))
+
+
+if __name__ == "__main__":
+    main()
