@@ -136,7 +136,7 @@ def segment(
         bool, typer.Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
     ] = False,
     limit: Limit = None,
-    untrained: Untrained = 1,
+    untrained: Untrained = 5,
 ) -> None:
     """Compare the attention maps of every layer and head with masks, beside chance levels."""
     model = _load(source, family, revision, config)

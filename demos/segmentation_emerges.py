@@ -55,7 +55,7 @@ def measured(models: Sequence[tuple[str, ci.HookedCrate]]) -> list[tuple[str, Se
 
     train_tiny_cutouts starts from the first of the three.
     """
-    return [(name, ci.segment(model, DATA, untrained=3, progress=False)) for name, model in models]
+    return [(name, ci.segment(model, DATA, untrained=5, progress=False)) for name, model in models]
 
 
 def table(title: str, results: list[tuple[str, SegmentResult]]) -> str:

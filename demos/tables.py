@@ -10,7 +10,7 @@ MODELS = {
     "crate-tiny-cutouts": "embedded:cutouts",
     "crate-tiny-lm": "embedded:held-out-text",
 }
-SHOWN = ("compresses", "gradient", "output_map", "descends", "solves", "threshold", "reconstructs")
+SHOWN = ("compresses", "gradient", "output_map", "descends", "solves")
 HEADER = ("model", "claim", "kept", "broken", "depends", "other", "value", "excess", "share")
 
 
@@ -44,7 +44,11 @@ def main() -> None:
         result = ci.audit(ci.load(name), data)
         result.save(f"runs/tables/{name}")
         lines += rows(name, result)
-        print(result.headline(), end="\n\n")
+        print(result.headline())
+        heads = result.table("heads")["cosine"]
+        print(
+            f"W_O,k and U_k^T have a negative cosine in {(heads < 0).sum()} of {len(heads)} heads.\n"
+        )
     print(markdown(lines))
 
 

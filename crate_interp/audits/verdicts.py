@@ -14,7 +14,13 @@ from crate_interp.sweeps.bootstrap import against_networks, holm, studentised
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 ALPHA = 0.05
-_NEAR = 0.01
+_NEAR = 0.01  # of the way from the ceiling to the bound
+WORDS = {
+    "shuffled": "a shuffled update",
+    "random map": "random output maps",
+    "random D": "random dictionaries",
+    "": "untrained networks",
+}
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
     "claim", "number", *PLACE, "n", "value", "low", "high", "null", "excess", "excess_low",
@@ -90,10 +96,15 @@ def _cells(
     _decide(found, Tests(kept, broken))
     low, high = _bounds(facts)
     worse = (found["verdict"] == BROKEN) & found["value"].between(low, high)
-    found.loc[worse, "reason"] = f"within its bounds, but {facts.null} does better"
+    found.loc[worse, "reason"] = f"within its bounds, but worse than {WORDS[facts.null]}"
     same = (found["verdict"] == UNDECIDED) & (within.kept <= ALPHA)
-    found.loc[same, "reason"] = f"within its bounds, but not beyond {facts.null} and {facts.draws}"
+    found.loc[same, "reason"] = _not_beyond(facts)
     return found
+
+
+def _not_beyond(facts: Number) -> str:
+    others = dict.fromkeys((WORDS[facts.null], WORDS[facts.draws]))
+    return f"within its bounds, but not shown to be better than {' and '.join(others)}"
 
 
 def _at_ceiling(found: Any, facts: Number) -> np.ndarray:

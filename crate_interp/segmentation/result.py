@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.results import Result, by
+from crate_interp.results import Result, by, counted
 from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
 from crate_interp.sweeps.text import as_text
@@ -93,7 +93,7 @@ class SegmentResult(Result):
             ("other_image", "the same maps on the mask of another image"),
             ("centre", "a centred map"),
             ("all_foreground", "all foreground"),
-            ("untrained", "untrained networks"),
+            ("untrained", f"{counted(self.meta['untrained'], 'untrained networks')}, mean"),
             ("random", "the same maps in random order"),
         )
         chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]

@@ -34,7 +34,7 @@ def segment(
     scaled: bool = True,
     cls_key: bool = True,
     limit: int | None = None,
-    untrained: int = 1,
+    untrained: int = 5,
     batch_size: int = 32,
     progress: bool = True,
 ) -> SegmentResult:

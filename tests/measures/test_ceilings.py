@@ -1,4 +1,4 @@
-"""The least rate that a step of a given length can reach: closed forms, a slow form, invariances."""
+"""The least rate that a step of a length can reach: closed forms, a slow form, invariances."""
 
 import numpy as np
 import pytest
