@@ -111,7 +111,7 @@ def audit(
     page = ci.viz.audit_page(result, out)
     typer.echo(result.text())
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
-    typer.echo(f"{signs} {result.headline()} The page: {page}")
+    typer.echo(f"{signs} {result.headline()} {result.caution()} The page: {page}")
 
 
 @app.command()
@@ -146,7 +146,7 @@ def segment(
     page = ci.viz.segment_page(result, out)
     typer.echo(result.text("mass") + "\n")
     typer.echo(result.text("top") + "\n")
-    typer.echo(f"{result.headline()} The page: {page}")
+    typer.echo(f"{result.headline()} {result.caution()} The page: {page}")
 
 
 @app.command()

@@ -14,6 +14,9 @@ from crate_interp import checks, ranges
 from crate_interp.files import writable, write_parquet, write_text
 
 FORMAT = 1
+ENOUGH = (
+    32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
+)
 META = "meta.json"
 # What may differ between results that merge: it belongs to a run and not to what was measured.
 _OF_A_RUN = {"data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device"}
@@ -49,6 +52,7 @@ class Result:
     STORED: ClassVar[Mapping[str, Merge]] = {}
     DERIVED: ClassVar[Mapping[str, Callable[[Any], Table]]] = {}
     ALONE: ClassVar[str] = ""
+    INTERVALS: ClassVar[bool] = False  # whether the tables hold intervals over samples
     META: ClassVar[Mapping[str, type]] = {}
 
     def __post_init__(self) -> None:
@@ -92,12 +96,25 @@ class Result:
         """Returns the finding in one sentence."""
         raise NotImplementedError
 
+    def caution(self) -> str:
+        """Returns a line of warning if there are too few samples for good intervals, or nothing."""
+        n = self.meta["n_samples"]
+        if not self.INTERVALS or n >= ENOUGH:
+            return ""
+        return (
+            f"Intervals of fewer than {ENOUGH} samples may be too narrow: here are "
+            f"{counted(n, self.meta['unit'])}."
+        )
+
+    def _words(self) -> str:
+        return f"{self.headline()} {self.caution()}".strip()
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}: {self.headline()}"
+        return f"{type(self).__name__}: {self._words()}"
 
     def _repr_html_(self) -> str:
         shown = self._shown().to_html(index=False, float_format=lambda value: f"{value:.4g}")
-        return f"<p>{html.escape(self.headline())}</p>" + shown
+        return f"<p>{html.escape(self._words())}</p>" + shown
 
     def _shown(self) -> Table:
         """Returns what a notebook shows below the headline."""

@@ -46,9 +46,8 @@ def main() -> None:
         lines += rows(name, result)
         print(result.headline())
         heads = result.table("heads")["cosine"]
-        print(
-            f"W_O,k and U_k^T have a negative cosine in {(heads < 0).sum()} of {len(heads)} heads.\n"
-        )
+        lean = f"{(heads < 0).sum()} of {len(heads)} heads"
+        print(f"W_O,k and U_k^T have a negative cosine in {lean}.", end="\n\n")
     print(markdown(lines))
 
 

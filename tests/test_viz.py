@@ -155,7 +155,7 @@ def test_the_text_of_a_page_is_escaped_before_it_is_raised():
     assert "<h1>&lt;b&gt;x&lt;/b&gt; Z<sup>l+1/2</sup></h1>" in page
     assert "<dt>R<sup>c</sup> &amp; &lt;i&gt;</dt>" in page
     with pytest.raises(UndefinedError, match="'meta' is undefined"):
-        render("audit.html", title="", finding="", marks={})
+        render("audit.html", title="", finding="", caution="", marks={})
 
 
 def values(title, name):
@@ -163,4 +163,11 @@ def values(title, name):
     settings = {"eps": 0.1, "lasso_tokens": 4}
     meta = {"n_samples": 1, "unit": "images", "n_layers": 0, "untrained": 0, "settings": settings}
     nothing = {"groups": [], "tables": [], "marks": {}, "frames": {}, "nulls": {}}
-    return {"title": title, "finding": "", "meta": meta, "sources": [(name, "")], **nothing}
+    return {
+        "title": title,
+        "finding": "",
+        "caution": "",
+        "meta": meta,
+        "sources": [(name, "")],
+        **nothing,
+    }

@@ -55,6 +55,7 @@ class AuditResult(Result):
     KIND = "audit"
     META = {"settings": dict, "reasons": list, "untrained": int}
     MAIN = "cells"
+    INTERVALS = True
     STORED = {
         "numbers": by("sample", "layer"),
         "weights": first,
@@ -97,4 +98,4 @@ class AuditResult(Result):
         return headline(self)
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.headline())}</p><pre>{html.escape(self.text())}</pre>"
+        return f"<p>{html.escape(self._words())}</p><pre>{html.escape(self.text())}</pre>"

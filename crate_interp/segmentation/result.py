@@ -35,6 +35,7 @@ class SegmentResult(Result):
     KIND = "segmentation"
     META = {"probes": dict, "untrained": int}
     MAIN = "scores"
+    INTERVALS = True
     STORED = {
         "samples": by("sample", "layer"),
         "head_samples": by("sample", "layer", "head"),
@@ -106,7 +107,7 @@ class SegmentResult(Result):
 
     def _repr_html_(self) -> str:
         header, rows = self.cells()
-        words = f"{self.headline()} Score ({', '.join(CELL.values())}):"
+        words = f"{self._words()} Score ({', '.join(CELL.values())}):"
         table = pd.DataFrame(rows, columns=header).to_html(index=False)
         return f"<p>{html.escape(words)}</p>" + table
 

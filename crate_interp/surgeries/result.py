@@ -104,6 +104,7 @@ class SurgeryResult(Result):
     KIND = "surgery"
     META = {"settings": dict}
     MAIN = "slopes"
+    INTERVALS = True
     STORED = {
         "unchanged": by("sample"),
         "samples": by("sample", "replacement", "layer"),

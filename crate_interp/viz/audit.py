@@ -33,6 +33,7 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
         "audit.html",
         title=f"{model_name(result.meta)}: does each layer do its job?",
         finding=result.headline(),
+        caution=result.caution(),
         meta=result.meta,
         groups=_groups(result),
         marks={word: mark for word, mark in MARKS.items() if mark},

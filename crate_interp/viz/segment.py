@@ -32,7 +32,7 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
     page = render(
         "segment.html",
         title=f"{model_name(result.meta)}: do attention maps segment?",
-        headline=result.headline(),
+        headline=f"{result.headline()} {result.caution()}".strip(),
         meta=result.meta,
         settings=_settings(result),
         n_images=len(result.table("images")),
