@@ -46,7 +46,8 @@ def main(out: Path) -> None:
 
 def draw(rates: Any, images: torch.Tensor, attention: torch.Tensor) -> Figure:
     figure = Figure(figsize=(8.6, 3.7), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1.16, 1))
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1.16, 1))
+    left, right = halves
     draw_rates(left.subplots(), rates)
     heads = attention.shape[1]
     panels = right.subplots(len(images), heads + 1, gridspec_kw={"wspace": 0.03, "hspace": 0.03})
