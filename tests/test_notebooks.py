@@ -16,11 +16,11 @@ import pytest
 DEMOS = Path(__file__).parent.parent / "demos"
 SHOWN = {  # what their outputs must hold, and how many pictures
     "01_meet_crate": ("722,122 parameters", 1),
-    "02_is_each_layer_doing_its_job": ("compresses", 1),
+    "02_is_each_layer_doing_its_job": ("Answer, for 6 layers", 2),
     "03_segmentation_for_free": ("mask of another image", 1),
     "04_edit_a_subspace": ("span taken out of ln1.hook_normalized", 1),
     "05_a_circuit_in_a_tiny_language_model": ("Answer: no induction head", 0),
-    "06_watch_it_learn": ("trained: accuracy", 2),
+    "06_watch_it_learn": ("trained: accuracy", 3),
     "07_crate_alpha_from_the_hub": ("skipped: ", 0),
     "08_do_the_job_better": ("Answer: not measurably", 1),
 }
