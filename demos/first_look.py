@@ -38,8 +38,8 @@ def main(out: Path) -> None:
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
     attention = ci.maps.attention(cache, LAYER)  # [image, head, row, column]
-    largest = attention.amax(dim=(2, 3))
-    print(f"largest CLS attention of layer {LAYER}, images down, heads across: {largest.tolist()}")
+    print(f"largest CLS attention of layer {LAYER}, images down, heads across:")
+    print(attention.amax(dim=(2, 3)).numpy().round(2))
     save(draw(rates, images[:, 0], attention), out)
     print(out)
 
