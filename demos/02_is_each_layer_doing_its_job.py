@@ -113,7 +113,7 @@ print(audit.text())
 
 # %%
 lasso = table[table["number"] == "descends"].set_index("layer")
-names = ["value", "low", "high", "null", "excess", "excess_low", "excess_high", "verdict", "reason"]
+names = ["value", "low", "high", "null", "excess", "excess_low", "excess_high", "verdict"]
 lasso[names].round(3)
 
 # %% [markdown]
