@@ -202,8 +202,8 @@ def by(*keys: str) -> Merge:
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
-    """Merges tables that do not depend on the data: both are the same, and the first is kept."""
-    return mine
+    """Merges tables that do not depend on the data: both are the same, and one is kept."""
+    return mine if len(mine) else theirs
 
 
 def sums(*keys: str) -> Merge:

@@ -29,6 +29,7 @@ from crate_interp.sweeps.twins import stacked, with_twins
 TWIN_SAMPLES = 64  # on which untrained twins are audited
 LIMITED = 16  # the first samples: for these ceilings, operators and constructions are computed
 DRAWS = 8  # of the shuffled update
+_EPS = (1e-4, 1e4)
 _TIMED = 5  # samples, to estimate the time
 
 
@@ -64,8 +65,8 @@ def audit(
     """
     checks.count("batch_size", batch_size)
     untrained = checks.count("untrained", untrained, least=0)
-    setting = _setting(eps, lasso_tokens, grid, seed, model)
     check_model(model)
+    setting = _setting(eps, lasso_tokens, grid, seed, model)
     samples = samples_of(model, data, limit)
     started = time.perf_counter()
     compared = _first(samples, TWIN_SAMPLES)
@@ -121,6 +122,11 @@ def _first(samples: Samples, most: int) -> Samples | None:
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:
     """Returns what is measured of the model. Raises ValueError for arguments that are wrong."""
     asked = checks.positive("eps", eps)
+    if not _EPS[0] <= asked <= _EPS[1]:
+        raise ValueError(
+            f"eps={eps!r}: rates lose their digits there, give a number from {_EPS[0]:g} to "
+            f"{_EPS[1]:g}."
+        )
     return Setting(
         eps=asked,
         grid=tuple(sorted({*GRID, asked})) if checks.flag("grid", grid) else (asked,),
@@ -156,7 +162,7 @@ def _announce(
     for count in (1, min(_TIMED, samples.n)):
         begin = time.perf_counter()
         few = part(samples, samples.start, samples.start + count)
-        _run(model, few, setting, "", batch_size, progress=False)
+        _run(model, few, replace(setting, limited=0), "", batch_size, progress=False)
         taken.append(time.perf_counter() - begin)
     each = max(0.0, taken[1] - taken[0]) / max(1, min(_TIMED, samples.n) - 1)
     others = twins * (compared.n if compared else 0)

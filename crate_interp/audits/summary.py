@@ -11,6 +11,7 @@ from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.results import Result, counted
 
 DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
+_STILL = 1e-6  # relative change that is none
 MARKS = {
     KEPT: "+", BROKEN: "-", DEPENDS: "~", BY_CONSTRUCTION: "c", UNDECIDED: "?", NOT_APPLICABLE: "",
 }  # fmt: skip
@@ -34,7 +35,7 @@ def judged(result: Result) -> pd.DataFrame:
         if verdict == BY_CONSTRUCTION:
             missed: Any = group[(group["verdict"] != KEPT) & group["by_construction"]]
             reasons = [
-                f"an ideal layer has {NUMBERS[name].title} {_range(some)}"
+                f"an ideal layer misses the bound too ({NUMBERS[name].title}: {_range(some)})"
                 for name, some in missed.groupby("number", sort=False)["construction"]
             ]
         on = "" if verdict == NOT_APPLICABLE else _on(group, CLAIMS[str(claim)])
@@ -81,19 +82,32 @@ def _word(verdicts: pd.Series) -> str:
 
 
 def _on(group: Any, claim: Claim) -> str:
-    """Returns in which settings the first number of a claim lies within its bounds."""
-    rows = group[(group["number"] == claim.parts[0]) & (group["verdict"] != NOT_APPLICABLE)]
-    facts = NUMBERS[claim.parts[0]]
+    """Returns in which settings each number of a claim lies within its bounds."""
+    said: list[str] = []
+    for part in claim.parts:
+        rows = group[(group["number"] == part) & (group["verdict"] != NOT_APPLICABLE)]
+        if len(rows):
+            words = _in_frames(rows, claim, part)
+            said.append(words if len(claim.parts) == 1 else f"{NUMBERS[part].title}: {words}")
+    return "; ".join(said)
+
+
+def _in_frames(rows: Any, claim: Claim, part: str) -> str:
+    facts = NUMBERS[part]
     low = -np.inf if facts.low is None else facts.low
     high = np.inf if facts.high is None else facts.high
+
+    def word(value: float) -> str:
+        if claim.held == "falls" and abs(value) < _STILL:
+            return "does not change"
+        return claim.held if low <= value <= high else claim.missed
+
     said: dict[str, list[str]] = {}
     for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
         some = rows[rows["frame"] == frame]
-        words = [claim.held if low <= value <= high else claim.missed for value in some["value"]]
-        if len(set(words)) == 1:
-            said.setdefault(words[0], []).append(frame)
-        else:
-            said.setdefault(_by_setting(some, words), []).append(frame)
+        words = [word(value) for value in some["value"]]
+        same = words[0] if len(set(words)) == 1 else _by_setting(some, words)
+        said.setdefault(same, []).append(frame)
     return "; ".join(
         f"{', '.join(frames)}: {words}" if frames != [""] else words
         for words, frames in said.items()
@@ -160,13 +174,18 @@ def headline(result: Result) -> str:
     said: list[str] = []
     if words["compresses"].get(NOT_APPLICABLE, 0) < layers:
         kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
-        said.append(f"R^c falls in every frame and at every eps in {kept} of {layers} layers")
-        said[-1] += f", in some of them in {some}" if some else ""
+        eps = result.meta["settings"]["eps"]
+        where_eps = "at every eps" if result.meta["settings"]["grid"] else f"at eps {eps:g}"
+        said.append(
+            f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers"
+        )
+        said[-1] += f", and in some of these in {some}" if some else ""
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_cells(result)
-        falls = (rows[rows["number"] == "descends"]["value"] < 0).sum()
-        more = words["descends"].get(KEPT, 0)
-        said.append(f"the lasso falls in {falls}, more than by chance in {more}")
+        rows = rows[rows["number"] == "descends"]
+        more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
+        said.append(f"the lasso falls in {(rows['value'] < 0).sum()}")
+        said[-1] += f", more than with random dictionaries in {more}"
     if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
         said.append(f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)}")
     if not said:

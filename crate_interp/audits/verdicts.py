@@ -15,11 +15,12 @@ from crate_interp.sweeps.bootstrap import against_networks, holm, studentised
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 ALPHA = 0.05
 _NEAR = 0.01  # of the way from the ceiling to the bound
+_ROUNDING = 1e-9  # numbers of the audit are of order 1
+_CEILED = ("compresses", "descends", "share")
 WORDS = {
     "shuffled": "a shuffled update",
     "random map": "random output maps",
     "random D": "random dictionaries",
-    "": "untrained networks",
 }
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
@@ -84,36 +85,39 @@ def _cells(
     found["untrained"] = others.mean(axis=1) if len(others.columns) else np.nan
     against = against_networks(resampled.mean, resampled.error, _by_seed(others))
     found["difference"], found["difference_low"], found["difference_high"] = against[:3]
-    _limits(found, facts, name, own, values)
-    within, tests = _within(facts, resampled), []
+    free = _limits(found, facts, name, own, values)  # at its ceiling: no null has to be beaten
+    tests = {"": _within(facts, resampled, values)}
     if facts.null:
-        tests = [_excess(found, facts, name, own, values), _gain(found, facts, name, own, values)]
-    free = _at_ceiling(found, facts)  # nothing can be better, so no null has to be beaten
-    kept = np.maximum.reduce([np.where(free, 0.0, test.kept) for test in tests] + [within.kept])
-    broken = np.minimum.reduce(
-        [np.where(free, 1.0, test.broken) for test in tests] + [within.broken]
-    )
-    _decide(found, Tests(kept, broken))
-    low, high = _bounds(facts)
-    worse = (found["verdict"] == BROKEN) & found["value"].between(low, high)
-    found.loc[worse, "reason"] = f"within its bounds, but worse than {WORDS[facts.null]}"
-    same = (found["verdict"] == UNDECIDED) & (within.kept <= ALPHA)
-    found.loc[same, "reason"] = _not_beyond(facts)
+        excess, gain = (step(found, facts, name, own, values) for step in (_excess, _gain))
+        # weights drawn once for all samples: only the spread over draws tells about new ones
+        tests |= {} if facts.null == facts.draws else {facts.null: excess}
+        tests[facts.draws] = gain
+    beaten = {key: test for key, test in tests.items() if key}
+    kept = [np.where(free, 0.0, test.kept) for test in beaten.values()]
+    broken = [np.where(free, 1.0, test.broken) for test in beaten.values()]
+    kept, broken = [tests[""].kept, *kept], [tests[""].broken, *broken]
+    _decide(found, Tests(np.maximum.reduce(kept), np.minimum.reduce(broken)))
+    found["reason"] = [
+        _reason(row, facts, {key: float(test.kept[place]) for key, test in tests.items()})
+        for place, row in enumerate(found.to_dict("records"))
+    ]
     return found
 
 
-def _not_beyond(facts: Number) -> str:
-    others = dict.fromkeys((WORDS[facts.null], WORDS[facts.draws]))
-    return f"within its bounds, but not shown to be better than {' and '.join(others)}"
-
-
-def _at_ceiling(found: Any, facts: Number) -> np.ndarray:
-    """Tells where a value is within 1 % of the way from its ceiling to its bound."""
-    bound = facts.low if facts.better > 0 else facts.high
-    if bound is None:
-        return np.zeros(len(found), dtype=bool)
-    ceiling = found["ceiling"]
-    return ((found["value"] - ceiling).abs() <= _NEAR * (bound - ceiling).abs()).to_numpy()
+def _reason(row: dict[str, Any], facts: Number, p: dict[str, float]) -> str:
+    """Returns why a cell within its bounds is not kept, from the tests that it did not pass."""
+    low, high = _bounds(facts)
+    inside = low <= row["value"] <= high
+    if row["verdict"] == BROKEN and inside:
+        return f"within its bounds, but worse than {WORDS[facts.null]}"
+    if row["verdict"] != UNDECIDED or not inside or not p[""] <= ALPHA:
+        return ""
+    failed = [WORDS[key] for key, value in p.items() if key and value > ALPHA]
+    if not failed:
+        return "within its bounds, but not after the correction for the number of layers"
+    if pd.isna(row.get("gain", np.nan)) and facts.null:
+        return "within its bounds; random weights and nulls were not measured on these samples"
+    return f"within its bounds, but not shown to be better than {' and '.join(failed)}"
 
 
 def _bounds(facts: Number) -> tuple[float, float]:
@@ -121,11 +125,22 @@ def _bounds(facts: Number) -> tuple[float, float]:
     return low, np.inf if facts.high is None else facts.high
 
 
-def _within(facts: Number, resampled: Any) -> Tests:
-    """Tests whether the true mean lies in the bounds of a number; two-sided, so twice one-sided."""
+def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
+    """Tests whether the true mean lies in the bounds of a number; two-sided, so twice one-sided.
+
+    If all samples lie on one side of a bound, p is at most that of a sign test: resamples of nearly
+    constant numbers have no spread, and bootstrap-t alone would not decide.
+    """
     low, high = _bounds(facts)
-    kept = np.maximum(resampled.above(low), resampled.below(high))
-    broken = np.minimum(resampled.below(low), resampled.above(high))
+    table, n = values.to_numpy(), values.notna().sum(axis=1).to_numpy()
+
+    def beyond(bound: float, sign: int) -> np.ndarray:
+        p = resampled.above(bound) if sign > 0 else resampled.below(bound)
+        every = np.where(np.isnan(table), True, sign * (table - bound) > 0).all(axis=1)
+        return np.where(every, np.minimum(p, 0.5**n), p)
+
+    kept = np.maximum(beyond(low, 1), beyond(high, -1))
+    broken = np.minimum(beyond(low, -1), beyond(high, 1))
     return Tests(2 * kept, 2 * broken)
 
 
@@ -135,17 +150,16 @@ def _excess(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any
     found["null"] = null.mean(axis=1)
     ones = np.ones(len(values))
     if not len(null) or null.isna().to_numpy().all():
-        return Tests(0 * ones, ones)
+        return Tests(ones, ones)
     resampled = studentised((values - null).to_numpy().T)
     found["excess"] = resampled.mean
     found["excess_low"], found["excess_high"] = resampled.interval()
     better, worse = resampled.below(0.0), resampled.above(0.0)
     if facts.better > 0:
         better, worse = worse, better
-    level = (resampled.error == 0) & (resampled.mean == 0)  # on neither side
-    better, worse = (np.where(level, 1.0, p) for p in (better, worse))
-    there = ~np.isnan(resampled.mean)
-    return Tests(np.where(there, 2 * better, 0.0), np.where(there, 2 * worse, 1.0))
+    # on neither side: what rounding leaves of equal numbers is no difference
+    level = np.isnan(resampled.mean) | (np.abs(resampled.mean) < _ROUNDING)
+    return Tests(np.where(level, 1.0, 2 * better), np.where(level, 1.0, 2 * worse))
 
 
 def _gain(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) -> Tests:
@@ -154,7 +168,7 @@ def _gain(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) 
     drawn = [of for of in own["of"].unique() if of.startswith(f"{facts.draws} ")]
     tables = [by_sample(own, of, name).reindex(index=values.index) for of in sorted(drawn)]
     if not tables or not len(tables[0].columns):
-        return Tests(0 * ones, ones)
+        return Tests(ones, ones)
     over = [values.reindex(columns=table.columns) - table for table in tables]
     paired: Any = sum(over[1:], over[0]) / len(over)
     error = (paired.std(axis=1) / paired.notna().sum(axis=1) ** 0.5).to_numpy()
@@ -162,8 +176,9 @@ def _gain(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) 
     # the difference of each draw is 0 minus it, so that the sign is that of the layer
     against = against_networks(np.zeros(len(values)), error, -means)
     found["gain"], found["gain_low"], found["gain_high"] = against[:3]
-    better = against[3 if facts.better > 0 else 4]
-    return Tests(np.where(np.isnan(found["gain"]), 0.0, 2 * better), ones)
+    better, worse = (against[3], against[4]) if facts.better > 0 else (against[4], against[3])
+    level = np.isnan(against[0]) | (np.abs(against[0]) < _ROUNDING)
+    return Tests(np.where(level, 1.0, 2 * better), np.where(level, 1.0, 2 * worse))
 
 
 def _by_seed(table: Any) -> np.ndarray:
@@ -173,22 +188,31 @@ def _by_seed(table: Any) -> np.ndarray:
     return table.T.groupby(level="seed").mean().to_numpy()
 
 
-def _limits(found: Any, facts: Number, name: str, own: pd.DataFrame, values: pd.DataFrame) -> None:
-    """Adds the ceiling, the share of it, and what an ideal layer reaches."""
+def _limits(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) -> np.ndarray:
+    """Adds the ceiling, the share of it, and what an ideal layer reaches.
+
+    Returns where the value is within 1 % of the way from its ceiling to its bound, on the samples
+    that have a ceiling.
+    """
+    low, high = _bounds(facts)
     ceiling = by_sample(own, "ceiling", name).reindex(values.index)
-    top = np.nan if facts.top is None else facts.top
-    found["ceiling"] = ceiling.mean(axis=1) if len(ceiling.columns) else top
-    found["share"] = np.nan
-    if len(ceiling.columns) and name in ("compresses", "descends"):
+    same, found["ceiling"] = found["value"], np.nan if facts.top is None else facts.top
+    if name in _CEILED and len(ceiling.columns):
         same = values.reindex(columns=ceiling.columns).mean(axis=1)
-        found["share"] = (same / found["ceiling"]).where(found["ceiling"] < 0)
-    elif facts.top == 1.0:
-        found["share"] = found["value"]
+        found["ceiling"] = ceiling.mean(axis=1)
+    shares = name in ("compresses", "descends")
+    share = (same / found["ceiling"]).where(found["ceiling"] < 0)
+    found["share"] = share if shares else found["value"] if facts.top == 1.0 else np.nan
     ideal = by_sample(own, "construction", name).reindex(values.index)
     found["construction"] = ideal.mean(axis=1) if len(ideal.columns) else np.nan
-    low, high = _bounds(facts)
     reached = found["construction"]
-    found["by_construction"] = reached.notna() & ~reached.between(low, high)
+    does = reached.notna() & (reached.abs() > _ROUNDING)  # a layer that does nothing is no excuse
+    found["by_construction"] = does & ~reached.between(low, high)
+    bound = facts.low if facts.better > 0 else facts.high
+    if bound is None:
+        return np.zeros(len(found), dtype=bool)
+    near = (same - found["ceiling"]).abs() <= _NEAR * (bound - found["ceiling"]).abs()
+    return near.to_numpy()
 
 
 def _decide(found: Any, tests: Tests) -> None:
@@ -202,7 +226,6 @@ def _decide(found: Any, tests: Tests) -> None:
     found["p"] = np.minimum(np.minimum(kept, broken), 1.0)
     words = np.where(kept <= ALPHA, KEPT, np.where(broken <= ALPHA, BROKEN, UNDECIDED))
     found["verdict"] = words
-    found["reason"] = ""
 
 
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
@@ -235,8 +258,9 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
         found["share"] = found["value"] if facts.top == 1.0 else np.nan
         found["by_construction"] = False
         found["p"] = 0.0
-        found["verdict"] = np.where(kept, KEPT, BROKEN)
-        found["reason"] = ""
+        zero = found["value"].isna()
+        found["verdict"] = np.where(zero, UNDECIDED, np.where(kept, KEPT, BROKEN))
+        found["reason"] = np.where(zero, "the weights are zero", "")
         yield found
 
 
