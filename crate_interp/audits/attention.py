@@ -3,40 +3,37 @@ operators."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.audits.descent import Descent, PerEps, alphas, descents, rates
+from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
 from crate_interp.audits.frames import (
-    AnyRows,
     Rows,
+    Side,
     Subspaces,
     Update,
-    changed,
-    in_basis,
     negated,
     orthonormal,
-    read_side,
     rearranged,
     rows_of,
-    stream_side,
+    side_of,
     subspaces_of,
+    taken,
     unit_scale,
     update_of,
-    without_cls,
 )
-from crate_interp.measures import least_rate, neumann_gradient, subspace_coding_rate_gradient
+from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.norm import HookedNorm
 
 # of, frame, eps, basis, tokens
 Key = tuple[str, str, float, str, str]
 Cells = dict[Key, dict[str, Tensor]]  # the numbers `[batch]` of each key
-_DIRECTED = ("compresses", "gradient", "step", "neumann_direction")
+_MILD = 100.0  # condition of U_k up to which a Gram can be taken to an orthonormal basis
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,31 @@ class Layer:
     stored: Subspaces
     ideal: Subspaces  # orthonormal subspaces near U
     to_orthonormal: Float[Tensor, "head d_head d_head"]  # C_k M_k are the codes in qr(U_k)
-    whole: float  # |sum U_k U_k^T|_2
     maps: tuple[Float[Tensor, "inner d_model"], ...]  # random, with the singular values of W_O
     shift: Float[Tensor, "d_model"]  # the bias of the output
+
+    @cached_property
+    def whole(self) -> dict[str, float]:
+        """Returns |sum U_k U_k^T|_2 in either basis."""
+        turned = (self.u @ self.to_orthonormal).transpose(0, 1).flatten(1)
+        both = {"stored": self.stored.wide, "orthonormal": turned}
+        return {
+            basis: float(torch.linalg.eigvalsh(wide.T @ wide)[-1])
+            for basis, wide in both.items()
+            if bool(wide.isfinite().all())
+        }
+
+    def arms(self, setting: "Setting") -> tuple[Arm, ...]:
+        """Returns the arms of the star, that of the stored basis and all tokens first."""
+        found = [Arm(setting.grid)]
+        change = self.to_orthonormal
+        if setting.star and bool(change.isfinite().all()):  # else columns depend on each other
+            values = torch.linalg.svdvals(change)
+            mild = bool((values[:, 0] <= _MILD * values[:, -1]).all())
+            found.append(Arm((setting.eps,), "orthonormal", change=change, mild=mild))
+        if setting.star and setting.has_cls:
+            found.append(Arm((setting.eps,), tokens="patches"))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -94,22 +113,26 @@ class Given:
 def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
     """Returns the constants of a layer with subspaces U; a random map for each generator."""
     wide = attn.U.detach().double()
-    stored = subspaces_of(wide, norm)
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
-    maps = tuple(random_like(out, generator) for generator in generators)
     r = qr(wide)[1]
     eye = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device).expand_as(r)
     change = torch.linalg.solve_triangular(r, eye, upper=True)
-    largest = float(torch.linalg.matrix_norm(stored.wide, ord=2)) ** 2
     ideal = subspaces_of(orthonormal(wide), norm)
-    return Layer(wide, stored, ideal, change, largest, maps, attn.b_O.detach().double())
+    maps = randoms_like(out, generators)
+    return Layer(wide, subspaces_of(wide, norm), ideal, change, maps, attn.b_O.detach().double())
 
 
 def random_like(
-    matrix: Float[Tensor, "rows columns"], generator: torch.Generator
+    matrix: Float[Tensor, "rows columns"],
+    generator: torch.Generator,
+    values: Float[Tensor, "number"] | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """Returns a random matrix with the same singular values: both its bases are uniform."""
-    values = torch.linalg.svdvals(matrix.double())
+    """Returns a random matrix with the same singular values: both its bases are uniform.
+
+    values: these singular values, where they are known.
+    """
+    if values is None:
+        values = torch.linalg.svdvals(matrix.double())
     left, right = (
         torch.linalg.qr(torch.randn(n, len(values), generator=generator, dtype=torch.float64))[0]
         for n in matrix.shape
@@ -117,92 +140,92 @@ def random_like(
     return ((left.to(values.device) * values) @ right.to(values.device).T).to(matrix.dtype)
 
 
-def of_attention(layer: Layer, given: Given, setting: Setting) -> Cells:
-    """Returns the numbers of the attention step and of its nulls.
+def randoms_like(
+    matrix: Float[Tensor, "rows columns"], generators: Sequence[torch.Generator]
+) -> tuple[Float[Tensor, "rows columns"], ...]:
+    """Returns `random_like` of each generator."""
+    values = torch.linalg.svdvals(matrix.double()) if generators else None
+    return tuple(random_like(matrix, generator, values) for generator in generators)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The tokens that updates are measured on: their rates on each arm, and where R^c falls.
+
+    found: the gradient in each frame at the eps of the first arm; empty if nothing is measured
+    against it.
+    """
+
+    rows: Rows
+    side: Side
+    u: Subspaces
+    arms: tuple[Arm, ...]
+    before: tuple[PerEps, ...]
+    found: dict[str, Descent]
+
+    def at(self, eps: float) -> "Base":
+        """Returns the same at one eps of the first arm alone."""
+        place = self.arms[0].eps.index(eps)
+        before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
+        found = {frame: descent.at([place]) for frame, descent in self.found.items()}
+        return replace(self, arms=(Arm((eps,)),), before=(before,), found=found)
+
+
+def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
+    """Returns what updates of the rows are measured on."""
+    side = side_of(rows, None, u)
+    before = tuple(rates(side, u, arm) for arm in arms)
+    return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
+
+
+def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) -> Cells:
+    """Returns the numbers of the attention step, of its nulls, and with `limited` of its limits.
 
     The shuffled update is measured in every setting, other nulls at the asked eps, with U as stored
     and all tokens.
     """
     u = layer.stored
     rows, update = rows_of(given.z, u), update_of(given.delta, given.z, u)
-    shuffled = list(_shuffled(given, update)) if "shuffled" in setting.nulls else []
-    cells = _arm(Arm(u, setting.grid), rows, update, shuffled)
-    others = dict(_nulls(u, given, update, setting.nulls))
-    if others:
-        arm = Arm(u, (setting.eps,))
-        before, found = rates(rows, None, u, arm.eps), descents(rows, u, arm.eps)
-        for name, change in others.items():
-            _measure(cells, arm, name, rows, change, before, found)
-    for arm, turned in _other_arms(layer, setting):
-        cells |= _arm(arm, turned(rows), turned(update), [turned(null) for null in shuffled])
+    base = base_of(rows, u, layer.arms(setting))
+    cells = _of_update(base, update)
+    _shuffled(cells, base, given, update)
+    here = base.at(setting.eps)
+    for name, change in _nulls(u, given, update, setting.nulls):
+        _measure(cells, here, name, change)
+    if limited:
+        _limits(cells, layer, given, setting, base, update)
     return cells
 
 
-@dataclass(frozen=True)
-class Arm:
-    """An arm of the star: a basis, a choice of tokens, and the eps that are measured there."""
-
-    u: Subspaces
-    eps: tuple[float, ...]
-    basis: str = "stored"
-    tokens: str = "all"
-
-    @property
-    def directed(self) -> bool:
-        """Tells whether the numbers that have a direction are measured."""
-        return (self.basis, self.tokens) == ("stored", "all")
-
-
-def _other_arms(
-    layer: Layer, setting: Setting
-) -> Iterator[tuple[Arm, Callable[[AnyRows], AnyRows]]]:
-    """Yields the arms with orthonormal U and without CLS, and what they do to rows of the first."""
-    if not setting.star:
-        return
-    change = layer.to_orthonormal
-    if bool(change.isfinite().all()):  # else a basis has columns that depend on each other
-        arm = Arm(changed(layer.stored, change), (setting.eps,), basis="orthonormal")
-        yield arm, partial(in_basis, change=change)
-    if setting.has_cls:
-        yield Arm(layer.stored, (setting.eps,), tokens="patches"), without_cls
-
-
-def _arm(arm: Arm, rows: Rows, update: Update, shuffled: Sequence[Update]) -> Cells:
-    """Returns the numbers on one arm, of the layer and of its shuffled update."""
-    before = rates(rows, None, arm.u, arm.eps)
-    found = descents(rows, arm.u, arm.eps) if arm.directed else {}
+def _of_update(base: Base, update: Update) -> Cells:
+    """Returns the numbers of the layer's own update, with the rates themselves."""
     cells: Cells = {}
-    after = _measure(cells, arm, "layer", rows, update, before, found)
-    for frame, start in before.items():
-        numbers = {"rate_before": start, "rate_after": after[frame]}
-        if arm.directed:
-            numbers["neumann"] = _beyond(found[frame], rows, arm.u, arm.eps)
-        _add(cells, arm, "layer", frame, numbers)
-    for change in shuffled:
-        _measure(cells, arm, "shuffled", rows, change, before, found)
-    for key, numbers in cells.items():
-        if key[0] == "shuffled":
-            cells[key] = {name: number / len(shuffled) for name, number in numbers.items()}
+    after = _measure(cells, base, "layer", update)
+    for arm, start, end in zip(base.arms, base.before, after, strict=True):
+        for frame in start:
+            numbers = {"rate_before": start[frame], "rate_after": end[frame]}
+            if arm.directed:
+                numbers["neumann"] = _beyond(base.found[frame], base.rows, base.u, arm.eps)
+            _add(cells, arm, "layer", frame, numbers)
     return cells
 
 
-def _measure(
-    cells: Cells,
-    arm: Arm,
-    name: str,
-    rows: Rows,
-    change: Update,
-    before: PerEps,
-    found: dict[str, Descent],
-) -> PerEps:
-    """Adds the numbers of one update to the cells, and returns the rates after it."""
-    after = rates(rows, change, arm.u, arm.eps)
-    for frame, start in before.items():
-        numbers = {"compresses": _over(after[frame] - start, start)}
-        if found:
-            numbers |= found[frame].numbers(rows, change, arm.u)
-        _add(cells, arm, name, frame, numbers)
-    return after
+def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps]:
+    """Adds the numbers of one update to the cells, and returns the rates after it on each arm."""
+    moved = side_of(base.rows, change, base.u)
+    along: dict[str, dict[str, Tensor]] = {}
+    if base.found:
+        along = directions(base.found, base.rows, base.side, change, moved, base.u)
+    every: list[PerEps] = []
+    for arm, before in zip(base.arms, base.before, strict=True):
+        after = rates(moved, base.u, arm)
+        for frame, start in before.items():
+            numbers = {"compresses": _over(after[frame] - start, start)}
+            if arm.directed and along:
+                numbers |= along[frame]
+            _add(cells, arm, name, frame, numbers)
+        every.append(after)
+    return every
 
 
 def _beyond(
@@ -210,16 +233,19 @@ def _beyond(
 ) -> Float[Tensor, "batch eps"]:
     """Returns the share of eigenvalues alpha lambda above 1, of the min(pos, p) of each head."""
     pos = rows.square.shape[1]
-    alpha = alphas(u, pos, eps).to(rows.square.device)
+    alpha = alphas(u, pos, eps)
     values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
     return (alpha[:, None] * values[:, None] > 1).double().mean(dim=-1)
 
 
-def _shuffled(given: Given, update: Update) -> Iterator[Update]:
-    """Yields the update with its tokens in other orders."""
+def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
+    """Adds the mean over draws of the update with its tokens in other orders."""
+    drawn: Cells = {}
     for order in given.orders:
-        moved = torch.take_along_dim(given.delta, order[..., None], dim=1)
-        yield rearranged(update, (moved * given.z).sum(dim=-1), order)
+        moved = taken(given.delta, order)
+        _measure(drawn, base, "shuffled", rearranged(update, (moved * given.z).sum(dim=-1), order))
+    for key, numbers in drawn.items():
+        cells[key] = {name: number / len(given.orders) for name, number in numbers.items()}
 
 
 def _nulls(
@@ -236,45 +262,39 @@ def _nulls(
         yield "random", update_of(lengths * drawn, given.z, u)
 
 
-def limits(layer: Layer, given: Given, setting: Setting) -> Cells:
-    """Returns the ceilings, what the paper's operators reach, and what an ideal layer reaches."""
-    cells: Cells = {}
-    rows = rows_of(given.z, layer.stored)
-    update = update_of(given.delta, given.z, layer.stored)
-    _ceilings(cells, Arm(layer.stored, setting.grid), layer.whole, rows, update, given)
-    for arm, turned in _other_arms(layer, setting):
-        whole = float(torch.linalg.matrix_norm(arm.u.wide, ord=2)) ** 2
-        _ceilings(cells, arm, whole, turned(rows), turned(update), given)
-    _operators(cells, layer, given, setting)
+def _limits(
+    cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
+) -> None:
+    """Adds the ceilings, what the paper's operators reach, and what an ideal layer reaches."""
+    apart = _squares_apart(given, layer.stored)
+    for arm in base.arms:
+        _ceiling(cells, arm, layer.whole[arm.basis], base, update, apart)
+    _operators(cells, layer, given, setting, base)
     _constructions(cells, layer, given, setting)
-    if given.gathered is not None:
-        _random_maps(cells, layer, given, setting, rows)
-    return cells
-
-
-def _random_maps(cells: Cells, layer: Layer, given: Given, setting: Setting, rows: Rows) -> None:
-    """Adds what the layer's attention does with random output maps, a cell for each draw."""
     gathered: Any = given.gathered
     for draw, out in enumerate(layer.maps):
-        update = update_of(gathered @ out + layer.shift, given.z, layer.stored)
-        for arm, turned in [(Arm(layer.stored, setting.grid), _same), *_other_arms(layer, setting)]:
-            for key, numbers in _arm(arm, turned(rows), turned(update), []).items():
-                cells[f"random map {draw}", *key[1:]] = {
-                    name: value for name, value in numbers.items() if name in _DIRECTED
-                }
+        change = update_of(gathered @ out + layer.shift, given.z, layer.stored)
+        _measure(cells, base, f"random map {draw}", change)
 
 
-def _ceilings(
-    cells: Cells, arm: Arm, whole: float, rows: Rows, update: Update, given: Given
+def _ceiling(
+    cells: Cells,
+    arm: Arm,
+    whole: float,
+    base: Base,
+    update: Update,
+    apart: Float[Tensor, "batch pos"],
 ) -> None:
     """Adds the lowest that R^c can go with an update of this length, in each frame."""
-    u = arm.u
-    alpha = alphas(u, rows.square.shape[1], arm.eps).to(rows.square.device)
-    stream = _values(stream_side(rows, None).codes)
-    scale = unit_scale(rows, None, u.d_model)[:, None]
-    lengths = _lengths(rows, update, given, u)
-    read = _values(read_side(rows, None, u).codes)
-    for frame, x in (("stream", stream), ("read", read), ("unit", stream * scale)):
+    square = base.side.square[:, arm.first :]
+    alpha = alphas(base.u, square.shape[1], arm.eps)
+    stream, read = (
+        torch.linalg.eigvalsh(arm.gram(base.side, frame)).clamp_min(0).sqrt().flatten(1)
+        for frame in ("stream", "read")
+    )
+    unit = stream * unit_scale(square, base.u.d_model)[:, None]
+    lengths = _lengths(base.rows, update, apart, base.u, arm.first)
+    for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
         scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
         distance = (alpha * whole).sqrt() * lengths[frame][:, None]
         before = 0.5 * torch.log1p(scaled.square()).sum(dim=-1)
@@ -282,23 +302,25 @@ def _ceilings(
         _add(cells, arm, "ceiling", frame, {"compresses": _over(least - before, before)})
 
 
-def _values(codes: Float[Tensor, "batch head pos d_head"]) -> Float[Tensor, "batch number"]:
-    gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
-    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flatten(1)
+def _squares_apart(given: Given, u: Subspaces) -> Float[Tensor, "batch pos"]:
+    """Returns how far the norm's outputs lie from each other, token by token, squared."""
+    apart = u.norm.normalised(given.z + given.delta) - u.norm.normalised(given.z)
+    return (apart * u.norm.gains).square().sum(dim=-1)
 
 
-def _lengths(rows: Rows, update: Update, given: Given, u: Subspaces) -> dict[str, Tensor]:
-    """Returns the Frobenius distance of the two sides in each frame."""
-    own, dot, step = (part.sum(dim=-1) for part in (rows.square, update.dot, update.square))
-    before, after = (unit_scale(rows, moved, u.d_model) for moved in (None, update))
+def _lengths(
+    rows: Rows, update: Update, apart: Float[Tensor, "batch pos"], u: Subspaces, first: int
+) -> dict[str, Tensor]:
+    """Returns the Frobenius distance of the two sides in each frame, from the first token on."""
+    square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
+    own, dot, step = (part.sum(dim=-1) for part in (square, along, length))
+    before = unit_scale(square, u.d_model)
+    after = unit_scale(square + 2 * along + length, u.d_model)
     grown = after - before
     unit = grown.square() * own + 2 * grown * after * dot + after.square() * step
-    first = given.z.shape[1] - rows.square.shape[1]  # 1 without CLS
-    z, delta = given.z[:, first:], given.delta[:, first:]
-    apart = u.norm.normalised(z + delta) - u.norm.normalised(z)
     return {
         "stream": step.clamp_min(0).sqrt(),
-        "read": torch.linalg.vector_norm(apart * u.norm.gains, dim=(1, 2)),
+        "read": apart[:, first:].sum(dim=-1).sqrt(),
         "unit": unit.clamp_min(0).sqrt(),
     }
 
@@ -315,43 +337,33 @@ def mssa(
     return (scores.softmax(dim=-1) @ codes).transpose(1, 2).flatten(2) @ u.wide.T
 
 
-def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
+def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
     """Adds what the paper's steps on this U do at the length of the layer's update."""
-    arm = Arm(layer.stored, (setting.eps,))
-    written = mssa(given.z, arm.u, setting.causal)
+    written, here = mssa(given.z, layer.stored, setting.causal), base.at(setting.eps)
     steps = {
-        "gradient step": -subspace_coding_rate_gradient(given.z, layer.u, setting.eps),
-        "Neumann step": -neumann_gradient(given.z, layer.u, setting.eps),
+        "gradient step": here.found["stream"].step(0, base.u),
+        "Neumann step": here.found["stream"].step(1, base.u),
         "+U": written,
         "-U": -written,
     }
-    rows = rows_of(given.z, arm.u)
-    before = rates(rows, None, arm.u, arm.eps)
     for name, step in steps.items():
-        change = update_of(as_long(step, given.delta), given.z, arm.u)
-        _measure(cells, arm, name, rows, change, before, {})
+        change = update_of(as_long(step, given.delta), given.z, layer.stored)
+        _measure(cells, replace(here, found={}), name, change)
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
     """Adds the best that MSSA on orthonormal subspaces reaches, with either sign."""
     u = layer.ideal
+    arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # it is orthonormal
     step = as_long(mssa(given.z, u, setting.causal), given.delta)
-    rows, update = rows_of(given.z, u), update_of(step, given.z, u)
-    for arm, turned in [(Arm(u, setting.grid), _same), *_other_arms(layer, setting)]:
-        own = replace(arm, u=u)  # it is orthonormal already
-        if arm.basis == "orthonormal":
-            turned = _same
-        one, two = (_arm(own, turned(rows), turned(way), []) for way in (update, negated(update)))
-        for key, numbers in one.items():
-            cells["construction", *key[1:]] = {
-                name: _better(name, value, two[key][name])
-                for name, value in numbers.items()
-                if not name.startswith("rate_")
-            }
-
-
-def _same(rows: AnyRows) -> AnyRows:
-    return rows
+    base, update = base_of(rows_of(given.z, u), u, arms), update_of(step, given.z, u)
+    one, two = (_of_update(base, way) for way in (update, negated(update)))
+    for key, numbers in one.items():
+        cells["construction", *key[1:]] = {
+            name: _better(name, value, two[key][name])
+            for name, value in numbers.items()
+            if not name.startswith("rate_")
+        }
 
 
 def _better(number: str, one: Tensor, two: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Rates of a frame at many eps, and how an update lies to the gradient of R^c in that frame."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from crate_interp.audits.frames import (
     Rows,
+    Side,
     Subspaces,
     Update,
     read_products,
-    read_side,
-    stream_side,
     unit_scale,
 )
 
@@ -22,41 +21,97 @@ PerEps = dict[str, Tensor]  # frame -> [batch, eps]
 _DOUBTFUL = 1e9  # of the largest diagonal entry over the smallest squared pivot
 
 
+@dataclass(frozen=True)
+class Arm:
+    """An arm of the star: a basis, a choice of tokens, and the eps that are measured there.
+
+    change: M_k, where the basis is U_k M_k. mild: whether M_k^T G_k M_k of a Gram G_k has as many
+    digits as the Gram of the codes in that basis.
+    """
+
+    eps: tuple[float, ...]
+    basis: str = "stored"
+    tokens: str = "all"
+    change: Float[Tensor, "head d_head d_head"] | None = None
+    mild: bool = True
+
+    @property
+    def directed(self) -> bool:
+        """Tells whether the numbers that have a direction are measured."""
+        return (self.basis, self.tokens) == ("stored", "all")
+
+    @property
+    def first(self) -> int:
+        """Returns the first token that counts."""
+        return int(self.tokens == "patches")
+
+    def seen(self, codes: Float[Tensor, "batch head pos d_head"]) -> Tensor:
+        """Returns the codes on this arm."""
+        own = codes[:, :, self.first :]
+        return own if self.change is None else own @ self.change
+
+    def gram(self, side: Side, frame: str) -> Float[Tensor, "batch head d_head d_head"]:
+        """Returns C_k^T C_k of a side on this arm, in the frame "stream" or "read"."""
+        if self.change is None:
+            return side.grams[frame, self.tokens]
+        if self.mild:
+            return self.change.mT @ side.grams[frame, self.tokens] @ self.change
+        codes = self.seen(side.codes if frame == "stream" else side.read)
+        return codes.mT @ codes
+
+
 def alphas(u: Subspaces, pos: int, eps: Sequence[float]) -> Float[Tensor, "eps"]:
     """Returns p / (N eps^2)."""
-    return u.width / (pos * torch.tensor(eps, dtype=torch.float64).square())
+    square = torch.tensor(eps, dtype=torch.float64, device=u.wide.device).square()
+    return u.width / (pos * square)
 
 
-def rates(rows: Rows, update: Update | None, u: Subspaces, eps: Sequence[float]) -> PerEps:
-    """Returns R^c in every frame and at every eps, of the tokens or of the tokens moved."""
-    alpha = alphas(u, rows.square.shape[1], eps).to(rows.square.device)
-    unit = unit_scale(rows, update, u.d_model).square()[:, None] * alpha
-    stream = alpha.expand_as(unit)
-    both = rates_of_codes(stream_side(rows, update).codes, torch.cat([stream, unit], dim=1))
-    read = rates_of_codes(read_side(rows, update, u).codes, stream)
-    return {"stream": both[:, : len(eps)], "read": read, "unit": both[:, len(eps) :]}
+def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
+    """Returns R^c of a side in every frame and at every eps of an arm."""
+    square = side.square[:, arm.first :]
+    alpha = alphas(u, square.shape[1], arm.eps)
+    unit = unit_scale(square, u.d_model).square()[:, None] * alpha
+    stream, count = alpha.expand_as(unit), len(arm.eps)
+    both = rates_of_grams(
+        arm.gram(side, "stream"),
+        torch.cat([stream, unit], dim=1),
+        lambda rows: arm.seen(side.codes[rows]),
+    )
+    read = rates_of_grams(arm.gram(side, "read"), stream, lambda rows: arm.seen(side.read[rows]))
+    return {"stream": both[:, :count], "read": read, "unit": both[:, count:]}
 
 
 def rates_of_codes(
     codes: Float[Tensor, "batch head pos d_head"], alpha: Float[Tensor, "batch eps"]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns sum over heads of 1/2 logdet(I + alpha C^T C).
-
-    Samples whose factor cannot be trusted are computed again from singular values.
-    """
+    """Returns sum over heads of 1/2 logdet(I + alpha C^T C), by the smaller Gram."""
     gram = codes.mT @ codes if codes.shape[-2] >= codes.shape[-1] else codes @ codes.mT
+    return rates_of_grams(gram, alpha, lambda rows: codes[rows])
+
+
+def rates_of_grams(
+    gram: Float[Tensor, "batch head n n"],
+    alpha: Float[Tensor, "batch eps"],
+    again: Callable[[Tensor], Tensor],
+) -> Float[Tensor, "batch eps"]:
+    """Returns sum over heads of 1/2 logdet(I + alpha G) of Grams.
+
+    again: returns the codes of some samples. Those whose factor cannot be trusted are computed
+    from singular values.
+    """
     matrix = gram[:, None] * alpha[..., None, None, None]  # [batch, eps, head, n, n]
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     diagonal += 1
+    largest = diagonal.amax(dim=-1)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal(dim1=-2, dim2=-1)
     rate = pivots.log().sum(dim=(-2, -1))
-    ratio = diagonal.amax(dim=-1) / pivots.amin(dim=-1).square()
+    ratio = largest / pivots.amin(dim=-1).square()
     doubtful = ~((ratio < _DOUBTFUL) & (failed == 0)).all(dim=-1).all(dim=-1)
     if bool(doubtful.any()):
-        values = torch.linalg.svdvals(codes[doubtful]).square()[:, None]
-        again = torch.log1p(alpha[doubtful][..., None, None] * values)
-        rate[doubtful] = 0.5 * again.sum(dim=(-2, -1))
+        values = torch.linalg.svdvals(again(doubtful)).square()[:, None]
+        exact = torch.log1p(alpha[doubtful][..., None, None] * values)
+        rate[doubtful] = 0.5 * exact.sum(dim=(-2, -1))
     return rate
 
 
@@ -72,17 +127,14 @@ class Spectrum:
         """Returns codes in the eigenbasis, heads side by side: `[..., rows, inner]`."""
         return (codes @ self.vectors).transpose(-3, -2).flatten(-2)
 
-    def projections(
-        self, moved: Float[Tensor, "batch head pos d_head"]
-    ) -> Float[Tensor, "b inner"]:
-        """Returns <v_i, C^T D v_i> for each eigenvector, heads side by side."""
-        cross = self.codes.mT @ moved
+    def projections(self, cross: Float[Tensor, "batch head d_head d_head"]) -> Tensor:
+        """Returns <v_i, X v_i> for each eigenvector, heads side by side: `[batch, inner]`."""
         return (self.vectors * (cross @ self.vectors)).sum(dim=-2).flatten(1)
 
 
-def spectrum(codes: Float[Tensor, "batch head pos d_head"]) -> Spectrum:
-    """Returns the spectrum of the codes of a side."""
-    values, vectors = torch.linalg.eigh(codes.mT @ codes)
+def spectrum(gram: Tensor, codes: Float[Tensor, "batch head pos d_head"]) -> Spectrum:
+    """Returns the spectrum of the codes of a side, whose Gram is C_k^T C_k."""
+    values, vectors = torch.linalg.eigh(gram)
     return Spectrum(values.clamp_min(0), vectors, codes)
 
 
@@ -102,9 +154,31 @@ class Descent:
     steep: Float[Tensor, "batch way"]
     curvature: Float[Tensor, "eps"]
 
-    def numbers(self, rows: Rows, update: Update, u: Subspaces) -> dict[str, Tensor]:
-        """Returns the numbers of an update that have a direction, `[batch, eps]` each."""
-        inner, length = _along(self, rows, update, u)
+    def step(self, way: int, u: Subspaces) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the step against the gradient of one way, of the frame "stream"."""
+        bases = self.spectrum.vectors
+        heads = self.coefficients[:, way].unflatten(1, bases.shape[1:3])
+        codes = self.spectrum.codes @ ((bases * heads[..., None, :]) @ bases.mT)
+        return -(codes.transpose(1, 2).flatten(2) @ u.wide.T)
+
+    def at(self, places: Sequence[int]) -> "Descent":
+        """Returns the same at some of its eps."""
+        count = len(self.curvature)
+        ways = [*places, *(count + place for place in places)]
+        normal = None if self.normal is None else self.normal[..., ways]
+        return replace(
+            self,
+            coefficients=self.coefficients[:, ways],
+            normal=normal,
+            steep=self.steep[:, ways],
+            curvature=self.curvature[list(places)],
+        )
+
+    def numbers(self, inner: Tensor, length: Float[Tensor, "batch"]) -> dict[str, Tensor]:
+        """Returns the numbers of an update that have a direction, `[batch, eps]` each.
+
+        inner `[batch, way]`: its product with the gradient; length: its own. Both along the frame.
+        """
         count = len(self.curvature)
         cosine = _over(-inner, length[:, None] * self.steep)
         kappa = _over(-inner[:, :count], self.steep[:, :count].square())
@@ -115,84 +189,76 @@ class Descent:
         }
 
 
-def descents(rows: Rows, u: Subspaces, eps: Sequence[float]) -> dict[str, Descent]:
-    """Returns the gradient in every frame."""
-    alpha = alphas(u, rows.square.shape[1], eps).to(rows.square.device)
-    largest = [torch.linalg.matrix_norm(wide, ord=2).square() for wide in (u.wide, u.gained)]
-    stream = spectrum(rows.codes)
-    scale = unit_scale(rows, None, u.d_model)
-    unit = Spectrum(
-        stream.values * scale[:, None, None].square(),
-        stream.vectors,
-        stream.codes * scale[:, None, None, None],
-    )
-    plain = [_coefficients(side.values.flatten(1), alpha) for side in (stream, unit)]
-    products = _products(stream, u.wide)
+def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict[str, Descent]:
+    """Returns the gradient in every frame; side: the tokens as they are."""
+    alpha = alphas(u, rows.square.shape[1], eps)
+    stream = spectrum(side.grams["stream", "all"], side.codes)
+    scale = unit_scale(rows.square, u.d_model)
+    unit = replace(stream, values=stream.values * scale[:, None, None].square())
+    plain = [_coefficients(found.values.flatten(1), alpha) for found in (stream, unit)]
+    products = _products(stream, u.kernels[0])
     steep = [_quadratic(c, products) for c in plain]
     size = rows.square.shape[1] * u.d_model  # |Z|^2 in the frame "unit"
     radial = (plain[1] * unit.values.flatten(1)[:, None]).sum(dim=-1)
     steep[1] = steep[1] * scale[:, None].square() - radial.square() / size
-    bends = [9 * alpha / 4 * value for value in largest]
+    bends = [9 * alpha / 4 * value for value in u.largest]
     return {
         "stream": Descent("stream", stream, plain[0], None, _root(steep[0]), bends[0]),
         "unit": Descent("unit", unit, plain[1], radial, _root(steep[1]), bends[0]),
-        "read": _read_descent(rows, u, alpha, bends[1]),
+        "read": _read_descent(rows, side, u, alpha, bends[1]),
     }
 
 
 def _read_descent(
-    rows: Rows, u: Subspaces, alpha: Float[Tensor, "eps"], bend: Float[Tensor, "eps"]
+    rows: Rows, side: Side, u: Subspaces, alpha: Float[Tensor, "eps"], bend: Float[Tensor, "eps"]
 ) -> Descent:
     """Returns the gradient with respect to the normalised tokens, before the LayerNorm's gains.
 
     A normalised token keeps its length and its mean: along them the frame does not move.
     """
-    side = read_side(rows, None, u)
-    found = spectrum(side.codes)
+    found = spectrum(side.grams["read", "all"], side.read)
     coefficients = _coefficients(found.values.flatten(1), alpha)
-    steep = _quadratic(coefficients, _products(found, u.gained))
+    steep = _quadratic(coefficients, _products(found, u.kernels[1]))  # the mean is out already
     if not u.norm.there:
         return Descent("read", found, coefficients, None, _root(steep), bend)
-    rotated = found.rotated(side.codes)  # [batch, pos, inner]
-    tokens = found.rotated(side.codes - u.spread(u.bias[None]))
-    radial = (rotated * tokens) @ coefficients.mT  # [batch, pos, way]: <gradient, token>
-    square = _token_square(rows, u)
-    steep = steep - (radial.square() / square[..., None]).sum(dim=1)
-    if u.norm.centred:
-        ones = u.spread(u.gained.sum(dim=0)[None]).expand(len(rotated), -1, -1, -1)
-        level = (rotated * found.rotated(ones)) @ coefficients.mT
-        steep = steep - level.square().sum(dim=1) / u.d_model
+    rotated = found.rotated(side.read)  # [batch, pos, inner]
+    shift = found.rotated(u.spread(u.bias[None]).expand(len(rotated), -1, -1, -1))
+    # [batch, pos, way]: <gradient, token>
+    radial = (rotated * (rotated - shift)) @ coefficients.mT
+    steep = steep - (radial.square() / _token_square(rows, u)[..., None]).sum(dim=1)
     return Descent("read", found, coefficients, radial, _root(steep), bend)
 
 
-def _along(
-    descent: Descent, rows: Rows, update: Update, u: Subspaces
-) -> tuple[Float[Tensor, "batch way"], Float[Tensor, "batch"]]:
-    """Returns <update, gradient> and the update's length, both along the frame."""
-    if descent.frame == "stream":
-        inner = _paired(descent, descent.spectrum.projections(update.codes))
-        return inner, update.square.sum(dim=-1).sqrt()
-    if descent.frame == "unit":
-        before, after = (unit_scale(rows, moved, u.d_model) for moved in (None, update))
-        ratio = (after / before)[:, None, None, None]
-        moved = (ratio - 1) * descent.spectrum.codes + after[:, None, None, None] * update.codes
-        size = rows.square.shape[1] * u.d_model
-        own, dot, step = (part.sum(dim=-1) for part in (rows.square, update.dot, update.square))
-        grown = after - before
-        radial = before * (grown * own + after * dot)  # <update, Z> in the frame
-        length = grown.square() * own + 2 * grown * after * dot + after.square() * step
-        inner = _paired(descent, descent.spectrum.projections(moved))
-        normal: Any = descent.normal
-        inner = inner - normal * (radial / size)[:, None]
-        return inner, _root(length - radial.square() / size)
-    moved = read_side(rows, update, u).codes - descent.spectrum.codes
-    inner = _paired(descent, descent.spectrum.projections(moved))
+def directions(
+    found: dict[str, Descent], rows: Rows, side: Side, update: Update, moved: Side, u: Subspaces
+) -> dict[str, dict[str, Tensor]]:
+    """Returns the numbers of an update that have a direction, in every frame.
+
+    side, moved: the tokens and the tokens moved.
+    """
+    stream, unit, read = (found[frame] for frame in ("stream", "unit", "read"))
+    onto = stream.spectrum.projections(side.codes.mT @ update.codes)
+    own, dot, step = (part.sum(dim=-1) for part in (rows.square, update.dot, update.square))
+    numbers = {"stream": stream.numbers(_paired(stream, onto), step.sqrt())}
+    before, after = (unit_scale(square, u.d_model) for square in (side.square, moved.square))
+    grown = after - before
+    # of grown Z + after Delta with before Z
+    lies = grown[:, None] * stream.spectrum.values.flatten(1) + after[:, None] * onto
+    radial = before * (grown * own + after * dot)  # <update, Z> in the frame
+    size = rows.square.shape[1] * u.d_model
+    length = grown.square() * own + 2 * grown * after * dot + after.square() * step
+    normal: Any = unit.normal
+    inner = _paired(unit, before[:, None] * lies) - normal * (radial / size)[:, None]
+    numbers["unit"] = unit.numbers(inner, _root(length - radial.square() / size))
+    onto = read.spectrum.projections(side.read.mT @ (moved.read - side.read))
+    inner = _paired(read, onto)
     own, along, length = read_products(rows, update, u)
-    if descent.normal is not None:
+    if read.normal is not None:
         share = _over(along, own)  # the part of the update along its token
-        inner = inner - (descent.normal * share[..., None]).sum(dim=1)
+        inner = inner - (read.normal * share[..., None]).sum(dim=1)
         length = length - share.square() * own
-    return inner, _root(length.sum(dim=-1))
+    numbers["read"] = read.numbers(inner, _root(length.sum(dim=-1)))
+    return numbers
 
 
 def _paired(descent: Descent, along: Float[Tensor, "batch inner"]) -> Float[Tensor, "batch way"]:
@@ -207,13 +273,18 @@ def _coefficients(
     return torch.cat([alpha[:, None] / (1 + scaled), alpha[:, None] * (1 - scaled)], dim=1)
 
 
-def _products(found: Spectrum, wide: Float[Tensor, "d_model inner"]) -> Tensor:
-    """Returns <C v_i v_i^T U^T, C v_j v_j^T U^T> of all pairs of eigenvectors of all heads."""
+def _products(found: Spectrum, kernel: Float[Tensor, "inner inner"]) -> Tensor:
+    """Returns <C v_i v_i^T U^T, C v_j v_j^T U^T> of all pairs of eigenvectors of all heads.
+
+    kernel: the products of the columns of U.
+    """
     rotated = found.rotated(found.codes)
     heads, width = found.values.shape[1:]
-    written = (wide.unflatten(1, (heads, width)).transpose(0, 1) @ found.vectors).transpose(1, 2)
-    written = written.flatten(2)  # [batch, d_model, inner]
-    return (rotated.mT @ rotated) * (written.mT @ written)
+    # V^T K V with a block of V for each head: one side at a time
+    half = (kernel.unflatten(1, (heads, width)).transpose(0, 1) @ found.vectors).mT
+    half = half.flatten(1, 2)  # [batch, inner, inner]: the second axis is that of K still
+    whole = (half.unflatten(2, (heads, width)).transpose(1, 2) @ found.vectors).transpose(1, 2)
+    return (rotated.mT @ rotated).mul_(whole.flatten(2))
 
 
 def _quadratic(c: Float[Tensor, "batch way inner"], products: Tensor) -> Float[Tensor, "batch way"]:

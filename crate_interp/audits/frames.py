@@ -4,8 +4,8 @@ The stream is projected onto the subspaces once. Everything else, the nulls too,
 codes and from products of rows: LayerNorm is linear but for the mean and the scale of each token.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -57,7 +57,7 @@ class Subspaces:
     """What of U and of the norm before it does not depend on data, in float64.
 
     wide: the U_k side by side; gained: the same for normalised tokens, diag(gains) U_k. bias: the
-    codes of the norm's shift.
+    codes of the norm's shift. Constants that take long are kept once they were asked for.
     """
 
     wide: Float[Tensor, "d_model inner"]
@@ -80,22 +80,34 @@ class Subspaces:
         """Returns codes side by side as `[..., head, pos, d_head]`."""
         return flat.unflatten(-1, (self.heads, self.width)).transpose(-3, -2)
 
+    @cached_property
+    def reading(self) -> Float[Tensor, "d_model inner"]:
+        """Returns what makes codes of tokens that are neither centred nor scaled yet.
+
+        It is `gained`, and takes the mean off a token if the norm does.
+        """
+        if not self.norm.centred:
+            return self.wide if bool((self.norm.gains == 1).all()) else self.gained
+        return self.gained - self.gained.mean(dim=0)
+
+    @cached_property
+    def kernels(self) -> tuple[Tensor, Tensor]:
+        """Returns the products of the columns of `wide`, and of `reading`."""
+        return self.wide.T @ self.wide, self.reading.T @ self.reading
+
+    @cached_property
+    def largest(self) -> tuple[float, float]:
+        """Returns the squared spectral norms of `wide` and of `gained`."""
+        gained = self.kernels[0] if self.gained is self.wide else self.gained.T @ self.gained
+        both = (self.kernels[0], gained)
+        return float(torch.linalg.eigvalsh(both[0])[-1]), float(torch.linalg.eigvalsh(both[1])[-1])
+
 
 def subspaces_of(u: Float[Tensor, "head d_model d_head"], norm: HookedNorm) -> Subspaces:
     """Returns the constants of a layer."""
     wide = u.detach().double().transpose(0, 1).flatten(1)  # [d_model, head * d_head]
     reads = norm_of(norm, wide)
     return Subspaces(wide, reads.gains[:, None] * wide, reads.shift @ wide, reads, len(u))
-
-
-def changed(u: Subspaces, change: Float[Tensor, "head d_head d_head"]) -> Subspaces:
-    """Returns the constants in another basis of each subspace, U_k M_k."""
-
-    def turned(wide: Tensor) -> Tensor:
-        return (u.spread(wide) @ change).transpose(-3, -2).flatten(-2)
-
-    bias = turned(u.bias[None])[0]
-    return replace(u, wide=turned(u.wide), gained=turned(u.gained), bias=bias)
 
 
 def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_model d_head"]:
@@ -114,7 +126,7 @@ def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head 
 class Rows:
     """Tokens in codes, and the squares and means of their rows.
 
-    codes: those of the stream; read: those of diag(gains) times the stream.
+    codes: those of the stream; read: those by `Subspaces.reading`.
     """
 
     codes: Float[Tensor, "batch head pos d_head"]
@@ -131,10 +143,9 @@ class Update(Rows):
 
 
 def rows_of(z: Float[Tensor, "batch pos d_model"], u: Subspaces) -> Rows:
-    """Returns tokens as rows."""
-    codes = u.spread(z @ u.wide)
-    same = bool((u.norm.gains == 1).all())
-    read = codes if same else u.spread(z @ u.gained)
+    """Returns tokens as rows; their codes lie head by head in memory."""
+    codes = u.spread(z @ u.wide).contiguous()
+    read = codes if u.reading is u.wide else u.spread(z @ u.reading).contiguous()
     return Rows(codes, read, z.square().sum(dim=-1), z.mean(dim=-1))
 
 
@@ -146,9 +157,6 @@ def update_of(
     return Update(rows.codes, rows.read, rows.square, rows.mean, (delta * z).sum(dim=-1))
 
 
-AnyRows = TypeVar("AnyRows", bound=Rows)
-
-
 def negated(update: Update) -> Update:
     """Returns the update with the other sign."""
     return Update(-update.codes, -update.read, update.square, -update.mean, -update.dot)
@@ -158,66 +166,69 @@ def rearranged(
     update: Update, dot: Float[Tensor, "batch pos"], order: Int[Tensor, "batch pos"]
 ) -> Update:
     """Returns the update with its tokens in another order; dot: the products of the new rows."""
-    places = order[:, None, :, None]
+    heads = update.codes.shape[1]
+    places = order[:, None].expand(-1, heads, -1)
+    codes = taken(update.codes, places)
     return Update(
-        torch.take_along_dim(update.codes, places, dim=2),
-        torch.take_along_dim(update.read, places, dim=2),
+        codes,
+        codes if update.read is update.codes else taken(update.read, places),
         torch.take_along_dim(update.square, order, dim=1),
         torch.take_along_dim(update.mean, order, dim=1),
         dot,
     )
 
 
-def without_cls(rows: AnyRows) -> AnyRows:
-    """Returns all tokens but the first."""
-    parts: dict[str, Any] = {"codes": rows.codes[:, :, 1:], "read": rows.read[:, :, 1:]}
-    parts |= {"square": rows.square[:, 1:], "mean": rows.mean[:, 1:]}
-    if isinstance(rows, Update):
-        parts["dot"] = rows.dot[:, 1:]
-    return replace(rows, **parts)
+def taken(x: Float[Tensor, "*batch pos width"], order: Int[Tensor, "*batch pos"]) -> Tensor:
+    """Returns the rows in another order, `[..., pos, width]`."""
+    pos, width = x.shape[-2:]
+    first = torch.arange(order[..., 0].numel(), device=x.device)[:, None] * pos
+    places = (order.reshape(-1, pos) + first).flatten()
+    return x.reshape(-1, width).index_select(0, places).view(x.shape)
 
 
-def in_basis(rows: AnyRows, change: Float[Tensor, "head d_head d_head"]) -> AnyRows:
-    """Returns the codes in another basis of each subspace, C_k M_k."""
-    return replace(rows, codes=rows.codes @ change, read=rows.read @ change)
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of an update in a frame: the codes, and what places them there.
-
-    scale: of the whole sample (frame "unit"), or 1 over the scale of each token (frame "read").
-    """
-
-    codes: Float[Tensor, "batch head pos d_head"]
-    scale: Float[Tensor, "batch *pos"]
-
-
-def stream_side(rows: Rows, update: Update | None) -> Side:
-    """Returns a side as it is: the tokens, with the update if there is one."""
-    codes = rows.codes if update is None else rows.codes + update.codes
-    return Side(codes, torch.ones_like(codes[:, 0, 0, 0]))
-
-
-def unit_scale(rows: Rows, update: Update | None, d_model: int) -> Float[Tensor, "batch"]:
-    """Returns what a side is multiplied by to have |Z|_F = sqrt(pos d_model)."""
-    square = rows.square if update is None else rows.square + 2 * update.dot + update.square
+def unit_scale(square: Float[Tensor, "batch pos"], d_model: int) -> Float[Tensor, "batch"]:
+    """Returns what a side is multiplied by to have |Z|_F = sqrt(pos d_model), from its squares."""
     total = square.sum(dim=-1)
     wanted = (square.shape[-1] * d_model) ** 0.5
     return wanted / total.clamp_min(0).sqrt().where(total > 0, 1.0)
 
 
-def read_side(rows: Rows, update: Update | None, u: Subspaces) -> Side:
-    """Returns a side through the LayerNorm that attention reads through."""
-    square, mean, read = rows.square, rows.mean, rows.read
+@dataclass(frozen=True)
+class Side:
+    """One side of an update: its codes as they are and through the norm, and its squared rows."""
+
+    codes: Float[Tensor, "batch head pos d_head"]
+    read: Float[Tensor, "batch head pos d_head"]
+    square: Float[Tensor, "batch pos"]
+
+    @cached_property
+    def grams(self) -> dict[tuple[str, str], Float[Tensor, "batch head d_head d_head"]]:
+        """Returns C_k^T C_k by frame ("stream", "read") and tokens ("all", "patches").
+
+        That of all tokens is that of the tokens after the first and the first's, so that nothing
+        cancels.
+        """
+        found: dict[tuple[str, str], Tensor] = {}
+        for frame, codes in (("stream", self.codes), ("read", self.read)):
+            first, rest = codes[:, :, :1], codes[:, :, 1:]
+            found[frame, "patches"] = rest.mT @ rest
+            found[frame, "all"] = torch.addcmul(found[frame, "patches"], first.mT, first)
+        return found
+
+
+def side_of(rows: Rows, update: Update | None, u: Subspaces) -> Side:
+    """Returns the tokens, or with an update the tokens moved."""
+    square, mean, codes, read = rows.square, rows.mean, rows.codes, rows.read
     if update is not None:
         square = square + 2 * update.dot + update.square
-        mean, read = mean + update.mean, read + update.read
+        mean, codes = mean + update.mean, codes + update.codes
+        read = codes if rows.read is rows.codes else read + update.read
     scale = _inverse_scale(square, mean, u)
-    if u.norm.centred:
-        ones = u.spread(u.gained.sum(dim=0)[None])  # [head, 1, d_head]
-        read = read - mean[:, None, :, None] * ones
-    return Side(read * scale[:, None, :, None] + u.spread(u.bias[None]), scale)
+    if u.norm.there:
+        read = read * scale[:, None, :, None]
+    if bool(u.bias.any()):
+        read = read + u.spread(u.bias[None])
+    return Side(codes, read, square)
 
 
 def _inverse_scale(square: Tensor, mean: Tensor, u: Subspaces) -> Float[Tensor, "batch pos"]:

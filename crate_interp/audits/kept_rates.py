@@ -27,8 +27,8 @@ def of_rates(
     """
     wide, after = y.double(), code.double()
     decoded = after @ d.double().T
-    found = {name: _rates(z, norm, eps) for name, z in (("y", wide), ("z", after), ("dz", decoded))}
-    found["y"]["read"] = found["y"]["stream"]
+    found = {name: _rates(z, norm, eps) for name, z in (("z", after), ("dz", decoded))}
+    found["y"] = _rates(wide, None, eps)
     cells: Cells = {}
     for frame in ("stream", "read", "unit"):
         read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
@@ -59,17 +59,19 @@ def at_scale(
 
 
 def _rates(
-    z: Float[Tensor, "batch pos d_model"], norm: Norm, eps: Sequence[float]
+    z: Float[Tensor, "batch pos d_model"], norm: Norm | None, eps: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Returns R `[batch, eps]` in each frame."""
+    """Returns R `[batch, eps]` in each frame; without a norm "read" is the stream."""
     pos, width = z.shape[1:]
     alpha = width / (pos * torch.tensor(eps, dtype=z.dtype, device=z.device).square())
     square = z.square().sum(dim=(1, 2))
     scale = pos * width / square.where(square > 0, 1.0)
     both = torch.cat([alpha.expand(len(z), -1), alpha * scale[:, None]], dim=1)
     stream = rates_of_codes(z[:, None], both)
-    read = rates_of_codes(norm.applied(z)[:, None], alpha.expand(len(z), -1))
-    return {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :], "read": read}
+    found = {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :]}
+    if norm is None:
+        return found | {"read": found["stream"]}
+    return found | {"read": rates_of_codes(norm.applied(z)[:, None], alpha.expand(len(z), -1))}
 
 
 def _over(x: Tensor, y: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The audit of one layer on one batch: every number of every claim, sample by sample."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ POINTS = (
     "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",
 )  # fmt: skip
 MAPS = 8  # random output maps
-_AT_ONCE = 2**20  # numbers of a stream that are measured at a time, so that they stay in cache
+_AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they stay in cache
 _SEEDS = 2**20  # apart
 
 
@@ -39,10 +40,8 @@ def audited(block: Any, index: int, setting: Setting) -> Audited:
     u, d, lasso = subspaces(block), dictionary(block), block.mlp.lasso()
     random: tuple[Tensor, ...] = ()
     if isinstance(lasso, Lasso) and "random D" in setting.nulls:
-        random = tuple(
-            attention.random_like(lasso.d, _generator(setting.seed, index, draw))
-            for draw in range(sparse.DRAWS)
-        )
+        draws = [_generator(setting.seed, index, draw) for draw in range(sparse.DRAWS)]
+        random = attention.randoms_like(lasso.d, draws)
     maps = [_generator(setting.seed, index, draw) for draw in range(MAPS if setting.limited else 0)]
     square = isinstance(lasso, Lasso) and d is not None and d.shape[0] == d.shape[1]
     return Audited(
@@ -88,48 +87,48 @@ def of_layer(
     """Returns the numbers of the first `count` samples, in slices with their first sample.
 
     start: the number of the first sample. One more sample may follow the count, whose update is
-    that of "the next sample".
+    that of "the next sample". A slice has limits for all of its samples or for none.
     """
     pos, width = acts[POINTS[0]].shape[1:]
-    step = max(1, _AT_ONCE // (pos * width))
+    most = min(max(setting.limited - start, 0), count)
     found: list[tuple[int, Cells]] = []
-    for first in range(0, count, step):
-        stop = min(first + step, count)
+    for first, stop in _slices(count, most, pos * width):
         cells: Cells = {}
         if layer.attention is not None:
             given = _given(layer, acts, first, stop, start, setting)
-            cells |= attention.of_attention(layer.attention, given, setting)
-        if isinstance(layer.lasso, Lasso):
-            mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
-            cells |= sparse.of_sparse_step(layer.lasso, mid, y, code, setting.tokens, layer.random)
-            if layer.norm is not None:
-                rates = kept_rates.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
-                for key, numbers in rates.items():
-                    cells[key] = cells.get(key, {}) | numbers
+            cells |= attention.of_attention(layer.attention, given, setting, first < most)
+        if layer.norm is not None and isinstance(layer.lasso, Lasso):
+            y, code = (acts[point][first:stop] for point in POINTS[2:4])
+            cells |= kept_rates.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
         found.append((start + first, cells))
-    most = min(setting.limited - start, count)
-    for first in range(0, most, step):
-        stop = min(first + step, most)
-        found.append((start + first, _limits(layer, acts, first, stop, setting)))
+    if isinstance(layer.lasso, Lasso):
+        wide = len(sparse.SCALES) * setting.tokens * layer.lasso.d.shape[1]
+        for first, stop in _slices(count, most, wide):
+            found.append((start + first, _sparse(layer, acts, first, stop, most, setting)))
     return found
 
 
-def _limits(
-    layer: Audited, acts: dict[str, Tensor], first: int, stop: int, setting: Setting
+def _slices(count: int, most: int, numbers: int) -> Iterator[tuple[int, int]]:
+    """Yields the ends of slices of samples of so many numbers each; `most` is one of the ends."""
+    step, first = max(1, _AT_ONCE // numbers), 0
+    while first < count:
+        stop = min(first + step, most if first < most else count)
+        yield first, stop
+        first = stop
+
+
+def _sparse(
+    layer: Audited, acts: dict[str, Tensor], first: int, stop: int, most: int, setting: Setting
 ) -> Cells:
-    cells: Cells = {}
-    if layer.attention is not None:
-        z, mid = (acts[point][first:stop].double() for point in POINTS[:2])
-        gathered = acts[POINTS[4]][first:stop].flatten(2).double()
-        given = Given(z, mid - z, gathered=gathered)
-        cells |= attention.limits(layer.attention, given, setting)
-    if isinstance(layer.lasso, Lasso):
-        y = acts[POINTS[2]][first:stop]
-        cells |= sparse.limits(layer.lasso, y, setting.tokens)
+    """Returns the numbers of the sparse step, and of the first `most` samples its limits."""
+    lasso: Any = layer.lasso
+    mid, y, code = (acts[point][first:stop] for point in POINTS[1:4])
+    cells = sparse.of_sparse_step(lasso, mid, y, code, setting.tokens, layer.random)
+    if first < most:
+        more, scales = sparse.limits(lasso, y, setting.tokens)
+        cells |= more
         if layer.norm is not None:
-            places = sparse.evenly(y.shape[1], setting.tokens, y.device)
-            scales = sparse.best_scale(layer.lasso, y[:, places].double())
-            rates = kept_rates.at_scale(layer.lasso, scales, layer.norm, y, setting.grid)
+            rates = kept_rates.at_scale(lasso, scales, layer.norm, y, setting.grid)
             cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
     return cells
 
@@ -158,7 +157,8 @@ def _given(
             )
             for draw in range(setting.draws)
         )
-    return Given(z, delta, other, orders, noise)
+    gathered = acts[POINTS[4]][first:stop].flatten(2).double() if setting.limited else None
+    return Given(z, delta, other, orders, noise, gathered)
 
 
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:

@@ -27,7 +27,7 @@ from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold,
 from crate_interp.sweeps.twins import stacked, with_twins
 
 TWIN_SAMPLES = 64  # on which untrained twins are audited
-LIMITED = 16  # the first samples: for these ceilings, operators and constructions are computed
+LIMITED = 8  # the first samples: for these ceilings, operators and constructions are computed
 DRAWS = 8  # of the shuffled update
 _EPS = (1e-4, 1e4)
 _TIMED = 5  # samples, to estimate the time

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crate_interp.audits.attention import Cells
 from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_solution, zero_fraction
+from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.step import Lasso
 
 DRAWS = 4  # of a random dictionary
@@ -99,18 +100,26 @@ def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
     return measured(other, y, code) | _without_threshold(other, y, code)
 
 
-def limits(lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int) -> Cells:
-    """Returns what steps of any size reach, what the solution has, and what D at its best scale."""
+def limits(
+    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int
+) -> tuple[Cells, Float[Tensor, "batch"]]:
+    """Returns what steps of any size reach, what the solution has, and what D at its best scale.
+
+    And which of SCALES that is for each sample: that at which the step goes the largest share of
+    the way.
+    """
     own = _double(lasso)
     some = y[:, evenly(y.shape[1], tokens, y.device)].double()
-    solution = lasso_solution(some, own.d, own.lambd, **_UNBOUND)
-    best = best_steps(own, some)
-    numbers = [measured(own, some, code, solution) for code in (best, solution)]
-    return {
+    solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_UNBOUND)
+    solution = solutions[SCALES.index(1.0)]
+    numbers = [measured(own, some, code, solution) for code in (best_steps(own, some), solution)]
+    scales, found = _at_best_scale(own, some, solutions)
+    cells: Cells = {
         ("ceiling", *_PLAIN): numbers[0],
         ("lasso solution", *_PLAIN): numbers[1],
-        ("construction", *_PLAIN): _at_best_scale(own, some),
+        ("construction", *_PLAIN): found,
     }
+    return cells, scales
 
 
 def best_steps(
@@ -141,32 +150,25 @@ def best_steps(
     return codes
 
 
-def best_scale(lasso: Lasso, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch"]:
-    """Returns which of SCALES D must have for the step to go the largest share of the way."""
-    own = _double(lasso)
-    shares = []
-    for scale in SCALES:
-        other = replace(own, d=own.d * scale)
-        solution = lasso_solution(y, other.d, other.lambd, **_UNBOUND)
-        shares.append(measured(other, y, other.run(y, other.lambd), solution)["share"])
-    return y.new_tensor(SCALES)[torch.stack(shares).argmax(dim=0)]
-
-
 def _at_best_scale(
-    lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
-) -> dict[str, Float[Tensor, "batch"]]:
-    """Returns the numbers of the step with D at its best scale, sample by sample."""
-    scales = best_scale(lasso, y)
-    found: dict[str, Tensor] = {}
-    for scale in scales.unique().tolist():
-        at = scales == scale
-        other, some = replace(lasso, d=lasso.d * scale), y[at]
-        solution = lasso_solution(some, other.d, other.lambd, **_UNBOUND)
-        code = other.run(some, other.lambd)
-        numbers = measured(other, some, code, solution) | _without_threshold(other, some, code)
-        for name, value in numbers.items():
-            found.setdefault(name, torch.zeros_like(scales))[at] = value
-    return found
+    lasso: Lasso, y: Float[Tensor, "batch pos d_model"], solutions: Sequence[Tensor]
+) -> tuple[Float[Tensor, "batch"], dict[str, Float[Tensor, "batch"]]]:
+    """Returns the best scale of D, and the numbers of the step there, sample by sample.
+
+    solutions: of the lasso at each of SCALES.
+    """
+    every: list[dict[str, Tensor]] = []
+    for scale, solution in zip(SCALES, solutions, strict=True):
+        other = replace(lasso, d=lasso.d * scale)
+        code = other.run(y, other.lambd)
+        numbers = measured(other, y, code, solution) | _without_threshold(other, y, code)
+        every.append(numbers)
+    best = torch.stack([numbers["share"] for numbers in every]).argmax(dim=0)
+    samples = torch.arange(len(y), device=y.device)
+    found = {
+        name: torch.stack([numbers[name] for numbers in every])[best, samples] for name in every[0]
+    }
+    return y.new_tensor(SCALES)[best], found
 
 
 def _without_threshold(lasso: Lasso, y: Tensor, code: Tensor) -> dict[str, Tensor]:

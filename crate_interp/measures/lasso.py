@@ -5,6 +5,8 @@
 2306.01129 eq. 15-16 print the problem without the 1/2 that their step (eq. 17) needs.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -85,26 +87,56 @@ def lasso_solution(
         raise ValueError(f"lambd={lambd}: give penalties of at least 0.")
     if not (bool(y.isfinite().all()) and bool(d.isfinite().all())):
         raise ValueError("y or d holds NaN or Inf: give finite targets and a finite dictionary.")
+    return _solved(y, d, lambd, (1.0,), tol, max_steps)[0]
+
+
+@torch.no_grad()
+def lasso_solutions_at(
+    y: Float[Tensor, "*batch pos d_model"],
+    d: Float[Tensor, "d_model d_mlp"],
+    lambd: float | Tensor,
+    scales: Sequence[float],
+    tol: float = 1e-6,
+    max_steps: int = 2000,
+) -> list[Float[Tensor, "*batch pos d_mlp"]]:
+    """Returns `lasso_solution` of D times each of the scales, solved side by side.
+
+    The code of c D is 1 / c of that of D with the penalty lambd / c, step by step.
+    """
+    return _solved(y, d, lambd, scales, tol, max_steps)
+
+
+def _solved(
+    y: Tensor,
+    d: Tensor,
+    lambd: float | Tensor,
+    scales: Sequence[float],
+    tol: float,
+    max_steps: int,
+) -> list[Tensor]:
     # in float64, because a float32 gradient stops short of the minimum
     rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()
-    corr = rows @ wide  # [token, d_mlp]
-    largest = float(torch.linalg.matrix_norm(wide, ord=2)) ** 2
+    small = wide @ wide.mT if d.shape[0] < d.shape[1] else wide.mT @ wide
+    largest = float(torch.linalg.eigvalsh(small)[-1])
+    shape = (*y.shape[:-1], d.shape[1])
     if largest == 0:
-        return torch.zeros(*y.shape[:-1], d.shape[1], dtype=y.dtype, device=y.device)
+        return [torch.zeros(shape, dtype=y.dtype, device=y.device) for _ in scales]
     penalty = torch.as_tensor(lambd, dtype=torch.float64, device=d.device)
-    solution = _fista(corr, wide, penalty, 1 / largest, tol, max_steps)
-    return solution.reshape(*y.shape[:-1], d.shape[1]).to(y.dtype)
+    corr = (rows @ wide).repeat(len(scales), 1)  # [scale * token, d_mlp]
+    by_row = rows.new_tensor(scales).repeat_interleave(len(rows))[:, None]
+    found = _fista(corr, wide, penalty / by_row, 1 / largest, tol, max_steps) / by_row
+    return [part.reshape(shape).to(y.dtype) for part in found.split(len(rows))]
 
 
 def _fista(
     corr: Float[Tensor, "token d_mlp"],
     d: Float[Tensor, "d_model d_mlp"],
-    lambd: Tensor,
+    lambd: Float[Tensor, "token atoms"],
     eta: float,
     tol: float,
     max_steps: int,
 ) -> Float[Tensor, "token d_mlp"]:
-    """Returns the code of each token, from corr = Y D."""
+    """Returns the code of each token, from corr = Y D; lambd: of each token, for its atoms."""
     # the Gram matrix is used if it has fewer entries than two products with D
     gram = d.mT @ d if d.shape[1] <= 2 * d.shape[0] else None
     solved = corr.new_zeros(corr.shape)
