@@ -1,10 +1,13 @@
 """ci.report: sweeps a model and its untrained twins, audits it if asked, and writes pages."""
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from tqdm.auto import tqdm
 
 from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
@@ -45,7 +48,8 @@ def report(
     data, probes, limit: as in `ci.sweep`. Beside the page lie the result as SweepResult.save writes
     it, summary.txt (the table that the page begins with), layers.csv (with the twins' mean, lowest
     and highest) and figures/*.png. audit: write a second page too, audit/audit.html (`ci.audit`,
-    beside as many twins).
+    beside as many twins). With `progress` a line at the end tells on stderr how long each part
+    took.
 
     Raises ValueError, before work starts, if `out` cannot be written into; and as `ci.sweep` does.
     """
@@ -54,6 +58,8 @@ def report(
     out = writable(out)
     check_model(model)
     samples = samples_of(model, data, limit)
+    took: dict[str, float] = {}  # seconds of each part
+    started = time.perf_counter()
 
     def measure(network: Any, seed: int | None) -> SweepResult:
         own = seed is None
@@ -62,16 +68,30 @@ def report(
         if own:  # saved before the twins: an interrupt must not cost what has been measured
             _remove_figures(out)
             result.save(out)
+            took["sweep"] = time.perf_counter() - started
         return result
 
     result, twins = with_twins(model, untrained, measure, progress)
+    if twins:
+        took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
     write_text(out / "layers.csv", _layers_csv(result, twins))
     write_text(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
     if audit:
+        begun = time.perf_counter()
         audited = run_audit(model, samples, untrained=untrained, progress=progress)
+        took["audit"] = time.perf_counter() - begun
         audit_page(audited, out / "audit")
     attention = _attention(model, samples) if model.cfg.kind == "vision" else None
-    return report_page(result, twins, out, attention=attention, audited=audit)
+    page = report_page(result, twins, out, attention=attention, audited=audit)
+    took["pages"] = time.perf_counter() - started - sum(took.values())
+    if progress:
+        parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
+        tqdm.write(f"report: {parts}", file=sys.stderr)
+    return page
+
+
+def _counted_twins(count: int) -> str:
+    return f"{count} untrained {'twin' if count == 1 else 'twins'}"
 
 
 def _remove_figures(out: Path) -> None:

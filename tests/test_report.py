@@ -169,3 +169,17 @@ def test_refusals(model, data, tmp_path):
     with pytest.raises(ValueError, match="no probe is called 'sparcity'"):
         ci.report(model, data, tmp_path / "new", probes="sparcity")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("untrained, words", [(0, ""), (1, "1 untrained twin")])
+def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrained, words):
+    ci.report(model, data, tmp_path, untrained=untrained, limit=2)
+    (line,) = re.findall(r"^report: .*$", capsys.readouterr().err, re.MULTILINE)
+    parts = [part.rsplit(" ", 2) for part in line.removeprefix("report: ").split(", ")]
+    assert [name for name, *_ in parts] == ["sweep", *filter(None, [words]), "pages"]
+    assert all(seconds.isdigit() and unit == "s" for _, seconds, unit in parts)
+
+
+def test_it_is_silent_without_progress(model, data, tmp_path, capsys):
+    ci.report(model, data, tmp_path, untrained=0, limit=2, progress=False)
+    assert "report:" not in capsys.readouterr().err

@@ -131,13 +131,12 @@ def random_like(
 
     values: these singular values, where they are known.
     """
-    if values is None:
-        values = torch.linalg.svdvals(matrix.double())
+    own = torch.linalg.svdvals(matrix.double()) if values is None else values
     left, right = (
-        torch.linalg.qr(torch.randn(n, len(values), generator=generator, dtype=torch.float64))[0]
+        torch.linalg.qr(torch.randn(n, len(own), generator=generator, dtype=torch.float64))[0]
         for n in matrix.shape
     )
-    return ((left.to(values.device) * values) @ right.to(values.device).T).to(matrix.dtype)
+    return ((left.to(own.device) * own) @ right.to(own.device).T).to(matrix.dtype)
 
 
 def randoms_like(
