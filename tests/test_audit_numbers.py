@@ -9,8 +9,9 @@ import crate_interp as ci
 import reference
 from conftest import make, make_lm
 from crate_interp.audits import layer as layers
-from crate_interp.audits.attention import Setting, random_like
+from crate_interp.audits.attention import Setting
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
+from crate_interp.audits.draws import random_like
 from crate_interp.audits.sparse import SCALES, SIZES, evenly
 from crate_interp.models.step import Lasso
 
@@ -218,7 +219,7 @@ def test_random_dictionaries(audited):
     lasso = model.blocks[1].mlp.lasso()
     y = cache["blocks.1.ln2.hook_normalized"][2].numpy()
     found: dict[str, list] = {}
-    for draw in range(4):
+    for draw in range(8):
         d = random_like(lasso.d, layers._generator(0, 1, draw))
         np.testing.assert_allclose(
             torch.linalg.svdvals(d), torch.linalg.svdvals(lasso.d), rtol=1e-9
@@ -312,7 +313,7 @@ def test_evenly_spaced_tokens_leave_the_ends_out():
 
 def test_every_null_and_limit_is_measured(audited):
     _, _, result = audited
-    draws = {f"random map {draw}" for draw in range(8)} | {f"random D {draw}" for draw in range(4)}
+    draws = {f"random map {draw}" for draw in range(8)} | {f"random D {draw}" for draw in range(8)}
     found = set(result.table("nulls")["of"])
     assert found == (set(NULLS) | set(LIMITS) | draws) - {"random map"}
 

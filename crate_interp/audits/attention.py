@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
+from crate_interp.audits.draws import randoms_like
 from crate_interp.audits.frames import (
     Rows,
     Side,
@@ -18,6 +19,7 @@ from crate_interp.audits.frames import (
     Update,
     negated,
     orthonormal,
+    over,
     rearranged,
     rows_of,
     side_of,
@@ -33,6 +35,7 @@ from crate_interp.models.norm import HookedNorm
 # of, frame, eps, basis, tokens
 Key = tuple[str, str, float, str, str]
 Cells = dict[Key, dict[str, Tensor]]  # the numbers `[batch]` of each key
+_SINGULAR = 1e-10  # of a pivot over the largest: columns that depend on each other
 _MILD = 100.0  # condition of U_k up to which a Gram can be taken to an orthonormal basis
 
 
@@ -114,37 +117,24 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
     """Returns the constants of a layer with subspaces U; a random map for each generator."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
-    r = qr(wide)[1]
-    eye = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device).expand_as(r)
-    change = torch.linalg.solve_triangular(r, eye, upper=True)
+    change = _to_orthonormal(wide)
     ideal = subspaces_of(orthonormal(wide), norm)
     maps = randoms_like(out, generators)
     return Layer(wide, subspaces_of(wide, norm), ideal, change, maps, attn.b_O.detach().double())
 
 
-def random_like(
-    matrix: Float[Tensor, "rows columns"],
-    generator: torch.Generator,
-    values: Float[Tensor, "number"] | None = None,
-) -> Float[Tensor, "rows columns"]:
-    """Returns a random matrix with the same singular values: both its bases are uniform.
-
-    values: these singular values, where they are known.
-    """
-    own = torch.linalg.svdvals(matrix.double()) if values is None else values
-    left, right = (
-        torch.linalg.qr(torch.randn(n, len(own), generator=generator, dtype=torch.float64))[0]
-        for n in matrix.shape
-    )
-    return ((left.to(own.device) * own) @ right.to(own.device).T).to(matrix.dtype)
-
-
-def randoms_like(
-    matrix: Float[Tensor, "rows columns"], generators: Sequence[torch.Generator]
-) -> tuple[Float[Tensor, "rows columns"], ...]:
-    """Returns `random_like` of each generator."""
-    values = torch.linalg.svdvals(matrix.double()) if generators else None
-    return tuple(random_like(matrix, generator, values) for generator in generators)
+def _to_orthonormal(
+    u: Float[Tensor, "head d_model d_head"],
+) -> Float[Tensor, "head d_head d_head"]:
+    """Returns M_k with U_k M_k = qr(U_k); NaN where columns depend on each other."""
+    eye = torch.eye(u.shape[2], dtype=u.dtype, device=u.device).expand(len(u), -1, -1)
+    if u.shape[2] > u.shape[1]:
+        return eye * torch.nan
+    r = qr(u)[1]
+    pivots = r.diagonal(dim1=-2, dim2=-1).abs()
+    if bool((pivots.amin(dim=-1) <= _SINGULAR * pivots.amax(dim=-1)).any()):
+        return eye * torch.nan
+    return torch.linalg.solve_triangular(r, eye, upper=True)
 
 
 @dataclass(frozen=True)
@@ -219,7 +209,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
     for arm, before in zip(base.arms, base.before, strict=True):
         after = rates(moved, base.u, arm)
         for frame, start in before.items():
-            numbers = {"compresses": _over(after[frame] - start, start)}
+            numbers = {"compresses": over(after[frame] - start, start)}
             if arm.directed and along:
                 numbers |= along[frame]
             _add(cells, arm, name, frame, numbers)
@@ -298,7 +288,7 @@ def _ceiling(
         distance = (alpha * whole).sqrt() * lengths[frame][:, None]
         before = 0.5 * torch.log1p(scaled.square()).sum(dim=-1)
         least = least_rate(scaled, distance)
-        _add(cells, arm, "ceiling", frame, {"compresses": _over(least - before, before)})
+        _add(cells, arm, "ceiling", frame, {"compresses": over(least - before, before)})
 
 
 def _squares_apart(given: Given, u: Subspaces) -> Float[Tensor, "batch pos"]:
@@ -361,7 +351,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])
             for name, value in numbers.items()
-            if not name.startswith("rate_")
+            if not name.startswith("rate_") and name != "step"  # the size of a step is its own
         }
 
 
@@ -385,8 +375,3 @@ def _add(cells: Cells, arm: Arm, of: str, frame: str, numbers: PerEps) -> None:
         for name, number in numbers.items():
             column = number[:, index]
             cell[name] = cell[name] + column if name in cell else column
-
-
-def _over(x: Tensor, y: Tensor) -> Tensor:
-    """Returns x / y, and 0 if both are 0."""
-    return torch.where((x == 0) & (y == 0), 0.0, x / y)

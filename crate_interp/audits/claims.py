@@ -318,7 +318,7 @@ NULLS: dict[str, str] = {
     "next sample": "the update of the next sample",
     "random": "random directions, each token's as long as its update",
     "random map": "a random output map with the singular values of W_O, 8 draws",
-    "random D": "a random dictionary with the singular values of D, 4 draws",
+    "random D": "a random dictionary with the singular values of D, 8 draws",
 }
 LIMITS: dict[str, str] = {
     "ceiling": "the most that any update of this length can reach; of the sparse step: that as "

@@ -13,6 +13,7 @@ from crate_interp.audits.frames import (
     Side,
     Subspaces,
     Update,
+    over,
     read_products,
     unit_scale,
 )
@@ -180,8 +181,8 @@ class Descent:
         inner `[batch, way]`: its product with the gradient; length: its own. Both along the frame.
         """
         count = len(self.curvature)
-        cosine = _over(-inner, length[:, None] * self.steep)
-        kappa = _over(-inner[:, :count], self.steep[:, :count].square())
+        cosine = over(-inner, length[:, None] * self.steep)
+        kappa = over(-inner[:, :count], self.steep[:, :count].square())
         return {
             "gradient": cosine[:, :count],
             "step": kappa * self.curvature,
@@ -254,7 +255,7 @@ def directions(
     inner = _paired(read, onto)
     own, along, length = read_products(rows, update, u)
     if read.normal is not None:
-        share = _over(along, own)  # the part of the update along its token
+        share = over(along, own)  # the part of the update along its token
         inner = inner - (read.normal * share[..., None]).sum(dim=1)
         length = length - share.square() * own
     numbers["read"] = read.numbers(inner, _root(length.sum(dim=-1)))
@@ -300,8 +301,3 @@ def _token_square(rows: Rows, u: Subspaces) -> Float[Tensor, "batch pos"]:
 
 def _root(square: Tensor) -> Tensor:
     return square.clamp_min(0).sqrt()
-
-
-def _over(x: Tensor, y: Tensor) -> Tensor:
-    """Returns x / y, and 0 if both are 0."""
-    return torch.where((x == 0) & (y == 0), 0.0, x / y)

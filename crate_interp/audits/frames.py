@@ -110,7 +110,7 @@ def subspaces_of(u: Float[Tensor, "head d_model d_head"], norm: HookedNorm) -> S
     return Subspaces(wide, reads.gains[:, None] * wide, reads.shift @ wide, reads, len(u))
 
 
-def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_model d_head"]:
+def orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_model width"]:
     """Returns orthonormal subspaces near U: together where they fit into the space, else each.
 
     The nearest matrix with orthonormal columns is the polar factor of the U_k side by side.
@@ -252,3 +252,8 @@ def read_products(
     along = before * (grown * own + after * dot)
     length = grown.square() * own + 2 * grown * after * dot + after.square() * step
     return own * before.square(), along, length
+
+
+def over(x: Tensor, y: Tensor) -> Tensor:
+    """Returns x / y, and 0 if both are 0."""
+    return torch.where((x == 0) & (y == 0), 0.0, x / y)

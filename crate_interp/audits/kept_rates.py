@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.audits.attention import Cells
 from crate_interp.audits.descent import rates_of_codes
-from crate_interp.audits.frames import Norm
+from crate_interp.audits.frames import Norm, over
 from crate_interp.models.step import Lasso
 
 
@@ -32,7 +32,7 @@ def of_rates(
     cells: Cells = {}
     for frame in ("stream", "read", "unit"):
         read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
-        numbers = {"rate_kept": _over(kept - read, read), "decoded": _over(back - kept, kept)}
+        numbers = {"rate_kept": over(kept - read, read), "decoded": over(back - kept, kept)}
         for index, value in enumerate(eps):
             key = ("layer", frame, value, "", "all")
             cells[key] = {name: number[:, index] for name, number in numbers.items()}
@@ -72,8 +72,3 @@ def _rates(
     if norm is None:
         return found | {"read": found["stream"]}
     return found | {"read": rates_of_codes(norm.applied(z)[:, None], alpha.expand(len(z), -1))}
-
-
-def _over(x: Tensor, y: Tensor) -> Tensor:
-    """Returns x / y, and 0 if both are 0."""
-    return torch.where((x == 0) & (y == 0), 0.0, x / y)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from crate_interp.audits import attention, kept_rates, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
-from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.audits.claims import ATTENTION, CLAIMS, NUMBERS, SPARSE
+from crate_interp.audits.draws import randoms_like
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.models.step import Lasso
 from crate_interp.probes.shared import dictionary, subspaces
@@ -41,7 +42,7 @@ def audited(block: Any, index: int, setting: Setting) -> Audited:
     random: tuple[Tensor, ...] = ()
     if isinstance(lasso, Lasso) and "random D" in setting.nulls:
         draws = [_generator(setting.seed, index, draw) for draw in range(sparse.DRAWS)]
-        random = attention.randoms_like(lasso.d, draws)
+        random = randoms_like(lasso.d, draws)
     maps = [_generator(setting.seed, index, draw) for draw in range(MAPS if setting.limited else 0)]
     square = isinstance(lasso, Lasso) and d is not None and d.shape[0] == d.shape[1]
     return Audited(
@@ -61,20 +62,22 @@ def why_not(block: Any) -> dict[str, str]:
     groups = {claim: facts.group for claim, facts in CLAIMS.items()}
     of = {part: claim for claim, facts in CLAIMS.items() for part in facts.parts}
     for name in NUMBERS:
-        needs_u = groups[of[name]] == "Attention" or of[name] in (
+        needs_u = groups[of[name]] == ATTENTION or of[name] in (
             "orthonormal",
             "complete",
             "incoherent",
         )
         if needs_u and subspaces(block) is None:
             reasons[name] = "queries, keys and values are three codes: the layer has no subspaces U"
-        elif groups[of[name]] == "The sparse step" and isinstance(lasso, str):
+        elif groups[of[name]] == SPARSE and isinstance(lasso, str):
             reasons[name] = lasso
         elif of[name] in ("dictionary", "rate_kept") and (d is None or d.shape[0] != d.shape[1]):
             reasons[name] = (
                 "there is no dictionary"
                 if d is None
                 else "the dictionary is overcomplete: D^T D cannot be I"
+                if d.shape[1] > d.shape[0]
+                else "the code is not as wide as the stream"
             )
     if subspaces(block) is not None and len(block.attn.U) < 2:
         reasons["incoherent"] = "the layer has one head"

@@ -9,16 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.audits.attention import Cells
+from crate_interp.audits.frames import over
 from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.step import Lasso
 
-DRAWS = 4  # of a random dictionary
+DRAWS = 8  # of a random dictionary
 # of a random or scaled dictionary; eta times these are the sizes of the best steps
 SCALES = tuple(2 ** (power / 2) for power in range(-4, 5))
 SIZES = {
-    1: tuple(2 ** (power / 4) for power in range(-16, 17)),
-    2: tuple(2.0**p for p in range(-4, 5)),
+    1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
+    2: (0.0, *(2.0**power for power in range(-4, 5))),
 }
 _PLAIN = ("", 0.0, "", "some")  # these numbers have no frame and no eps
 _UNBOUND = {"tol": 3e-4, "max_steps": 2000}
@@ -59,19 +60,19 @@ def measured(
     residuals = [_residual(z, y, lasso) for z in (start, code)]
     decoded = code @ lasso.d.mT
     length = _norm(y)
-    best = _over((decoded * y).sum(dim=(1, 2)), _norm(decoded) * length)
+    best = over((decoded * y).sum(dim=(1, 2)), _norm(decoded) * length)
     numbers = {
-        "descends": _over(reached - at_start, at_start),
-        "kkt": _over(residuals[1], residuals[0]),
-        "reconstruction": _over(_norm(y - decoded), length),
+        "descends": over(reached - at_start, at_start),
+        "kkt": over(residuals[1], residuals[0]),
+        "reconstruction": over(_norm(y - decoded), length),
         "best_scaled": (1 - best.square()).clamp_min(0).sqrt(),
     }
     if solution is not None:
         lengths = torch.maximum(_norm(code), _norm(solution))
         numbers |= {
             "share": _share(at_start, reached, _objective(solution, y, lasso)),
-            "converged": _over(_norm(code - solution), lengths),
-            "unsolved": _over(_residual(solution, y, lasso), residuals[0]),
+            "converged": over(_norm(code - solution), lengths),
+            "unsolved": over(_residual(solution, y, lasso), residuals[0]),
         }
     return numbers
 
@@ -86,7 +87,7 @@ def _zeros(
         for z in (some, lasso.run(y, nothing), lasso.run(mid, lasso.lambd))
     )
     return {
-        "threshold": _over(own - free, own),
+        "threshold": over(own - free, own),
         "zeros": zero_fraction(code).double().mean(dim=-1),
         "zeros_without_threshold": free,
         "zeros_without_norm": bare,
@@ -175,7 +176,7 @@ def _without_threshold(lasso: Lasso, y: Tensor, code: Tensor) -> dict[str, Tenso
     """Returns the share of the zeros that are gone without lambda."""
     free = lasso.run(y, torch.zeros_like(lasso.lambd))
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
-    return {"threshold": _over(zeros[0] - zeros[1], zeros[0])}
+    return {"threshold": over(zeros[0] - zeros[1], zeros[0])}
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:
@@ -208,8 +209,3 @@ def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "b
 
 def _norm(x: Float[Tensor, "batch pos width"]) -> Float[Tensor, "batch"]:
     return torch.linalg.vector_norm(x, dim=(1, 2))
-
-
-def _over(x: Float[Tensor, "batch"], y: Float[Tensor, "batch"]) -> Float[Tensor, "batch"]:
-    """Returns x / y, and 0 if both are 0."""
-    return torch.where((x == 0) & (y == 0), 0.0, x / y)
