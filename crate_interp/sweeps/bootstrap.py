@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -120,11 +121,15 @@ def _groups(values: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields t* of some resamples at a time, of `[n, column]` with mean 0 and variance 1."""
     n, columns = rows.shape
-    random, share, squares = np.random.default_rng(0), np.full(n, 1 / n), rows**2
+    squares = rows**2
+    random, share = np.random.default_rng(0), np.full(n, 1 / n)
     at_once = max(1, _NUMBERS // max(n, columns))
+    few = n * RESAMPLES <= _NUMBERS
+    counts = _counts(n) if few else np.zeros((0, n))
     for start in range(0, RESAMPLES, at_once):
         stop = min(start + at_once, RESAMPLES)
-        weights = random.multinomial(n, share, size=stop - start).astype(float)
+        weights = counts[start:stop] if few else random.multinomial(n, share, size=stop - start)
+        weights = weights.astype(float)
         means, second = weights @ rows / n, weights @ squares / n
         variance = (second - means**2) * (n / (n - 1))
         variance[variance <= 1e-12 * second] = 0  # what rounding leaves of equal rows
@@ -134,6 +139,13 @@ def _resampled(rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
             slice(start, stop),
             np.divide(means, np.sqrt(variance / n), where=variance > 0, out=still),
         )
+
+
+@lru_cache(maxsize=2)
+def _counts(n: int) -> np.ndarray:
+    """Returns how often each of n rows is drawn, `[resample, n]`: the same for every table."""
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
+    return drawn.astype(np.int16)  # n is at most 838 here
 
 
 def intervals(values: Shaped[np.ndarray, "n c"]) -> tuple[np.ndarray, np.ndarray]:
