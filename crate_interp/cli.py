@@ -77,7 +77,7 @@ def report(
         typer.Option(help="Names of probes with commas between them. Default: the usual four."),
     ] = None,
     limit: Limit = None,
-    untrained: Untrained = 3,
+    untrained: Untrained = 5,
     audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
 ) -> None:
     """Measure a model layer by layer beside the same network untrained, and write a page."""

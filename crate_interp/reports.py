@@ -20,7 +20,7 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.stream import check_model, samples_of
 from crate_interp.sweeps.text import as_text
-from crate_interp.sweeps.twins import with_twins
+from crate_interp.sweeps.twins import first_samples, with_twins
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.curves import names
 from crate_interp.viz.on_image import attention_on_image
@@ -37,14 +37,15 @@ def report(
     *,
     probes: Probes = None,
     limit: int | None = None,
-    untrained: int = 3,
+    untrained: int = 5,
     audit: bool = False,
     progress: bool = True,
 ) -> Path:
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
 
-    Sweeps the model and `untrained` random twins over `data`. A twin is the same architecture with
-    the official random initialisation, seeds 0, 1, ...; the global random state does not change.
+    Sweeps the model over `data`, and `untrained` random twins over its first 64 samples. A twin is
+    the same architecture with the official random initialisation, seeds 0, 1, ...; the global
+    random state does not change.
     data, probes, limit: as in `ci.sweep`. Beside the page lie the result as SweepResult.save writes
     it, summary.txt (the table that the page begins with), layers.csv (with the twins' mean, lowest
     and highest) and figures/*.png. audit: write a second page too, audit/audit.html (`ci.audit`,
@@ -58,20 +59,22 @@ def report(
     out = writable(out)
     check_model(model)
     samples = samples_of(model, data, limit)
+    compared = first_samples(samples)
     took: dict[str, float] = {}  # seconds of each part
     started = time.perf_counter()
 
     def measure(network: Any, seed: int | None) -> SweepResult:
         own = seed is None
         more: dict[str, Any] = {} if own else {"controls": 0}
-        result = sweep(network, samples, probes=chosen, progress=progress, **more)
+        some = samples if own or compared is None else compared
+        result = sweep(network, some, probes=chosen, progress=progress, **more)
         if own:  # saved before the twins: an interrupt must not cost what has been measured
             _remove_figures(out)
             result.save(out)
             took["sweep"] = time.perf_counter() - started
         return result
 
-    result, twins = with_twins(model, untrained, measure, progress)
+    result, twins = with_twins(model, untrained if compared else 0, measure, progress)
     if twins:
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
     write_text(out / "layers.csv", _layers_csv(result, twins))
@@ -85,9 +88,14 @@ def report(
     page = report_page(result, twins, out, attention=attention, audited=audit)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if progress:
-        parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
-        tqdm.write(f"report: {parts}", file=sys.stderr)
+        _say(took)
     return page
+
+
+def _say(took: dict[str, float]) -> None:
+    """Prints how long each part took."""
+    parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
+    tqdm.write(f"report: {parts}", file=sys.stderr)
 
 
 def _counted_twins(count: int) -> str:

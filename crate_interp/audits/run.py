@@ -24,9 +24,8 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.results import by
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
-from crate_interp.sweeps.twins import stacked, with_twins
+from crate_interp.sweeps.twins import first_samples, stacked, with_twins
 
-TWIN_SAMPLES = 64  # on which untrained twins are audited
 LIMITED = 8  # the first samples: for these ceilings, operators and constructions are computed
 DRAWS = 8  # of the shuffled update
 _EPS = (1e-4, 1e4)
@@ -69,7 +68,7 @@ def audit(
     setting = _setting(eps, lasso_tokens, grid, seed, model)
     samples = samples_of(model, data, limit)
     started = time.perf_counter()
-    compared = _first(samples, TWIN_SAMPLES)
+    compared = first_samples(samples)
     run = partial(_run, batch_size=batch_size, progress=progress)
     if progress:
         _announce(model, samples, compared, untrained, setting, batch_size)
@@ -111,12 +110,6 @@ def _run(
     of_chunk = partial(_of_chunk, setting=setting)
     options: dict[str, Any] = dict(batch_size=batch_size, what=what, progress=progress)
     return fold(network, samples, of_chunk, _joined, **options)
-
-
-def _first(samples: Samples, most: int) -> Samples | None:
-    """Returns those of the samples that are among the first of the data set, if there are any."""
-    stop = min(most, samples.start + samples.n)
-    return part(samples, samples.start, stop) if samples.start < stop else None
 
 
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:

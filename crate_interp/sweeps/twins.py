@@ -8,9 +8,11 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
+from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
 
 T = TypeVar("T")
+SAMPLES = 64  # on which twins are measured
 
 
 def with_twins(
@@ -26,6 +28,15 @@ def with_twins(
     own = measure(model, None)
     seeds = tqdm(range(untrained), desc="untrained twins", disable=not progress or not untrained)
     return own, [measure(twin(model, seed), seed) for seed in seeds]
+
+
+def first_samples(samples: Samples) -> Samples | None:
+    """Returns those of the samples, if any, that twins are measured on: the first 64 of the data.
+
+    That is enough for a mean to compare with, and networks differ more than samples.
+    """
+    stop = min(SAMPLES, samples.start + samples.n)
+    return part(samples, samples.start, stop) if samples.start < stop else None
 
 
 def twin(model: HookedModel, seed: int) -> Any:
