@@ -44,7 +44,8 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py 10000
 
 bench: $(READY)
-	for file in tests/benchmarks/bench_*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
+	failed=0; for file in tests/benchmarks/bench_*.py; do \
+		OMP_NUM_THREADS=1 $(BIN)/python $$file || failed=1; done; exit $$failed
 
 maskcut: $(READY)
 	$(BIN)/python tests/benchmarks/check_maskcut.py

@@ -45,7 +45,7 @@ def text():
 
 OF_DATA = {
     "sweep": lambda model, data: ci.sweep(model, data, **QUIET),
-    "audit": lambda model, data: ci.audit(model, data, untrained=2, **QUIET),
+    "audit": lambda model, data: ci.audit(model, data, grid=False, untrained=2, **QUIET),
     "segment": lambda model, data: ci.segment(model, data, untrained=2, **QUIET),
     "atoms": lambda model, data: ci.atoms(model, data, top=5, coactivation=True, **QUIET),
     "atlas": lambda model, data: ci.atlas(model, data, top=4, ablate=0, **QUIET),

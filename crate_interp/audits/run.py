@@ -21,7 +21,7 @@ from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.data import Data, Samples, part
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results import by
+from crate_interp.results import by, counted
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
 from crate_interp.sweeps.twins import first_samples, stacked, with_twins
@@ -160,7 +160,8 @@ def _announce(
     each = max(0.0, taken[1] - taken[0]) / max(1, min(_TIMED, samples.n) - 1)
     others = twins * (compared.n if compared else 0)
     seconds = each * (samples.n + others / (1 + DRAWS)) + taken[0] * (1 + twins)
-    words = f", and {twins} untrained twins on {compared.n} each" if compared and twins else ""
+    also = counted(twins, "untrained twins")
+    words = f", and {also} on {compared.n} each" if compared and twins else ""
     tqdm.write(f"audit: {samples.n} {model.unit}{words}, about {seconds:.0f} s", file=sys.stderr)
 
 
