@@ -16,7 +16,7 @@ from crate_interp.models.step import Lasso
 
 DRAWS = 8  # of a random dictionary
 # of a random or scaled dictionary; eta times these are the sizes of the best steps
-SCALES = tuple(2 ** (power / 2) for power in range(-4, 5))
+SCALES = tuple(2.0**power for power in range(-2, 3))
 SIZES = {
     1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
     2: (0.0, *(2.0**power for power in range(-4, 5))),
