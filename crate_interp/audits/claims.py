@@ -30,6 +30,12 @@ class Number:
     top: float | None = None  # the best value it can have at all, where a formula tells
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """Returns low and high, infinite where there is none."""
+        low = float("-inf") if self.low is None else self.low
+        return low, float("inf") if self.high is None else self.high
+
+    @property
     def better(self) -> int:
         """Returns -1 if lower values are better, 1 if higher ones are, 0 if the middle is."""
         if self.low is None:
@@ -153,6 +159,9 @@ CLAIMS: dict[str, Claim] = {
         ("dictionary", "dictionary_scaled"),
     ),
 }
+
+# a number -> the claim that it belongs to
+CLAIM_OF = {part: claim for claim, facts in CLAIMS.items() for part in facts.parts}
 
 NUMBERS: dict[str, Number] = {
     "compresses": Number(

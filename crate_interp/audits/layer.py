@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crate_interp.audits import attention, kept_rates, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
-from crate_interp.audits.claims import ATTENTION, CLAIMS, NUMBERS, SPARSE
+from crate_interp.audits.claims import ATTENTION, CLAIM_OF, CLAIMS, NUMBERS, SPARSE
 from crate_interp.audits.draws import randoms_like
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.models.step import Lasso
@@ -59,19 +59,19 @@ def why_not(block: Any) -> dict[str, str]:
     """Returns why numbers do not apply to a layer; those that apply are missing."""
     reasons: dict[str, str] = {}
     lasso, d = block.mlp.lasso(), dictionary(block)
-    groups = {claim: facts.group for claim, facts in CLAIMS.items()}
-    of = {part: claim for claim, facts in CLAIMS.items() for part in facts.parts}
     for name in NUMBERS:
-        needs_u = groups[of[name]] == ATTENTION or of[name] in (
+        needs_u = CLAIMS[CLAIM_OF[name]].group == ATTENTION or CLAIM_OF[name] in (
             "orthonormal",
             "complete",
             "incoherent",
         )
         if needs_u and subspaces(block) is None:
             reasons[name] = "queries, keys and values are three codes: the layer has no subspaces U"
-        elif groups[of[name]] == SPARSE and isinstance(lasso, str):
+        elif CLAIMS[CLAIM_OF[name]].group == SPARSE and isinstance(lasso, str):
             reasons[name] = lasso
-        elif of[name] in ("dictionary", "rate_kept") and (d is None or d.shape[0] != d.shape[1]):
+        elif CLAIM_OF[name] in ("dictionary", "rate_kept") and (
+            d is None or d.shape[0] != d.shape[1]
+        ):
             reasons[name] = (
                 "there is no dictionary"
                 if d is None

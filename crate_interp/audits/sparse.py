@@ -15,14 +15,14 @@ from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.step import Lasso
 
 DRAWS = 8  # of a random dictionary
-# of a random or scaled dictionary; eta times these are the sizes of the best steps
-SCALES = tuple(2.0**power for power in range(-2, 3))
+SCALES = tuple(2.0**power for power in range(-2, 3))  # of D, for constructions
+# of the best steps, times eta, by the number of steps
 SIZES = {
     1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
     2: (0.0, *(2.0**power for power in range(-4, 5))),
 }
 _PLAIN = ("", 0.0, "", "some")  # these numbers have no frame and no eps
-_UNBOUND = {"tol": 3e-4, "max_steps": 2000}
+_SOLVED = {"tol": 3e-4, "max_steps": 2000}
 
 
 def of_sparse_step(
@@ -36,7 +36,7 @@ def of_sparse_step(
     """Returns the numbers of the sparse step on evenly spaced tokens, and those of random D."""
     places = evenly(y.shape[1], tokens, y.device)
     some, own = y[:, places].double(), _double(lasso)
-    solution = lasso_solution(some, own.d, own.lambd, **_UNBOUND)
+    solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
     numbers = measured(own, some, code[:, places].double(), solution)
     numbers |= _zeros(lasso, mid[:, places], y[:, places], code, code[:, places])
     cells: Cells = {("layer", *_PLAIN): numbers}
@@ -111,7 +111,7 @@ def limits(
     """
     own = _double(lasso)
     some = y[:, evenly(y.shape[1], tokens, y.device)].double()
-    solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_UNBOUND)
+    solutions = lasso_solutions_at(some, own.d, own.lambd, SCALES, **_SOLVED)
     solution = solutions[SCALES.index(1.0)]
     numbers = [measured(own, some, code, solution) for code in (best_steps(own, some), solution)]
     scales, found = _at_best_scale(own, some, solutions)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS, Claim
@@ -93,9 +92,7 @@ def _on(group: Any, claim: Claim) -> str:
 
 
 def _in_frames(rows: Any, claim: Claim, part: str) -> str:
-    facts = NUMBERS[part]
-    low = -np.inf if facts.low is None else facts.low
-    high = np.inf if facts.high is None else facts.high
+    low, high = NUMBERS[part].bounds
 
     def word(value: float) -> str:
         if claim.held == "falls" and abs(value) < _STILL:

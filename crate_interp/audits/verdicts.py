@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.audits.claims import CLAIMS, NUMBERS, Number
+from crate_interp.audits.claims import CLAIM_OF, NUMBERS, Number
 from crate_interp.audits.tables import NO_EPS
 from crate_interp.results import Result
 from crate_interp.sweeps.bootstrap import against_networks, holm, studentised
@@ -33,7 +33,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Tests:
-    """One-sided p-values `[cell]`: that a number is in its bounds, and that it is not."""
+    """P-values `[cell]`: that a number passes, and that it fails. Two-sided: twice one-sided."""
 
     kept: np.ndarray
     broken: np.ndarray
@@ -68,7 +68,7 @@ def _of_numbers(result: Result) -> Iterator[pd.DataFrame]:
         if not len(values):
             continue
         found = _cells(name, facts, own, twins, values)
-        found["claim"], found["number"] = claim_of(name), name
+        found["claim"], found["number"] = CLAIM_OF[name], name
         yield found.reset_index()
 
 
@@ -106,7 +106,7 @@ def _cells(
 
 def _reason(row: dict[str, Any], facts: Number, p: dict[str, float]) -> str:
     """Returns why a cell within its bounds is not kept, from the tests that it did not pass."""
-    low, high = _bounds(facts)
+    low, high = facts.bounds
     inside = low <= row["value"] <= high
     if row["verdict"] == BROKEN and inside:
         return f"within its bounds, but worse than {WORDS[facts.null]}"
@@ -120,18 +120,13 @@ def _reason(row: dict[str, Any], facts: Number, p: dict[str, float]) -> str:
     return f"within its bounds, but not shown to be better than {' and '.join(failed)}"
 
 
-def _bounds(facts: Number) -> tuple[float, float]:
-    low = -np.inf if facts.low is None else facts.low
-    return low, np.inf if facts.high is None else facts.high
-
-
 def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
     """Tests whether the true mean lies in the bounds of a number; two-sided, so twice one-sided.
 
     If all samples lie on one side of a bound, p is at most that of a sign test: resamples of nearly
     constant numbers have no spread, and bootstrap-t alone would not decide.
     """
-    low, high = _bounds(facts)
+    low, high = facts.bounds
     table, n = values.to_numpy(), values.notna().sum(axis=1).to_numpy()
 
     def beyond(bound: float, sign: int) -> np.ndarray:
@@ -194,7 +189,7 @@ def _limits(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any
     Returns where the value is within 1 % of the way from its ceiling to its bound, on the samples
     that have a ceiling.
     """
-    low, high = _bounds(facts)
+    low, high = facts.bounds
     ceiling = by_sample(own, "ceiling", name).reindex(values.index)
     same, found["ceiling"] = found["value"], np.nan if facts.top is None else facts.top
     if name in _CEILED and len(ceiling.columns):
@@ -237,7 +232,7 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
         if not len(rows):
             continue
         found: Any = rows.reset_index(drop=True)
-        found["claim"] = claim_of(name)
+        found["claim"] = CLAIM_OF[name]
         found = found.assign(frame="", eps=NO_EPS, basis="", tokens="", n=1)
         found["low"] = found["high"] = found["value"]
         others: Any = twins[twins["number"] == name] if len(twins) else twins
@@ -248,7 +243,7 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
             zero = np.zeros(len(found))
             against = against_networks(found["value"].to_numpy(), zero, table.to_numpy())
             found["difference"], found["difference_low"], found["difference_high"] = against[:3]
-        low, high = _bounds(facts)
+        low, high = facts.bounds
         kept = found["value"].between(low, high)
         if found["null"].notna().any():
             over = found["value"] - found["null"]
@@ -266,18 +261,13 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
 
 def _missing(result: Result) -> pd.DataFrame:
     rows = [
-        {"layer": layer, "claim": claim_of(name), "number": name, "reason": reason}
+        {"layer": layer, "claim": CLAIM_OF[name], "number": name, "reason": reason}
         | {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "n": 0}
         | {"verdict": NOT_APPLICABLE, "by_construction": False}
         for layer, reasons in enumerate(result.meta["reasons"])
         for name, reason in reasons.items()
     ]
     return pd.DataFrame(rows)
-
-
-def claim_of(name: str) -> str:
-    """Returns the claim that a number belongs to."""
-    return next(claim for claim, facts in CLAIMS.items() if name in facts.parts)
 
 
 def nulls(result: Result) -> pd.DataFrame:

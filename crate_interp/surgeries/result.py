@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results import Result, by, counted, sums
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.sweeps.bootstrap import against_networks, intervals
 
 ALL = -1  # the layer of rows in which all layers take the step at once
 _SLOPES = [
@@ -43,12 +43,9 @@ def _another(values: np.ndarray) -> tuple[float, float, float]:
 
     The interval is `mean +- t sd sqrt(1 + 1 / n)`, with t of n - 1 degrees of freedom.
     """
-    from scipy import stats
-
-    n = len(values)
-    t = float(stats.t.ppf(0.975, n - 1))
-    mean, half = float(values.mean()), t * float(values.std(ddof=1)) * (1 + 1 / n) ** 0.5
-    return mean, mean - half, mean + half
+    nothing = np.zeros(1)  # less what another draw has
+    less, low, high, *_ = against_networks(nothing, nothing, values[:, None])
+    return -float(less[0]), -float(high[0]), -float(low[0])
 
 
 def _mixes(result: Result) -> pd.DataFrame:
