@@ -16,6 +16,7 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
+    {"words"},
     {"checks", "errors"},
     {"files", "pictures", "ranges"},
     {"config", "measures", "crate_hooks", "results"},
@@ -30,7 +31,7 @@ LEVELS = [
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called
 LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints.load")}
-FREE_OF_TRANSFORMERLENS = LEVELS[0] | LEVELS[1] | LEVELS[2] | {"data"}
+FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:4], {"data"})
 
 FUNCTIONS = (
     "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report",

@@ -1,0 +1,58 @@
+"""Strings that strangers wrote, made fit to be shown: in errors, tables, figures and file names."""
+
+import re
+import unicodedata
+from typing import Any
+
+LONGEST = 200  # characters
+_JOINERS = "\u200c\u200d"  # invisible, and letters of Persian and of emoji all the same
+_HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, directions and tags, surrogates, line ends
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def plain(text: Any, longest: int = LONGEST) -> str:
+    """Returns a text on one line, without anything that a terminal or a page would obey.
+
+    Runs of white space become one space. Control characters, marks of writing direction and lone
+    surrogates are written as escapes, such as \\x1b and \\u202e. A text of more than `longest`
+    characters is cut, and ends in " ...".
+    """
+    words = str(text)[: 4 * longest]  # no more than that is looked at
+    shown = "".join(_escaped(sign) for sign in " ".join(words.split()))
+    return (
+        shown
+        if len(shown) <= longest and len(str(text)) <= 4 * longest
+        else (f"{shown[:longest]} ...")
+    )
+
+
+def is_plain(text: str, longest: int = LONGEST) -> bool:
+    """Tells whether `plain` leaves a text as it is."""
+    return plain(text, longest) == text
+
+
+def cell(value: Any) -> Any:
+    """Returns a value for a CSV file; a text that a spreadsheet would compute gets an apostrophe.
+
+    Numbers stay what they are.
+    """
+    if not isinstance(value, str):
+        return value
+    shown = plain(value, longest=32_000)  # what a cell of a spreadsheet holds
+    return f"'{shown}" if value.lstrip().startswith(_FORMULA) or shown[:1] in _FORMULA else shown
+
+
+def file_name(text: Any) -> str:
+    """Returns a text as one name of a file: letters, digits, dots, hyphens and underscores.
+
+    Everything else becomes an underscore. The name has at most 100 characters, does not begin
+    with a dot, and is never empty.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", str(text)[:1000])[:100].lstrip(".")
+    return name or "_"
+
+
+def _escaped(sign: str) -> str:
+    if unicodedata.category(sign) not in _HARMFUL or sign in _JOINERS:
+        return sign
+    return sign.encode("unicode_escape", "surrogatepass").decode("ascii")
