@@ -3,13 +3,14 @@
 import inspect
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import crate_interp as ci
-from crate_interp.files import writable
+from crate_interp.folders import locked
 
 app = typer.Typer(
     add_completion=False,
@@ -17,6 +18,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+_locks = ExitStack()  # of the folders that the command writes; they open when it ends
+
+
+def _lock(out: Path) -> Path:
+    return _locks.enter_context(locked(out))
+
 
 # Options and arguments that several commands have.
 Source = Annotated[
@@ -29,7 +38,7 @@ Data = Annotated[
         '"hf:owner/name:split".'
     ),
 ]
-Out = Annotated[Path, typer.Option(help="The folder to write into.", callback=writable)]
+Out = Annotated[Path, typer.Option(help="The folder to write into.", callback=_lock)]
 Family = Annotated[str | None, typer.Option(help="Default: inferred from the checkpoint's keys.")]
 Step = Annotated[
     str | None, typer.Option("--revision", help="step-N: a checkpoint along the training.")
@@ -256,7 +265,8 @@ def _fields(pairs: list[str] | None) -> dict[str, Any]:
 def main() -> None:
     """Runs the command line. An error is one line and exit code 2; --debug shows the traceback."""
     try:
-        app()
+        with _locks:
+            app()
     except (ValueError, OSError, KeyError) as error:
         if "--debug" in sys.argv:
             raise

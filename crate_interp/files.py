@@ -1,30 +1,66 @@
 """Files that are complete or not there: written beside their place, then moved into it."""
 
+import glob
+import hashlib
 import os
+import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas
+_WEEK = 7 * 24 * 3600  # seconds
+_MODE = 0o644  # readable by all; safetensors and tempfile make files for their owner alone
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Lets `writer` write a file, which then takes the place of `path` and is readable by all."""
-    part = path.with_name(path.name + ".part")
-    writer(part)
-    part.chmod(0o644)  # safetensors leaves its files readable by their owner alone
-    os.replace(part, path)
+    """Lets `writer` write a file of a unique name, which then takes the place of `path`.
+
+    What a process that died left of the same file is removed a week later.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    part = Path(name)
+    try:
+        writer(part)
+        publish(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    _remove_old(path.parent, f".{glob.escape(path.name)}.*.part")
+
+
+def publish(part: Path) -> None:
+    """Makes a complete file readable by all, and waits until it is on the disk."""
+    part.chmod(_MODE)
+    flush(part)
+
+
+def flush(path: Path) -> None:
+    """Waits until the bytes of a file are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes text in UTF-8."""
-    write(path, lambda part: part.write_text(text, encoding="utf-8"))
+    """Writes text in UTF-8. What UTF-8 cannot hold, lone surrogates, becomes an escape."""
+    content = text.encode("utf-8", "backslashreplace")
+    write(path, lambda part: part.write_bytes(content))
 
 
-def write_parquet(path: Path, table: "pandas.DataFrame") -> None:
-    """Writes a pandas table as parquet, without its index."""
-    write(path, lambda part: table.to_parquet(part, index=False))
+def digest(path: Path) -> str:
+    """Returns the SHA-256 of a file, as "sha256:" and 64 hexadecimal digits.
+
+    Raises OSError if it is no regular file.
+    """
+    if not path.is_file():  # a pipe would never end
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    with open(path, "rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def writable(out: str | Path) -> Path:
@@ -35,11 +71,20 @@ def writable(out: str | Path) -> Path:
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        test = out / f".writable-{os.getpid()}"
-        test.touch()
-        test.unlink()
-    except OSError as error:
+        handle, name = tempfile.mkstemp(dir=out, prefix=".writable-")
+        os.close(handle)
+        os.unlink(name)
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"cannot write into {str(out)!r}: {error.strerror}. Give another folder."
+            f"cannot write into {str(out)!r}: {reason}. Give another folder."
         ) from None
     return out
+
+
+def _remove_old(folder: Path, pattern: str) -> None:
+    """Removes regular files of a folder that match a pattern and are older than a week."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):  # another process may be as far
+            if not path.is_symlink() and time.time() - path.stat().st_mtime > _WEEK:
+                path.unlink()

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -13,19 +12,17 @@ from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
 from crate_interp.audits import audit as run_audit
 from crate_interp.data import Data, Samples
-from crate_interp.files import writable, write_text
+from crate_interp.folders import discard, locked
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
+from crate_interp.saved import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.stream import check_model, samples_of
-from crate_interp.sweeps.text import as_text
 from crate_interp.sweeps.twins import first_samples, with_twins
 from crate_interp.viz.audit import audit_page
-from crate_interp.viz.curves import names
 from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.report import AttentionPictures, report_page
-from crate_interp.viz.summary import controls_text, summary
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
@@ -56,9 +53,22 @@ def report(
     """
     untrained = checks.count("untrained", untrained, least=0)
     chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
-    out = writable(out)
     check_model(model)
     samples = samples_of(model, data, limit)
+    with locked(out) as folder:
+        return _write(model, samples, folder, chosen, untrained, audit, progress)
+
+
+def _write(
+    model: HookedModel,
+    samples: Samples,
+    out: Path,
+    probes: Probes,
+    untrained: int,
+    audit: bool,
+    progress: bool,
+) -> Path:
+    """Measures and writes; what is measured is saved before the next measurement begins."""
     compared = first_samples(samples)
     took: dict[str, float] = {}  # seconds of each part
     started = time.perf_counter()
@@ -67,9 +77,8 @@ def report(
         own = seed is None
         more: dict[str, Any] = {} if own else {"controls": 0}
         some = samples if own or compared is None else compared
-        result = sweep(network, some, probes=chosen, progress=progress, **more)
+        result = sweep(network, some, probes=probes, progress=progress, **more)
         if own:  # saved before the twins: an interrupt must not cost what has been measured
-            _remove_figures(out)
             result.save(out)
             took["sweep"] = time.perf_counter() - started
         return result
@@ -77,16 +86,15 @@ def report(
     result, twins = with_twins(model, untrained if compared else 0, measure, progress)
     if twins:
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
-    write_text(out / "layers.csv", _layers_csv(result, twins))
-    write_text(out / "summary.txt", as_text(*summary(result, twins)) + "\n" + controls_text(result))
     if audit:
-        begun = time.perf_counter()
-        audited = run_audit(model, samples, untrained=untrained, progress=progress)
-        took["audit"] = time.perf_counter() - begun
-        audit_page(audited, out / "audit")
+        discard(out / "audit", META)  # of an earlier report
     attention = _attention(model, samples) if model.cfg.kind == "vision" else None
     page = report_page(result, twins, out, attention=attention, audited=audit)
     took["pages"] = time.perf_counter() - started - sum(took.values())
+    if audit:  # last, as it takes longest: what dies in it costs nothing else
+        audited = run_audit(model, samples, untrained=untrained, progress=progress)
+        audit_page(audited, out / "audit")
+        took["audit"] = time.perf_counter() - started - sum(took.values())
     if progress:
         _say(took)
     return page
@@ -100,36 +108,6 @@ def _say(took: dict[str, float]) -> None:
 
 def _counted_twins(count: int) -> str:
     return f"{count} untrained {'twin' if count == 1 else 'twins'}"
-
-
-def _remove_figures(out: Path) -> None:
-    """Removes the figures of an earlier report in this folder, of which the new one may have fewer.
-
-    Other files stay.
-    """
-    try:
-        earlier = names(SweepResult.load(out))
-    except ValueError:
-        return
-    for path in [
-        *(out / "figures" / f"{name}.png" for name in earlier),
-        *out.glob("figures/attention-layer-*.png"),
-    ]:
-        path.unlink(missing_ok=True)
-
-
-def _layers_csv(result: SweepResult, twins: list[SweepResult]) -> str:
-    """Returns layers() with the untrained mean, lowest and highest of each row."""
-    rows = result.layers()
-    if twins:
-        keys = ["probe", "statistic", "layer"]
-        spread = [
-            twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)
-        ]
-        stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
-        stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
-        rows = rows.merge(stats.reset_index(), on=keys, how="left")
-    return rows.to_csv(index=False)
 
 
 def _attention(model: Any, samples: Samples) -> AttentionPictures:

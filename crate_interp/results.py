@@ -1,9 +1,9 @@
 """What every result is: named tables, where they come from, and one folder on the disk."""
 
-import hashlib
 import html
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from crate_interp import checks, ranges
-from crate_interp.files import writable, write_parquet, write_text
+from crate_interp.folders import locked, replacing
+from crate_interp.saved import FORMAT, META, read_meta, read_tables
 
-FORMAT = 1
 ENOUGH = (
     32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
 )
-META = "meta.json"
 # What may differ between results that merge: it belongs to a run and not to what was measured.
 _OF_A_RUN = {"data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device"}
 _LONGEST = 200  # characters of a value that an error quotes
@@ -123,42 +122,48 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
-        meta.json comes last and holds the digest of each of the other files.
-        Raises ValueError if the folder cannot be written.
+        meta.json comes last and holds the digest of each of the other files. A result that was
+        there is replaced as a whole, its pages too; other files stay.
+        Raises ValueError if the folder cannot be written, or another process is writing it.
         """
-        folder = writable(folder)
-        digests: dict[str, str] = {}
-        for name, table in self.tables.items():
-            path = folder / f"{name}.parquet"
-            write_parquet(path, table)
-            digests[path.name] = _digest(path)
-        write_text(folder / META, json.dumps(self.meta | {"files": digests}, indent=2) + "\n")
-        return folder
+        with replacing(folder, META, self.meta) as stage:
+            for name, table in self.tables.items():
+                table.to_parquet(stage / f"{name}.parquet", index=False)
+        return Path(folder)
+
+    @contextmanager
+    def saved_with_pages(self, folder: str | Path) -> Iterator[Path]:
+        """Saves the result, then yields an empty folder, whose files are put beside it at the end.
+
+        The result stays if that fails. Raises ValueError as `save` does.
+        """
+        with locked(folder):
+            self.save(folder)
+            tables = [f"{name}.parquet" for name in self.tables]
+            with replacing(folder, META, self.meta, kept=tables) as stage:
+                yield stage
 
     @classmethod
     def load(cls, folder: str | Path) -> Any:
         """Returns the result that `save` wrote into a folder.
 
-        Raises ValueError if the folder holds no result, one of another kind or of a newer format,
-        or a file that is missing or not the one that was saved.
+        Warns if a page beside it was changed. Raises ValueError if the folder holds no result, one
+        of another kind or of a newer format, or a table that is missing or not the one that was
+        saved.
         """
         folder = Path(folder)
-        meta = _read_meta(folder, cls)
-        digests = meta.pop("files", None)
-        tables: dict[str, Table] = {}
-        for name in cls.STORED:
-            path = folder / f"{name}.parquet"
-            wanted = digests.get(path.name) if isinstance(digests, dict) else None
-            try:
-                if _digest(path) != wanted:
-                    raise ValueError("its digest is not the one in meta.json")
-                tables[name] = pd.read_parquet(path)
-            except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{str(path)!r} does not belong to the saved {cls.__name__}: {error}. "
-                    "Save the result again."
-                ) from None
-        return cls(tables, meta)
+        meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
+        tables = read_tables(folder, cls.__name__, cls.STORED)
+        meta.pop("files", None)
+        result = cls(tables, meta)
+        try:
+            result.headline()
+        except Exception as error:  # from a table or a setting that a stranger made
+            raise ValueError(
+                f"{str(folder)!r} is no saved {cls.__name__}: {type(error).__name__} where its "
+                "finding is read. Save the result again."
+            ) from error
+        return result
 
     def merge(self, other: "Result") -> Any:
         """Returns the result over the samples of both.
@@ -214,44 +219,6 @@ def sums(*keys: str) -> Merge:
         return both.groupby(list(keys), sort=False, dropna=False, as_index=False).sum()
 
     return merge
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
-def _read_meta(folder: Path, kind: type[Result]) -> dict[str, Any]:
-    try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{str(folder)!r} holds no saved {kind.__name__}: {error}") from None
-    if not isinstance(meta, dict) or type(meta.get("format")) is not int:
-        raise ValueError(f"{str(folder / META)!r} was not written by {kind.__name__}.save.")
-    if not 1 <= meta["format"] <= FORMAT:
-        raise ValueError(
-            f"{str(folder / META)!r} has format {meta['format']}, this version reads {FORMAT}: "
-            "install a newer crate_interp, or save the result again."
-        )
-    if meta.get("result") != kind.KIND:
-        raise ValueError(
-            f"{str(folder)!r} holds a result of kind {meta.get('result')!r}, "
-            f"and {kind.__name__}.load reads {kind.KIND!r}."
-        )
-    needed = {"n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict}
-    types = needed | {"counts": dict} if "counts" in meta else needed
-    for name, wanted in (types | dict(kind.META)).items():
-        if type(meta.get(name)) is not wanted:
-            raise ValueError(
-                f"{str(folder / META)!r} is damaged: {name} is {meta.get(name)!r:.80}, "
-                f"not of type {wanted.__name__}. Save the result again."
-            )
-    if not ranges.is_valid(meta.get("data")):
-        raise ValueError(
-            f"{str(folder / META)!r} is damaged: data is not a list of fingerprint, start and "
-            "stop. Save the result again."
-        )
-    return meta
 
 
 def _plain(value: Any) -> Any:

@@ -19,6 +19,8 @@ LEVELS = [
     {"words"},
     {"checks", "errors"},
     {"files", "pictures", "ranges"},
+    {"folders"},
+    {"saved"},
     {"config", "measures", "crate_hooks", "results"},
     {"models"},
     {"checkpoints", "data"},
@@ -31,7 +33,7 @@ LEVELS = [
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called
 LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints.load")}
-FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:4], {"data"})
+FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:6], {"data"})
 
 FUNCTIONS = (
     "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report",

@@ -18,7 +18,7 @@ from reference import published_layout
 def test_it_reads_public_names_only():
     tree = ast.parse(Path(cli.__file__).read_text())
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert {name for name in modules if name.startswith("crate_interp")} == {"crate_interp.files"}
+    assert {name for name in modules if name.startswith("crate_interp")} == {"crate_interp.folders"}
     names = {
         node.attr
         for node in ast.walk(tree)
@@ -151,17 +151,18 @@ def test_verify(tmp_path):
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
-    from crate_interp.models import saving
+    from crate_interp import folders
 
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(saving.json, "dumps", stop)  # after the weights, before the config
+    monkeypatch.setattr(folders, "_prepare", stop)  # after the weights, before the config
     with pytest.raises(KeyboardInterrupt):
-        saving.save_new(make("crate"), tmp_path / "new")
+        ci.convert("crate-tiny-fashion", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    assert (saving.save_new(make("crate"), tmp_path / "new") / "config.json").exists()
+    ci.convert("crate-tiny-fashion", tmp_path / "new")
+    assert (tmp_path / "new" / "config.json").exists()
 
 
 def test_report_on_a_file_and_a_folder_of_images(tmp_path):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from crate_interp.checkpoints.load import load
-from crate_interp.models.saving import check_new, save_new
+from crate_interp.folders import locked
+from crate_interp.models.saving import check_new, save
 
 
 def convert(
@@ -17,10 +18,11 @@ def convert(
 
     options: of `ci.load`. The folder holds model.safetensors, config.json and a model card; an
     interrupt leaves nothing of it. Raises ValueError, before work starts, if the folder already
-    exists, and CheckpointError as `ci.load` does.
+    exists or cannot be written, and CheckpointError as `ci.load` does.
     """
     folder = Path(folder)
     check_new(folder)
-    model = load(source, **options)
-    save_new(model, folder)
+    with locked(folder):
+        model = load(source, **options)
+        save(model, folder)
     return model

@@ -267,6 +267,8 @@ def _from_folder(
     cfg = own.read_config(folder, given | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
+    if weights == folder / WEIGHTS:  # not a step along the training
+        own.check_files(folder)
     contents = read_file(weights)
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
         raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")

@@ -7,6 +7,7 @@ from crate_interp.checkpoints.tensors import read_config as read_config_file
 from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config import CrateConfig
 from crate_interp.errors import CheckpointError
+from crate_interp.folders import differs, listed
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG
 
@@ -59,6 +60,20 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
                 f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."
             )
     return asked
+
+
+def check_files(folder: Path) -> None:
+    """Raises CheckpointError if a file of a folder is not the one that save_pretrained wrote.
+
+    A folder of an earlier version, whose config.json holds no digests, passes.
+    """
+    wrong = differs(folder, listed(folder / CONFIG))
+    if wrong:
+        raise CheckpointError(
+            f"{folder / wrong[0]} does not belong to {folder / CONFIG}: its digest is another. "
+            "Save or download the folder again; or remove `files` from the config to take the "
+            "file as it is."
+        )
 
 
 def _sae_config(values: dict[str, Any], path: Path) -> SAEConfig:

@@ -1,8 +1,5 @@
 """Writes our own format: a folder with model.safetensors, config.json and a model card."""
 
-import json
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +8,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from crate_interp.errors import CheckpointError
-from crate_interp.files import write, write_text
+from crate_interp.files import write_text
+from crate_interp.folders import is_ours, replacing
 from crate_interp.models.tokenizer import Tokenizer
+from crate_interp.words import plain
 
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
@@ -39,36 +38,36 @@ model = ci.load("path/to/this/folder")  # or "owner/repo" on the Hub
 
 
 def save(model: nn.Module, folder: Path) -> Path:
-    """Writes the folder and returns it. An existing model card is left alone.
+    """Writes the folder and returns it. A model that was there is replaced as a whole.
 
-    Each file takes its place when it is complete. model: a hooked model or a sparse autoencoder.
+    config.json comes last and holds the digests of the weights and of the tokenizer. An existing
+    model card is left alone. model: a hooked model or a sparse autoencoder. Raises ValueError if
+    the folder cannot be written, or another process is writing it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    # made before anything is replaced
+    # made before anything is written
     cfg: Any = model.cfg
     values = cfg.to_dict()
-    config = {"library": "crate_interp", "format": 1, "config": values}
-    text = json.dumps(config, indent=2) + "\n"
-    weights = _own_memory(model.state_dict())
-    write(folder / WEIGHTS, lambda path: save_file(weights, path, metadata={"format": "pt"}))
-    tokenizer = _tokenizer(model)
-    if tokenizer is not None:
-        write_text(folder / TOKENIZER, tokenizer.to_json())
-    else:
-        (folder / TOKENIZER).unlink(missing_ok=True)  # of the model that was here before
-    write_text(folder / CONFIG, text)
+    content = {"library": "crate_interp", "format": 1, "config": values}
+    weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
+    card = _card(values, cfg.model_name or folder.resolve().name, weights)
+    with replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
+        save_file(weights, stage / WEIGHTS, metadata={"format": "pt"})
+        if tokenizer is not None:
+            write_text(stage / TOKENIZER, tokenizer.to_json())
     if not (folder / CARD).exists():
-        params = sum(value.numel() for value in weights.values())
-        shown = {
-            name: value
-            for name, value in values.items()
-            if value is not None and name not in ("labels", "family")
-        }
-        fields = "\n".join(f"| {name} | {value} |" for name, value in shown.items())
-        name = cfg.model_name or folder.resolve().name
-        card = _CARD.format(name=name, params=params, family=values["family"], fields=fields)
         write_text(folder / CARD, card)
     return folder
+
+
+def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
+    shown = {
+        field: value
+        for field, value in values.items()
+        if value is not None and field not in ("labels", "family")
+    }
+    fields = "\n".join(f"| {field} | {plain(value)} |" for field, value in shown.items())
+    params = sum(value.numel() for value in weights.values())
+    return _CARD.format(name=plain(name), params=params, family=values["family"], fields=fields)
 
 
 def _tokenizer(model: nn.Module) -> Tokenizer | None:
@@ -101,20 +100,11 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def save_new(model: nn.Module, folder: Path) -> Path:
-    """Writes a folder that is not there yet, and returns it.
-
-    An interrupted call leaves nothing behind. Raises ValueError if the folder is there.
-    """
-    check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
-        part = save(model, Path(place) / folder.name)
-        os.replace(part, folder)
-    return folder
-
-
 def check_new(folder: Path) -> None:
-    """Raises ValueError unless the folder is empty or not there."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    """Raises ValueError unless the folder is empty or not there.
+
+    What a process that died began in it does not count.
+    """
+    there = folder.exists()
+    if there and not (folder.is_dir() and all(is_ours(path) for path in folder.iterdir())):
         raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")

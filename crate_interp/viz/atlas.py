@@ -11,8 +11,9 @@ from PIL import Image
 
 from crate_interp.circuits import Atlas
 from crate_interp.circuits.effects import LOSSES
-from crate_interp.files import write, write_text
+from crate_interp.files import write_text
 from crate_interp.viz.page import fingerprints, render
+from crate_interp.words import cell
 
 SHOWN = 50  # atoms that were set to 0 and that the index names
 Token = tuple[int, int]  # sample, position
@@ -27,11 +28,17 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
     token with 12 tokens before and 4 after it. The pictures of an atom lie side by side in a file
     of patches/, which loads when the page is scrolled to it.
 
-    Raises ValueError if the folder cannot be written.
+    Raises ValueError if the folder cannot be written, or another process is writing it.
     """
-    out = atlas.save(out)
+    with atlas.saved_with_pages(out) as stage:
+        _write(atlas, stage)
+    return Path(out) / "index.html"
+
+
+def _write(atlas: Atlas, out: Path) -> None:
+    """Writes the pages, the strips of patches and the table of atoms."""
     atoms: Any = atlas.table()
-    write_text(out / "atoms.csv", atoms.to_csv(index=False))
+    write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False))
     excerpts = _excerpts(atlas)
     for layer, rows in atoms.groupby("layer"):
         rows = rows.sort_values("first_order", key=abs, ascending=False, kind="stable")
@@ -45,7 +52,6 @@ def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
         )
         write_text(out / f"layer-{layer}.html", page)
     write_text(out / "index.html", _index(atlas))
-    return out / "index.html"
 
 
 def _excerpts(atlas: Atlas) -> dict[Token, dict[str, Any]]:
@@ -67,7 +73,7 @@ def _shown(
         strip = _strip([row["picture"] for row in rows])
         name = f"patches/L{layer}A{atom}.webp"
         (out / "patches").mkdir(exist_ok=True)
-        write(out / name, lambda part, it=strip: it.save(part, "WEBP", quality=75, method=4))
+        strip.save(out / name, "WEBP", quality=75, method=4)
         shown[atom] = {"strip": {"file": name, "width": strip.width, "height": strip.height}}
     return shown
 

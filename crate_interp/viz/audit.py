@@ -26,10 +26,17 @@ _INTERVALS = {"value": "", "excess": "excess_", "gain": "gain_"}
 def audit_page(result: AuditResult, out: str | Path) -> Path:
     """Writes audit.html, audit.txt and the result (AuditResult.save) into a folder.
 
-    Returns the path of the page.
+    Returns the path of the page. Raises ValueError if the folder cannot be written, or another
+    process is writing it.
     """
-    out = result.save(out)
-    page = render(
+    with result.saved_with_pages(out) as stage:
+        write_text(stage / "audit.txt", result.text() + "\n")
+        write_text(stage / "audit.html", _page(result))
+    return Path(out) / "audit.html"
+
+
+def _page(result: AuditResult) -> str:
+    return render(
         "audit.html",
         title=f"{model_name(result.meta)}: does each layer do its job?",
         finding=result.headline(),
@@ -42,9 +49,6 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
         tables=[_nulls(result), _beside(result), _heads(result)],
         sources=sources(result.meta) + _reasons(result),
     )
-    write_text(out / "audit.txt", result.text() + "\n")
-    write_text(out / "audit.html", page)
-    return out / "audit.html"
 
 
 def _groups(result: AuditResult) -> list[dict[str, Any]]:

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crate_interp.files import writable, write_text
+import pandas as pd
+
+from crate_interp.files import write_text
 from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.text import as_text
 from crate_interp.viz.by_layer import layers
 from crate_interp.viz.curves import baseline, curve, names
 from crate_interp.viz.page import model_name, render, sources
@@ -14,9 +17,11 @@ from crate_interp.viz.pictures import figure_uri, inline_svg
 from crate_interp.viz.summary import (
     CONTROLLED,
     controls_table,
+    controls_text,
     rate_reduction_bound,
     summary,
 )
+from crate_interp.words import cell
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -43,15 +48,35 @@ def report_page(
     attention: AttentionPictures | None = None,
     audited: bool = False,
 ) -> Path:
-    """Writes report.html and figures/*.png into a folder, and returns the path of the page.
+    """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    twins: results of the same network with random weights, for one seed each. audited: link to the
-    page of an audit, audit/audit.html.
+    Beside report.html lie summary.txt, the table that the page begins with; layers.csv, the table
+    of layers with the twins' mean, lowest and highest; and figures/*.png. Returns the path of the
+    page. twins: results of the same network with random weights, for one seed each. audited: link
+    to the page of an audit, audit/audit.html.
+
+    Raises ValueError if the folder cannot be written, or another process is writing it.
     """
-    out = writable(out)
-    (out / "figures").mkdir(exist_ok=True)
+    with result.saved_with_pages(out) as stage:
+        words = as_text(*summary(result, twins)) + "\n" + controls_text(result)
+        write_text(stage / "summary.txt", words)
+        write_text(stage / "layers.csv", _layers_csv(result, twins))
+        (stage / "figures").mkdir()
+        page = _page(result, twins, stage, attention, audited)
+        write_text(stage / "report.html", page)
+    return Path(out) / "report.html"
+
+
+def _page(
+    result: SweepResult,
+    twins: Sequence[SweepResult],
+    out: Path,
+    attention: AttentionPictures | None,
+    audited: bool,
+) -> str:
+    """Writes the figures and returns the page."""
     tables = [(name, *controls_table(result, name)) for name in CONTROLLED]
-    page = render(
+    return render(
         "report.html",
         title=f"{model_name(result.meta)}: what each layer does",
         meta=result.meta,
@@ -65,8 +90,20 @@ def report_page(
         sections=_sections(result, twins, out),
         sources=_sources(result, twins),
     )
-    write_text(out / "report.html", page)
-    return out / "report.html"
+
+
+def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
+    """Returns layers() with the untrained mean, lowest and highest of each row."""
+    rows = result.layers()
+    if twins:
+        keys = ["probe", "statistic", "layer"]
+        spread = [
+            twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)
+        ]
+        stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
+        stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
+        rows = rows.merge(stats.reset_index(), on=keys, how="left")
+    return rows.map(cell).to_csv(index=False)
 
 
 def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict[str, Any]:

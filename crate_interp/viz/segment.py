@@ -26,10 +26,16 @@ _GREY = "#888888"
 def segment_page(result: SegmentResult, out: str | Path) -> Path:
     """Writes segment.html and the result (SegmentResult.save) into a folder.
 
-    Returns the path of the page. Raises ValueError if the folder cannot be written.
+    Returns the path of the page. Raises ValueError if the folder cannot be written, or another
+    process is writing it.
     """
-    out = result.save(out)
-    page = render(
+    with result.saved_with_pages(out) as stage:
+        write_text(stage / "segment.html", _page(result))
+    return Path(out) / "segment.html"
+
+
+def _page(result: SegmentResult) -> str:
+    return render(
         "segment.html",
         title=f"{model_name(result.meta)}: do attention maps segment?",
         headline=f"{result.headline()} {result.caution()}".strip(),
@@ -41,8 +47,6 @@ def segment_page(result: SegmentResult, out: str | Path) -> Path:
         examples=_examples(result),
         sources=_sources(result),
     )
-    write_text(out / "segment.html", page)
-    return out / "segment.html"
 
 
 def _settings(result: SegmentResult) -> dict[str, Any]:
