@@ -63,25 +63,6 @@ def digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def writable(out: str | Path) -> Path:
-    """Returns a folder, which is made if there is none.
-
-    Raises ValueError if nothing can be written into it.
-    """
-    out = Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=out, prefix=".writable-")
-        os.close(handle)
-        os.unlink(name)
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(
-            f"cannot write into {str(out)!r}: {reason}. Give another folder."
-        ) from None
-    return out
-
-
 def _remove_old(folder: Path, pattern: str) -> None:
     """Removes regular files of a folder that match a pattern and are older than a week."""
     for path in folder.glob(pattern):

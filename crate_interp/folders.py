@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crate_interp.files import digest, flush, publish, writable, write_text
+from crate_interp.files import digest, flush, publish, write_text
 from crate_interp.words import plain
 
 LOCK, _STAGE = ".crate-interp.lock", ".crate-interp-new-"
@@ -34,17 +34,8 @@ def locked(folder: str | Path) -> Iterator[Path]:
 
     Raises ValueError if the folder cannot be written, or another process or thread writes it.
     """
-    made = not Path(folder).exists()
-    out = writable(folder)
-    lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
-    nested = lock.is_locked
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ValueError(
-            f"{str(out)!r} is being written by {_holder(out)}: wait until it ends, "
-            "or give another folder."
-        ) from None
+    out, made = Path(folder), not Path(folder).exists()
+    lock, nested = _acquire(out)
     try:
         if not nested:
             (out / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
@@ -59,6 +50,26 @@ def locked(folder: str | Path) -> Iterator[Path]:
         if made:
             with suppress(OSError):
                 out.rmdir()
+
+
+def _acquire(out: Path) -> tuple[FileLock, bool]:
+    """Returns the lock of a folder, which this thread now holds, and whether it did before."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
+        nested = lock.is_locked
+        lock.acquire()
+        return lock, nested
+    except Timeout:
+        raise ValueError(
+            f"{str(out)!r} is being written by {_holder(out)}: wait until it ends, "
+            "or give another folder."
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"cannot write into {str(out)!r}: {reason}. Give another folder."
+        ) from None
 
 
 @contextmanager

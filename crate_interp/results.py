@@ -119,6 +119,10 @@ class Result:
         """Returns what a notebook shows below the headline."""
         return self._table(self.MAIN).head(20)
 
+    def _check(self) -> None:
+        """Raises any error if the tables and settings of a loaded result cannot be read."""
+        self._repr_html_()
+
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
@@ -157,11 +161,11 @@ class Result:
         meta.pop("files", None)
         result = cls(tables, meta)
         try:
-            result.headline()
+            result._check()
         except Exception as error:  # from a table or a setting that a stranger made
             raise ValueError(
                 f"{str(folder)!r} is no saved {cls.__name__}: {type(error).__name__} where its "
-                "finding is read. Save the result again."
+                "tables are read. Save the result again."
             ) from error
         return result
 

@@ -113,7 +113,7 @@ def _check_size(path: Path) -> None:
         most = max(_VALUES, _PER_BYTE * path.stat().st_size)
         if claimed > most:
             raise ValueError(f"it claims {claimed:,} values, more than its size allows")
-        texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
+        texts = _texts(file)
     if texts:
         table = parquet.read_table(path, columns=texts, read_dictionary=texts)
         length = sum(_length(column) for column in table.columns)
@@ -121,10 +121,17 @@ def _check_size(path: Path) -> None:
             raise ValueError(f"it claims {length:,} characters, more than its size allows")
 
 
-def _is_text(kind: Any) -> bool:
-    import pyarrow.types as types
+def _texts(file: Any) -> list[str]:
+    """Returns the columns of a parquet file that hold texts or bytes.
 
-    return types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind)
+    Raises ValueError if such values are inside of other ones, which no table of ours has.
+    """
+    leaves = [file.schema.column(place) for place in range(file.metadata.num_columns)]
+    texts = [leaf for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    nested = [leaf.path for leaf in texts if leaf.path not in file.schema_arrow.names]
+    if nested:
+        raise ValueError(f"its column {nested[0]} holds texts inside of lists")
+    return [leaf.path for leaf in texts]
 
 
 def _length(column: "ChunkedArray") -> int:

@@ -91,6 +91,15 @@ class SweepResult(Result):
             f"before in {falls} of {len(change)} layers."
         )
 
+    def _check(self) -> None:
+        super()._check()
+        for name, (unit, low, high, how) in self.meta["statistics"].items():
+            probe, statistic = name.split(".")
+            bounds = all(isinstance(bound, (int, float, type(None))) for bound in (low, high))
+            if not bounds or {type(text) for text in (unit, how, statistic)} != {str}:
+                raise ValueError(f"the statistic {name} is not described")
+            self.meta["probes"][probe]["settings"].items()
+
     def _shown(self) -> pd.DataFrame:
         return self._table("heads").head(20)  # a probe may have numbers per head alone
 

@@ -1,0 +1,386 @@
+"""Folders are whole or refused: at every step of a save, for every writer, in every old folder."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import crate_interp as ci
+from conftest import FIXTURES, make
+from crate_interp.files import write, write_text
+from crate_interp.folders import LOCK, is_inside, listed, locked, replacing
+from crate_interp.models.digest import model_digest
+from killing import died_at
+
+INDEX = "meta.json"
+CHAT = FIXTURES / "nanochat_crate_alpha"
+
+
+def files_of(folder):
+    """Name -> content of every file below a folder."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def put(folder, content, **files):
+    with replacing(folder, INDEX, {"run": content}) as stage:
+        for name, text in files.items():
+            place = stage / name.replace("__", "/")
+            place.parent.mkdir(exist_ok=True)
+            write_text(place.with_suffix(".txt"), text)
+
+
+@pytest.fixture(scope="module")
+def sweeps():
+    """Results of two models on the same data."""
+    data = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    options = dict(probes="sparsity", controls=0, progress=False)
+    return [
+        ci.sweep(make(seed=seed, model_name=f"model-{seed}"), data, **options) for seed in (0, 1)
+    ]
+
+
+def test_files_take_their_place_together(tmp_path):
+    out = tmp_path / "deep" / "er"
+    put(out, 1, a="1", b="2", figures__c="3")
+    assert set(files_of(out)) == {"a.txt", "b.txt", "figures/c.txt", INDEX}
+    assert set(listed(out / INDEX)) == {"a.txt", "b.txt", "figures/c.txt"}
+    (out / "mine.docx").write_text("kept")
+    before = files_of(out)
+    with pytest.raises(ZeroDivisionError), replacing(out, INDEX, {}) as stage:
+        (stage / "a.txt").write_text("other")
+        _ = 1 / 0
+    assert files_of(out) == before  # nothing has changed, and nothing is left of the stage
+    put(out, 2, a="1", d="4")
+    assert set(files_of(out)) == {"a.txt", "d.txt", INDEX, "mine.docx"}
+    assert not (out / "figures").exists()
+
+
+def steps_of(old, work, judge, tmp_path):
+    """Lets `work` die at each of its steps over a copy of an old folder; returns the verdicts."""
+    verdicts, step = [], 0
+    while True:
+        out = tmp_path / f"step-{step}"
+        shutil.copytree(old, out)
+        died = died_at(step, lambda out=out: work(out))
+        verdicts.append(judge(out))
+        assert not any(name.endswith(".part") for name in files_of(out)) or died
+        if not died:
+            return verdicts
+        work(out)  # and the next run goes through, whatever the dead one left
+        assert judge(out) == "new"
+        assert not [path for path in out.iterdir() if path.name.startswith(".")]
+        step += 1
+
+
+@pytest.mark.parametrize("kind", ["save", "pages"])
+def test_a_result_that_dies_at_any_step_is_one_of_two_wholes_or_refused(sweeps, kind, tmp_path):
+    first, second = sweeps
+
+    def work(out, result=second):
+        if kind == "save":
+            result.save(out)
+            return
+        with result.saved_with_pages(out) as stage:
+            write_text(stage / "page.html", result.meta["model"])
+
+    def judge(out):
+        try:
+            loaded = ci.SweepResult.load(out)
+        except ValueError as error:
+            assert "a save that was cut short" in str(error).lower() and "\n" not in str(error)
+            return "refused"
+        name = "old" if loaded.meta["model"] == first.meta["model"] else "new"
+        wanted = first if name == "old" else second
+        for table in wanted.STORED:
+            pd.testing.assert_frame_equal(loaded.stored[table], wanted.stored[table])
+        page = out / "page.html"
+        assert not page.exists() or page.read_text() == loaded.meta["model"]
+        return name
+
+    work(tmp_path / "old", first)
+    verdicts = steps_of(tmp_path / "old", work, judge, tmp_path)
+    assert {"old", "refused", "new"} == set(verdicts) and len(verdicts) > 15
+    assert verdicts[-1] == "new"
+
+
+def test_a_model_that_dies_at_any_step_is_one_of_two_wholes_or_refused(tmp_path):
+    old, new = make("crate"), make("crate", seed=1)
+
+    def judge(out):
+        try:
+            digest = model_digest(ci.load(out))
+        except ci.CheckpointError as error:
+            assert "has no config.json" in str(error)
+            return "refused"
+        return {model_digest(old): "old", model_digest(new): "new"}[digest]
+
+    old.save_pretrained(tmp_path / "old")
+    verdicts = steps_of(tmp_path / "old", new.save_pretrained, judge, tmp_path)
+    assert {"old", "refused", "new"} == set(verdicts)
+
+
+def test_files_of_two_saves_are_not_one_model(tmp_path):
+    one = make("crate").save_pretrained(tmp_path / "one")
+    two = make("crate", seed=1, eta=0.2).save_pretrained(tmp_path / "two")
+    shutil.copy(two / "config.json", one / "config.json")
+    with pytest.raises(ci.CheckpointError, match="model.safetensors does not belong to .*config"):
+        ci.load(one)
+    chat = ci.load(CHAT).save_pretrained(tmp_path / "chat")
+    (chat / "tokenizer.json").write_text("{}")
+    with pytest.raises(ci.CheckpointError, match="tokenizer.json does not belong to"):
+        ci.load(chat)
+
+
+def test_a_folder_of_an_earlier_version_loads_and_loses_its_tokenizer(tmp_path):
+    folder = ci.load(CHAT).save_pretrained(tmp_path / "chat")
+    config = json.loads((folder / "config.json").read_text())
+    assert set(config.pop("files")) == {"model.safetensors", "tokenizer.json"}
+    (folder / "config.json").write_text(json.dumps(config))
+    ci.load(folder)
+    (folder / "notes.txt").write_text("mine")
+    make("crate").save_pretrained(folder)
+    assert set(files_of(folder)) == {"README.md", "config.json", "model.safetensors", "notes.txt"}
+
+
+def test_the_same_result_again_keeps_its_pages(sweeps, tmp_path):
+    with sweeps[0].saved_with_pages(tmp_path) as stage:
+        write_text(stage / "page.html", "of the first")
+    sweeps[0].save(tmp_path)
+    assert (tmp_path / "page.html").exists() and "page.html" in listed(tmp_path / INDEX)
+    sweeps[1].save(tmp_path)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_fails_costs_no_table(sweeps, tmp_path):
+    with pytest.raises(OSError), sweeps[1].saved_with_pages(tmp_path / "o"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    loaded = ci.SweepResult.load(tmp_path / "o")
+    assert loaded.meta == sweeps[1].meta
+
+
+def test_a_page_that_was_edited_is_named(sweeps, tmp_path):
+    with sweeps[0].saved_with_pages(tmp_path) as stage:
+        write_text(stage / "page.html", "words")
+    (tmp_path / "page.html").write_text("other words")
+    with pytest.warns(UserWarning, match="page.html' is not the file that was saved"):
+        ci.SweepResult.load(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_leaves_the_old_whole(sweeps, call, tmp_path, monkeypatch):
+    sweeps[0].save(tmp_path)
+    before = files_of(tmp_path)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if call == "write":
+        monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    else:
+        monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left"):
+        sweeps[1].save(tmp_path)
+    monkeypatch.undo()
+    assert files_of(tmp_path) == before
+
+
+def test_ctrl_c_while_files_take_their_place_finishes_first(sweeps, tmp_path, monkeypatch):
+    sweeps[0].save(tmp_path)
+    real, calls = os.replace, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps[1].save(tmp_path)
+    monkeypatch.undo()
+    assert ci.SweepResult.load(tmp_path).meta == sweeps[1].meta
+
+
+HOLDER = """
+import sys, time
+from crate_interp.folders import replacing
+with replacing(sys.argv[1], "meta.json", {}) as stage:
+    (stage / "a.txt").write_text("half")
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_writer_is_refused_and_a_dead_one_is_not(sweeps, tmp_path):
+    sweeps[0].save(tmp_path)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "ready\n"
+            words = rf"is being written by process {holder.pid} on \S+: wait until it ends"
+            with pytest.raises(ValueError, match=words):
+                sweeps[1].save(tmp_path)
+            data = torch.randn(2, 3, 6, 20)
+            with pytest.raises(ValueError, match=words):
+                ci.report(make(), data, tmp_path)
+            with pytest.raises(ValueError, match=words):
+                make().save_pretrained(tmp_path)
+            assert ci.SweepResult.load(tmp_path).meta == sweeps[0].meta
+        finally:
+            holder.kill()
+    assert any(path.name.startswith(".crate-interp-new-") for path in tmp_path.iterdir())
+    sweeps[1].save(tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert ci.SweepResult.load(tmp_path).meta == sweeps[1].meta
+
+
+def test_a_lock_is_one_threads_own_and_nests(tmp_path):
+    said = []
+
+    def other():
+        try:
+            with locked(tmp_path):
+                said.append("in")
+        except ValueError as error:
+            said.append(str(error))
+
+    with locked(tmp_path), locked(tmp_path / "."):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert f"process {os.getpid()} on" in said[0] and (tmp_path / LOCK).exists()
+    other()
+    assert said[1:] == ["in"] and not list(tmp_path.iterdir())
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "new"):
+        _ = 1 / 0
+    assert not (tmp_path / "new").exists()
+
+
+NAMES = st.lists(
+    st.one_of(
+        st.sampled_from(["..", ".", "", "a", "~", "\0", "C:", "a\\b", "x.png", "figures", LOCK]),
+        st.text(st.characters(codec="utf-8"), max_size=5),
+    ),
+    min_size=1,
+    max_size=6,
+).map("/".join)
+
+
+@given(NAMES, st.sampled_from(["", ".png", ".parquet", ".txt", ".sh"]))
+def test_no_name_leads_out_of_the_folder(tmp_path_factory, name, suffix):
+    out = Path("/somewhere/out")
+    if is_inside(name + suffix):
+        place = Path(os.path.normpath(out / (name + suffix)))
+        assert out in place.parents and not place.name.startswith(".") and suffix != ".sh"
+
+
+def victim(tmp_path):
+    """A file outside of the folder that is written, and one of the user's inside of it."""
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "x.png").write_text("precious")
+    out = tmp_path / "runs" / "out"
+    out.mkdir(parents=True)
+    (out / "thesis.docx").write_text("precious too")
+    return out
+
+
+def test_nothing_outside_is_removed_by_names_in_an_old_folder(sweeps, tmp_path):
+    out = victim(tmp_path)
+    outside = tmp_path / "victim" / "x.png"
+    names = ["../../victim/x.png", str(outside), "figures/../../../victim/x.png", "thesis.docx"]
+    names += [LOCK, "", ".", "..", "\0.png", "a\\..\\x.png"]
+    meta = {"result": "sweep", "format": 1, "files": dict.fromkeys(names, "sha256:0")}
+    for content in (meta, meta | {"statistics": {"../../victim/x": 3}}, [meta], "{" * 10**5):
+        text = content if isinstance(content, str) else json.dumps(content)
+        (out / INDEX).write_text(text)
+        sweeps[0].save(out)
+        assert ci.SweepResult.load(out).meta == sweeps[0].meta
+    assert outside.read_text() == "precious" and (out / "thesis.docx").exists()
+
+
+def test_a_link_in_an_old_folder_leads_nowhere(sweeps, tmp_path):
+    out = victim(tmp_path)
+    (out / "figures").symlink_to(tmp_path / "victim")
+    with (
+        pytest.raises(ValueError, match="figures' is a link: remove it, or give another"),
+        sweeps[0].saved_with_pages(out) as stage,
+    ):
+        (stage / "figures").mkdir()
+        (stage / "figures" / "x.png").write_text("new")
+    assert (tmp_path / "victim" / "x.png").read_text() == "precious"
+    (out / "samples.parquet").unlink()
+    (out / "samples.parquet").symlink_to(tmp_path / "victim" / "x.png")
+    sweeps[1].save(out)  # the link is replaced, not what it leads to
+    assert (tmp_path / "victim" / "x.png").read_text() == "precious"
+    os.remove(out / "samples.parquet")
+    (out / "samples.parquet").mkdir()
+    with pytest.raises(ValueError, match="samples.parquet' is a folder, wanted a file"):
+        sweeps[0].save(out)
+
+
+@pytest.mark.parametrize("old", ["missing column", "statistics: 3", "deep", "pipe"])
+def test_a_report_into_a_strange_folder_loses_nothing(sweeps, old, tmp_path):
+    sweeps[0].save(tmp_path)
+    if old == "missing column":
+        table = sweeps[0].table("samples").drop(columns="layer")
+        table.to_parquet(tmp_path / "samples.parquet")
+    elif old == "statistics: 3":
+        meta = json.loads((tmp_path / INDEX).read_text())
+        (tmp_path / INDEX).write_text(json.dumps(meta | {"statistics": 3}))
+    else:
+        (tmp_path / INDEX).unlink()
+        if old == "deep":
+            (tmp_path / INDEX).write_text("[" * 10**5)
+        else:
+            os.mkfifo(tmp_path / INDEX)
+    data = torch.randn(3, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    page = ci.report(make(), data, tmp_path, probes="sparsity", untrained=0, progress=False)
+    assert page.exists() and ci.SweepResult.load(tmp_path).meta["n_samples"] == 3
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path, parts, barrier = tmp_path / "page.html", [], threading.Barrier(2)
+
+    def save(text):
+        def writer(part):
+            parts.append(part)
+            part.write_text(text[:10])
+            barrier.wait()  # both are half-way
+            part.write_text(text)
+
+        write(path, writer)
+
+    threads = [threading.Thread(target=save, args=(letter * 5000,)) for letter in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(parts)) == 2 and set(path.read_text()) in ({"a"}, {"b"})
+    assert len(path.read_text()) == 5000 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_dead_writer_left_of_a_file_goes_after_a_week(tmp_path):
+    path = tmp_path / "page.html"
+    old, young = tmp_path / ".page.html.abc.part", tmp_path / ".page.html.def.part"
+    others = tmp_path / "mine.part", tmp_path / ".other.html.abc.part"
+    for part in (old, young, *others):
+        part.write_text("half")
+    for part in (old, *others):
+        os.utime(part, (time.time() - 8 * 24 * 3600,) * 2)
+    write_text(path, "whole")
+    assert not old.exists() and young.exists() and all(part.exists() for part in others)
+    with pytest.raises(ZeroDivisionError):
+        write(path, lambda part: 1 / 0)
+    assert path.read_text() == "whole" and len(list(tmp_path.iterdir())) == 4
