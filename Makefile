@@ -6,6 +6,7 @@
 # make bench      the benchmarks
 # make tables     audit the embedded models and print the table of the README
 # make fuzz       10,000 damaged files for each layout
+# make kill       200 SIGKILLs at random moments of everything that writes a folder
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures   open the pages in headless Chromium and keep screenshots in runs/pictures
 # make maskcut    300 grids against the dense solver, an hour
@@ -16,7 +17,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check fuzz bench maskcut pictures notebooks tables clean
+.PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -42,6 +43,9 @@ check: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py 10000
+
+kill: $(READY)
+	$(BIN)/python tests/kill.py 200
 
 bench: $(READY)
 	failed=0; for file in tests/benchmarks/bench_*.py; do \
