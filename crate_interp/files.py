@@ -38,8 +38,10 @@ def publish(part: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Waits until the bytes of a file are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Waits until the bytes of a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folder
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -1,7 +1,7 @@
 """Folders that are whole or not there: their files change together, and one writer at a time.
 
 The index of a folder, a JSON file such as meta.json, holds the digest of every other file. It is
-removed first and written last, so that a folder whose writer died has none.
+moved away first and written last, so that a folder whose writer died has none.
 """
 
 import json
@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from crate_interp.files import digest, flush, publish, write_text
 from crate_interp.words import plain
 
-LOCK, _STAGE = ".crate-interp.lock", ".crate-interp-new-"
+LOCK, _STAGE, _OLD = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-old.json"
 _MOST_FILES, _LONGEST_INDEX = 100_000, 2**26
 # What this library writes. Nothing else is removed, whatever an index says.
 _SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".safetensors")
@@ -119,7 +119,7 @@ def discard(folder: Path, index: str) -> None:
 
 def is_ours(path: Path) -> bool:
     """Tells whether a name in a folder is that of a lock or of what a dead writer began."""
-    return path.name == LOCK or path.name.startswith(_STAGE)
+    return path.name in (LOCK, _OLD) or path.name.startswith(_STAGE)
 
 
 def listed(path: Path) -> dict[str, str]:
@@ -180,7 +180,7 @@ def _prepare(
     """Writes the index into the stage and returns what has to be moved and removed."""
     new = sorted(path for path in stage.rglob("*") if path.is_file())
     digests = {path.relative_to(stage).as_posix(): digest(path) for path in new}
-    old = listed(out / index)
+    old = listed(out / index) or listed(out / _OLD)  # where a writer died before
     same = {name for name in digests if old.get(name) == digests[name]}
     same -= set(differs(out, {name: digests[name] for name in same}))
     moved = [name for name in digests if name not in same]
@@ -203,8 +203,8 @@ def _commit(
     """Puts the staged files into their places, the index last. May be called again."""
     if not (stage / index).exists():
         return
-    if changes:
-        (out / index).unlink(missing_ok=True)
+    if changes and (out / index).exists():
+        os.replace(out / index, out / _OLD)
         flush(out)
     _remove(out, gone)
     for name in moved:
@@ -213,6 +213,7 @@ def _commit(
             os.replace(stage / name, out / name)
     flush(out)
     os.replace(stage / index, out / index)
+    (out / _OLD).unlink(missing_ok=True)
     flush(out)
 
 
@@ -231,4 +232,4 @@ def _check_place(out: Path, name: str) -> None:
     if links:
         raise ValueError(f"{str(links[0])!r} is a link: remove it, or give another folder.")
     if path.is_dir() and not path.is_symlink():
-        raise ValueError(f"{str(path)!r} is a folder, wanted a file: remove it, or give another.")
+        raise ValueError(f"{str(path)!r} is a folder, wanted a file: remove it.")
