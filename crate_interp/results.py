@@ -13,6 +13,7 @@ import pandas as pd
 from crate_interp import checks, ranges
 from crate_interp.folders import locked, replacing
 from crate_interp.saved import FORMAT, META, read_meta, read_tables
+from crate_interp.words import plain
 
 ENOUGH = (
     32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
@@ -106,7 +107,7 @@ class Result:
         )
 
     def _words(self) -> str:
-        return f"{self.headline()} {self.caution()}".strip()
+        return plain(f"{self.headline()} {self.caution()}", longest=2000)  # it may quote names
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self._words()}"

@@ -65,7 +65,8 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
         for field, value in values.items()
         if value is not None and field not in ("labels", "family")
     }
-    fields = "\n".join(f"| {field} | {plain(value)} |" for field, value in shown.items())
+    rows = {field: plain(value).replace("|", "\\|") for field, value in shown.items()}
+    fields = "\n".join(f"| {field} | {words} |" for field, words in rows.items())
     params = sum(value.numel() for value in weights.values())
     return _CARD.format(name=plain(name), params=params, family=values["family"], fields=fields)
 
