@@ -6,6 +6,8 @@ from numbers import Integral, Real
 from typing import Any
 
 _MOST = 2**31
+MOST_PIXELS = 50_000_000  # of one picture: with the copies that Pillow makes about 1 GB
+MOST_PATCHES = 65_536  # of one picture: one head's pattern of so many takes 17 GB
 
 
 def is_int(value: object) -> bool:
@@ -38,6 +40,28 @@ def size(name: str, value: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
         raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
     return int(pair[0]), int(pair[1])
+
+
+def pixels(what: str, height: int, width: int) -> None:
+    """Raises ValueError, naming `what`, for a picture of more than 50,000,000 pixels.
+
+    It holds for pictures in files and for what a config makes of them.
+    """
+    if height * width > MOST_PIXELS:
+        raise ValueError(
+            f"{what} is {height:,} x {width:,}, which is too large: "
+            f"a picture may have {MOST_PIXELS:,} pixels. Make it smaller, or leave it out."
+        )
+
+
+def patches(what: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Raises ValueError, naming `what`, for a picture of more than 65,536 patches."""
+    count = (size[0] // patch[0]) * (size[1] // patch[1])
+    if count > MOST_PATCHES:
+        raise ValueError(
+            f"{what} is {size[0]:,} x {size[1]:,}, which is {count:,} patches: "
+            f"a model takes {MOST_PATCHES:,}. Make it smaller."
+        )
 
 
 def flag(name: str, value: Any) -> bool:

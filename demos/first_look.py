@@ -92,7 +92,7 @@ def save(figure: Figure, out: Path) -> None:
     """Saves 1,720 pixels across in 256 colours, so that the file stays small."""
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=200, format="png")
-    picture = Image.open(drawn).convert("RGB")
+    picture = Image.open(drawn, formats=("PNG",)).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
 
 

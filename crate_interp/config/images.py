@@ -37,6 +37,7 @@ class ImageConfig(CrateConfig):
     `image_size` and `patch_size` take an int or (h, w) and are stored as (h, w). `resize`,
     `crop`, `interpolation`, `mean` and `std` say what `model.preprocess` does: `resize` is the
     length of the shorter side, or (h, w). `interpolate_pos` lets images of other sizes in.
+    Raises ValueError for sizes above 50,000,000 pixels or 65,536 patches.
     """
 
     checked: ClassVar[dict[str, Check]] = CrateConfig.checked | {
@@ -63,6 +64,10 @@ class ImageConfig(CrateConfig):
 
     def _check_kind(self) -> None:
         (height, width), (patch_h, patch_w) = self.image_size, self.patch_size
+        for name in ("image_size", "patch_size", "resize", "crop"):
+            if getattr(self, name) is not None:
+                checks.pixels(name, *checks.size(name, getattr(self, name)))
+        checks.patches("image_size", self.image_size, self.patch_size)
         if height % patch_h or width % patch_w:
             nearest = (
                 height // patch_h * patch_h or patch_h,

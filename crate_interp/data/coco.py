@@ -2,32 +2,37 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from operator import index
-from os.path import expanduser
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool
 from PIL import Image
 from torch import Tensor
 
 from crate_interp import checks
-from crate_interp.data.coco_regions import check_region, region
+from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_of
 from crate_interp.data.files import inside, names_and_sizes, path_and_option
 from crate_interp.data.masks import IGNORE, class_maps
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
-from crate_interp.pictures import check_image
+from crate_interp.pictures import Later, check_file, check_image, quoted
+from crate_interp.words import plain
 
 _NEEDED = {  # table -> what its rows must have
     "images": ("id", "file_name", "width", "height"),
     "annotations": ("id", "image_id", "category_id", "segmentation"),
     "categories": ("id",),
 }
-_USABLE = {  # field -> whether a value of it can be used; the others are whole numbers
+_USABLE = {  # field -> whether a value of it can be used; the others are ids
     "file_name": lambda value: isinstance(value, str),
     "segmentation": lambda value: True,
+    "width": lambda value: checks.is_int(value) and 0 < value < 2**31,
+    "height": lambda value: checks.is_int(value) and 0 < value < 2**31,
 }
+MOST_COVERED = 10_000_000_000  # pixels painted in one class map, one over another: some seconds
 
 
 def coco_samples(
@@ -39,18 +44,21 @@ def coco_samples(
 
     "ANNOTATIONS.json" alone takes the images beside it. Classes are the categories, numbered
     from 1 in the order of their ids. Where objects overlap the smaller one is on top; crowds
-    are 255, below the objects. There are no labels.
+    are 255, below the objects. There are no labels. Images are turned upright as their EXIF
+    orientation says; width, height and annotations are those of the upright image.
 
     Raises ValueError if pycocotools is missing, for files that are not in COCO's format,
     for more than 254 categories, for names that lead out of the folder, and for images that are
-    missing or have another size.
+    missing or have another size. What is too large is refused before it is drawn: images of more
+    than 50,000,000 pixels, and annotations of one image that cover more than MOST_COVERED pixels
+    or whose edges are longer than MOST_EDGE.
     """
     _pycocotools()
     path, option = path_and_option(where)
     folder = Path(expanduser(option)) if option else path.parent
     tables = _read(path)
-    if not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is no folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
+    if not isdir(folder):
+        raise ValueError(f"{quoted(folder)} is no folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
     images, classes = tables["images"], _classes(path, tables["categories"])
     paths = _image_files(path, folder, images)
     regions = _by_image(path, tables, classes)
@@ -60,12 +68,13 @@ def coco_samples(
     def read_masks(start: int, stop: int) -> Tensor:
         assert preprocess_masks is not None
         maps = [
-            _class_map((row["height"], row["width"]), regions[row["id"]], classes)
+            Later(
+                partial(_class_map, (row["height"], row["width"]), regions[row["id"]], classes),
+                f"the mask of image {row['id']}",
+            )
             for row in images[start:stop]
         ]
-        return class_maps(
-            preprocess_masks, [Image.fromarray(drawn) for drawn in maps], binary=False
-        )
+        return class_maps(preprocess_masks, maps, binary=False)
 
     return picture_samples(
         paths, f"coco:{listing}", preprocess, read_masks if preprocess_masks else None
@@ -120,36 +129,45 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
     Raises ValueError if a table, or a field of a row, is missing.
     """
+    what = f"the annotations {quoted(path)}"
+    check_file(path, what)
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"cannot read the annotations {str(path)!r}: {error}") from None
+        raise ValueError(f"cannot read {what}: {plain(error)}") from None
     for table, fields in _NEEDED.items():
         rows = content.get(table) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(
-                f"{str(path)!r} is no file of COCO annotations: it has no list of {table}."
+                f"{quoted(path)} is no file of COCO annotations: it has no list of {table}."
             )
         for number, row in enumerate(rows):
             for field in fields:
-                if field not in row or not _USABLE.get(field, checks.is_int)(row[field]):
+                if field not in row or not _USABLE.get(field, _is_id)(row[field]):
                     raise ValueError(
-                        f"{str(path)!r}: number {number} of its {table} has no {field} "
+                        f"{quoted(path)}: number {number} of its {table} has no {field} "
                         "that can be used."
                     )
         if len({row["id"] for row in rows}) != len(rows):
-            raise ValueError(f"{str(path)!r} gives an id twice in its {table}.")
+            raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
     return content
 
 
+def _is_id(value: Any) -> bool:
+    # larger numbers can be chosen so that all of them fall into one place of a dict
+    return checks.is_int(value) and -(2**53) < value < 2**53
+
+
 def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list[Path]:
+    for row in images:
+        checks.pixels(f"image {row['id']} in {quoted(path)}", row["height"], row["width"])
     paths = [inside(folder, row["file_name"], path) for row in images]
     for row, file in zip(images, paths, strict=True):
         width, height = check_image(file)
         if (row["width"], row["height"]) != (width, height):
             raise ValueError(
-                f"{str(path)!r} gives {row['file_name']!r} as {row['height']} x {row['width']}, "
-                f"the image is {height} x {width}: masks would not lie on it."
+                f"{quoted(path)} gives {quoted(row['file_name'])} as {row['height']} x "
+                f"{row['width']}, the image is {height} x {width}: masks would not lie on it."
             )
     return paths
 
@@ -158,7 +176,7 @@ def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
     """Returns the class of each id of a category."""
     if len(categories) >= IGNORE:
         raise ValueError(
-            f"{str(path)!r} has {len(categories)} categories: class maps hold 254 at most."
+            f"{quoted(path)} has {len(categories)} categories: class maps hold 254 at most."
         )
     return {
         identity: number
@@ -172,33 +190,42 @@ def _by_image(
     """Returns the annotations of each id of an image; all of them can be drawn."""
     images = {row["id"]: row for row in tables["images"]}
     found: dict[int, list[dict[str, Any]]] = {identity: [] for identity in images}
+    work: dict[int, tuple[int, int]] = {}
     for row in tables["annotations"]:
-        what = f"annotation {row['id']} in {str(path)!r}"
+        what = f"annotation {row['id']} in {quoted(path)}"
         if row["image_id"] not in images or row["category_id"] not in classes:
             unknown = "image_id" if row["image_id"] not in images else "category_id"
             raise ValueError(f"{what} has the {unknown} {row[unknown]}, which is not in the file.")
         image = images[row["image_id"]]
-        check_region(row["segmentation"], (image["height"], image["width"]), what)
-        found[row["image_id"]].append(row)
+        more = check_region(row["segmentation"], (image["height"], image["width"]), what)
+        before = work.get(image["id"], (0, 0))
+        covered, edge = before[0] + more[0], before[1] + more[1]
+        if covered > MOST_COVERED or edge > MOST_EDGE:
+            raise ValueError(
+                f"the annotations of image {image['id']} in {quoted(path)} cover {covered:,} "
+                f"pixels or more, with edges of {edge:,}: {MOST_COVERED:,} and {MOST_EDGE:,} are "
+                "the most that is drawn. Leave some out."
+            )
+        work[image["id"]] = covered, edge
+        found[image["id"]].append(row)
     return found
 
 
 def _class_map(
     size: tuple[int, int], rows: list[dict[str, Any]], classes: dict[int, int]
-) -> UInt8[np.ndarray, "height width"]:
-    crowds = [region(row["segmentation"], size) for row in rows if row.get("iscrowd")]
+) -> Image.Image:
+    """Returns the classes of an image. No more than one map is in memory, and run lengths."""
+    drawn = np.zeros(size[::-1], np.uint8)  # column by column, as run lengths go
+    crowds = [(runs_of(row["segmentation"], size), IGNORE) for row in rows if row.get("iscrowd")]
     objects = [
-        (region(row["segmentation"], size), classes[row["category_id"]])
+        (runs_of(row["segmentation"], size), classes[row["category_id"]])
         for row in rows
         if not row.get("iscrowd")
     ]
-    drawn = np.zeros(size, np.uint8)
-    for pixels in crowds:
-        drawn[pixels] = IGNORE
-    by_size = sorted(objects, key=lambda pair: -pair[0].sum())
-    for pixels, number in by_size:  # the smallest last, on top
-        drawn[pixels] = number
-    return drawn
+    objects.sort(key=lambda pair: -pair[0][1::2].sum())  # the smallest last, on top
+    for runs, number in crowds + objects:
+        paint(drawn.reshape(-1), runs, number)
+    return Image.fromarray(np.ascontiguousarray(drawn.T))
 
 
 def _pycocotools() -> Any:

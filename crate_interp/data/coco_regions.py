@@ -1,107 +1,139 @@
-"""The region of one COCO annotation as pixels: polygons, or run lengths, plain or compressed.
+"""The region of one COCO annotation as run lengths: of polygons, or plain or compressed ones.
 
-Everything is checked before it is drawn: pycocotools takes all memory for a polygon with NaN,
-and shows whatever lies in memory for runs that are too short.
+Everything is checked before it is drawn: pycocotools takes all memory for a polygon with NaN or
+a long outline, and shows whatever lies in memory for runs that are too short.
 """
 
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Int64, UInt8
 
 from crate_interp import checks
+from crate_interp.words import plain
 
 # polygons [x, y, x, y, ...], or run lengths {"size": [height, width], "counts": ...}
 Segmentation = list[list[int | float]] | dict[str, Any]
+MOST_EDGE = 4_000_000  # run lengths, and pixels along outlines: pycocotools takes 80 bytes for each
+_LONGEST = 7  # characters of one number: 35 bits, more than any picture has pixels
 
 
-def region(segmentation: Segmentation, size: tuple[int, int]) -> Bool[np.ndarray, "height width"]:
-    """Returns the pixels of a segmentation; size is (height, width).
+def runs_of(segmentation: Segmentation, size: tuple[int, int]) -> Int64[np.ndarray, "run"]:
+    """Returns run lengths: pixels outside and inside by turns, column by column.
 
-    The segmentation must have passed `check_region`.
+    size is (height, width). The segmentation must have passed `check_region`.
     """
     if isinstance(segmentation, dict):
-        runs = _runs(segmentation["counts"])
-    else:
-        from pycocotools import mask
+        return _runs(segmentation["counts"])
+    from pycocotools import mask
 
-        polygons: Any = [polygon for polygon in segmentation if len(polygon) >= 6]
-        if not polygons:
-            return np.zeros(size, bool)
-        merged: Any = mask.merge(mask.frPyObjects(polygons, *size))
-        runs = _runs(merged["counts"].decode("ascii"))
-    # outside and inside by turns, column by column
-    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-    return flat.reshape(size[::-1]).T
+    polygons: Any = [polygon for polygon in segmentation if len(polygon) >= 6]
+    if not polygons:
+        return np.array([size[0] * size[1]])
+    merged: Any = mask.merge(mask.frPyObjects(polygons, *size))
+    return _compressed(merged["counts"].decode("ascii"))
 
 
-def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -> None:
-    """Raises ValueError for a segmentation that cannot be drawn in an image of this size.
+def paint(pixels: UInt8[np.ndarray, "pixel"], runs: Int64[np.ndarray, "run"], value: int) -> None:
+    """Writes a value into the pixels of a region, which lie column by column."""
+    ends = np.cumsum(runs)
+    for start, stop in zip(ends[0::2], ends[1::2], strict=False):  # the last run may be outside
+        pixels[start:stop] = value
 
-    size is (height, width); `what` is how the error calls the annotation. Polygons of fewer
-    than three points have no area and are left out.
+
+def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -> tuple[int, int]:
+    """Returns at most how many pixels a segmentation covers, and the length of its edge.
+
+    size is (height, width) of the image; `what` is how the error calls the annotation. Polygons
+    of fewer than three points have no area and are left out.
+
+    Raises ValueError for a segmentation that cannot be drawn in an image of this size.
     """
     try:
         if isinstance(segmentation, dict):
-            _check_runs(segmentation, size)
-        elif isinstance(segmentation, list):
-            for polygon in segmentation:
-                _check_polygon(polygon, size)
-        else:
-            raise ValueError(
-                f"it is {type(segmentation).__name__}, not a list of polygons or run lengths"
-            )
+            return _check_runs(segmentation, size)
+        if isinstance(segmentation, list):
+            found = [_check_polygon(polygon, size) for polygon in segmentation]
+            return sum(covered for covered, _ in found), sum(edge for _, edge in found)
+        raise ValueError(
+            f"it is {type(segmentation).__name__}, not a list of polygons or run lengths"
+        )
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
-        raise ValueError(f"the segmentation of {what} cannot be drawn: {error}.") from None
+        raise ValueError(f"the segmentation of {what} cannot be drawn: {plain(error)}.") from None
 
 
-def _check_polygon(polygon: Any, size: tuple[int, int]) -> None:
+def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
     points = np.asarray(polygon, dtype=np.float64)
     if points.ndim != 1 or len(points) % 2:
         raise ValueError(
             f"a polygon is a list x, y, x, y, ..., not one of shape {list(points.shape)}"
         )
-    for axis, side in (("x", size[1]), ("y", size[0])):
-        values = points["xy".index(axis) :: 2]
-        if not ((values >= -side) & (values <= 2 * side)).all():  # NaN is neither
-            raise ValueError(
-                f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}"
-            )
+    if not len(points):
+        return 0, 0
+    points = points.reshape(-1, 2)  # x, y
+    sides = np.array(size[::-1])
+    low, high = points.min(0), points.max(0)  # NaN if there is one
+    within = (low >= -sides) & (high <= 2 * sides)
+    if not within.all():
+        axis = "xy"[int(within.argmin())]
+        raise ValueError(
+            f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}"
+        )
+    steps = np.abs(points - np.roll(points, 1, 0)).max(1)
+    width, height = np.clip(high, 0, sides) - np.clip(low, 0, sides)
+    return int((width + 1) * (height + 1)), int(steps.sum()) + len(points)
 
 
-def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> None:
+def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> tuple[int, int]:
     if list(segmentation["size"]) != list(size):
-        raise ValueError(f"its size is {segmentation['size']}, the image is {size[0]} x {size[1]}")
-    runs = _runs(segmentation["counts"])
-    if any(run < 0 for run in runs) or sum(runs) != size[0] * size[1]:
+        raise ValueError(
+            f"its size is {plain(segmentation['size'], 60)}, the image is {size[0]} x {size[1]}"
+        )
+    counts = segmentation["counts"]
+    if isinstance(counts, (list, str)) and len(counts) > MOST_EDGE:
+        raise ValueError(f"its counts are longer than {MOST_EDGE:,}")
+    runs, pixels = _runs(counts), size[0] * size[1]
+    # each by itself first: a sum of strange numbers may be beyond what NumPy counts
+    if ((runs < 0) | (runs > pixels)).any() or runs.sum() != pixels:
         raise ValueError(
             f"its run lengths do not fill the {size[0]} x {size[1]} pixels of the image"
         )
+    return int(runs[1::2].sum()), len(runs)
 
 
-def _runs(counts: Any) -> list[int]:
-    """Returns run lengths, plain or compressed.
-
-    Compressed ones have 5 bits in each character. From the fourth on they are differences to
-    the last but one.
-    """
+def _runs(counts: Any) -> Int64[np.ndarray, "run"]:
+    """Returns run lengths, plain or compressed."""
     if isinstance(counts, list):
         if not all(checks.is_int(run) for run in counts):
             raise ValueError("its run lengths are not all whole numbers")
-        return counts
+        return np.array(counts, dtype=np.int64)
     if not isinstance(counts, str):
         raise ValueError(f"its counts are {type(counts).__name__}, not a list or a string")
-    numbers, value, shift = [], 0, 0
-    for bits in (ord(character) - 48 for character in counts):
-        if not 0 <= bits < 64:
-            raise ValueError("its counts hold characters that are none of a compressed run length")
-        value |= (bits & 31) << shift
-        shift += 5
-        if not bits & 32:  # the last character of a number; its fifth bit is the sign
-            numbers.append(value - (1 << shift) if bits & 16 else value)
-            value, shift = 0, 0
+    return _compressed(counts)
+
+
+def _compressed(counts: str) -> Int64[np.ndarray, "run"]:
+    """Returns the run lengths of a string, in time and memory that grow as its length does.
+
+    Each character has 5 bits of a number, the lowest first, and a sixth that says that more
+    follow. From the fourth on numbers are differences to the last but one.
+    """
+    bits = np.frombuffer(counts.encode("utf-8", "surrogatepass"), np.uint8).astype(np.int64) - 48
+    if ((bits < 0) | (bits > 63)).any():
+        raise ValueError("its counts hold characters that are none of a compressed run length")
+    ends = np.flatnonzero(bits < 32)
+    if not len(ends):
+        return np.zeros(0, np.int64)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > _LONGEST:
+        raise ValueError(f"its counts hold a number of more than {_LONGEST} characters")
+    bits = bits[: ends[-1] + 1]
+    place = np.arange(len(bits)) - np.repeat(starts, lengths)
+    numbers = np.add.reduceat((bits & 31) << (5 * place), starts)
+    negative = bits[ends] & 16  # the last character's fifth bit
+    numbers -= np.where(negative > 0, 1 << (5 * lengths), 0)
     # the first three are plain; then odd and even places are sums of their own
-    odd = list(accumulate(numbers[1::2]))
-    even = numbers[:1] + list(accumulate(numbers[2::2]))
-    return [(odd if place % 2 else even)[place // 2] for place in range(len(numbers))]
+    numbers[1::2] = np.cumsum(numbers[1::2])
+    numbers[2::2] = np.cumsum(numbers[2::2])
+    return numbers

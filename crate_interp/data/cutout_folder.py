@@ -1,5 +1,6 @@
 """A folder of objects with alpha as a data set: each is pasted on a background, with its mask."""
 
+from os.path import isdir
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from crate_interp.data.files import (
 )
 from crate_interp.data.masks import class_maps
 from crate_interp.data.samples import Preprocess, Samples
-from crate_interp.pictures import check_image, loaded
+from crate_interp.pictures import check_image, loaded, opened, quoted
+from crate_interp.words import plain
 
 SIDE = 224  # of a composite, before the model's own resize
 COVER = (0.03, 0.97)  # the share of its canvas that an object takes
@@ -38,11 +40,11 @@ def cutout_samples(
     Raises ValueError for missing folders, no objects, and backgrounds that cannot be read.
     """
     folder, option = path_and_option(where)
-    if not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
-    if option is not None and not (option.isascii() and option.isdecimal()):
+    if not isdir(folder):
+        raise ValueError(f"{quoted(folder)} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
+    if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
         raise ValueError(
-            f"cutouts:{where}: the seed {option!r} is no whole number: "
+            f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is no whole number: "
             "give cutouts:DIR:3 or the like."
         )
     seed = int(option or 0)
@@ -85,7 +87,7 @@ def _objects(folder: Path) -> list[Path]:
             else "there is no PNG or WebP file with"
         )
         raise ValueError(
-            f"the folder {str(folder)!r} has no objects: {looked} an alpha band that covers "
+            f"the folder {quoted(folder)} has no objects: {looked} an alpha band that covers "
             f"{COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."
         )
     return objects
@@ -93,7 +95,7 @@ def _objects(folder: Path) -> list[Path]:
 
 def _is_object(path: Path) -> bool:
     try:
-        with Image.open(path) as image:
+        with opened(path, "") as image:
             if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
                 return False
             share = np.mean(np.asarray(image.convert("RGBA").getchannel("A")) > 127)
@@ -103,12 +105,12 @@ def _is_object(path: Path) -> bool:
 
 
 def _backgrounds(folder: Path) -> list[Path]:
-    if not folder.is_dir():
+    if not isdir(folder):
         return []
     paths = pictures_under(folder)
     if not paths:
         raise ValueError(
-            f"the folder {str(folder)!r} has no images: put backgrounds there, or remove it."
+            f"the folder {quoted(folder)} has no images: put backgrounds there, or remove it."
         )
     for path in paths:
         check_image(path)

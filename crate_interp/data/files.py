@@ -1,11 +1,13 @@
 """Files of pictures: which there are, and their names in fingerprints and labels."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path, PureWindowsPath
 
-from PIL import Image
+from crate_interp.pictures import SUFFIXES, quoted
+from crate_interp.words import plain
 
 
 def path_and_option(text: str) -> tuple[Path, str | None]:
@@ -15,51 +17,81 @@ def path_and_option(text: str) -> tuple[Path, str | None]:
     """
     text = expanduser(text)  # Path.expanduser raises where a user is unknown
     before, colon, after = text.rpartition(":")
-    return (Path(text), None) if not colon or Path(text).exists() else (Path(before), after)
+    return (Path(text), None) if not colon or os.path.exists(text) else (Path(before), after)
 
 
-def pictures_under(folder: Path, suffixes: Sequence[str] = ()) -> list[Path]:
-    """Returns the files under a folder that have one of these endings, ordered by name.
+def pictures_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """Returns the paths under a folder that have one of these endings, ordered by name.
 
-    Without `suffixes`: the endings that Pillow knows. Links to files count. Links to folders
-    are not followed, because they may lead in a circle.
+    Folders are left out, whatever their names, and so are names that begin with a dot and what
+    lies in folders with such names. Links to files count, wherever they lead: who unpacked the
+    folder has allowed them. Links to folders are not followed, because they may lead in a circle.
+    Pipes, broken links and the like are listed; `check_image` refuses them by name.
     """
-    known = set(suffixes) or set(Image.registered_extensions())
-    return sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in known and _is_file(path)
-    )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # in a folder that may not be entered
-        return False
+    found, folders = [], [folder]
+    while folders:  # a loop: folders may lie in one another deeper than Python recurses
+        try:
+            entries = list(os.scandir(folders.pop()))
+        except OSError:  # it may not be entered, or its path is too long
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            elif Path(entry.name).suffix.lower() in suffixes and not os.path.isdir(entry.path):
+                found.append(Path(entry.path))
+    return sorted(found)
 
 
 def inside(folder: Path, name: str, where: Path) -> Path:
     """Returns the path of the file `name` in a folder.
 
     Links in the folder are the user's own and are followed. Raises ValueError for a name that
-    leads out of the folder; `where` is the list of names that the error blames.
+    leads out of the folder or that no file can have; `where` is the list of names that the error
+    blames.
     """
     parts = PureWindowsPath(name)  # takes both / and \ as separators
-    if not name or parts.anchor or ".." in parts.parts or "\0" in name:
+    if not name or parts.anchor or ".." in parts.parts or "\0" in name or not _can_be_asked(name):
         raise ValueError(
-            f"{str(where)!r} names the file {name!r}, which is not inside {str(folder)!r}: "
-            "it is not read."
+            f"{quoted(where)} names the file {quoted(name)}, which is not inside "
+            f"{quoted(folder)}: it is not read."
         )
     return folder / name
 
 
+def _can_be_asked(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
+        return False
+    return True
+
+
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
     """Returns a fingerprint of files made of their names and sizes. No content is read."""
-    listing = "\n".join(
-        f"{name} {path.stat().st_size}" for name, path in zip(names, paths, strict=True)
-    )
-    return f"names-and-sizes:sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
+    listing = hashlib.sha256()
+    for number, (name, path) in enumerate(zip(names, paths, strict=True)):
+        # bytes that are no UTF-8 count as they are; no name holds a zero
+        shown = name.encode("utf-8", "surrogateescape").replace(b"\n", b"\0")
+        listing.update(b"\n" * (number > 0) + shown + f" {path.stat().st_size}".encode())
+    return f"names-and-sizes:sha256:{listing.hexdigest()}"
 
 
 def first_folders(names: Sequence[str]) -> list[str] | None:
-    """Returns the first folder of every name as labels, or None where a file lies in no folder."""
-    return [name.split("/")[0] for name in names] if all("/" in name for name in names) else None
+    """Returns the first folder of every name as labels, or None where a file lies in no folder.
+
+    Labels are shown in tables and files: signs that would harm those are written as escapes.
+    Raises ValueError where the labels of two folders would be the same.
+    """
+    if not all("/" in name for name in names):
+        return None
+    folders = [name.split("/")[0] for name in names]
+    labels = {folder: plain(folder, 1000) for folder in dict.fromkeys(folders)}
+    shown: dict[str, str] = {}
+    for folder, label in labels.items():
+        if shown.setdefault(label, folder) != folder:
+            raise ValueError(
+                f"two folders {quoted(folder)} differ in signs that cannot be seen: rename one."
+            )
+    return [labels[folder] for folder in folders]

@@ -1,7 +1,7 @@
 """Images without masks: tensors, and folders of pictures."""
 
 import hashlib
-from os.path import expanduser
+from os.path import expanduser, isdir
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from crate_interp.data.files import first_folders, names_and_sizes, pictures_under
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 from crate_interp.measures.checks import all_finite
-from crate_interp.pictures import check_image
+from crate_interp.pictures import SUFFIXES, check_image, quoted
 
 
 def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
@@ -51,18 +51,23 @@ def folder_samples(
 ) -> Samples:
     """Returns the pictures under a folder, ordered by name. There are no masks.
 
-    Labels are the sub-folders, where every picture lies in one. Raises ValueError if there
-    is no such folder, where it has no pictures, and for a picture that cannot be read.
+    Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
+    crate_interp/pictures.py); other files, and names that begin with a dot, are skipped. They
+    are turned upright as their EXIF orientation says. Labels are the sub-folders, where every
+    picture lies in one.
+
+    Raises ValueError if there is no such folder, where it has no pictures, and for a picture
+    that cannot be read.
     """
     folder = Path(expanduser(where))
-    if not folder.is_dir():
+    if not isdir(folder):
         raise ValueError(
-            f"{str(folder)!r} is no folder: give imagefolder:DIR with a folder of images."
+            f"{quoted(folder)} is no folder: give imagefolder:DIR with a folder of images."
         )
     paths = pictures_under(folder)
     if not paths:
         raise ValueError(
-            f"the folder {str(folder)!r} has no images (files ending in .png, .jpg and the like)."
+            f"the folder {quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
         )
     for path in paths:
         check_image(path)

@@ -1,7 +1,6 @@
 """Class maps from masks as data sets store them."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
@@ -9,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from crate_interp.data.samples import Preprocess
+from crate_interp.pictures import Picture
 
 MODES = ("1", "L", "P")
 IGNORE = 255
@@ -45,7 +45,7 @@ def is_binary(masks: Iterable[Image.Image]) -> bool:
 
 
 def class_maps(
-    preprocess_masks: Preprocess, masks: Sequence[Image.Image | Path], binary: bool
+    preprocess_masks: Preprocess, masks: Sequence[Picture], binary: bool
 ) -> UInt8[Tensor, "batch height width"]:
     """Returns class maps of pictures or paths, after the model's resize and crop.
 

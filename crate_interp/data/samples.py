@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
-from PIL import Image
 from torch import Tensor
 
 from crate_interp import checks
+from crate_interp.pictures import Picture
 
 # Pictures, or uint8 images as an array, to a batch; `model.preprocess`, `model.preprocess_masks`.
-Pictures = Sequence[Image.Image | Path] | Tensor | np.ndarray
+Pictures = Sequence[Picture] | Tensor | np.ndarray
 Preprocess = Callable[[Pictures], Tensor]
 
 

@@ -4,6 +4,7 @@ Images are in JPEGImages/, masks in SegmentationClass/, lists of names in
 ImageSets/Segmentation/.
 """
 
+from os.path import isdir
 from pathlib import Path
 
 from torch import Tensor
@@ -16,7 +17,8 @@ from crate_interp.data.files import (
 )
 from crate_interp.data.masks import check_mask, class_maps
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
-from crate_interp.pictures import check_image, header
+from crate_interp.pictures import check_file, check_image, header, quoted
+from crate_interp.words import plain
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
@@ -29,34 +31,36 @@ def voc_samples(
     """Returns the images of "DIR:SPLIT" in the order of that list, or all of "DIR" with a mask.
 
     Without a split they are ordered by name. Masks hold classes as palette indices or grey
-    levels; 255 is ignored in every data set of this kind. There are no labels, because an image
-    has several classes.
+    levels; 255 is ignored in every data set of this kind. They lie on the images as these are
+    upright, by their EXIF orientation. There are no labels, because an image has several classes.
 
     Raises ValueError for missing folders, an unknown split, names without image or mask, and
     masks whose size is not that of their image.
     """
     folder, split = path_and_option(where)
-    if not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is no folder: give voc:DIR or voc:DIR:SPLIT.")
+    if not isdir(folder):
+        raise ValueError(f"{quoted(folder)} is no folder: give voc:DIR or voc:DIR:SPLIT.")
     for name in (IMAGES, MASKS):
-        if not (folder / name).is_dir():
+        if not isdir(folder / name):
             raise ValueError(
-                f"{str(folder)!r} has no folder {name}: "
+                f"{quoted(folder)} has no folder {name}: "
                 f"give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR."
             )
     images, masks = _by_name(folder / IMAGES), _by_name(folder / MASKS)
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
     if not names:
         raise ValueError(
-            f"the data is empty: no image in {str(folder / IMAGES)!r} has a mask in {MASKS}/."
+            f"the data is empty: no image in {quoted(folder / IMAGES)} has a mask in {MASKS}/."
         )
     for name in names:
         for kind, found in ((IMAGES, images), (MASKS, masks)):
             if name not in found:
                 raise ValueError(
-                    f"{name!r} of split {split!r} has no file in {str(folder / kind)!r}."
+                    f"{quoted(name)} of split {quoted(str(split))} has no file in "
+                    f"{quoted(folder / kind)}."
                 )
-        check_mask(*header(masks[name]), check_image(images[name]), repr(name))
+        mode, size = header(masks[name], f"the image {quoted(masks[name])}")
+        check_mask(mode, size, check_image(images[name]), quoted(name))
     pictures, drawn = [images[name] for name in names], [masks[name] for name in names]
     paths = [*pictures, *drawn]
     listing = names_and_sizes(paths, [path.relative_to(folder).as_posix() for path in paths])
@@ -80,16 +84,21 @@ def _split(folder: Path, split: str) -> list[str]:
     """Returns the names in the list of a split: the first word of every line."""
     known = sorted(path.stem for path in (folder / SPLITS).glob("*.txt"))
     if split not in known:
-        there = f"there is {', '.join(known)}" if known else f"there are no lists in {SPLITS}/"
+        there = (
+            f"there is {plain(', '.join(known), 1000)}"
+            if known
+            else f"there are no lists in {SPLITS}/"
+        )
         raise ValueError(
-            f"no split of {str(folder)!r} is called {split!r}: {there}. voc:DIR takes all masks."
+            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. "
+            "voc:DIR takes all masks."
         )
     path = folder / SPLITS / f"{split}.txt"
-    names = [
-        line.split()[0] for line in path.read_text(errors="replace").splitlines() if line.strip()
-    ]
+    check_file(path, f"the list of names {quoted(path)}")
+    text = path.read_text("utf-8", errors="surrogateescape")  # names of files are any bytes
+    names = [line.split()[0] for line in text.splitlines() if line.strip()]
     if not names:
-        raise ValueError(f"the data is empty: {str(path)!r} holds no name.")
+        raise ValueError(f"the data is empty: {quoted(path)} holds no name.")
     for name in names:
         inside(folder / IMAGES, name, path)
     return names

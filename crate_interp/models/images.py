@@ -1,20 +1,18 @@
 """What models of images share: checks of their input, preprocessing, and padding."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped, UInt8
-from PIL import Image
 from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.config import CrateConfig
 from crate_interp.models.masks import preprocess_masks
 from crate_interp.models.preprocess import preprocess
+from crate_interp.pictures import Picture
 
-Picture = Image.Image | str | Path
 Images = Picture | Sequence[Picture] | np.ndarray | Tensor
 
 
@@ -96,18 +94,21 @@ def pad_to_patch(
 
     The last row and column are repeated below and at the right. Any dtype is accepted, and images
     that fit already are returned unchanged. The model's maps of the added pixels mean nothing: cut
-    them to the old height and width. Raises ValueError for images without pixels.
+    them to the old height and width. Raises ValueError for images without pixels, and for a
+    patch that makes them larger than 50,000,000.
     """
     height, width = images.shape[-2:]
     if 0 in (height, width):
         raise ValueError(f"images are {height} x {width}: there is no pixel to repeat.")
     patch = checks.size("patch_size", patch_size)
-    rows, columns = (
-        torch.arange(side + -side % step, device=images.device).clamp(max=side - 1)
-        for side, step in zip((height, width), patch, strict=True)
-    )
-    if (len(rows), len(columns)) == (height, width):
+    above = [side + -side % step for side, step in zip((height, width), patch, strict=True)]
+    if above == [height, width]:
         return images
+    checks.pixels("a padded image", *above)
+    rows, columns = (
+        torch.arange(wanted, device=images.device).clamp(max=side - 1)
+        for wanted, side in zip(above, (height, width), strict=True)
+    )
     return images[..., rows, :][..., columns]
 
 

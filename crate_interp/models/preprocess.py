@@ -4,7 +4,6 @@ The steps are resize, centre crop, scale to [0, 1], normalise.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,11 +11,12 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from crate_interp import checks
 from crate_interp.config import CrateConfig
-from crate_interp.pictures import check_depth, loaded
+from crate_interp.pictures import Picture, check_depth, loaded
 
 # what may be one picture or several
-OneOrMore = Image.Image | str | Path | Sequence[Image.Image | str | Path]
+OneOrMore = Picture | Sequence[Picture]
 Pictures = OneOrMore | np.ndarray | Tensor
 
 _FILTERS = {
@@ -26,7 +26,6 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 _MODES = {1: "L", 3: "RGB"}
-_MOST_PIXELS = 100_000_000  # of a resized picture: a strip one pixel wide would take all memory
 
 
 def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch channels height width"]:
@@ -34,13 +33,14 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
 
     images: a PIL image, a path, a sequence of either, or a uint8 array or tensor
     `[batch, channels, height, width]`. A float tensor is taken as preprocessed and returned
-    unchanged. Pictures are first resized and cropped in the centre: `cfg.resize` (the shorter
-    side, or (h, w)), `cfg.interpolation`, `cfg.crop`; None leaves the step out. Colour is
-    converted to the model's channels.
+    unchanged. Pictures are turned upright as their EXIF orientation says. Then they are resized
+    and cropped in the centre: `cfg.resize` (the shorter side, or (h, w)), `cfg.interpolation`,
+    `cfg.crop`; None leaves the step out. Colour is converted to the model's channels.
 
     Raises ValueError for unreadable files, other dtypes or shapes, no images, a crop larger
-    than the picture, pictures whose size is not the model's after resize and crop, and a model
-    without mean and std.
+    than the picture, pictures whose size is not the model's after resize and crop, pictures of
+    more than 50,000,000 pixels (or 65,536 patches) before, between or after these steps, and a
+    model without mean and std.
     """
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
@@ -52,7 +52,7 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
     )
 
 
-def sequence(images: OneOrMore, kind: str = "image") -> list[Image.Image | str | Path]:
+def sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
     """Returns one or several pictures as a list.
 
     Raises ValueError for an empty sequence.
@@ -82,11 +82,12 @@ def resize_and_crop(
 ) -> Image.Image:
     """Returns the picture at the size that the model takes.
 
-    Raises ValueError, calling the picture `what`, where it has no pixels, the crop is larger
-    than the picture, or the size is not the model's in the end.
+    Raises ValueError, calling the picture `what`, where it has no pixels, a step would take too
+    many, the crop is larger than the picture, or the size is not the model's in the end.
     """
     if 0 in image.size:
         raise ValueError(f"{what} is {image.height} x {image.width}: it has no pixel.")
+    checks.pixels(what, image.height, image.width)
     if cfg.resize is not None:
         image = image.resize(_resized(cfg, image.size, what), resample)
     if cfg.crop is not None:
@@ -98,6 +99,7 @@ def resize_and_crop(
             f"the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: resize it, or load the "
             f"model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
         )
+    checks.patches(what, size, cfg.patch_size)
     return image
 
 
@@ -120,15 +122,16 @@ def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, i
     An int is the shorter side; the longer one is truncated as torchvision does.
     """
     if isinstance(cfg.resize, tuple):
-        return cfg.resize[1], cfg.resize[0]
-    longer = int(cfg.resize * max(size) / min(size))
-    if cfg.resize * longer > _MOST_PIXELS:
-        raise ValueError(
-            f"{what} is {size[1]} x {size[0]}: with its shorter side at resize={cfg.resize} the "
-            f"longer one has {longer:,} pixels, which is too large. Leave it out, or load the "
-            "model with resize=(h, w)."
-        )
-    return (cfg.resize, longer) if size[0] <= size[1] else (longer, cfg.resize)
+        height, width = cfg.resize
+        how = f"resized to {height} x {width} it"
+    else:
+        longer = int(cfg.resize * max(size) / min(size))
+        height, width = (longer, cfg.resize) if size[0] <= size[1] else (cfg.resize, longer)
+        how = f"with its shorter side at resize={cfg.resize} it"
+    checks.pixels(f"{what} is {size[1]} x {size[0]}: {how}", height, width)
+    # Pillow makes every row as wide as the result before it makes the columns as high
+    checks.pixels(f"{what} is {size[1]} x {size[0]}: half-way {how}", size[1], width)
+    return width, height
 
 
 def _crop_box(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int, int, int]:

@@ -1,6 +1,5 @@
 """The pages of an atlas: an index, and for each layer the tokens at which each atom was largest."""
 
-import io
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image
 from crate_interp.circuits import Atlas
 from crate_interp.circuits.effects import LOSSES
 from crate_interp.files import write_text
+from crate_interp.pictures import decoded
 from crate_interp.viz.page import fingerprints, render
 from crate_interp.words import cell
 
@@ -88,7 +88,7 @@ def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[Token]]]:
 
 def _strip(pictures: list[bytes]) -> Image.Image:
     """Returns square pictures side by side, with a white line between them."""
-    tiles = [np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")) for picture in pictures]
+    tiles = [np.asarray(decoded(picture, "a tile").convert("RGB")) for picture in pictures]
     side = len(tiles[0])
     strip = np.full((side, side * len(tiles), 3), 255, dtype=np.uint8)
     for place, tile in enumerate(tiles):

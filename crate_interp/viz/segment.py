@@ -1,16 +1,15 @@
 """The page of an evaluation of segmentation: scores beside chance, every head, and examples."""
 
-import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from crate_interp.files import write_text
 from crate_interp.measures import mass_mask
+from crate_interp.pictures import decoded
 from crate_interp.probes.masks import RESOLUTIONS, RULES
 from crate_interp.segmentation.result import CELL, SegmentResult
 from crate_interp.viz.page import model_name, render, sources
@@ -134,7 +133,7 @@ def _examples(result: SegmentResult) -> list[dict[str, Any]]:
 
 
 def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
-    picture, true = (Image.open(io.BytesIO(row[name])) for name in ("picture", "mask"))
+    picture, true = (decoded(row[name], f"a {name}") for name in ("picture", "mask"))
     values = np.asarray(row["map"], dtype=np.float32)
     found = mass_mask(torch.from_numpy(values), mass).numpy()
     grid = (row["rows"], row["columns"])
