@@ -70,18 +70,18 @@ def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
         )
     if not len(points):
         return 0, 0
-    points = points.reshape(-1, 2)  # x, y
-    sides = np.array(size[::-1])
-    low, high = points.min(0), points.max(0)  # NaN if there is one
-    within = (low >= -sides) & (high <= 2 * sides)
-    if not within.all():
-        axis = "xy"[int(within.argmin())]
-        raise ValueError(
-            f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}"
-        )
-    steps = np.abs(points - np.roll(points, 1, 0)).max(1)
-    width, height = np.clip(high, 0, sides) - np.clip(low, 0, sides)
-    return int((width + 1) * (height + 1)), int(steps.sum()) + len(points)
+    x, y = points[0::2], points[1::2]
+    covered, closing = 1, 0.0
+    for axis, values, side in (("x", x, size[1]), ("y", y, size[0])):
+        low, high = float(values.min()), float(values.max())
+        if not (low >= -side and high <= 2 * side):  # NaN is neither
+            raise ValueError(
+                f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}"
+            )
+        covered *= max(0, min(side, int(high) + 1) - max(0, int(low)))
+        closing = max(closing, high - low)  # at least the step from the last point to the first
+    steps = np.maximum(np.abs(x[1:] - x[:-1]), np.abs(y[1:] - y[:-1]))
+    return covered, int(steps.sum() + closing) + len(x)
 
 
 def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> tuple[int, int]:

@@ -1,0 +1,81 @@
+"""Files of pictures as strangers may make them, and tables of them."""
+
+import io
+import struct
+import zlib
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from conftest import PLAIN, make
+from crate_interp.data import open_data
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 6\n%%EndComments\n(x) print\n%%EOF\n"
+NAMES = {"PNG": "a.png", "JPEG": "a.jpg", "WEBP": "a.webp", "GIF": "a.gif", "BMP": "a.bmp",
+         "TIFF": "a.tif", "PPM": "a.ppm"}  # fmt: skip
+
+
+def picture(size=(31, 23)):
+    return Image.fromarray(PIXELS).resize(size, Image.Resampling.NEAREST)
+
+
+def file_of(image, form, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def table(cells, name="image", feature=None, **columns):
+    feature = feature or datasets.Image()
+    features = {name: feature} | {other: datasets.Image() for other in columns}
+    rows = {name: cells, **columns}
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+
+def cell(data):
+    return {"bytes": data, "path": None}
+
+
+def opened(model, data):
+    return open_data(data, model.preprocess, preprocess_masks=model.preprocess_masks)
+
+
+def refused(match, function, *given):
+    with pytest.raises(ValueError, match=match) as error:
+        function(*given)
+    assert len(str(error.value).splitlines()) == 1 and str(error.value).isprintable()
+
+
+def small():
+    """A model that takes pictures of any size."""
+    return make(resize=7, crop=(6, 7), image_size=(6, 7), patch_size=(2, 7), **PLAIN)
+
+
+def exif_of(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def tiff_with_tiles(side):
+    """A picture of 16 x 16 pixels in one tile, which unpacks to side x side."""
+    packed = zlib.compress(bytes(1 << 20))
+    rows = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side}
+    rows |= {324: 8 + 2 + 12 * 10 + 4, 325: len(packed)}
+    listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in rows.items())
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(rows)) + listed + bytes(4) + packed
+
+
+def png_with(*chunks, size=(20, 6)):
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes((size[0] + 1) * min(size[1], 100))))
+    more = b"".join(chunk(name, data) for name, data in chunks)
+    return b"\x89PNG\r\n\x1a\n" + head + more + pixels + chunk(b"IEND", b"")

@@ -1,0 +1,137 @@
+"""Folders of strangers: pipes and devices called pictures, links, and odd names."""
+
+import os
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import crate_interp as ci
+from crate_interp import pictures
+from crate_interp.data.files import pictures_under
+from strangers import file_of, opened, picture, refused, small
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small()
+
+
+def odd_files(folder):
+    """Paths that no picture can be read from, and what is said of them."""
+    os.mkfifo(folder / "pipe.png")
+    (folder / "zeros.png").symlink_to("/dev/zero")
+    (folder / "broken.png").symlink_to("nowhere.png")
+    (folder / "loop.png").symlink_to("loop.png")
+    (folder / "empty.png").touch()
+    with (folder / "long.png").open("wb") as file:
+        file.truncate(pictures.MOST_BYTES + 1)  # takes no place on the disk
+    odd = "it is a pipe, socket or device, not a file"
+    return {
+        "pipe.png": odd, "zeros.png": odd, "broken.png": "No such file", "empty.png": "is empty",
+        "loop.png": "Too many levels", "long.png": "1,073,741,825 bytes, and 1,073,741,824 are",
+    }  # fmt: skip
+
+
+def test_only_files_are_opened(model, tmp_path):
+    for place in ("odd", "voc/JPEGImages", "voc/SegmentationClass", "stamps/backgrounds", "things"):
+        (tmp_path / place).mkdir(parents=True)
+    refused("it is a folder, not a file", model.preprocess, tmp_path)
+    refused(r"the image 'a\\x00b': embedded null", model.preprocess, "a\0b")
+    refused("File name too long", model.preprocess, "a" * 5000)
+    refused(
+        "the image 'https://127.0.0.1/a.png': No such", model.preprocess, "https://127.0.0.1/a.png"
+    )
+    refused(r"the image 'a\\x1b\[2Jb': No such", model.preprocess, "a\x1b[2Jb")
+    for name, match in odd_files(tmp_path / "odd").items():
+        odd = tmp_path / "odd" / name
+        refused(f"cannot read the image '.*{name}': .*{match}", model.preprocess, odd)
+        refused(f"cannot read the mask '.*{name}': .*{match}", model.preprocess_masks, odd)
+        for place in ("voc/SegmentationClass", "voc/JPEGImages", "stamps/backgrounds", "things"):
+            picture().quantize(8).save(tmp_path / "voc/JPEGImages" / name)
+            picture().quantize(8).save(tmp_path / "voc/SegmentationClass" / name)
+            with suppress(FileNotFoundError):
+                (tmp_path / place / name).unlink()
+            odd.rename(tmp_path / place / name)
+            source = "voc" if place.startswith("voc") else "cutouts"
+            said = "has no objects" if place == "things" else f"the image '.*{name}': .*{match}"
+            refused(said, opened, model, f"{source}:{tmp_path / place.split('/')[0]}")
+            (tmp_path / place / name).rename(odd)
+        (tmp_path / "voc/JPEGImages" / name).unlink()
+        (tmp_path / "voc/SegmentationClass" / name).unlink()
+    refused(
+        "cannot read the image '.*broken.png'", opened, model, f"imagefolder:{tmp_path / 'odd'}"
+    )
+    refused("is no folder", opened, model, "imagefolder:" + "a" * 5000)
+    refused("is no folder", opened, model, f"imagefolder:{tmp_path / 'odd' / 'pipe.png'}")
+    lists = tmp_path / "voc/ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    os.mkfifo(lists / "val.txt")
+    picture().quantize(8).save(tmp_path / "voc/JPEGImages/a.png")
+    picture().quantize(8).save(tmp_path / "voc/SegmentationClass/a.png")
+    refused("list of names '.*val.txt': it is a pipe", opened, model, f"voc:{tmp_path / 'voc'}:val")
+
+
+def test_links_are_followed_to_files_and_not_to_folders(model, tmp_path):
+    """A link is the work of whoever unpacked the folder: the Hub's cache is made of them."""
+    for place in ("inside", "outside"):
+        (tmp_path / place).mkdir()
+        picture().save(tmp_path / place / f"{place}.png")
+    (tmp_path / "inside" / "link.png").symlink_to(tmp_path / "outside" / "outside.png")
+    (tmp_path / "inside" / "folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "inside" / "round").symlink_to(tmp_path / "inside")
+    names = [path.name for path in pictures_under(tmp_path / "inside")]
+    assert names == ["inside.png", "link.png"]
+    assert opened(model, f"imagefolder:{tmp_path / 'inside'}").n == 2
+
+
+@pytest.mark.parametrize(
+    "name", [b"\xff\xfe", b"new\nline", b"\x1b[2J", "\u202egnp".encode(), b"two  blanks", b"'"]
+)
+def test_odd_names_are_read_and_stray_files_are_skipped(model, tmp_path, name):
+    home = os.path.join(os.fsencode(tmp_path), b"data")
+    for place in (b"plain", name, b"folder.png", b".hidden", b"a" * 200, b"__MACOSX"):
+        os.makedirs(os.path.join(home, place))
+    good = file_of(picture(), "PNG")
+    for place in (b"plain/a.png", name + b"/" + name + b".png", b".hidden/b.png"):
+        Path(os.fsdecode(os.path.join(home, place))).write_bytes(good)
+    strays = [b".DS_Store", b"Thumbs.db", b"notes.txt", b"plain/._a.png", b"__MACOSX/._a.png"]
+    strays += [b"plain/empty", b"plain/a.PNG.part", b"plain/a.eps", b"plain/" + name]
+    for stray in strays:
+        Path(os.fsdecode(os.path.join(home, stray))).write_bytes(b"")
+    samples = opened(model, f"imagefolder:{os.fsdecode(home)}")
+    assert samples.n == 2 and set(samples.labels) > {"plain"}
+    assert all(label.isprintable() and label.encode() for label in samples.labels)
+    assert re.fullmatch(r"imagefolder:names-and-sizes:sha256:\w{64}", samples.fingerprint)
+    result = ci.sweep(model, samples, probes=["sparsity"], progress=False)
+    result.save(tmp_path / "result")
+    again = ci.SweepResult.load(tmp_path / "result").samples()
+    assert set(again["label"]) == set(samples.labels)
+    bad = Path(os.fsdecode(os.path.join(home, b"plain", name + b".jpg")))
+    bad.write_bytes(b"no picture")
+    refused("cannot read the image '.*plain/.*.jpg': it is no", opened, model,
+            f"imagefolder:{os.fsdecode(home)}")  # fmt: skip
+
+
+def test_names_that_cannot_be_told_apart(model, tmp_path):
+    for name in ("two blanks", "two  blanks"):
+        (tmp_path / name).mkdir()
+        picture().save(tmp_path / name / "a.png")
+    refused("two folders 'two blanks' differ in signs", opened, model, f"imagefolder:{tmp_path}")
+
+
+def test_folders_deeper_than_python_recurses(model, tmp_path):
+    picture().save(tmp_path / "a.png")
+    home = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(700):  # 4,900 characters are more than a path may have, too
+        os.mkdir("dddddd", dir_fd=home)
+        below = os.open("dddddd", os.O_RDONLY, dir_fd=home)
+        os.close(home)
+        home = below
+    os.close(home)
+    try:
+        assert opened(model, f"imagefolder:{tmp_path}").n == 1
+    finally:  # pytest would recurse
+        subprocess.run(["rm", "-rf", str(tmp_path / "dddddd")], check=True)
