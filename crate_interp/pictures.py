@@ -4,6 +4,7 @@ Formats are named: Pillow knows a file by its first bytes, and would start Ghost
 that is EPS, whatever its name. Size and format are checked before pixels are decoded.
 """
 
+import re
 import stat
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ SUFFIXES = (
     ".ppm", ".pgm", ".pbm", ".pnm",
 )  # fmt: skip
 MOST_BYTES = 2**30  # of one file
+MOST_SCANS = 100  # of a JPEG file: 75 bytes make libjpeg go through all pixels once more
 _LOADED_AS = (*FORMATS, "MPO")  # what Pillow calls a JPEG file of several pictures
 _TURNS = {  # EXIF orientation -> what turns the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -36,6 +38,8 @@ _TURNS = {  # EXIF orientation -> what turns the picture upright
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+_SCAN = b"\xff\xda"
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # but for those that stand in data
 _WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
@@ -190,6 +194,7 @@ def _upright(image: Image.Image, what: str) -> Image.Image:
     """Returns a picture with its pixels in memory, turned as its EXIF orientation says."""
     try:
         orientation = _orientation(image)
+        _check_scans(image)
         image.load()
         if image.format == "TIFF":  # Pillow has turned it, and forgotten the orientation
             orientation = _orientation(image)
@@ -200,6 +205,25 @@ def _upright(image: Image.Image, what: str) -> Image.Image:
         raise ValueError(f"cannot read {what}: {plain(error)}") from None
     turned.info = {name: kept for name, kept in image.info.items() if name not in _WHERE_EXIF_IS}
     return turned
+
+
+def _check_scans(image: Image.Image) -> None:
+    """Raises ValueError for a JPEG file of very many scans, before they are decoded."""
+    file: Any = getattr(image, "fp", None)
+    if file is None or image.format not in ("JPEG", "MPO"):
+        return
+    file.seek(0)
+    data = file.read()
+    if data.count(_SCAN) <= MOST_SCANS:  # the usual case, also where chance wrote some of them
+        return
+    place, scans = 2, 0
+    while marker := _MARKER.search(data, place):
+        place, scans = marker.end(), scans + (marker[0] == _SCAN)
+        if scans > MOST_SCANS:
+            raise ValueError(f"a JPEG file of more than {MOST_SCANS} scans")
+        if marker[0] == b"\xff\xd9":  # the end; what follows is not decoded
+            return
+        place += int.from_bytes(data[place : place + 2], "big")  # the length of the segment
 
 
 def _orientation(image: Image.Image) -> int:

@@ -94,12 +94,12 @@ def test_other_formats_are_refused_whatever_the_name(model, tmp_path, form):
         assert model.preprocess(image.convert("RGB")).shape == (1, 3, 6, 7)
 
 
-@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize("form", [*NAMES, "MPO"])
 def test_the_first_of_several_pictures_is_read(model, tmp_path, form):
-    path = tmp_path / NAMES[form]
+    path = tmp_path / NAMES.get(form, "a.jpg")
     several = {} if form in ("JPEG", "BMP", "PPM") else {"save_all": True}
     rest = [Image.new("RGB", (31, 23), (index, 0, 0)) for index in range(60)]
-    picture().quantize(200).convert("RGB").save(path, append_images=rest, **several)
+    picture().quantize(200).convert("RGB").save(path, form, append_images=rest, **several)
     with Image.open(path) as image:
         assert (getattr(image, "n_frames", 1) > 10) == bool(several)
         first = np.array(image.convert("RGB"))
@@ -145,6 +145,30 @@ def test_bombs_inside_of_small_pictures(model):
     for size in ((13_300, 13_300), (60_000, 60_000), (9_000, 10_000)):
         refused("cannot read x: Image size", pictures.decoded, png_with(size=size), "x")
     refused("x is 7,000 x 8,000, which is too", pictures.decoded, png_with(size=(8000, 7000)), "x")
+
+
+def test_jpeg_files_of_many_scans(tmp_path):
+    """Each repeats all pixels: 75 kB of them would keep a processor busy for a minute."""
+    whole = file_of(picture(), "JPEG", progressive=True)
+    few, last = whole.count(b"\xff\xda"), whole[whole.rindex(b"\xff\xda") : -2]
+    assert few > 5
+
+    def scans(count):
+        return whole[:-2] + last * (count - few) + whole[-2:]
+
+    most = pictures.MOST_SCANS
+    assert pictures.decoded(scans(most), "x").size == (31, 23)
+    refused(
+        "cannot read x: a JPEG file of more than 100 scans", pictures.decoded, scans(most + 1), "x"
+    )
+    (tmp_path / "a.jpg").write_bytes(scans(most + 1))
+    refused("a.jpg': a JPEG file of more", pictures.loaded, tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as image:
+        refused("cannot read an image: a JPEG file of more", pictures.loaded, image)
+    chance = b"\xff\xda" * 1000  # in what a camera appends, and in the data of a segment
+    comment = b"\xff\xfe" + (len(chance) + 2).to_bytes(2, "big") + chance
+    assert pictures.decoded(whole + chance, "x").size == (31, 23)
+    assert pictures.decoded(whole[:2] + comment + whole[2:], "x").size == (31, 23)
 
 
 BOMBS = """

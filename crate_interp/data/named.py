@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from crate_interp import checks
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, table_samples
+from crate_interp.words import plain
 
 if TYPE_CHECKING:  # an import of a second, only made where a data set is opened
     import datasets
@@ -68,10 +69,12 @@ def from_hub(name: str) -> Table:
     try:
         return datasets.load_dataset(repo, split=split)
     except Exception as error:  # of many libraries: network, missing repository, wrong split
-        words = " ".join(str(error).split())[:300]
-        raise ValueError(f"cannot load 'hf:{name}': {words}") from error
+        raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
 
 
 def hub_samples(name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
-    """Returns the images of the data set "owner/name:split" on the Hub."""
+    """Returns the images of the data set "owner/name:split" on the Hub.
+
+    Its tables must hold the bytes of the pictures (data/tables.py says what else to type).
+    """
     return table_samples(from_hub(name), preprocess, preprocess_masks)

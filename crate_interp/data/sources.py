@@ -87,6 +87,9 @@ def open_data(
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
     objects with alpha (data/cutout_folder.py).
 
+    Files are opened only where they are files and within limits, and pictures are turned upright
+    (crate_interp/pictures.py).
+
     Raises ValueError, before any work starts, for anything else, for no images, for a first
     image that cannot be read, and for NaN or Inf in a float tensor.
     """
