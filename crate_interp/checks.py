@@ -6,8 +6,6 @@ from numbers import Integral, Real
 from typing import Any
 
 _MOST = 2**31
-MOST_PIXELS = 50_000_000  # of one picture: with the copies that Pillow makes about 1 GB
-MOST_PATCHES = 65_536  # of one picture: one head's pattern of so many takes 17 GB
 
 
 def is_int(value: object) -> bool:
@@ -40,6 +38,10 @@ def size(name: str, value: Any) -> tuple[int, int]:
     if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
         raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
     return int(pair[0]), int(pair[1])
+
+
+MOST_PIXELS = 50_000_000  # of one picture: with the copies that Pillow makes about 1 GB
+MOST_PATCHES = 65_536  # of one picture: one head's pattern of so many takes 17 GB
 
 
 def pixels(what: str, height: int, width: int) -> None:
