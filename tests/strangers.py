@@ -4,7 +4,6 @@ import io
 import struct
 import zlib
 
-import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -29,6 +28,9 @@ def file_of(image, form, **options):
 
 
 def table(cells, name="image", feature=None, **columns):
+    """A datasets.Dataset of pictures. Only who asks for one waits for the import."""
+    import datasets
+
     feature = feature or datasets.Image()
     features = {name: feature} | {other: datasets.Image() for other in columns}
     rows = {name: cells, **columns}

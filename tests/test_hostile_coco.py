@@ -163,7 +163,7 @@ from test_coco import coco_file, note
 side = 4000
 full = [[0, 0, side, 0, side, side, 0, side]]
 rows = [note(n, full if n % 2 else {"size": [side, side], "counts": [n, side**2 - n]})
-        for n in range(300)]
+        for n in range(80)]
 rows += [note(301, [[0, 0, 1, 0, 1, 1, 0, 1]], category=90)]
 where = coco_file(Path(sys.argv[2]), rows, images=[(7, "seven.png")], size=(side, side))
 used = int(next(row for row in open("/proc/self/status") if row.startswith("VmSize")).split()[1])
@@ -175,7 +175,7 @@ assert drawn.shape == (side, side) and drawn[0, 0] == 2 and (drawn == 1).sum() =
 
 
 def test_many_annotations_take_one_map(tmp_path):
-    """300 masks of 16 MB each, under a limit of 400 MB for everything."""
+    """80 masks of 16 MB each, under a limit of 400 MB for everything."""
     command = [sys.executable, "-c", MANY, str(HERE), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stderr
