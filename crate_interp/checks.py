@@ -1,16 +1,30 @@
 """Checks of plain arguments: counts, sizes and names, with what to type instead."""
 
 import difflib
+import reprlib
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
+from crate_interp import words
+
 _MOST = 2**31
+_REPR = reprlib.Repr()  # its cost is bounded, however large or deep a value is
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 50
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 2 * words.LONGEST
 
 
 def is_int(value: object) -> bool:
     """Tells whether a value is an integer. NumPy's integers are; True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """Returns a value as an error shows it: its repr on one plain line, cut if it is long."""
+    try:
+        return words.plain(_REPR.repr(value))
+    except ValueError:  # an int of thousands of digits
+        return f"a value of type {type(value).__name__}"
 
 
 def is_number(value: object) -> bool:
@@ -25,7 +39,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
     Raises ValueError, with the argument's `name`, unless `value` is an integer of at least `least`.
     """
     if not is_int(value) or not least <= value < _MOST:
-        raise ValueError(f"{name}={value!r}: give a whole number of at least {least}.")
+        raise ValueError(f"{name}={shown(value)}: give a whole number of at least {least}.")
     return int(value)
 
 
@@ -36,7 +50,7 @@ def size(name: str, value: Any) -> tuple[int, int]:
     """
     pair = (value, value) if is_int(value) else tuple(value) if _is_list(value) else ()
     if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
-        raise ValueError(f"{name}={value!r}: give an int, or (height, width).")
+        raise ValueError(f"{name}={shown(value)}: give an int, or (height, width).")
     return int(pair[0]), int(pair[1])
 
 
@@ -72,7 +86,7 @@ def flag(name: str, value: Any) -> bool:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: give True or False.")
+        raise ValueError(f"{name}={shown(value)}: give True or False.")
     return value
 
 
@@ -82,7 +96,7 @@ def non_negative(name: str, value: Any) -> float:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not is_number(value) or value < 0:
-        raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
+        raise ValueError(f"{name}={shown(value)}: give a finite number of at least 0.")
     return _plain(value)
 
 
@@ -92,7 +106,7 @@ def positive(name: str, value: Any) -> float:
     Raises ValueError, with the argument's `name`, for any other value.
     """
     if not is_number(value) or value <= 0:
-        raise ValueError(f"{name}={value!r}: give a finite number above 0.")
+        raise ValueError(f"{name}={shown(value)}: give a finite number above 0.")
     return _plain(value)
 
 
@@ -102,14 +116,27 @@ def one_of(name: str, value: Any, choices: Collection[str]) -> str:
     Raises ValueError, with the argument's `name` and the nearest choices, for any other value.
     """
     if not isinstance(value, str) or value not in choices:
-        hint = did_you_mean(str(value), choices)
-        raise ValueError(f"{name}={value!r} is none of {', '.join(choices)}. {hint}".rstrip())
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise ValueError(f"{name}={shown(value)} is none of {', '.join(choices)}. {hint}".rstrip())
+    return value
+
+
+def one_line(name: str, value: Any) -> str:
+    """Returns a text on one line, of at most 200 characters, without control characters.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not isinstance(value, str) or not words.is_plain(value):
+        raise ValueError(
+            f"{name}={shown(value)}: give a text on one line, of at most {words.LONGEST} "
+            "characters and without control characters."
+        )
     return value
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Returns a question with up to three names near to `name`, or `otherwise` if none is near."""
-    near = difflib.get_close_matches(name, known, n=3)
+    near = difflib.get_close_matches(name[: words.LONGEST], known, n=3)
     return f"Did you mean {', '.join(near)}?" if near else otherwise
 
 

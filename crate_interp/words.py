@@ -26,6 +26,32 @@ def plain(text: Any, longest: int = LONGEST) -> str:
     )
 
 
+def visible(text: Any, longest: int | None = None) -> str:
+    """Returns a text whose spaces and line ends stay, with the signs that `plain` escapes escaped.
+
+    A text of more than `longest` characters is cut, and ends in " ...".
+    """
+    words = str(text)
+    cut = longest is not None and len(words) > longest
+    words = words[:longest]
+    if not words.isprintable():
+        words = "".join(sign if sign in "\t\n\r" else _escaped(sign) for sign in words)
+    return f"{words} ..." if cut else words
+
+
+def is_harmless(text: str) -> bool:
+    """Tells whether a text is on one line and holds nothing that `plain` would escape.
+
+    Other than in `is_plain`, there may be spaces at its ends and several in a row.
+    """
+    return text.isprintable() or all(_escaped(sign) == sign for sign in text)
+
+
+def markdown(text: Any) -> str:
+    """Returns a text on one line of Markdown, without links, markup or cells of a table."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", plain(text))
+
+
 def is_plain(text: str, longest: int = LONGEST) -> bool:
     """Tells whether `plain` leaves a text as it is."""
     return plain(text, longest) == text

@@ -1,21 +1,24 @@
 """A circuit: a frozen list of weighted edges between heads, atoms, embedding and logits."""
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from crate_interp import checks
 from crate_interp.circuits.drawing import drawn
 from crate_interp.circuits.runs import Head
 from crate_interp.files import write_text
+from crate_interp.words import plain
 
-_NODE = re.compile(r"L(0|[1-9]\d*)[HA](0|[1-9]\d*)|embed|logits")
+_NODE = re.compile(r"L(0|[1-9][0-9]{0,8})[HA](0|[1-9][0-9]{0,8})|embed|logits")
 LAST = 2**31 - 1  # the layer of the logits, after any other
 _FORMAT = "crate_interp circuit 1"
+# What a file may hold. Circuits that people read have some hundred edges.
+_MOST_BYTES, _MOST_EDGES, _MOST_NOTE, _DEEPEST = 2**24, 20_000, 10_000, 20
+_DRAWN = 1000  # edges of a drawing
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Circuit:
 
     def __post_init__(self) -> None:
         if not isinstance(self.edges, (list, tuple)):
-            raise ValueError(f"edges={self.edges!r}: give a list of Edge(source, target, weight).")
+            raise ValueError(
+                f"edges={checks.shown(self.edges)}: give a list of Edge(source, target, weight)."
+            )
         object.__setattr__(self, "edges", tuple(self.edges))
         for edge in self.edges:
             _check_edge(edge)
@@ -87,26 +92,30 @@ class Circuit:
 
     @classmethod
     def load(cls, path: str | Path) -> "Circuit":
-        """Returns the circuit that `save` wrote. Raises ValueError for any other file."""
+        """Returns the circuit that `save` wrote.
+
+        Raises ValueError for any other file, and for one of more than 16 MiB or 20,000 edges.
+        """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if not isinstance(content, dict) or content["format"] != _FORMAT:
-                raise ValueError("Circuit.save did not write it")
-            edges = tuple(Edge(str(a), str(b), weight) for a, b, weight in content["edges"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{str(path)!r} holds no circuit: {error}.") from None
-        meta = content.get("meta")
-        return cls(edges, str(content.get("note", "")), meta if isinstance(meta, dict) else {})
+            content = _read(Path(path))
+            return cls(content["edges"], content["note"], content["meta"])
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{plain(repr(str(path)))} holds no circuit: {error}") from None
 
     def svg(self) -> str:
         """Returns a drawing, layers from left to right.
 
         The wider an edge the larger its weight; blue edges have a weight of at least 0, red ones
-        one below.
+        one below. Of more than 1,000 edges the largest are drawn, and the title says so.
         """
-        places = {name: place_of(name) for name in self.nodes()}
-        edges = [(edge.source, edge.target, float(edge.weight)) for edge in self.edges]
-        return drawn(places, edges, self.note)
+        shown, title = self, self.note or "circuit"
+        if len(self.edges) > _DRAWN:
+            by_size = sorted(self.edges, key=lambda edge: -abs(edge.weight))
+            shown = Circuit(by_size[:_DRAWN])
+            title = f"the {_DRAWN:,} largest of {len(self.edges):,} edges: {title}"
+        places = {name: place_of(name) for name in shown.nodes()}
+        edges = [(edge.source, edge.target, float(edge.weight)) for edge in shown.edges]
+        return drawn(places, edges, plain(title))
 
     def _repr_html_(self) -> str:
         return self.svg()
@@ -125,8 +134,8 @@ def place_of(name: str) -> tuple[int, int]:
     match = _NODE.fullmatch(name) if isinstance(name, str) else None
     if not match:
         raise ValueError(
-            f"{name!r} is no node: give 'embed', 'logits', a head such as 'L3H1' or an atom such "
-            "as 'L3A17'."
+            f"{checks.shown(name)} is no node: give 'embed', 'logits', a head such as 'L3H1' or an "
+            "atom such as 'L3A17'."
         )
     if name in ("embed", "logits"):
         return (-1, 0) if name == "embed" else (LAST, 0)
@@ -140,9 +149,47 @@ def number_of(name: str) -> int:
 
 def _check_edge(edge: Any) -> None:
     if not isinstance(edge, Edge):
-        raise ValueError(f"a circuit is made of Edge(source, target, weight), got {edge!r}.")
+        raise ValueError(
+            f"a circuit is made of Edge(source, target, weight), got {checks.shown(edge)}."
+        )
+    forward = place_of(edge.source) < place_of(edge.target)
     words = f"the edge {edge.source} -> {edge.target}"
-    if not isinstance(edge.weight, Real) or not math.isfinite(edge.weight):
-        raise ValueError(f"{words} has the weight {edge.weight!r}: give a finite number.")
-    if place_of(edge.source) >= place_of(edge.target):
+    if not checks.is_number(edge.weight):
+        weight = checks.shown(edge.weight)
+        raise ValueError(f"{words} has the weight {weight}: give a finite number.")
+    if not forward:
         raise ValueError(f"{words} does not go to a later place: give edges that go forward.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns the edges, note and meta of a file; raises ValueError for what `save` never wrote."""
+    if not path.is_file():
+        raise ValueError("there is no such file.")
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"the file is larger than {_MOST_BYTES >> 20} MiB.")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError("Circuit.save did not write it.")
+    edges, note, meta = (content.get(name) for name in ("edges", "note", "meta"))
+    if not isinstance(edges, list) or not all(isinstance(e, list) and len(e) == 3 for e in edges):
+        raise ValueError("its edges are not a list of [source, target, weight].")
+    if len(edges) > _MOST_EDGES:
+        raise ValueError(f"it has {len(edges):,} edges, and at most {_MOST_EDGES:,} are read.")
+    if not isinstance(note, str) or len(note) > _MOST_NOTE:
+        raise ValueError(f"its note is no text of at most {_MOST_NOTE:,} characters.")
+    if not isinstance(meta, dict) or _is_deep(meta):
+        raise ValueError(f"its meta is no object nested at most {_DEEPEST} deep.")
+    return {"edges": [Edge(*edge) for edge in edges], "note": note, "meta": meta}
+
+
+def _is_deep(value: Any) -> bool:
+    """Tells whether lists and objects are nested deeper than `_DEEPEST`."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)

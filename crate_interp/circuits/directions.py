@@ -11,12 +11,17 @@ from crate_interp.circuits.attribution import gains_of
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.probes.shared import dictionary
+from crate_interp.words import LONGEST
 
 NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
 
 
 def names_of(model: HookedModel) -> list[str]:
-    """Returns the names of a model's classes, or the strings of its tokens."""
+    """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
+    return [name[:LONGEST] for name in _whole_names(model)]
+
+
+def _whole_names(model: HookedModel) -> list[str]:
     net: Any = model
     count = net.W_U.shape[1]
     if model.cfg.kind == "text":

@@ -34,7 +34,9 @@ def drawn(
 def _layout(places: dict[str, tuple[int, int]]) -> tuple[dict[str, Point], int, int]:
     """Returns the upper left corner of each node, and the width and height of the drawing."""
     columns = sorted(set(places.values()))
-    rows = {place: [name for name in places if places[name] == place] for place in columns}
+    rows: dict[tuple[int, int], list[str]] = {place: [] for place in columns}
+    for name, place in places.items():
+        rows[place].append(name)
     most = max((len(names) for names in rows.values()), default=1)
     spots: dict[str, Point] = {}
     for column, place in enumerate(columns):

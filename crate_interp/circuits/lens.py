@@ -11,6 +11,7 @@ from crate_interp.circuits.directions import names_of
 from crate_interp.models.cache import CrateCache
 from crate_interp.results import Result, by
 from crate_interp.sweeps.provenance import model_meta
+from crate_interp.words import plain
 
 _COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
 
@@ -35,7 +36,7 @@ class LogitLens(Result):
         others = own[own["answer"] != last["answer"]]
         since = 0 if others.empty else int(others["layer"].max()) + 1
         where = "after the last layer" if since == last["layer"] else f"from layer {since} on"
-        name = self.meta["model"] or "the model"
+        name = plain(self.meta["model"] or "the model")
         answer = f"{last['answer']!r} ({last['probability']:.0%})"
         return (
             f"For sample {last['sample']} {name} answers {answer}, "
@@ -47,13 +48,14 @@ class LogitLens(Result):
         sample = int(table["sample"].min())
         own = table[table["sample"] == sample]
         rows = []
-        for layer, answers in own.groupby("layer"):
+        by_layer: Any = own.groupby("layer")
+        for layer, answers in by_layer:
             cells = "".join(_cell(row) for row in answers.itertuples())
-            rows.append(f'<tr><th scope="row">{layer}</th>{cells}</tr>')
+            rows.append(f'<tr><th scope="row">{int(layer)}</th>{cells}</tr>')
         settings = self.meta["settings"]
         at = "" if settings["position"] is None else f", position {settings['position']}"
         name = self.meta["model"] or self.meta["config"]["family"]
-        caption = html.escape(f"{name}: logit lens, sample {sample}{at}")
+        caption = html.escape(f"{plain(name)}: logit lens, sample {sample}{at}")
         body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
         return f"<p>{html.escape(self.headline())}</p><table>{body}</table>"
 

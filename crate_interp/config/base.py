@@ -69,6 +69,7 @@ class CrateConfig:
         "lambd": checks.non_negative,
         "ln_eps": checks.non_negative,
         "ln_final_eps": checks.non_negative,
+        "model_name": checks.one_line,
     }
 
     family: str
@@ -129,9 +130,10 @@ class CrateConfig:
         own = [f.name for f in dataclasses.fields(cls)]
         for name in values:
             if name not in own:
+                value, family = checks.shown(values[name]), checks.shown(values.get("family"))
                 raise ValueError(
-                    f"{name}={values[name]!r}: models of family {values.get('family')!r} have no "
-                    f"{name}; {cls._who_has(name)}. {checks.did_you_mean(name, own)}".rstrip()
+                    f"{name}={value}: models of family {family} have no {name}; "
+                    f"{cls._who_has(name)}. {checks.did_you_mean(name, own)}".rstrip()
                 )
 
     @classmethod
@@ -309,4 +311,4 @@ def check_names(values: Mapping[str, Any]) -> None:
             hint = checks.did_you_mean(
                 name, FIELD_ORDER, f"The fields are: {', '.join(FIELD_ORDER)}."
             )
-            raise ValueError(f"CrateConfig has no field {name!r}. {hint}")
+            raise ValueError(f"CrateConfig has no field {checks.shown(name)}. {hint}")

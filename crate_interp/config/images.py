@@ -26,7 +26,7 @@ def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     Raises ValueError, with the field's `name`, for a string and for anything else.
     """
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{name}={value!r}: give a list, or None.")
+        raise ValueError(f"{name}={checks.shown(value)}: give a list, or None.")
     return tuple(value)
 
 
@@ -90,7 +90,7 @@ class ImageConfig(CrateConfig):
             if value is not None and not all(
                 checks.is_number(x) and (x > 0 or not above) for x in value
             ):
-                raise ValueError(f"{name}={value!r}: give finite numbers{above}.")
+                raise ValueError(f"{name}={checks.shown(value)}: give finite numbers{above}.")
 
     def _derive(self, **values: int) -> None:
         """Writes fields that follow from others.

@@ -13,8 +13,8 @@ def window_letters(name: str, value: Any) -> str:
 
     Raises ValueError, with the field's `name`, for anything else.
     """
-    if not isinstance(value, str) or not value or set(value) - set("SL"):
-        raise ValueError(f"{name}={value!r}: give letters S (short) and L (long).")
+    if not isinstance(value, str) or not 0 < len(value) < 1000 or set(value) - set("SL"):
+        raise ValueError(f"{name}={checks.shown(value)}: give letters S (short) and L (long).")
     return value
 
 

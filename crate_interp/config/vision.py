@@ -2,12 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from crate_interp import checks
+from crate_interp import checks, words
 from crate_interp.config.base import Check, choice
 from crate_interp.config.families import POOLS
 from crate_interp.config.images import ImageConfig, as_tuple
+
+_LONGEST = 1000  # characters of a label: some of ImageNet-21k name a dozen synonyms
+
+
+def class_names(name: str, value: Any) -> tuple[str, ...]:
+    """Returns a list of names as a tuple. Every script is welcome, control characters are not.
+
+    Raises ValueError, with the field's `name`, for anything else.
+    """
+    for place, label in enumerate(names := as_tuple(name, value)):
+        if not isinstance(label, str) or len(label) > _LONGEST or not words.is_harmless(label):
+            raise ValueError(
+                f"{name} are names: give strings, one per class, of at most {_LONGEST} characters "
+                f"and without control characters; number {place} is {checks.shown(label)}."
+            )
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +41,7 @@ class VisionConfig(ImageConfig):
         "pool": choice(POOLS),
         "n_classes": checks.count,
         "d_features": checks.count,
-        "labels": as_tuple,
+        "labels": class_names,
     }
 
     n_classes: int = 1000
@@ -36,11 +52,7 @@ class VisionConfig(ImageConfig):
     def _check_kind(self) -> None:
         super()._check_kind()
         self._derive(n_ctx=self.n_tokens, d_vocab=self.n_classes)
-        if self.labels is None:
-            return
-        if not all(isinstance(name, str) for name in self.labels):
-            raise ValueError("labels are names: give strings, one per class.")
-        if len(self.labels) != self.n_classes:
+        if self.labels is not None and len(self.labels) != self.n_classes:
             raise ValueError(
                 f"labels has {len(self.labels)} names for n_classes={self.n_classes}: "
                 "give one per class."

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from crate_interp import checks
 from crate_interp.models.sharing import SharedModel
 
 
@@ -17,6 +18,8 @@ class SAEConfig:
 
     hook_name: that point; d_in: its width; d_sae: number of features; l1_coeff, model_name: of the
     training, as published.
+
+    Raises ValueError, naming the field, for a value that cannot be used.
     """
 
     hook_name: str
@@ -25,6 +28,16 @@ class SAEConfig:
     l1_coeff: int | float | None = None
     model_name: str | None = None
     family: str = "sae"
+
+    def __post_init__(self) -> None:
+        checks.one_line("hook_name", self.hook_name)
+        checks.count("d_in", self.d_in)
+        checks.count("d_sae", self.d_sae)
+        checks.one_of("family", self.family, ("sae",))
+        if self.model_name is not None:
+            checks.one_line("model_name", self.model_name)
+        if self.l1_coeff is not None and not checks.is_number(self.l1_coeff):
+            raise ValueError(f"l1_coeff={checks.shown(self.l1_coeff)}: give a number, or None.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-native values."""

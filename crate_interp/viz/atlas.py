@@ -13,7 +13,7 @@ from crate_interp.circuits.effects import LOSSES
 from crate_interp.files import write_text
 from crate_interp.pictures import decoded
 from crate_interp.viz.page import fingerprints, render
-from crate_interp.words import cell
+from crate_interp.words import cell, plain
 
 SHOWN = 50  # atoms that were set to 0 and that the index names
 Token = tuple[int, int]  # sample, position
@@ -164,4 +164,4 @@ def _is_text(atlas: Atlas) -> bool:
 
 
 def _model_name(atlas: Atlas) -> str:
-    return atlas.meta["model"] or "the model"
+    return plain(atlas.meta["model"] or "the model")

@@ -7,6 +7,7 @@ import numpy as np
 
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.curves import Curve, baseline, curve
+from crate_interp.viz.lettering import as_written, label
 from crate_interp.viz.published import PUBLISHED, is_crate_s
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ def layers(
         _draw(axes, one, name, colour, None if len(drawn) > 1 else _spread(results[0], statistic))
     if random is not None:
         mean, low, high = random.mean(axis=0), random.min(axis=0), random.max(axis=0)
-        label = f"untrained, {len(random)} seed{'s' * (len(random) > 1)}"
-        axes.plot(drawn[0].layers, mean, color=_UNTRAINED, lw=1.5, ls="--", label=label)
+        words = f"untrained, {len(random)} seed{'s' * (len(random) > 1)}"
+        axes.plot(drawn[0].layers, mean, color=_UNTRAINED, lw=1.5, ls="--", label=words)
         axes.fill_between(drawn[0].layers, low, high, color=_UNTRAINED, alpha=0.25, lw=0)
     if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
         _draw_published(axes, statistic)
     _finish(figure, axes)
-    return figure
+    return as_written(figure)
 
 
 def beside(
@@ -72,8 +73,8 @@ def beside(
     rows = figure.subplots(2, 1, sharex=True)
     pairs = zip(rows, drawn, (first, second), (statistic, other), strict=True)
     for axes, one, result, name in pairs:
-        _draw(axes, one, str(result.meta["model"] or "model"), _MODEL, _spread(result, name))
-        axes.set_title(name, fontsize=10)
+        _draw(axes, one, label(result.meta["model"] or "model"), _MODEL, _spread(result, name))
+        axes.set_title(label(name), fontsize=10)
         axes.set_ylabel(_unit(result, name))
         _tidy(axes)
     if statistic == "linear.accuracy":
@@ -87,22 +88,21 @@ def beside(
             )
     rows[1].set_xlabel("layer")
     named = {
-        label: handle
+        words: handle
         for axes in rows
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
         named.values(), named.keys(), loc="outside lower center", ncols=2, fontsize=8, frameon=False
     )
-    return figure
+    return as_written(figure)
 
 
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
     if not results or not all(isinstance(one, SweepResult) for one in results):
         raise ValueError("there is no result to draw: give a SweepResult, or a list of them.")
-    names = (
-        [str(one.meta["model"] or "model") for one in results] if labels is None else list(labels)
-    )
+    names = [one.meta["model"] or "model" for one in results] if labels is None else list(labels)
+    names = [label(name) for name in names]
     if len(names) != len(results):
         raise ValueError(f"there are {len(names)} labels for {len(results)} results.")
     if labels is None and len(set(names)) < len(names):
@@ -136,8 +136,8 @@ def _draw(
     if drawn.heads is not None and spread:
         axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.7, alpha=0.6)
         axes.plot([], [], color=colour, lw=0.7, alpha=0.6, label="one head each")
-    label = _named(name, drawn.heads is not None)
-    axes.plot(drawn.layers, drawn.mean, color=colour, lw=2, marker="o", ms=4, label=label)
+    words = _named(name, drawn.heads is not None)
+    axes.plot(drawn.layers, drawn.mean, color=colour, lw=2, marker="o", ms=4, label=words)
     if spread and not np.isnan(drawn.std).all():
         low, high = drawn.mean - spread[0] * drawn.std, drawn.mean + spread[0] * drawn.std
         axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.2, lw=0, label=spread[1])
@@ -146,10 +146,10 @@ def _draw(
 def _draw_published(axes: Any, statistic: str) -> None:
     values, spread = PUBLISHED[statistic]
     line = np.array(values)
-    label = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
+    words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
     look: Any = {"color": "#777777", "ls": ":", "marker": "x", "ms": 4}
     places = range(len(line))
-    axes.plot(places, line, lw=1, label=label, **look)
+    axes.plot(places, line, lw=1, label=words, **look)
     axes.fill_between(places, line - spread, line + spread, color="#777777", alpha=0.2, lw=0)
 
 
@@ -172,7 +172,7 @@ def heads(result: SweepResult, statistic: str) -> "matplotlib.figure.Figure":
         shade = "white" if image.norm(value) < 0.6 else "black"
         axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=shade, fontsize=7)
     figure.colorbar(image, label=_unit(result, statistic))
-    return figure
+    return as_written(figure)
 
 
 def _figure(result: SweepResult, statistic: str) -> tuple[Any, Any]:
@@ -182,7 +182,7 @@ def _figure(result: SweepResult, statistic: str) -> tuple[Any, Any]:
     # small, so that its words stay readable on a phone
     figure = Figure(figsize=(4.8, 3.1), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(statistic, fontsize=10)
+    axes.set_title(label(statistic), fontsize=10)
     axes.set_ylabel(_unit(result, statistic))
     return figure, axes
 
@@ -208,9 +208,9 @@ def _tidy(axes: Any) -> None:
     axes.margins(x=0.03)
 
 
-def _named(label: str, has_heads: bool) -> str:
-    return f"{label}, mean over heads" if has_heads else label
+def _named(name: str, has_heads: bool) -> str:
+    return f"{name}, mean over heads" if has_heads else name
 
 
 def _unit(result: SweepResult, statistic: str) -> str:
-    return result.meta["statistics"][statistic][0] or "no unit"
+    return label(result.meta["statistics"][statistic][0] or "no unit")

@@ -17,6 +17,7 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.viz.page import Html, render
+from crate_interp.words import LONGEST, visible
 
 # circuitsvis colours text: a patch is five spaces, and a line break ends a row of them
 _CELL = "\u00a0" * 5
@@ -240,7 +241,7 @@ def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
             f"there are {count} tokens and {len(names)} names: give tokens= or grid= of the run "
             "that was cached."
         )
-    return list(names)
+    return [visible(name, LONGEST) for name in names]
 
 
 def _cells(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:

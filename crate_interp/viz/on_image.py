@@ -9,6 +9,7 @@ from torch import Tensor
 from crate_interp import maps
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.display import displayable
+from crate_interp.viz.lettering import as_written
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -54,7 +55,7 @@ def attention_on_image(
     layers = len(cache.model.blocks)
     who = "CLS attention" if query == 0 else f"Attention of {who_asks(query)}"
     figure.suptitle(f"{who}, layer {layer % layers} of 0 to {layers - 1}", fontsize=9)
-    return figure
+    return as_written(figure)
 
 
 def who_asks(query: Query) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.files import write_text
+from crate_interp.words import plain, visible
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class Html:
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns a template of the folder `pages`, filled in. Every value is escaped.
+    """Returns a template of the folder `pages`, filled in.
+
+    Every value is escaped as HTML, and what only a terminal or a reader would obey is made visible:
+    control characters, marks of writing direction, lone surrogates.
 
     Raises jinja2.UndefinedError if the template needs a value that is not given.
     """
@@ -57,6 +61,7 @@ def _templates() -> Any:
         loader=PackageLoader("crate_interp.viz", "pages"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -70,14 +75,18 @@ def _templates() -> Any:
     return templates
 
 
+def _visible(value: Any) -> Any:
+    return visible(value) if type(value) is str else value  # markup is ours
+
+
 def _superscripts(words: str) -> Any:
     """Returns escaped text with the superscripts of formulas: Z^{l+1/2}, R^c."""
     from markupsafe import Markup, escape
 
     raised = re.sub(
-        r"\^(?:\{([^}]*)\}|(\w))",
+        r"\^(?:\{([^}]{0,99})\}|(\w))",
         lambda match: f"<sup>{match[1] or match[2]}</sup>",
-        str(escape(words)),
+        str(escape(visible(words))),
     )
     return Markup(raised)
 
@@ -94,7 +103,7 @@ def _score(value: float) -> str:
 
 def model_name(meta: dict[str, Any]) -> str:
     """Returns what a page calls the model of a result: its name, or its family."""
-    return meta["model"] or f"{meta['config']['family']} model"
+    return plain(meta["model"] or f"{meta['config']['family']} model")
 
 
 def fingerprints(meta: dict[str, Any]) -> str:

@@ -10,6 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image
 
+from crate_interp.viz.lettering import quiet
+from crate_interp.words import visible
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -68,7 +71,8 @@ def png_uri(data: bytes) -> str:
 def figure_uri(figure: "Figure", dpi: int = 110) -> str:
     """Returns a matplotlib figure as a PNG data URI."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    with quiet():
+        figure.savefig(buffer, format="png", dpi=dpi)
     return png_uri(buffer.getvalue())
 
 
@@ -80,14 +84,15 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+    with quiet(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         _recolour(figure)
         nothing = {"Date": None, "Creator": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt, quote=True)}" ', 1)
+    words = html.escape(visible(alt), quote=True)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{words}" ', 1)
 
 
 def _recolour(figure: Any) -> None:

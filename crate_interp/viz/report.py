@@ -12,6 +12,7 @@ from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.by_layer import layers
 from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.lettering import quiet
 from crate_interp.viz.page import model_name, render, sources
 from crate_interp.viz.pictures import figure_uri, inline_svg
 from crate_interp.viz.summary import (
@@ -40,6 +41,7 @@ class AttentionPictures:
     uniform: float
 
 
+@quiet()
 def report_page(
     result: SweepResult,
     twins: Sequence[SweepResult],

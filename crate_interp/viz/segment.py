@@ -12,6 +12,7 @@ from crate_interp.measures import mass_mask
 from crate_interp.pictures import decoded
 from crate_interp.probes.masks import RESOLUTIONS, RULES
 from crate_interp.segmentation.result import CELL, SegmentResult
+from crate_interp.viz.lettering import as_written
 from crate_interp.viz.page import model_name, render, sources
 from crate_interp.viz.pictures import inline_svg, map_tile, mask_tile, png_uri
 
@@ -123,7 +124,7 @@ def _chart(result: SegmentResult, rows: Any) -> "matplotlib.figure.Figure":
         axes.axhline(overall[column], linewidth=width, color=_GREY, label=words)
     axes.set(xlabel="layer", ylabel="Jaccard index", xticks=means.index)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return chart
+    return as_written(chart)
 
 
 def _examples(result: SegmentResult) -> list[dict[str, Any]]:
