@@ -1,4 +1,8 @@
-"""The command line: crate-interp report | audit | segment | atlas | convert | verify | models."""
+"""The command line: crate-interp report | audit | segment | atlas | convert | verify | models.
+
+Exit codes: 0 done; 1 verify found what fails; 2 it cannot be done as asked, and a line says why;
+3 an error that nobody expected, whose traceback --debug shows; 130 interrupted.
+"""
 
 import inspect
 import json
@@ -10,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
+from crate_interp import terminal
 from crate_interp.folders import locked
 
 app = typer.Typer(
@@ -21,9 +26,23 @@ app = typer.Typer(
 
 
 _locks = ExitStack()  # of the folders that the command writes; they open when it ends
+_places: list[Path] = []  # these folders
+
+
+def _named(folder: Path) -> Path:
+    """Returns a folder to be written. Raises ValueError if no table could be written there."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the folder {str(folder)!r} has bytes in its name that are no text here: give another "
+            "name, or set PYTHONUTF8=1."
+        ) from None
+    return folder
 
 
 def _lock(out: Path) -> Path:
+    _places.append(_named(out))
     return _locks.enter_context(locked(out))
 
 
@@ -58,7 +77,7 @@ Untrained = Annotated[int, typer.Option(help="How many untrained twins to measur
 
 def _show_version(wanted: bool | None) -> None:
     if wanted:
-        typer.echo(f"crate-interp {ci.__version__}")
+        _say(f"crate-interp {ci.__version__}")
         raise typer.Exit
 
 
@@ -93,10 +112,10 @@ def report(
     model = _load(source, family, revision, config)
     names = None if probes is None else [name.strip() for name in probes.split(",")]
     path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained, audit=audit)
-    typer.echo(path.with_name("summary.txt").read_text(encoding="utf-8"))
+    _say(path.with_name("summary.txt").read_text(encoding="utf-8"))
     seeds = f"{untrained} seed{'s' * (untrained > 1)}"
     twins = f" (in brackets: untrained, mean of {seeds})" if untrained else ""
-    typer.echo(f"Means over samples{twins}. The page: {path}")
+    _say(f"Means over samples{twins}. The page: {path}")
 
 
 @app.command()
@@ -118,9 +137,9 @@ def audit(
     model = _load(source, family, revision, config)
     result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained, grid=grid)
     page = ci.viz.audit_page(result, out)
-    typer.echo(result.text())
+    _say(result.text())
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
-    typer.echo(f"{signs} {result.headline()} {result.caution()} The page: {page}")
+    _say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
 
 
 @app.command()
@@ -153,9 +172,9 @@ def segment(
     shares = {"mass": mass, "fraction": fraction}
     result = ci.segment(model, data, limit=limit, untrained=untrained, **shares, **maps)
     page = ci.viz.segment_page(result, out)
-    typer.echo(result.text("mass") + "\n")
-    typer.echo(result.text("top") + "\n")
-    typer.echo(f"{result.headline()} {result.caution()} The page: {page}")
+    _say(result.text("mass") + "\n")
+    _say(result.text("top") + "\n")
+    _say(f"{result.headline()} {result.caution()} The page: {page}")
 
 
 @app.command()
@@ -178,7 +197,7 @@ def atlas(
     """Show what every dictionary atom is for: top patches or contexts, effects and neighbours."""
     model = _load(source, family, revision, config)
     result = ci.atlas(model, data, top=top, ablate=ablate, limit=limit)
-    typer.echo(f"{result.headline()} The pages: {ci.viz.atlas_pages(result, out)}")
+    _say(f"{result.headline()} The pages: {ci.viz.atlas_pages(result, out)}")
 
 
 @app.command()
@@ -190,7 +209,10 @@ def convert(
         ),
     ],
     folder: Annotated[
-        Path, typer.Argument(help="A new folder: model.safetensors, config.json and a model card.")
+        Path,
+        typer.Argument(
+            help="A new folder: model.safetensors, config.json and a model card.", callback=_named
+        ),
     ],
     family: Family = None,
     file: File = None,
@@ -201,7 +223,7 @@ def convert(
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     model = ci.convert(source, folder, **options, **_fields(config))
     params = sum(value.numel() for value in model.parameters())
-    typer.echo(f"{params:,} parameters in {folder}")
+    _say(f"{params:,} parameters in {folder}")
 
 
 @app.command()
@@ -215,7 +237,7 @@ def verify(
     """Check a checkpoint and print a JSON report. The exit code is 1 if a check fails."""
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     checked = ci.verify(source, **options, **_fields(config))
-    typer.echo(json.dumps(checked, indent=2, ensure_ascii=False, default=str))
+    _say(json.dumps(checked, indent=2, default=str))
     if not checked["ok"]:
         raise typer.Exit(1)
 
@@ -232,7 +254,7 @@ def models() -> None:
         line = [row["name"], row["family"] or "?", size, row["licence"], row["status"], where]
         if row["steps"]:
             line.append(f"revisions: {', '.join(f'step-{step}' for step in row['steps'])}")
-        typer.echo("  ".join(line))
+        _say("  ".join(line))
 
 
 def _load(source: str, family: str | None, revision: str | None, config: list[str] | None) -> Any:
@@ -262,14 +284,24 @@ def _fields(pairs: list[str] | None) -> dict[str, Any]:
     return fields
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    """Runs the command line. An error is one line and exit code 2; --debug shows the traceback."""
-    try:
-        with _locks:
-            app()
-    except (ValueError, OSError, KeyError) as error:
-        if "--debug" in sys.argv:
-            raise
-        words = error.args[0] if isinstance(error, KeyError) and error.args else error
-        typer.echo(f"crate-interp: {' '.join(str(words).split())}", err=True)
-        raise SystemExit(2) from None
+    """Runs the command line. An error is one line on stderr; --debug shows the traceback."""
+    _places.clear()
+    with terminal.any_terminal():
+        code = terminal.code_of(_run, _place, "--debug" in sys.argv)
+    raise SystemExit(code)
+
+
+def _run() -> None:
+    with _locks:
+        app()
+
+
+def _place() -> Path | None:
+    """Returns the folder that the command has written into, if there is anything in it."""
+    return next((place for place in _places if place.exists()), None)

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 LEVELS = [
     {"words"},
     {"checks", "errors"},
-    {"files", "pictures", "ranges"},
+    {"files", "pictures", "ranges", "terminal"},
     {"folders"},
     {"saved"},
     {"config", "measures", "crate_hooks", "results"},

@@ -17,8 +17,12 @@ from reference import published_layout
 
 def test_it_reads_public_names_only():
     tree = ast.parse(Path(cli.__file__).read_text())
-    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert {name for name in modules if name.startswith("crate_interp")} == {"crate_interp.folders"}
+    modules = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in modules if node.module.startswith("crate_interp")]
+    assert {(node.module, name.name) for node in ours for name in node.names} == {
+        ("crate_interp", "terminal"),
+        ("crate_interp.folders", "locked"),
+    }
     names = {
         node.attr
         for node in ast.walk(tree)

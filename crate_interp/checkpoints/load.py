@@ -16,6 +16,7 @@ from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_
 from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
 from crate_interp.config import check_names
 from crate_interp.errors import CheckpointError
+from crate_interp.models.hooked import hooked_part
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
@@ -61,6 +62,9 @@ def load(
             f"cannot load {source!r}: "
             "give a file, a folder, a name of ci.list_models(), or a state dict."
         )
+    wrapped = hooked_part(source)
+    if wrapped not in (None, "model"):
+        raise CheckpointError(f"the source wraps a hooked model: use that one, {wrapped}.")
     place = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from crate_interp import checks
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_hooked
 
 Head = tuple[int, int]  # layer, number in the layer
 Metric = Callable[[Tensor], Tensor | float]  # of the logits: one number
 
 
 def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
-    """Raises ValueError unless the model has logits and the two inputs have one shape."""
+    """Raises ValueError unless it is a hooked model with logits, and both inputs have one shape."""
+    check_hooked(model)
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
             "paths are patched in a classifier of images or a language model: "

@@ -14,7 +14,7 @@ from crate_hooks import edit, full_name
 from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.runs import Head, Metric, as_number, heads_of
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results import Result, counted, first
 from crate_interp.sweeps.provenance import model_meta
 
@@ -94,6 +94,7 @@ def evaluate(
     have; for a metric that does not return one finite number; and for one that does not change if
     every head is ablated.
     """
+    check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)
     random = checks.count("random", random, least=0)
     subsets = checks.count("subsets", subsets, least=0)

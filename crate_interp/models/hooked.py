@@ -66,6 +66,33 @@ def set_runtime(cfg: CrateConfig, **values: bool | torch.device | torch.dtype) -
         object.__setattr__(cfg, name, value)
 
 
+def hooked_part(model: object) -> str | None:
+    """Returns where the hooked model is in a compiled or parallel one, such as "model._orig_mod".
+
+    Returns "model" for a hooked model, and None where there is none.
+    """
+    place, inner = "model", model
+    while not isinstance(inner, HookedModel):
+        name = next((name for name in ("_orig_mod", "module") if hasattr(inner, name)), None)
+        if name is None or not isinstance(inner, nn.Module):
+            return None
+        place, inner = f"{place}.{name}", getattr(inner, name)
+    return place
+
+
+def check_hooked(model: object) -> None:
+    """Raises ValueError for anything but a hooked model."""
+    if isinstance(model, HookedModel):
+        return
+    place = hooked_part(model)
+    advice = (
+        ": give a hooked model, such as ci.load(...) returns."
+        if place is None
+        else f", which wraps a hooked model: give that one, {place}."
+    )
+    raise ValueError(f"cannot measure {type(model).__name__}{advice}")
+
+
 class HookedModel(HookedRootModule, SharedModel):
     """The one base class of the hooked models.
 

@@ -15,7 +15,7 @@ from crate_interp import ranges
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
-from crate_interp.models.hooked import HookedModel
+from crate_interp.models.hooked import HookedModel, check_hooked
 
 Forward = Callable[[Any, Tensor], Any]
 T = TypeVar("T")
@@ -129,11 +129,7 @@ def parts_of(samples: Samples) -> list[Samples]:
 
 def check_model(model: HookedModel, blocks: str = "blocks") -> None:
     """Raises ValueError for anything but a hooked model with such layers and finite weights."""
-    if not isinstance(model, HookedModel):
-        raise ValueError(
-            f"cannot measure {type(model).__name__}: "
-            "give a hooked model, such as ci.load(...) returns."
-        )
+    check_hooked(model)
     if model.towers:
         raise ValueError(
             "a CLIP is two models: measure its towers, "

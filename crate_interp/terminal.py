@@ -1,0 +1,118 @@
+"""What a command line says: text that fits any terminal, and one line for whatever goes wrong."""
+
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO
+
+from crate_interp.words import plain
+
+FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
+_LONGEST = 1500
+_NOBODY = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
+
+
+class _Stream:
+    """A stream of text that goes on where nobody reads any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes text."""
+        return self._do(self._stream.write, text) or len(text)
+
+    def flush(self) -> None:
+        """Writes what is still held."""
+        self._do(self._stream.flush)
+
+    def _do(self, act: Callable[..., Any], *values: str) -> Any:
+        try:
+            return act(*values)
+        except OSError as error:
+            # what is still held would fail again when Python ends
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if error.errno not in _NOBODY:
+                raise
+            return None
+
+
+@contextmanager
+def any_terminal() -> Iterator[None]:
+    """Lets any text be printed: signs that the encoding lacks as escapes, warnings as one line."""
+    with (
+        redirect_stdout(_open(sys.stdout)),
+        redirect_stderr(_open(sys.stderr)),
+        warnings.catch_warnings(),
+    ):
+        warnings.showwarning = _warn
+        yield
+
+
+def complain(words: Any) -> None:
+    """Prints one line on stderr."""
+    with suppress(OSError):
+        sys.stderr.write(f"crate-interp: {plain(words, _LONGEST)}\n")
+        sys.stderr.flush()
+
+
+def code_of(run: Callable[[], Any], place: Callable[[], Any], debug: bool) -> int:
+    """Runs a command and returns its exit code; an error is one line on stderr.
+
+    place: returns the folder that the command has written into, or None. debug: lets errors through.
+    """
+    try:
+        run()
+        sys.stdout.flush()
+        return 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BaseException as error:
+        if debug:
+            raise
+        return _said(error)
+    if code == INTERRUPTED:  # typer makes an exit of an interrupt
+        where = place()
+        complain(
+            "interrupted; nothing was finished"
+            if where is None
+            else f"interrupted; what was finished is in {where}"
+        )
+    return code
+
+
+def _said(error: BaseException) -> int:
+    """Prints an error as one line and returns its exit code."""
+    if isinstance(error, (ValueError, OSError, KeyError)):
+        complain(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        return FAILED
+    kind = type(error).__name__
+    text = plain(error, _LONGEST)
+    complain(f"unexpected {kind}{': ' * bool(text)}{text} (--debug shows the traceback)")
+    return UNEXPECTED
+
+
+def _open(stream: TextIO | None) -> Any:
+    """Returns a stream that takes any text; a closed one becomes nothing.
+
+    The file that stands for a closed one also keeps its number from the next file that is opened.
+    """
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    return _Stream(stream)
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    complain(f"warning: {message}")
