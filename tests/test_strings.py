@@ -1,0 +1,366 @@
+"""Strings of files where they are shown: configs, figures, pages, tables, drawings, errors."""
+
+import io
+import json
+import os
+import re
+import string
+import unicodedata
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+import crate_interp as ci
+from chromium import found, opened
+from command import run
+from conftest import CLASSES, PLAIN, SIZES, make
+from crate_interp.config.families import FIELD_ORDER
+from crate_interp.models.sae import SAEConfig
+from crate_interp.sweeps.text import as_text
+from crate_interp.viz.lettering import as_written, label
+from crate_interp.viz.page import Html, render
+from crate_interp.viz.pictures import figure_uri, inline_svg
+from crate_interp.words import is_plain, markdown, plain, visible
+
+ANY = st.text(st.characters(codec=None, categories=None), max_size=60)
+GOOD = ["crate-tiny", "$\\badmacro$", "می‌خواهم", "注意 👩‍👧", "a <b>&'\" | `c`", ""]
+NO_TEXT = [5, -0.5, True, ["a"], {"a": 1}, [[[[]]]] * 3]
+HARMFUL = ["\ud800", "a\nb", "\x1b[31mred", "a\u202eb", "\x85", "nul\0", " ends ", "x" * 20_000]
+KINDS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+FAMILIES = st.sampled_from(["crate", "crate-lm", "clipa", "crate-mae"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY, inner, max_size=3),
+    max_leaves=8,
+)
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+def config(**fields):
+    return ci.CrateConfig(**{"family": "crate", **SIZES, **fields})
+
+
+def harmless(text, spaces="\u200c\u200d\t\n\r"):
+    """Nothing in a text is obeyed, and a file can hold it."""
+    text.encode("utf-8")
+    return not {unicodedata.category(sign) for sign in text if sign not in spaces} & KINDS
+
+
+def deep(levels):
+    nested = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+# --- names in configs ---
+
+
+@pytest.mark.parametrize("value", [*NO_TEXT, *HARMFUL])
+def test_a_name_that_cannot_be_shown_is_refused(value):
+    for make_one in (
+        lambda: config(model_name=value),
+        lambda: SAEConfig(hook_name="hook_embed", d_in=3, d_sae=5, model_name=value),
+        lambda: SAEConfig(hook_name=value, d_in=3, d_sae=5),
+    ):
+        with pytest.raises(ValueError, match="give a text on one line") as caught:
+            make_one()
+        assert is_plain(str(caught.value), 500)
+
+
+@pytest.mark.parametrize("value", GOOD)
+def test_a_name_in_any_script_is_kept(value):
+    assert config(model_name=value).model_name == value
+    labels = [value] * CLASSES
+    assert config(labels=labels).labels == tuple(labels)
+
+
+@given(ANY)
+def test_every_name(value):
+    try:
+        assert config(model_name=value).model_name == value and harmless(value)
+    except ValueError as error:
+        assert not is_plain(value) and is_plain(str(error), 500)
+
+
+def test_labels_are_texts_without_controls():
+    odd = ["two  spaces", " first", "nbsp\u00a0here", "全角\u3000", "x" * 1000]
+    assert config(n_classes=5, labels=odd).labels == tuple(odd)
+    many = [f"class {number}" for number in range(21_841)]
+    assert len(config(n_classes=21_841, labels=many).labels) == 21_841
+    for bad in (*NO_TEXT, "\ud800", "a\nb", "cat\n", "\x1b[31m", "a\u202eb", "x" * 1001, None):
+        with pytest.raises(ValueError, match="number 1 is") as caught:
+            config(n_classes=2, labels=["fine", bad])
+        assert is_plain(str(caught.value), 500)
+
+
+@given(FAMILIES, st.sampled_from(FIELD_ORDER[1:]), JSON | st.just(deep(700)))
+def test_every_field_takes_what_it_can_use_or_says_why_not(family, field, value):
+    sizes = dict(d_model=12, n_layers=2, n_heads=3, n_ctx=7, d_vocab=11)
+    try:
+        ci.CrateConfig(**{"family": family, **sizes, field: value})
+    except ValueError as error:
+        assert is_plain(str(error), 1000), error
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(n_heads=10**5000),
+        dict(mean=[10**400] * 3, std=[1.0] * 3),
+        dict(mean=deep(400)),
+        dict(interpolation="x" * 10**6),
+        dict(image_size=[1] * 10**5),
+        {"x" * 10**6: 1},
+        {"\x1b]0;owned\x07": 1},
+        dict(family="\u202e" * 1000),
+    ],
+)
+def test_an_error_about_a_field_is_short(fields):
+    with pytest.raises(ValueError) as caught:
+        config(**fields)
+    assert is_plain(str(caught.value), 1000)
+
+
+@pytest.mark.parametrize("value", [[1], "\ud800", "x" * 20_000, "a\n---\nb"])
+def test_a_folder_with_such_a_name_does_not_load(value, tmp_path):
+    folder = make().save_pretrained(tmp_path / "m")
+    content = json.loads((folder / "config.json").read_text())
+    content["config"]["model_name"] = value
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ci.CheckpointError, match="model_name=.*give a text on one line"):
+        ci.load(folder)
+
+
+# --- figures ---
+
+
+@pytest.fixture(scope="module")
+def swept():
+    model = make(**PLAIN)
+    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+    return ci.sweep(model, images, probes=["sparsity", "attention"], controls=0, progress=False)
+
+
+@pytest.mark.parametrize("name", [*GOOD, *HARMFUL, *NO_TEXT, "_nolegend_", "a$b$ \\frac{"])
+def test_figures_show_any_name_as_it_is_written(swept, name):
+    """Warnings are errors here: of a letter that the font lacks none is given."""
+    swept.meta["model"] = name
+    figure = ci.viz.layers([swept, swept], "sparsity.zero_fraction")
+    for made in (figure_uri(figure, dpi=20), inline_svg(figure, str(name), "x")):
+        assert harmless(made)
+    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert all(len(text) < 80 and "\n" not in text for text in texts)
+    assert any(label(name or "model") in text for text in texts) or label(name)[:1] == "_"
+
+
+def test_names_units_and_titles_of_a_strangers_result(swept):
+    swept.meta["model"] = "m"
+    facts = swept.meta["statistics"]["attention.entropy"]
+    evil = "$\\nonsense$\n\x1b[31m" + "x" * 5000
+    facts[0], unit = evil, facts[0]
+    try:
+        for figure in (
+            ci.viz.layers(swept, "attention.entropy", labels=[evil]),
+            ci.viz.heads(swept, "attention.entropy"),
+            ci.viz.beside(swept, "sparsity.zero_fraction", swept, "attention.entropy"),
+        ):
+            figure_uri(figure, dpi=20)
+    finally:
+        facts[0] = unit
+
+
+def test_latex_gets_no_word_of_a_stranger():
+    import matplotlib
+
+    with matplotlib.rc_context({"text.usetex": True}):
+        figure = Figure()
+        axes = figure.add_subplot()
+        axes.set_title("\\input{/etc/passwd}")
+        axes.plot([0, 1], label="$x$")
+        figure.legend()
+        as_written(figure)
+    words = [axes.title, *figure.legends[0].get_texts()]
+    assert not any(text.get_usetex() or text.get_parse_math() for text in words)
+
+
+# --- pages, tables, drawings ---
+
+
+@given(ANY)
+def test_a_page_shows_any_text(text):
+    for page in (
+        render("notebook.html", title=text, document=text),
+        Html(text, text)._repr_html_(),
+        inline_svg(Figure(figsize=(1, 1)), text, "salt"),
+    ):
+        assert harmless(page)
+
+
+def test_words_stay_words_on_a_page():
+    page = render("notebook.html", title="a\u202eb <i>", document="x\ud800\x1b\ty\n\0")
+    assert "a\\u202eb &lt;i&gt;" in page and "x\\ud800\\x1b\ty\n\\x00" in page
+
+
+@given(st.lists(ANY, min_size=2, max_size=2), st.lists(ANY, min_size=2, max_size=2))
+def test_a_table_of_any_words_is_lines_of_equal_length(header, row):
+    lines = as_text(header, [row]).split("\n")
+    assert len(lines) == 2 and len(lines[0]) == len(lines[1]) and harmless("".join(lines), "")
+
+
+@given(ANY)
+def test_visible_text_keeps_its_spaces(text):
+    shown = visible(text)
+    assert harmless(shown) and visible(shown) == shown
+    if harmless(text):
+        assert shown == text
+    assert visible(text, 5) == visible(text[:5]) + " ..." * (len(text) > 5)
+
+
+@given(ANY)
+def test_markdown_of_a_name_is_its_words(text):
+    shown = markdown(text)
+    assert re.sub(r"\\(.)", r"\1", shown) == plain(text)
+    assert not set(re.sub(r"\\.", "", shown)) & set(string.punctuation)
+
+
+def test_tokens_of_a_view_are_cut_and_visible():
+    model = make()
+    _, cache = model.run_with_cache(torch.randn(1, 3, 6, 20))
+    tokens = ["x" * 10**5, "a\u202e", "\ud800", "\x1b[31m", *"abcdefghi"]
+    html = ci.viz.activations(cache, 0, tokens=tokens).html()
+    assert "x" * 300 not in html and '"a\\\\u202e"' in html and '"\\\\x1b[31m"' in html
+    html.encode()
+
+
+def test_a_report_of_a_model_with_any_name(tmp_path):
+    """Pages, figures and tables; what the font lacks is a warning, and so an error here."""
+    name = "$\\badmacro$ 注意 می‌خواهم <script>=1+1"
+    labels = [f"{number} <b>$\\x$ 犬" for number in range(CLASSES)]
+    model = make(model_name=name, labels=labels, **PLAIN)
+    images = torch.rand(3, 3, 6, 20)
+    few = dict(probes=["sparsity"], untrained=0, progress=False)
+    page = ci.report(model, images, tmp_path / "o", **few).read_text(encoding="utf-8")
+    assert "$\\badmacro$ 注意 می‌خواهم &lt;script&gt;=1+1" in page and "<script" not in page
+    model.save_pretrained(tmp_path / "m")
+    assert ci.load(tmp_path / "m").cfg.model_name == name
+
+
+# --- circuits ---
+
+NODES = [["embed", "L0H1", 0.5], ["L0H1", "logits", -1.0]]
+
+
+def write(path, text=None, **over):
+    content = {"format": "crate_interp circuit 1", "note": "", "edges": NODES, "meta": {}} | over
+    path.write_text(json.dumps(content) if text is None else text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        dict(edges=[["embed", f"L0A{number}", 1.0] for number in range(20_001)]),
+        dict(edges=[["embed", "L0H1", float("nan")]]),
+        dict(edges=[["embed", "L0H1", float("inf")]]),
+        dict(edges=[["embed", "L0H1", 10**400]]),
+        dict(edges=[["embed", "L0H1", True]]),
+        dict(edges=[["embed", "L0H1", "1"]]),
+        dict(edges=[["embed", "L0H1", None]]),
+        dict(edges=[["embed", "L0H1", [1]]]),
+        dict(edges=[["embed", "blocks.0.hook_nothing", 1]]),
+        dict(edges=[["embed", "L" + "9" * 5000 + "H0", 1]]),
+        dict(edges=[["embed", "L٣H1", 1]]),
+        dict(edges=[["embed", "L0H1\n", 1]]),
+        dict(edges=[[deep(300), "L0H1", 1]]),
+        dict(edges=[[{}, [], 1]]),
+        dict(edges=[["L0H1", "embed", 1]]),
+        dict(edges=NODES * 2),
+        dict(edges={"a": 1}),
+        dict(edges="abc"),
+        dict(edges=[1]),
+        dict(edges=None),
+        dict(note=["a"]),
+        dict(note="x" * 20_000),
+        dict(meta=[]),
+        dict(meta={"a": deep(300)}),
+        dict(format=["crate_interp circuit 1"]),
+        dict(text="[" * 10**5),
+        dict(text=""),
+        dict(text='{"format": 1' + "0" * 5000 + "}"),
+        dict(text="[]"),
+    ],
+)
+def test_a_file_that_no_circuit_wrote_is_refused(over, tmp_path):
+    with pytest.raises(ValueError, match="holds no circuit: ") as caught:
+        ci.circuits.Circuit.load(write(tmp_path / "c.json", **over))
+    assert is_plain(str(caught.value), 1000)
+
+
+def test_a_large_file_and_no_file_are_not_read(tmp_path):
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(2**40)  # a hole
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("large", "pipe", "missing", "."):
+        with pytest.raises(ValueError, match="holds no circuit: "):
+            ci.circuits.Circuit.load(tmp_path / name)
+
+
+@given(JSON, st.sampled_from(["edges", "note", "meta", "format"]))
+def test_every_circuit_file(tmp_path_factory, value, field):
+    path = write(tmp_path_factory.getbasetemp() / "any.json", **{field: value})
+    try:
+        circuit = ci.circuits.Circuit.load(path)
+    except ValueError as error:
+        assert is_plain(str(error), 1000)
+    else:
+        assert harmless(circuit.svg()) and circuit.save(path) == path
+        assert ci.circuits.Circuit.load(path) == circuit
+
+
+def test_a_drawing_of_many_edges_shows_the_largest(tmp_path):
+    edges = [[f"L{layer}A{layer}", "logits", layer] for layer in range(20_000)]
+    note = "</title><script>\x1b\ud800"
+    circuit = ci.circuits.Circuit.load(write(tmp_path / "c.json", edges=edges, note=note))
+    svg = circuit.svg()
+    assert svg.count("<path") == 1000 and "L19999A19999" in svg and "L5A5<" not in svg
+    assert "the 1,000 largest of 20,000 edges: &lt;/title&gt;" in svg and harmless(svg)
+
+
+# --- the command line ---
+
+
+def test_errors_of_the_command_line_are_plain():
+    for source in ("\x1b[31mred\x1b[0m", "a\u202eb", "x\ud800y", "line\nend", "x" * 20_000):
+        done = run("report", source, "--data", "embedded:fashion", "--out", "/dev/null/o")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        done = run("verify", source)
+        assert done.returncode == 1 and done.stdout.isascii()
+        assert harmless(done.stdout) and not json.loads(done.stdout)["ok"]
+        error = run("convert", source, "/tmp/never").stderr
+        assert error.startswith("crate-interp: ") and harmless(error) and len(error) < 1600
+
+
+# --- frames in notebooks ---
+
+
+def test_a_notebook_shows_a_page_in_a_sandbox(tmp_path):
+    """Its scripts run, and reach nothing of the notebook."""
+    cell = Html("t", "<script>parent.document.title = 'owned'</script>")._repr_html_()
+    assert 'sandbox="allow-scripts"' in cell and "allow-same-origin" not in cell
+    if found() is None:
+        pytest.skip("there is no Chromium")
+    from PIL import Image
+
+    (tmp_path / "owned.html").write_text(f"<title>notebook</title>{cell}")
+    assert "<title>notebook</title>" in opened(tmp_path / "owned.html")[0]
+    _, cache = make().run_with_cache(torch.randn(1, 3, 6, 20))
+    (tmp_path / "n.html").write_text(ci.viz.attention(cache, 0)._repr_html_())
+    assert opened(tmp_path / "n.html", picture=tmp_path / "n.png")[1] == []
+    with Image.open(io.BytesIO((tmp_path / "n.png").read_bytes())) as shot:
+        colours = shot.convert("RGB").getcolors(10**6)
+    assert colours is not None and len(colours) > 20  # the heads are drawn
