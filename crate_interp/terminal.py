@@ -66,7 +66,7 @@ def complain(words: Any) -> None:
 def code_of(run: Callable[[], Any], place: Callable[[], Any], debug: bool) -> int:
     """Runs a command and returns its exit code; an error is one line on stderr.
 
-    place: returns the folder that the command has written into, or None. debug: lets errors through.
+    place: returns the folder that it has written into, or None. debug: lets errors through.
     """
     try:
         run()
