@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import Any, TextIO
+from typing import Any
 
 from crate_interp.words import plain
 
@@ -18,7 +18,7 @@ _NOBODY = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
 class _Stream:
     """A stream of text that goes on where nobody reads any more."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
@@ -101,7 +101,7 @@ def _said(error: BaseException) -> int:
     return UNEXPECTED
 
 
-def _open(stream: TextIO | None) -> Any:
+def _open(stream: Any) -> Any:
     """Returns a stream that takes any text; a closed one becomes nothing.
 
     The file that stands for a closed one also keeps its number from the next file that is opened.

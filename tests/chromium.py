@@ -10,7 +10,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
     "--disable-sync --disable-background-networking --disable-component-update "
-    "--disable-default-apps --virtual-time-budget=6000"
+    "--disable-default-apps --virtual-time-budget=6000 "
+    "--disable-features=IsolateSandboxedIframes"  # virtual time waits for no other process
 ).split()
 
 

@@ -46,11 +46,11 @@ def path_patch(
     Raises ValueError for heads that the model does not have, inputs that differ in shape, and a
     metric that does not return one finite number.
     """
+    check_runs(model, source, base)
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
     if isinstance(receivers, str) and receivers != "logits":
         raise ValueError(f"receivers={receivers!r}: give 'logits' or (layer, head) pairs.")
     to = [] if isinstance(receivers, str) else heads_of("receivers", receivers, layers, heads)
-    check_runs(model, source, base)
     _check_roles(roles)
     last = max((layer for layer, _ in to), default=layers)
     before = [(layer, head) for layer in range(last) for head in range(heads)]

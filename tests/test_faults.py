@@ -1,0 +1,246 @@
+"""What goes wrong around a command: one line for each fault, a code to tell them apart, no loss."""
+
+import errno
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tqdm.auto import tqdm
+
+import crate_interp as ci
+from command import run
+from conftest import PLAIN, make
+from crate_interp import reports, terminal
+from crate_interp.words import is_plain
+
+ON_DATA = ("crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
+REPORT = ("report", *ON_DATA, "--probes", "sparsity", "--untrained", 0)
+
+
+def says(match, code, done):
+    """The command ended with this code; its own words are one plain line at the end of stderr."""
+    lines = [line for line in done.stderr.splitlines() if "crate-interp:" in line]
+    assert done.returncode == code and len(lines) == 1, done.stderr
+    said = "crate-interp:" + lines[0].split("crate-interp:")[1]
+    assert match in said and is_plain(said, 1600) and "Traceback" not in done.stderr
+
+
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+# --- Ctrl-C and errors that nobody expected ---
+
+
+def test_an_interrupt_is_one_line_that_says_where_the_work_is(tmp_path, monkeypatch):
+    """A real one, after the sweep has been saved."""
+
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(reports, "report_page", interrupted)
+    out = tmp_path / "o"
+    says(f"interrupted; what was finished is in {out}", 130, run(*REPORT, "--out", out))
+    assert len(ci.SweepResult.load(out).samples()) > 0
+    monkeypatch.setattr(reports, "sweep", interrupted)
+    nothing = run(*REPORT, "--out", tmp_path / "new")
+    says("interrupted; nothing was finished", 130, nothing)
+    assert not (tmp_path / "new").exists()
+    says("interrupted", 130, run("--debug", *REPORT, "--out", tmp_path / "new"))
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "unexpected MemoryError (--debug"),
+        (RecursionError("too deep"), "unexpected RecursionError: too deep (--debug"),
+        (RuntimeError("a\x1b[31m\nb"), "unexpected RuntimeError: a\\x1b[31m b (--debug"),
+        (Panic("Rust"), "unexpected Panic: Rust (--debug"),
+        (AssertionError(), "unexpected AssertionError (--debug"),
+    ],
+)
+def test_an_unexpected_error_is_one_line_and_3(error, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "sweep", raising(error))
+    says(words, 3, run(*REPORT, "--out", tmp_path / "o"))
+    with pytest.raises(type(error)):
+        run("--debug", *REPORT, "--out", tmp_path / "o")
+
+
+# --- disks ---
+
+
+@contextmanager
+def largest_file(size):
+    """No file grows beyond a size, whoever writes it: Python, pyarrow or safetensors."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 3000, 40_000])
+def test_a_full_disk_is_one_line(size, tmp_path):
+    """40,000 bytes are enough for the tables and too few for the page: the tables stay."""
+    out = tmp_path / "o"
+    with largest_file(size):
+        done = run(*REPORT, "--out", out)
+        says("", 2, done)
+        if size:
+            converted = run("convert", "crate-tiny-fashion", tmp_path / "new")
+            says("too large", converted.returncode, converted)
+            assert converted.returncode in (2, 3) and not (tmp_path / "new").exists()
+    assert "too large" in done.stderr
+    if size == 40_000:
+        assert len(ci.SweepResult.load(out).samples()) == 4 * 6
+    else:
+        with pytest.raises(ValueError, match="holds no saved SweepResult"):
+            ci.SweepResult.load(out)
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_every_call_of_the_system_may_fail(call, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, call, raising(OSError(code, os.strerror(code))))
+    says(os.strerror(code), 2, run("convert", "crate-tiny-fashion", tmp_path / "new"))
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+
+
+# --- terminals and locales ---
+
+
+def started(*args, env=None, **options):
+    """Runs the command in a process of its own, with changes of the environment; None removes."""
+    changed = {**os.environ, **(env or {})}
+    environment = {name: value for name, value in changed.items() if value is not None}
+    command = [sys.executable, "-m", "crate_interp", *args]
+    return subprocess.run(command, env=environment, text=True, stderr=subprocess.PIPE, **options)
+
+
+def test_any_text_is_printed_on_an_ascii_terminal(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding="ascii"))
+    with terminal.any_terminal():
+        sys.stdout.write("1 ± 2 – 犬 \udcff\n")
+        sys.stdout.flush()
+        terminal.complain("犬\x1b[31m")
+        warnings.simplefilter("always")
+        warnings.warn("a key \x1b]0;owned\x07\nof a file", stacklevel=1)
+    lines = raw.getvalue().decode("ascii").splitlines()
+    assert lines[0] == "1 \\xb1 2 \\u2013 \\u72ac \\udcff"
+    assert lines[1] == "crate-interp: \\u72ac\\\\x1b[31m".replace("\\\\", "\\")
+    assert lines[2:] == ["crate-interp: warning: a key \\x1b]0;owned\\x07 of a file"]
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+
+
+def test_a_folder_whose_name_cannot_be_written_is_refused_before_work_starts(tmp_path):
+    for args in ((*REPORT, "--out"), ("convert", "crate-tiny-fashion")):
+        done = run(*args, tmp_path / "o\udcff")
+        says("has bytes in its name that are no text here: give another name", 2, done)
+        assert "sweep" not in done.stderr
+    done = started("convert", "crate-tiny-fashion", tmp_path / "ñ", env=ASCII)
+    says("set PYTHONUTF8=1", 2, done)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_argument_is_a_traceback():
+    for odd in ("\udcff", "a\0b", "\x1b[31m", "x" * 5000):
+        data = ("--data", f"imagefolder:{odd}", "--out", "/dev/null/o")
+        says("", 2, run("report", f"{odd}.pth", *data))
+        says("", 2, run("convert", f"{odd}.pth", "/dev/null/o"))
+        says("", 2, run("report", "crate-tiny-fashion", "--data", odd, "--out", "/dev/null/o"))
+
+
+def test_a_reader_that_has_gone_ends_nothing(monkeypatch):
+    """As in `crate-interp models | head`, and with a bar of progress."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        done = started("models", stdout=gone)
+    assert done.returncode == 0 and done.stderr == ""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        with terminal.any_terminal():
+            assert list(tqdm(range(3), mininterval=0)) == [0, 1, 2]
+
+
+def test_a_closed_and_a_full_standard_output(tmp_path):
+    command = f"exec {sys.executable} -m crate_interp models"
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True)
+    assert closed.returncode == 0 and closed.stderr == ""
+    full = subprocess.run(["sh", "-c", f"{command} >/dev/full"], capture_output=True, text=True)
+    says("No space left on device", 2, full)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [{"HOME": None}, {"HOME": "/dev/null/home"}])
+def test_no_home(env, tmp_path):
+    """matplotlib and huggingface_hub keep files at home; neither is needed."""
+    env |= {"XDG_CACHE_HOME": None, "XDG_CONFIG_HOME": None, "MPLCONFIGDIR": None, "HF_HOME": None}
+    assert started("models", env=env, stdout=subprocess.DEVNULL).returncode == 0
+    out = tmp_path / "o"
+    args = [str(value) for value in (*REPORT, "--out", out)]
+    done = started(*args, env=env, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert (out / "report.html").exists()
+
+
+# --- models that wrap a model ---
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_compiled_model_is_refused_with_the_model_in_it(tmp_path):
+    model, images = make(**PLAIN), torch.rand(4, 3, 6, 20)
+    compiled = torch.compile(model, backend="eager")
+    parallel = torch.nn.DataParallel(compiled)
+    heads, quiet = [(0, 0)], dict(progress=False)
+
+    def metric(logits):
+        return logits[:, 0].mean()
+
+    for wrapped, place in ((compiled, "model._orig_mod"), (parallel, "model.module._orig_mod")):
+        for measure in (
+            lambda one: ci.sweep(one, images, **quiet),
+            lambda one: ci.report(one, images, tmp_path / "o"),
+            lambda one: ci.audit(one, images, **quiet),
+            lambda one: ci.segment(one, images, **quiet),
+            lambda one: ci.atoms(one, images, **quiet),
+            lambda one: ci.atlas(one, images, **quiet),
+            lambda one: ci.surgery(one, images, **quiet),
+            lambda one: ci.linear_probe(one, images, **quiet),
+            lambda one: ci.circuits.composition(one),
+            lambda one: ci.circuits.evaluate(one, heads, images, metric, **quiet),
+            lambda one: ci.circuits.path_patch(one, images[:1], images[1:2], metric),
+            lambda one: ci.circuits.attribution_patch(one, images[:1], images[1:2], metric),
+        ):
+            with pytest.raises(ValueError, match=f"wraps a hooked model: give that one, {place}."):
+                measure(wrapped)
+        with pytest.raises(ci.CheckpointError, match=f"wraps a hooked model: use that .*{place}."):
+            ci.load(wrapped)
+    inside = compiled._orig_mod
+    assert len(ci.sweep(inside, images, probes=["sparsity"], **quiet).samples()) == 4 * 3
+    with pytest.raises(ValueError, match="cannot measure Linear: give a hooked model"):
+        ci.sweep(torch.nn.Linear(2, 2), images)
