@@ -62,9 +62,6 @@ def load(
             f"cannot load {source!r}: "
             "give a file, a folder, a name of ci.list_models(), or a state dict."
         )
-    wrapped = hooked_part(source)
-    if wrapped not in (None, "model"):
-        raise CheckpointError(f"the source wraps a hooked model: use that one, {wrapped}.")
     place = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
@@ -113,6 +110,9 @@ def _resolve(
 ) -> Any:
     if isinstance(source, (Mapping, torch.nn.Module)):
         _has_no(revision, file, "a state dict")
+        inside = hooked_part(source)
+        if inside not in (None, "model"):
+            raise CheckpointError(f"the source wraps a hooked model: use that one, {inside}.")
         contents = Contents(state_dict_of(source, "the state dict"), model_args(source))
         return attach(
             _from_contents(contents, family, {}, given, "the state dict", dtype), None, net
