@@ -279,7 +279,7 @@ def _fields(pairs: list[str] | None) -> dict[str, Any]:
             raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
         try:
             fields[name] = json.loads(python.get(value, value))
-        except ValueError:
+        except (ValueError, RecursionError):
             fields[name] = value
     return fields
 
