@@ -22,7 +22,7 @@ def plain(text: Any, longest: int = LONGEST) -> str:
     return (
         shown
         if len(shown) <= longest and len(str(text)) <= 4 * longest
-        else (f"{shown[:longest]} ...")
+        else (f"{shown[:longest].rstrip()} ...")
     )
 
 

@@ -82,12 +82,19 @@ class Circuit:
         return graph
 
     def save(self, path: str | Path) -> Path:
-        """Writes the circuit as JSON, makes the folder if there is none, and returns the path."""
+        """Writes the circuit as JSON, makes the folder if there is none, and returns the path.
+
+        Raises ValueError for a circuit that `load` would not read back.
+        """
         edges = [[edge.source, edge.target, float(edge.weight)] for edge in self.edges]
         content = {"format": _FORMAT, "note": self.note, "edges": edges, "meta": self.meta}
+        _check(content)
+        text = json.dumps(content, indent=1) + "\n"
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"the circuit needs more than {_MOST_BYTES >> 20} MiB.")
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(content, indent=1) + "\n")
+        write_text(path, text)
         return path
 
     @classmethod
@@ -98,7 +105,8 @@ class Circuit:
         """
         try:
             content = _read(Path(path))
-            return cls(content["edges"], content["note"], content["meta"])
+            edges = [Edge(*edge) for edge in content["edges"]]
+            return cls(edges, content["note"], content["meta"])
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{plain(repr(str(path)))} holds no circuit: {error}") from None
 
@@ -162,7 +170,7 @@ def _check_edge(edge: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns the edges, note and meta of a file; raises ValueError for what `save` never wrote."""
+    """Returns the content of a file; raises ValueError for what `save` never wrote."""
     if not path.is_file():
         raise ValueError("there is no such file.")
     if path.stat().st_size > _MOST_BYTES:
@@ -170,16 +178,21 @@ def _read(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError("Circuit.save did not write it.")
+    _check(content)
+    return content
+
+
+def _check(content: dict[str, Any]) -> None:
+    """Raises ValueError for edges, a note or meta that no file of a circuit holds."""
     edges, note, meta = (content.get(name) for name in ("edges", "note", "meta"))
     if not isinstance(edges, list) or not all(isinstance(e, list) and len(e) == 3 for e in edges):
-        raise ValueError("its edges are not a list of [source, target, weight].")
+        raise ValueError("the edges are not a list of [source, target, weight].")
     if len(edges) > _MOST_EDGES:
-        raise ValueError(f"it has {len(edges):,} edges, and at most {_MOST_EDGES:,} are read.")
+        raise ValueError(f"there are {len(edges):,} edges, and at most {_MOST_EDGES:,} are read.")
     if not isinstance(note, str) or len(note) > _MOST_NOTE:
-        raise ValueError(f"its note is no text of at most {_MOST_NOTE:,} characters.")
+        raise ValueError(f"the note is no text of at most {_MOST_NOTE:,} characters.")
     if not isinstance(meta, dict) or _is_deep(meta):
-        raise ValueError(f"its meta is no object nested at most {_DEEPEST} deep.")
-    return {"edges": [Edge(*edge) for edge in edges], "note": note, "meta": meta}
+        raise ValueError(f"meta is no object nested at most {_DEEPEST} deep.")
 
 
 def _is_deep(value: Any) -> bool:

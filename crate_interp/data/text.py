@@ -46,13 +46,28 @@ def open_text(
         raise ValueError(f"cannot take text from {type(data).__name__}: give {kinds}.")
     if not texts:
         raise ValueError("the data is empty: there is no text in it.")
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("data holds more than strings.")
+    for place, text in enumerate(texts):
+        _check_text(text, place)
     return first(_token_samples(windows(texts)), limit)
 
 
+def _check_text(text: object, place: int) -> None:
+    """Raises ValueError unless an entry of the data is a text that UTF-8 can hold."""
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text {place} holds half of a surrogate pair, at character {error.start}: put a mark "
+            "there with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+        ) from None
+
+
 def _token_samples(tokens: Tensor) -> Samples:
-    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim != 2 or odd:
         raise ValueError(
             f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos]."
         )

@@ -76,7 +76,8 @@ def _templates() -> Any:
 
 
 def _visible(value: Any) -> Any:
-    return visible(value) if type(value) is str else value  # markup is ours
+    is_markup = hasattr(value, "__html__")  # which is ours
+    return visible(value) if isinstance(value, str) and not is_markup else value
 
 
 def _superscripts(words: str) -> Any:

@@ -22,7 +22,7 @@ from crate_interp.viz.summary import (
     rate_reduction_bound,
     summary,
 )
-from crate_interp.words import cell
+from crate_interp.words import cell, file_name
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -131,7 +131,7 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
             "statistics": [],
         }
         figure = layers(result, name, twins)
-        figure.savefig(out / "figures" / f"{name}.png", dpi=150)
+        figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150)
         svg = inline_svg(figure, _alt(result, twins, name), salt=name)
         how = result.meta["statistics"][name][3]
         statistic = {"name": name, "how": how, "svg": svg}
