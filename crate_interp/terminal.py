@@ -12,6 +12,7 @@ from crate_interp.words import plain
 
 FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
 _LONGEST = 1500
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOBODY = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
 
 
@@ -79,19 +80,22 @@ def code_of(run: Callable[[], Any], place: Callable[[], Any], debug: bool) -> in
     except BaseException as error:
         if debug:
             raise
-        return _said(error)
+        return _said(error, place)
     if code == INTERRUPTED:  # typer makes an exit of an interrupt
-        where = place()
-        complain(
-            "interrupted; nothing was finished"
-            if where is None
-            else f"interrupted; what was finished is in {where}"
-        )
+        complain(f"interrupted; {_finished(place)}")
     return code
 
 
-def _said(error: BaseException) -> int:
+def _finished(place: Callable[[], Any]) -> str:
+    where = place()
+    return "nothing was finished" if where is None else f"what was finished is in {where}"
+
+
+def _said(error: BaseException, place: Callable[[], Any]) -> int:
     """Prints an error as one line and returns its exit code."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        complain(f"{error}: make room, or give another folder; {_finished(place)}")
+        return FAILED
     if isinstance(error, (ValueError, OSError, KeyError)):
         complain(error.args[0] if isinstance(error, KeyError) and error.args else error)
         return FAILED

@@ -107,10 +107,12 @@ def test_a_full_disk_is_one_line(size, tmp_path):
             converted = run("convert", "crate-tiny-fashion", tmp_path / "new")
             says("too large", converted.returncode, converted)
             assert converted.returncode in (2, 3) and not (tmp_path / "new").exists()
-    assert "too large" in done.stderr
+    assert "too large" in done.stderr and "make room, or give another folder; " in done.stderr
     if size == 40_000:
+        assert f"what was finished is in {out}" in done.stderr
         assert len(ci.SweepResult.load(out).samples()) == 4 * 6
     else:
+        assert "nothing was finished" in done.stderr
         with pytest.raises(ValueError, match="holds no saved SweepResult"):
             ci.SweepResult.load(out)
 
