@@ -22,7 +22,7 @@ from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.lettering import as_written, label
-from crate_interp.viz.page import Html, render
+from crate_interp.viz.page import Html, _templates, render
 from crate_interp.viz.pictures import figure_uri, inline_svg
 from crate_interp.words import is_plain, markdown, plain, visible
 
@@ -207,6 +207,20 @@ def test_a_page_shows_any_text(text):
 def test_words_stay_words_on_a_page():
     page = render("notebook.html", title="a\u202eb <i>", document="x\ud800\x1b\ty\n\0")
     assert "a\\u202eb &lt;i&gt;" in page and "x\\ud800\\x1b\ty\n\\x00" in page
+
+
+PARTS = """{% from "macros.html" import facts, table, tile %}
+{{ table([v], [[v]]) }}{{ facts([(v, v)]) }}{{ tile(v, none, v, v) }}{{ v | superscripts }}
+{{ "%s" | format(v) }}{{ [v] }}<a href="{{ v }}" title="{{ v }}">"""
+
+
+@given(ANY)
+def test_every_part_of_a_page_shows_any_text(text):
+    page = _templates().from_string(PARTS).render(v=text)
+    assert harmless(page) and harmless(page.replace("\n", ""))
+    still = _templates().from_string(PARTS).render(v="")
+    assert page.count("<") - page.count("<sup>") * 2 == still.count("<")
+    assert page.count('"') == still.count('"')
 
 
 @given(st.lists(ANY, min_size=2, max_size=2), st.lists(ANY, min_size=2, max_size=2))
