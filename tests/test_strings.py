@@ -1,10 +1,8 @@
 """Strings of files where they are shown: configs, figures, pages, tables, drawings, errors."""
 
 import json
-import os
 import re
 import string
-import unicodedata
 
 import pytest
 import torch
@@ -25,37 +23,15 @@ from crate_interp.viz.lettering import as_written, label
 from crate_interp.viz.page import Html, _templates, render
 from crate_interp.viz.pictures import figure_uri, inline_svg
 from crate_interp.words import is_plain, markdown, plain, visible
+from texts import ANY, GOOD, HARMFUL, JSON, NO_TEXT, deep, harmless
 
-ANY = st.text(st.characters(codec=None, categories=None), max_size=60)
-GOOD = ["crate-tiny", "$\\badmacro$", "می‌خواهم", "注意 👩‍👧", "a <b>&'\" | `c`", ""]
-NO_TEXT = [5, -0.5, True, ["a"], {"a": 1}, [[[[]]]] * 3]
-HARMFUL = ["\ud800", "a\nb", "\x1b[31mred", "a\u202eb", "\x85", "nul\0", " ends ", "x" * 20_000]
-KINDS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 FAMILIES = st.sampled_from(["crate", "crate-lm", "clipa", "crate-mae"])
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | ANY,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY, inner, max_size=3),
-    max_leaves=8,
-)
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def config(**fields):
     return ci.CrateConfig(**{"family": "crate", **SIZES, **fields})
-
-
-def harmless(text, spaces="\u200c\u200d\t\n\r"):
-    """Nothing in a text is obeyed, and a file can hold it."""
-    text.encode("utf-8")
-    return not {unicodedata.category(sign) for sign in text if sign not in spaces} & KINDS
-
-
-def deep(levels):
-    nested = []
-    for _ in range(levels):
-        nested = [nested]
-    return nested
 
 
 # --- names in configs ---
@@ -265,96 +241,6 @@ def test_a_report_of_a_model_with_any_name(tmp_path):
     assert "$\\badmacro$ 注意 می‌خواهم &lt;script&gt;=1+1" in page and "<script" not in page
     model.save_pretrained(tmp_path / "m")
     assert ci.load(tmp_path / "m").cfg.model_name == name
-
-
-# --- circuits ---
-
-NODES = [["embed", "L0H1", 0.5], ["L0H1", "logits", -1.0]]
-
-
-def write(path, text=None, **over):
-    content = {"format": "crate_interp circuit 1", "note": "", "edges": NODES, "meta": {}} | over
-    path.write_text(json.dumps(content) if text is None else text)
-    return path
-
-
-@pytest.mark.parametrize(
-    "over",
-    [
-        dict(edges=[["embed", f"L0A{number}", 1.0] for number in range(20_001)]),
-        dict(edges=[["embed", "L0H1", float("nan")]]),
-        dict(edges=[["embed", "L0H1", float("inf")]]),
-        dict(edges=[["embed", "L0H1", 10**400]]),
-        dict(edges=[["embed", "L0H1", True]]),
-        dict(edges=[["embed", "L0H1", "1"]]),
-        dict(edges=[["embed", "L0H1", None]]),
-        dict(edges=[["embed", "L0H1", [1]]]),
-        dict(edges=[["embed", "blocks.0.hook_nothing", 1]]),
-        dict(edges=[["embed", "L" + "9" * 5000 + "H0", 1]]),
-        dict(edges=[["embed", "L٣H1", 1]]),
-        dict(edges=[["embed", "L0H1\n", 1]]),
-        dict(edges=[[deep(300), "L0H1", 1]]),
-        dict(edges=[[{}, [], 1]]),
-        dict(edges=[["L0H1", "embed", 1]]),
-        dict(edges=NODES * 2),
-        dict(edges={"a": 1}),
-        dict(edges="abc"),
-        dict(edges=[1]),
-        dict(edges=None),
-        dict(note=["a"]),
-        dict(note="x" * 20_000),
-        dict(meta=[]),
-        dict(meta={"a": deep(300)}),
-        dict(format=["crate_interp circuit 1"]),
-        dict(text="[" * 10**5),
-        dict(text=""),
-        dict(text='{"format": 1' + "0" * 5000 + "}"),
-        dict(text="[]"),
-    ],
-)
-def test_a_file_that_no_circuit_wrote_is_refused(over, tmp_path):
-    with pytest.raises(ValueError, match="holds no circuit: ") as caught:
-        ci.circuits.Circuit.load(write(tmp_path / "c.json", **over))
-    assert is_plain(str(caught.value), 1000)
-
-
-def test_what_would_not_load_is_not_saved(tmp_path):
-    circuit, edge = ci.circuits.Circuit, ci.circuits.Edge
-    many = [edge("embed", f"L0A{number}", 1.0) for number in range(20_001)]
-    for made in (circuit(many), circuit([], "x" * 20_000), circuit([], "", {"a": deep(30)})):
-        with pytest.raises(ValueError, match="are read|at most"):
-            made.save(tmp_path / "new" / "c.json")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_large_file_and_no_file_are_not_read(tmp_path):
-    with open(tmp_path / "large", "wb") as file:
-        file.truncate(2**40)  # a hole
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("large", "pipe", "missing", "."):
-        with pytest.raises(ValueError, match="holds no circuit: "):
-            ci.circuits.Circuit.load(tmp_path / name)
-
-
-@given(JSON, st.sampled_from(["edges", "note", "meta", "format"]))
-def test_every_circuit_file(tmp_path_factory, value, field):
-    path = write(tmp_path_factory.getbasetemp() / "any.json", **{field: value})
-    try:
-        circuit = ci.circuits.Circuit.load(path)
-    except ValueError as error:
-        assert is_plain(str(error), 1000)
-    else:
-        assert harmless(circuit.svg()) and circuit.save(path) == path
-        assert ci.circuits.Circuit.load(path) == circuit
-
-
-def test_a_drawing_of_many_edges_shows_the_largest(tmp_path):
-    edges = [[f"L{layer}A{layer}", "logits", layer] for layer in range(20_000)]
-    note = "</title><script>\x1b\ud800"
-    circuit = ci.circuits.Circuit.load(write(tmp_path / "c.json", edges=edges, note=note))
-    svg = circuit.svg()
-    assert svg.count("<path") == 1000 and "L19999A19999" in svg and "L5A5<" not in svg
-    assert "the 1,000 largest of 20,000 edges: &lt;/title&gt;" in svg and harmless(svg)
 
 
 # --- the command line ---

@@ -1,0 +1,29 @@
+"""What strangers write into files: texts, JSON, and how to tell that a shown text is harmless."""
+
+import unicodedata
+
+from hypothesis import strategies as st
+
+ANY = st.text(st.characters(codec=None, categories=None), max_size=60)
+GOOD = ["crate-tiny", "$\\badmacro$", "می‌خواهم", "注意 👩‍👧", "a <b>&'\" | `c`", ""]
+NO_TEXT = [5, -0.5, True, ["a"], {"a": 1}, [[[[]]]] * 3]
+HARMFUL = ["\ud800", "a\nb", "\x1b[31mred", "a\u202eb", "\x85", "nul\0", " ends ", "x" * 20_000]
+KINDS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def harmless(text, spaces="\u200c\u200d\t\n\r"):
+    """Nothing in a text is obeyed, and a file can hold it."""
+    text.encode("utf-8")
+    return not {unicodedata.category(sign) for sign in text if sign not in spaces} & KINDS
+
+
+def deep(levels):
+    nested = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
