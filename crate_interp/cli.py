@@ -29,20 +29,8 @@ _locks = ExitStack()  # of the folders that the command writes; they open when i
 _places: list[Path] = []  # these folders
 
 
-def _named(folder: Path) -> Path:
-    """Returns a folder to be written. Raises ValueError if no table could be written there."""
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"the folder {str(folder)!r} has bytes in its name that are no text here: give another "
-            "name, or set PYTHONUTF8=1."
-        ) from None
-    return folder
-
-
 def _lock(out: Path) -> Path:
-    _places.append(_named(out))
+    _places.append(out)
     return _locks.enter_context(locked(out))
 
 
@@ -209,10 +197,7 @@ def convert(
         ),
     ],
     folder: Annotated[
-        Path,
-        typer.Argument(
-            help="A new folder: model.safetensors, config.json and a model card.", callback=_named
-        ),
+        Path, typer.Argument(help="A new folder: model.safetensors, config.json and a model card.")
     ],
     family: Family = None,
     file: File = None,

@@ -55,6 +55,7 @@ def locked(folder: str | Path) -> Iterator[Path]:
 def _acquire(out: Path) -> tuple[FileLock, bool]:
     """Returns the lock of a folder, which this thread now holds, and whether it did before."""
     try:
+        str(out).encode()  # what writes tables takes no name that is no text
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
         nested = lock.is_locked
@@ -65,8 +66,10 @@ def _acquire(out: Path) -> tuple[FileLock, bool]:
             f"{str(out)!r} is being written by {_holder(out)}: wait until it ends, "
             "or give another folder."
         ) from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        reason = getattr(error, "strerror", None) or error
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or one that is no text
+        odd = isinstance(error, UnicodeEncodeError)
+        reason = "its name holds bytes that are no text here" if odd else ""
+        reason = reason or getattr(error, "strerror", None) or error
         raise ValueError(
             f"cannot write into {str(out)!r}: {reason}. Give another folder."
         ) from None

@@ -10,13 +10,13 @@ import pandas as pd
 
 from crate_interp import ranges
 from crate_interp.folders import differs, listed
-from crate_interp.words import plain
+from crate_interp.words import is_plain, plain
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
 FORMAT, META = 1, "meta.json"
-_LONGEST = 2**26  # bytes of meta.json
+_LONGEST, _MOST_LAYERS = 2**26, 10_000  # bytes of meta.json
 _NEEDED = {"n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict}
 # What a table may hold: so many values, or so many for each byte of its file.
 _VALUES, _PER_BYTE = 2**24, 64
@@ -57,6 +57,13 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
                 f"{str(path)!r} is damaged: {entry} is {value}, not of type {wanted.__name__}. "
                 "Save the result again."
             )
+    model, n_layers = meta.get("model"), meta["n_layers"]
+    named = model is None or (isinstance(model, str) and is_plain(model))
+    if not named or not 0 <= n_layers <= _MOST_LAYERS:
+        raise ValueError(
+            f"{str(path)!r} is damaged: its model is {plain(repr(model), 80)}, of {n_layers} "
+            "layers. Save the result again."
+        )
     if not ranges.is_valid(meta.get("data")):
         raise ValueError(
             f"{str(path)!r} is damaged: data is not a list of fingerprint, start and stop. "

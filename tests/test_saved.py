@@ -43,7 +43,9 @@ def test_a_table_that_claims_more_than_its_bytes(result, kind, tmp_path):
         ci.SweepResult.load(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["column", "other layers", "format 0", "settings"])
+@pytest.mark.parametrize(
+    "damage", ["column", "other layers", "format 0", "settings", "model", "n_layers"]
+)
 def test_a_result_whose_digests_are_right_and_whose_content_is_not(result, damage, tmp_path):
     result.save(tmp_path)
     meta, path = json.loads((tmp_path / INDEX).read_text()), tmp_path / "samples.parquet"
@@ -55,9 +57,13 @@ def test_a_result_whose_digests_are_right_and_whose_content_is_not(result, damag
         table = table.drop(columns="layer") if damage == "column" else odd
         table.to_parquet(path, index=False)
         meta["files"][path.name] = digest(path)
+    elif damage == "model":
+        meta["model"] = "a\x1b[2Jb"
+    elif damage == "n_layers":
+        meta["n_layers"] = 10**9
     else:
         meta["statistics"] = {"zero_fraction": 3}
     (tmp_path / INDEX).write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match="was not written by|is no saved SweepResult") as caught:
+    with pytest.raises(ValueError, match="was not written|no saved Sweep|is damaged") as caught:
         ci.SweepResult.load(tmp_path)
     assert "\n" not in str(caught.value)

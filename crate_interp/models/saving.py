@@ -1,9 +1,12 @@
 """Writes our own format: a folder with model.safetensors, config.json and a model card."""
 
+import errno
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -11,7 +14,7 @@ from crate_interp.errors import CheckpointError
 from crate_interp.files import write_text
 from crate_interp.folders import is_ours, replacing
 from crate_interp.models.tokenizer import Tokenizer
-from crate_interp.words import plain
+from crate_interp.words import markdown
 
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
@@ -51,12 +54,21 @@ def save(model: nn.Module, folder: Path) -> Path:
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
     with replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
-        save_file(weights, stage / WEIGHTS, metadata={"format": "pt"})
+        _write_weights(weights, stage / WEIGHTS)
         if tokenizer is not None:
             write_text(stage / TOKENIZER, tokenizer.to_json())
     if not (folder / CARD).exists():
         write_text(folder / CARD, card)
     return folder
+
+
+def _write_weights(weights: dict[str, Any], path: Path) -> None:
+    """Writes a safetensors file. Raises OSError if there is no room for it."""
+    try:
+        save_file(weights, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # of the library in Rust, which knows no OSError
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
 
 def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
@@ -65,10 +77,9 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
         for field, value in values.items()
         if value is not None and field not in ("labels", "family")
     }
-    rows = {field: plain(value).replace("|", "\\|") for field, value in shown.items()}
-    fields = "\n".join(f"| {field} | {words} |" for field, words in rows.items())
+    fields = "\n".join(f"| {field} | {markdown(value)} |" for field, value in shown.items())
     params = sum(value.numel() for value in weights.values())
-    return _CARD.format(name=plain(name), params=params, family=values["family"], fields=fields)
+    return _CARD.format(name=markdown(name), params=params, family=values["family"], fields=fields)
 
 
 def _tokenizer(model: nn.Module) -> Tokenizer | None:
