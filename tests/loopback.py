@@ -42,6 +42,8 @@ class Fault:
     origin: str | None = None
     method: str | None = None
     headers: dict = field(default_factory=dict)
+    told: dict = field(default_factory=dict)  # headers in place of those of the right answer
+    body: Any = None  # () -> pieces, sent as they come in place of the right body
     times: int = 10**9
 
 
@@ -51,6 +53,7 @@ class Hub:
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, str, Any]] = []  # origin, method, path, headers
         self.lying_sizes: dict[str, int] = {}  # path -> the size that HEAD claims
+        self.poured = 0  # bytes that `Fault.body` sent
 
     def repo(self, name, **facts):
         self.repos[name] = Repo(**facts)
@@ -120,13 +123,30 @@ class _Handler(BaseHTTPRequestHandler):
             begin = int(start.removeprefix("bytes=").split("-")[0])
             headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
             status, body = 206, body[begin:]
+        if fault and fault.body and send_body:
+            return self.pour(headers | fault.told, fault.body)
         self.reply(
             status,
-            headers,
+            headers | (fault.told if fault else {}),
             body if send_body else None,
             len(body),
             fault.truncate if fault else None,
         )
+
+    def pour(self, headers, pieces):
+        """Answers in chunks, until the pieces end or nobody listens."""
+        self.close_connection = True
+        self.send_response(200)
+        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            for piece in pieces():
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.hub.poured += len(piece)
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            pass
 
     def hits(self, fault):
         return (

@@ -4,19 +4,20 @@ loopback.py says what that shows.
 """
 
 import copy
-import errno
 import os
+import signal
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
 
 import crate_interp as ci
 from conftest import FIXTURES
-from crate_interp.checkpoints import registry
+from crate_interp.checkpoints import download, registry
 from test_families import recorded
 
 B16 = FIXTURES / "crate_alpha" / "crate_alpha_B16.pth"
@@ -148,12 +149,11 @@ def test_a_redirect_to_another_origin_gets_no_token(table, hub, tmp_path):
     assert set(asked["hub"]) == {"Bearer hf_secret"} and set(asked["cdn"]) == {None}
 
 
-def test_a_dropped_connection_is_taken_up_again(table, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+def test_a_dropped_connection_is_taken_up_again(table, hub, tmp_path):
     hub.fault("/lfs/", origin="cdn", method="GET", truncate=20_000, times=1)
     ci.load(REPO, file=FILE, cache_dir=tmp_path)
     ranges = [headers.get("Range") for origin, _, _, headers in hub.requests if origin == "cdn"]
-    assert len(ranges) == 2 and ranges[1]  # the second asks for the rest
+    assert ranges[0] is None and ranges[1] == "bytes=20000-" and len(ranges) == 2
 
 
 def test_a_download_that_fails_leaves_nothing_and_the_next_succeeds(table, hub, tmp_path):
@@ -291,37 +291,45 @@ def test_a_file_laid_out_by_hand_in_the_cache(tmp_path):
     assert model.cfg.d_model == 32
 
 
+def left(folder):
+    """Returns the files of a cache, but locks."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
 def test_a_full_disk(table, tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
-    fails(
-        "the disk is full: .* give another place: cache_dir=", REPO, file=FILE, cache_dir=tmp_path
-    )
+    monkeypatch.setattr(download, "open", lambda *_: open("/dev/full", "wb"), raising=False)
+    said = "the disk is full: .* give another place: cache_dir="
+    fails(said, REPO, file=FILE, cache_dir=tmp_path)
+    monkeypatch.undo()
+    assert not left(tmp_path)
 
 
-def test_an_interrupt_leaves_no_half_file(table, hub, tmp_path, monkeypatch):
-    import huggingface_hub.file_download as download
+def test_a_disk_that_will_be_full(table, hub, tmp_path, monkeypatch):
+    little = SimpleNamespace(free=10)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda folder: little)
+    said = "the disk is full: .* give another place: cache_dir="
+    fails(said, REPO, file=FILE, cache_dir=tmp_path)
+    assert not left(tmp_path) and not hub.sent()
 
-    kept = download.http_get
 
-    def interrupted(*args, **kwargs):
-        kept(*args, **kwargs)
-        raise KeyboardInterrupt
+def test_an_interrupt_leaves_no_half_file(table, hub, tmp_path):
+    def pieces():
+        yield bytes(1000)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        threading.Event().wait(0.2)
+        yield bytes(1000)
 
-    monkeypatch.setattr(download, "http_get", interrupted)
+    hub.fault("/lfs/", origin="cdn", method="GET", body=pieces, times=1)
     with pytest.raises(KeyboardInterrupt):
         ci.load(REPO, file=FILE, cache_dir=tmp_path)
-    assert not list(tmp_path.rglob("snapshots/*/torch/*"))
-    monkeypatch.setattr(download, "http_get", kept)
+    assert not left(tmp_path)
     ci.load(REPO, file=FILE, cache_dir=tmp_path)
 
 
 def test_large_files_show_progress(table, tmp_path, monkeypatch, capsys):
     from crate_interp.checkpoints import progress
 
-    ci.load("crate-alpha-b16", cache_dir=tmp_path)
+    ci.load("crate-alpha-b16", cache_dir=tmp_path / "other")
     assert "reading" not in capsys.readouterr().err  # a small one does not
     monkeypatch.setattr(progress, "SHOWN_FROM", 0)
     for name, file in (
@@ -330,6 +338,9 @@ def test_large_files_show_progress(table, tmp_path, monkeypatch, capsys):
         ("crate-d12-base", "model.safetensors"),
     ):
         ci.load(name, cache_dir=tmp_path)
+        shown = capsys.readouterr().err
+        assert f"{file.split('/')[-1]}: 100%" in shown and "checking" not in shown
+        ci.load(name, cache_dir=tmp_path)  # what lies in the cache is read for its digest
         shown = capsys.readouterr().err
         assert (
             f"checking {file.split('/')[-1]}: 100%" in shown

@@ -202,9 +202,8 @@ def _from_row(
             f"ci.load('path/to/the/file', {fields})."
         )
     wanted = row["revision"] if revision is None else revision
-    path = hub.fetch(row["repo"], row["file"], revision=wanted, **net)
-    if revision in (None, row["revision"]):
-        hub.check_digest(path, row)
+    told = row if revision in (None, row["revision"]) else None
+    path = hub.fetch(row["repo"], row["file"], revision=wanted, row=told, **net)
     folder = Path(row["file"]).parent
     for name in row["beside"]:
         hub.fetch(row["repo"], str(folder / name), revision=wanted, **net)
