@@ -73,14 +73,12 @@ class Hub:
     @contextmanager
     def serve(self):
         servers = {
-            origin: ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, origin))
-            for origin in ("hub", "cdn")
+            origin: _Server(("127.0.0.1", 0), _handler(self, origin)) for origin in ("hub", "cdn")
         }
         self.urls = {
             origin: f"http://127.0.0.1:{server.server_port}" for origin, server in servers.items()
         }
         for server in servers.values():
-            server.daemon_threads = True
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield self.urls["hub"]
@@ -88,6 +86,13 @@ class Hub:
             for server in servers.values():
                 server.shutdown()
                 server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """Says nothing: clients that hang up are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):

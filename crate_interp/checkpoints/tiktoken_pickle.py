@@ -7,7 +7,9 @@ from pickletools import genops
 from typing import Any, cast
 
 from crate_interp.errors import CheckpointError
-from crate_interp.models.tokenizer import Tokenizer
+from crate_interp.models.split_patterns import check_pattern
+from crate_interp.models.tokenizer import Tokenizer, safely
+from crate_interp.models.tokenizer_rules import check_name
 
 _ENCODING = ("tiktoken.core", "Encoding")
 _VALUES = (
@@ -25,7 +27,9 @@ _VALUES = (
 _NEW = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _MARK = object()
-_MAX_TOKENS, _MAX_LENGTH = 2**20, 512
+_MAX_STEPS = 2**21
+_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two in bytes
+_MAX_SPECIALS = 10_000
 
 
 class _Encoding(dict):
@@ -54,7 +58,9 @@ def read_tokenizer(content: bytes) -> Tokenizer:
 def _run(content: bytes) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    for opcode, value, _ in genops(content):
+    for step, (opcode, value, _) in enumerate(genops(content)):
+        if step > _MAX_STEPS:
+            raise CheckpointError("the tokenizer's pickle is longer than any tiktoken.Encoding.")
         name, argument = opcode.name, cast(Any, value)
         if name in ("PROTO", "FRAME"):
             continue
@@ -95,7 +101,9 @@ def _compose(name: str, argument: Any, stack: list[Any]) -> None:
         stack[-2].update(stack.pop())
     elif name in ("SETITEMS", "SETITEM"):
         items = _after_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        if type(stack[-1]) is not dict or len(items) % 2:
+        # the hash of a number is no secret: thousands of keys can be made to share one
+        texts = all(type(key) in (str, bytes) for key in items[::2])
+        if type(stack[-1]) is not dict or len(items) % 2 or not texts:
             raise CheckpointError("the tokenizer's pickle is damaged.")
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
     else:
@@ -127,26 +135,40 @@ def _build(record: dict[str, Any]) -> Tokenizer:
     ranks, pattern, specials = _checked(record)
     text = _byte_alphabet()
     spelled = {token: "".join(text[byte] for byte in token) for token in ranks}
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [(left, right) for left, right in splits if left in ranks and right in ranks]
-        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        merges += [(spelled[left], spelled[right]) for left, right in known]
-    core = Core(
-        models.BPE(vocab={spelled[token]: rank for token, rank in ranks.items()}, merges=merges)
-    )
-    try:
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    except Exception:
-        raise CheckpointError(
-            f"the tokenizer's pattern {pattern!r} is no regular expression."
-        ) from None
+    pairs = (_last_pair(token, ranks) for token in sorted(ranks, key=ranks.__getitem__))
+    merges = [(spelled[pair[0]], spelled[pair[1]]) for pair in pairs if pair]
+    vocab = {spelled[token]: rank for token, rank in ranks.items()}
+    core = safely(lambda: Core(models.BPE(vocab=vocab, merges=merges)))
+    check_pattern(pattern)
+    split = safely(lambda: pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     core.decoder = decoders.ByteLevel()
     return Tokenizer(core=core, specials=dict(specials))
+
+
+def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
+    """Returns the two tokens that merge last into a token, or None if they never do.
+
+    One pair a token is enough. Until two neighbours merge into the whole, nothing outside has
+    merged with them, so inside they became what they become when the token stands alone: no
+    other pair of tokens with this union is ever side by side.
+    """
+    never = len(ranks)
+    ends = list(range(len(token) + 1))  # of the parts
+    costs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
+    while len(costs) > 1:
+        least = min(costs)
+        if least == never:
+            return None
+        at = costs.index(least)
+        del ends[at + 1], costs[at]
+        if at < len(costs):
+            costs[at] = ranks.get(token[ends[at] : ends[at + 2]], never)
+        if at:
+            costs[at - 1] = ranks.get(token[ends[at - 1] : ends[at + 1]], never)
+    return (token[: ends[1]], token[ends[1] :]) if costs else None
 
 
 def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
@@ -161,23 +183,28 @@ def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, i
         isinstance(ranks, dict)
         and len(ranks) <= _MAX_TOKENS
         and all(
-            isinstance(token, bytes) and 0 < len(token) <= _MAX_LENGTH and type(rank) is int
+            isinstance(token, bytes)
+            and 0 < len(token) <= _MAX_LENGTH
+            and type(rank) is int
+            and 0 <= rank < len(ranks)
             for token, rank in ranks.items()
         )
+        and sum(map(len, ranks)) <= _MAX_TOTAL
         and all(bytes([byte]) in ranks for byte in range(256))
-        and sorted(ranks.values()) == list(range(len(ranks)))
+        and len(set(ranks.values())) == len(ranks)
         and isinstance(pattern, str)
         and isinstance(specials, dict)
-        and all(
-            isinstance(name, str) and type(index) is int and index >= 0
-            for name, index in specials.items()
-        )
+        and len(specials) <= _MAX_SPECIALS
+        and all(type(index) is int and 0 <= index < 2**31 for index in specials.values())
     )
     if not right:
         raise CheckpointError(
             "the tokenizer's pickle holds no byte-level BPE: wanted mergeable_ranks "
-            "(bytes to 0, 1, 2, ...), pat_str and special_tokens."
+            f"(at most {_MAX_TOKENS} tokens of at most {_MAX_LENGTH} bytes, {_MAX_TOTAL} in all, "
+            "to 0, 1, 2, ...), pat_str and special_tokens."
         )
+    for name in specials:
+        check_name(name)
     return ranks, pattern, specials
 
 

@@ -13,7 +13,7 @@ from crate_interp.models.tokenizer import Tokenizer, parse
 
 _ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
 TOKENIZER_FILES = _JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
-_MAX_BYTES = 2**26
+_MAX_BYTES = {_JSON: 2**26, _PICKLE: 2**24}
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -44,15 +44,14 @@ def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
 def _read(path: Path) -> Tokenizer:
     if not path.is_file():
         raise CheckpointError(f"{path} is no regular file.")
-    if path.stat().st_size > _MAX_BYTES:
+    if path.stat().st_size > _MAX_BYTES[path.name]:
         raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no tokenizer is so large.")
-    if path.name == _PICKLE:
-        try:
-            return read_tokenizer(path.read_bytes())
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from None
     try:
+        if path.name == _PICKLE:
+            return read_tokenizer(path.read_bytes())
         return parse(path.read_text(encoding="utf-8"))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     except Exception:  # the tokenizers library raises bare exceptions
         raise CheckpointError(
             f"{path} is no tokenizer.json that the tokenizers library reads."

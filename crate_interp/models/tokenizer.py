@@ -1,9 +1,12 @@
 """Text to token ids and back, for tokenizers that the `tokenizers` library runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from crate_interp.errors import CheckpointError
+from crate_interp.models.tokenizer_rules import check_added, check_content, lone_surrogate
 
 _SEPARATORS = ("<|bos|>", "<|endoftext|>", "[CLS]")
 
@@ -29,9 +32,17 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns token ids of a text, with nothing added.
 
-        The name of a special token is text like any other.
+        The name of a special token is text like any other. Raises ValueError for a text with
+        half of a surrogate pair, and CheckpointError if the library fails.
         """
-        return self.core.encode(text, add_special_tokens=False).ids
+        if half := lone_surrogate(text):
+            raise ValueError(
+                f"character {half.start()} of the text is half of a surrogate pair, "
+                f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
+                "replacement mark there: text.encode('utf-16', 'surrogatepass')"
+                ".decode('utf-16', 'replace')."
+            )
+        return safely(lambda: self.core.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of token ids, special tokens by their names.
@@ -49,13 +60,15 @@ class Tokenizer:
         return "".join([*parts, self._plain(run)])
 
     def _plain(self, ids: list[int]) -> str:
-        unknown = [index for index in ids if self.core.id_to_token(index) is None]
+        unknown = [
+            index for index in ids if not 0 <= index < 2**32 or self.core.id_to_token(index) is None
+        ]
         if unknown:
             raise ValueError(
                 f"no token has the id {unknown[0]}: the tokenizer has "
                 f"{self.core.get_vocab_size()} tokens."
             )
-        return self.core.decode(ids, skip_special_tokens=False) if ids else ""
+        return safely(lambda: self.core.decode(ids, skip_special_tokens=False)) if ids else ""
 
     def to_json(self) -> str:
         """Returns the content of a tokenizer.json, for `parse` and Hugging Face's libraries."""
@@ -73,19 +86,36 @@ class Tokenizer:
         return json.dumps(content, ensure_ascii=False)
 
 
+def safely(call: Callable[[], Any]) -> Any:
+    """Returns what a call of the library returns.
+
+    Raises CheckpointError if it fails: a panic of its Rust code is no Exception. The panic has
+    written to stderr by then, which nothing in Python can prevent.
+    """
+    try:
+        return call()
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise CheckpointError(f"the tokenizers library fails: {error}.") from None
+        raise
+
+
 def parse(text: str) -> Tokenizer:
-    """Returns the tokenizer of a tokenizer.json; any exception means that it is not one."""
+    """Returns the tokenizer of a tokenizer.json.
+
+    Raises CheckpointError for parts that are not admitted; any other exception means that the
+    text is no tokenizer.json.
+    """
     from tokenizers import Tokenizer as Core
 
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
+    check_added(added)
     specials = {token["content"]: token["id"] for token in added if token["special"]}
-    if not all(
-        isinstance(name, str) and type(index) is int and 0 <= index < 2**31
-        for name, index in specials.items()
-    ):
-        raise ValueError("special tokens are names and ids")
+    if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
+        raise ValueError("the ids of added tokens are no ids")
     plain = [token for token in added if not token["special"]]  # these do match text
     # the tokens of a text are all of them, and no others
     complete = {"added_tokens": plain, "truncation": None, "padding": None}
-    return Tokenizer(core=Core.from_str(json.dumps(content | complete)), specials=specials)
+    core = safely(lambda: Core.from_str(json.dumps(check_content(content) | complete)))
+    return Tokenizer(core=core, specials=specials)
