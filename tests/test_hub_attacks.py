@@ -5,6 +5,7 @@ Every test looks at the whole folder that the test may write to, before and afte
 
 import hashlib
 import itertools
+import logging
 import os
 import threading
 import time
@@ -297,6 +298,14 @@ def test_xet_is_never_used(repo, hub, tmp_path, monkeypatch):
     hub.fault("w.pth", method="HEAD", told=told)
     ci.load("some/one", file="w.pth", n_heads=4, cache_dir=tmp_path)
     assert not [path for _, _, path, _ in hub.requests if "steal" in path]
+
+
+def test_warnings_of_a_server_obey_no_terminal(repo, hub, tmp_path, caplog):
+    escape = "\x1b]0;mine\x07\x1b[31mred"
+    hub.fault("w.pth", method="HEAD", told={"X-HF-Warning": f"topic; {escape}"})
+    ci.load("some/one", file="w.pth", n_heads=4, cache_dir=tmp_path)
+    assert "red" in caplog.text and "\x1b" not in caplog.text and "\x07" not in caplog.text
+    assert not logging.getLogger("huggingface_hub.utils._http").filters
 
 
 def test_revisions_that_are_paths(repo, hub, tmp_path):

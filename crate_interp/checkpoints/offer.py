@@ -4,7 +4,11 @@ The client builds paths from these words: an ETag such as "/home/me/.bashrc" wou
 its own. Only what was checked here is used afterwards, and nothing is asked a second time.
 """
 
+import logging
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -46,9 +50,10 @@ def ask(
     from huggingface_hub.utils import build_hf_headers
 
     page = hub.hf_hub_url(repo, file, revision=revision, endpoint=endpoint)
-    told = hub.get_hf_file_metadata(
-        page, token=token, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint
-    )
+    with _plain_warnings():
+        told = hub.get_hf_file_metadata(
+            page, token=token, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint
+        )
     if told.etag is None and told.commit_hash is None:  # such as the page of a hotel's network
         return None
     place = urljoin(page, told.location)
@@ -62,6 +67,27 @@ def ask(
         size=told.size or 0,
         headers=build_hf_headers(token=token, library_name="crate_interp"),
     )
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Keeps what a terminal would obey out of the client's warnings, in this thread alone.
+
+    The client prints the header X-HF-Warning as it comes.
+    """
+    mine = threading.get_ident()
+
+    def shown_plain(record: logging.LogRecord) -> bool:
+        if record.thread == mine:
+            record.msg, record.args = plain(record.getMessage()), ()
+        return True
+
+    log = logging.getLogger("huggingface_hub.utils._http")
+    log.addFilter(shown_plain)
+    try:
+        yield
+    finally:
+        log.removeFilter(shown_plain)
 
 
 def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
