@@ -144,6 +144,11 @@ def test_the_tokenizers_of_public_models_are_admitted(good):
     text = "It's the theory, 12 times.\n\n  Yes!"
     read = tokenizer.parse(json.dumps(gpt2))
     assert read.decode(read.encode(text)) == text
+    untyped = {name: value for name, value in good["model"].items() if name != "type"}
+    untyped |= {"merges": [" ".join(pair) for pair in untyped["merges"]]}
+    untyped |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    old = tokenizer.parse(json.dumps(gpt2 | {"model": untyped}))  # as GPT-2's is written
+    assert old.encode(text) == read.encode(text)
     cls, sep = (
         {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}},
@@ -162,6 +167,10 @@ def test_the_tokenizers_of_public_models_are_admitted(good):
     }  # fmt: skip
     read = tokenizer.parse(json.dumps(bert))
     assert read.encode("A \u00e1 b") == [1, 1, 0]
+    untyped = {name: value for name, value in WORDS.items() if name != "type"}
+    assert tokenizer.parse(json.dumps(bert | {"model": untyped})).encode("A b") == [1, 0]
+    untyped = {"unk_token": "[UNK]", "vocab": {"[UNK]": 0, "a": 1}}
+    assert tokenizer.parse(json.dumps(bert | {"model": untyped})).encode("A b") == [1, 0]
     assert json.loads(read.to_json())["post_processor"]["type"] == "TemplateProcessing"
     for pattern in PUBLIC:
         chat = good | {"pre_tokenizer": split(pattern)}

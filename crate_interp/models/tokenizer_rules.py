@@ -77,8 +77,11 @@ def check_content(content: dict[str, Any]) -> dict[str, Any]:
     """
     for section in PARTS:
         _check_section(section, content.get(section))
-    _check_model(content.get("model"))
-    return {name: content.get(name) for name in ("version", "added_tokens", *PARTS, "model")}
+    model = {"type": _kind(content["model"])} | content["model"]
+    _check_model(model)
+    return {name: content.get(name) for name in ("version", "added_tokens", *PARTS)} | {
+        "model": model
+    }
 
 
 def check_added(tokens: Any) -> None:
@@ -166,6 +169,13 @@ def _check_model(model: Any) -> None:
         raise CheckpointError(f"the tokenizer's ids are no whole numbers from 0 to {_IDS - 1}.")
     if len(set(ids)) < len(ids):  # only after their size: large numbers can share a hash
         raise CheckpointError("two tokens of the tokenizer have the same id.")
+
+
+def _kind(model: dict[str, Any]) -> str:
+    """Returns the type that a model has by its fields; GPT-2's and BERT's files name none."""
+    if "merges" in model:
+        return "BPE"
+    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
 
 def _suits(kind: str, name: str, value: Any, vocab: Any) -> bool:
