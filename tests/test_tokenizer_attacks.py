@@ -124,6 +124,14 @@ def test_bpe_that_would_panic_or_vary(good, monkeypatch):
             tokenizer.parse(json.dumps(content))
 
 
+def test_a_vocabulary_has_an_end(good, monkeypatch):
+    """One of a million tokens would take a gigabyte and five seconds."""
+    assert tokenizer.parse(json.dumps(good)).encode("the")
+    monkeypatch.setattr(tokenizer_rules, "_MOST_TOKENS", len(good["model"]["vocab"]) - 1)
+    with pytest.raises(ci.CheckpointError, match="is no table of 1 to"):
+        tokenizer.parse(json.dumps(good))
+
+
 def test_added_tokens_are_few_and_have_names(good):
     one = {"id": 300, "content": "x", "special": False, **FLAGS}
     for tokens in (

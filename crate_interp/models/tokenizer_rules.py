@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "WordLevel": ("unk_token", "vocab"),
     "WordPiece": ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"),
 }
-_MOST_TOKENS, _MOST_MERGES, _MOST_ADDED, _MOST_PARTS = 2**20, 2**21, 10_000, 8
+_MOST_TOKENS, _MOST_MERGES, _MOST_ADDED, _MOST_PARTS = 2**18, 2**19, 10_000, 8
 _LONGEST_TOKEN, _LONGEST_WORD, _LONGEST_NAME = 1000, 200, 200
 _IDS = 2**31
 
