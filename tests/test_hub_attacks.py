@@ -213,16 +213,21 @@ def test_other_bytes_than_the_digest_says(repo, hub, tmp_path):
     assert not left(tmp_path)
 
 
-def drip(pieces, pause):
-    for piece in pieces:
-        yield piece
-        threading.Event().wait(pause)
+def drip(pieces, pause, hung_up=None):
+    try:
+        for piece in pieces:
+            yield piece
+            threading.Event().wait(pause)
+    finally:
+        if hung_up:
+            hung_up.set()
 
 
 def test_a_server_that_says_hardly_anything(repo, hub, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "SILENCE", 0.1)
+    hung_up = threading.Event()
     for fault in (
-        dict(match="/lfs/", method="GET", body=lambda: drip(itertools.repeat(b"x"), 0.01)),
+        dict(match="/lfs/", method="GET", body=lambda: drip(itertools.repeat(b"x"), 0.01, hung_up)),
         dict(match="/lfs/", method="GET", body=lambda: drip([b"x", b"y"], 1)),
     ):
         hub.faults[:] = []
@@ -230,6 +235,7 @@ def test_a_server_that_says_hardly_anything(repo, hub, tmp_path, monkeypatch):
         fails("hardly anything, for 0.1 seconds. Nothing was kept", "some/one", file="w.pth",
               cache_dir=tmp_path)  # fmt: skip
         assert not left(tmp_path)
+    assert hung_up.wait(10)  # the thread that was given up ends by itself
 
 
 def test_a_server_that_never_ends_its_headers(hub, tmp_path, monkeypatch):
