@@ -92,7 +92,6 @@ REFUSED = {
     "no unknown word": ("model", WORDS | {"vocab": {"a": 0}}),
     "endless words": ("model", WORDS | {"max_input_chars_per_word": 10**6}),
     "a huge id": ("model", WORDS | {"vocab": {"[UNK]": 0, "a": 2**31}}),
-    "one id twice": ("model", WORDS | {"vocab": {"[UNK]": 0, "a": 0}}),
     "ids that collide": ("model", WORDS | {"vocab": {"[UNK]": 0, "a": 2**61 - 1}}),
     "an id that is none": ("model", WORDS | {"vocab": {"[UNK]": 0, "a": True}}),
     "a long token": ("model", WORDS | {"vocab": {"[UNK]": 0, "a" * 1001: 1}}),
@@ -103,7 +102,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_parts_that_are_not_admitted(name, good):
     section, part = REFUSED[name]
-    with pytest.raises(ci.CheckpointError, match="the tokenizer"):
+    with pytest.raises(ci.CheckpointError, match="^the tokenizer(?!s)"):
         tokenizer.parse(json.dumps(good | {section: part}))
 
 
@@ -120,7 +119,7 @@ def test_bpe_that_would_panic_or_vary(good, monkeypatch):
         ("merges", [["t", "h"]] * 51),
     ):
         content = good | {"model": good["model"] | {field: value}}
-        with pytest.raises(ci.CheckpointError, match="the tokenizer"):
+        with pytest.raises(ci.CheckpointError, match="^the tokenizer(?!s)"):
             tokenizer.parse(json.dumps(content))
 
 

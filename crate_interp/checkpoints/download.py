@@ -47,7 +47,7 @@ def download(offer: Offer, path: Path, what: str) -> str:
             "Free some room, or give another place: cache_dir='...'."
         )
     try:
-        with open(path, "xb") as file:
+        with open(path, "xb") as file:  # a thread that was given up ends when it writes again
             return watched(lambda watch: _Download(offer, what, file, watch).run())
     except BaseException:
         with suppress(OSError):
@@ -89,13 +89,11 @@ class _Download:
 
     def _attempt(self, bar: Any) -> None:
         with _opened(self.offer, self.what, self.got) as answer:
-            self.watch.check()
             if answer.status_code in _LATER:
                 raise _Lost(REASONS.get(answer.status_code, f"status {answer.status_code}"))
             self._begin(answer, bar)
             fresh = 0
             for piece in answer.iter_raw():
-                self.watch.check()
                 if self.got + len(piece) > self.offer.size:
                     raise self._refusal(f"more than the {self.offer.size} bytes it had promised")
                 self.file.write(piece)

@@ -9,27 +9,22 @@ Result = TypeVar("Result")
 
 
 class Watch:
-    """How work tells that it goes on, and learns that nobody waits for it any more."""
+    """How work tells that it goes on."""
 
     def __init__(self) -> None:
-        self.beats, self.over = 0, threading.Event()
+        self.beats = 0
 
     def beat(self) -> None:
         """Notes that the work got somewhere."""
         self.beats += 1
-
-    def check(self) -> None:
-        """Raises TimeoutError if the work was given up."""
-        if self.over.is_set():
-            raise TimeoutError("given up")
 
 
 def watched(work: Callable[[Watch], Result]) -> Result:
     """Returns what `work` returns.
 
     Raises TimeoutError if SILENCE seconds (twice as many at most) bring no beat: no timeout of a
-    socket ends a server that sends a byte now and then. What hangs is left behind in its thread,
-    and ends at its next `check`. Ctrl-C ends the waiting at once.
+    socket ends a server that sends a byte now and then. What hangs is left behind in its thread.
+    Ctrl-C ends the waiting at once.
     """
     watch, done, outcome = Watch(), threading.Event(), []
 
@@ -42,14 +37,11 @@ def watched(work: Callable[[Watch], Result]) -> Result:
             done.set()
 
     threading.Thread(target=run, name="crate_interp download", daemon=True).start()
-    try:
-        seen = 0
-        while not done.wait(SILENCE):
-            if seen == watch.beats:
-                raise TimeoutError("nothing came")
-            seen = watch.beats
-    finally:
-        watch.over.set()
+    seen = 0
+    while not done.wait(SILENCE):
+        if seen == watch.beats:
+            raise TimeoutError("nothing came")
+        seen = watch.beats
     answer: Any
     answer, error = outcome[0]
     if error is not None:

@@ -117,5 +117,6 @@ def parse(text: str) -> Tokenizer:
     plain = [token for token in added if not token["special"]]  # these do match text
     # the tokens of a text are all of them, and no others
     complete = {"added_tokens": plain, "truncation": None, "padding": None}
-    core = safely(lambda: Core.from_str(json.dumps(check_content(content) | complete)))
+    checked = json.dumps(check_content(content) | complete)
+    core = safely(lambda: Core.from_str(checked))
     return Tokenizer(core=core, specials=specials)
