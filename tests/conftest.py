@@ -3,6 +3,7 @@
 No global thread or random settings are left behind.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -77,6 +78,13 @@ def make_lm(name: str = "crate-lm", seed: int = 0, **over) -> "ci.HookedCrateLM"
             norm = value.ndim == 1 and ("weight" in parameter or "lambdas" in parameter)
             value.data = 0.3 * torch.randn_like(value) + (1.0 if norm else 0.0)
     return lm.eval()
+
+
+def without_digests(folder: Path) -> Path:
+    """Takes the digests out of a saved model's config, so that its files may be damaged."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"files": {}}))
+    return folder
 
 
 @pytest.fixture

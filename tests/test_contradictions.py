@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import crate_interp as ci
-from conftest import FIXTURES, make, make_lm
+from conftest import FIXTURES, make, make_lm, without_digests
 from crate_interp.checkpoints import registry
 from published import GIVEN, published
 from reference import published_layout
@@ -145,7 +145,7 @@ def test_tokenizers_beside_the_weights(tmp_path):
             "direction": "Right",
         }
     }
-    saved = ci.load(CHAT).save_pretrained(tmp_path / "cut")
+    saved = without_digests(ci.load(CHAT).save_pretrained(tmp_path / "cut"))
     (saved / "tokenizer.json").write_text(json.dumps(content))
     assert ci.load(saved).to_tokens("the theory and the thing").shape[1] > 3
     for index in (-5, 1.5, 10**30):
@@ -218,7 +218,7 @@ def test_small_files_that_claim_much(tmp_path):
     zeros = {f"params/{index}": np.zeros(2**18 - 64, np.float32) for index in range(200)}
     np.savez_compressed(tmp_path / "zeros.npz", **zeros)
     fails("weights do not compress so", tmp_path / "zeros.npz")
-    folder = make("crate-alpha").save_pretrained(tmp_path / "deep")
+    folder = without_digests(make("crate-alpha").save_pretrained(tmp_path / "deep"))
     config = json.loads((folder / "config.json").read_text())
     for change, match in (
         ({"n_layers": 10**9}, "1000000000 layers are claimed"),
