@@ -121,7 +121,7 @@ def one_of(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
-def one_line(name: str, value: Any) -> str:
+def one_line(name: str, value: object) -> str:
     """Returns a text on one line, of at most 200 characters, without control characters.
 
     Raises ValueError, with the argument's `name`, for any other value.

@@ -29,8 +29,8 @@ _SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".sa
 def locked(folder: str | Path) -> Iterator[Path]:
     """Makes this thread the only writer of a folder, which is made if there is none.
 
-    The lock ends with the process, however it ends. What dead writers began is removed. A thread
-    may take a lock that it has. A folder that was made here and is still empty at the end goes.
+    The lock ends with the process, however it ends. A thread may take a lock that it has. A folder
+    that was made here and is still empty at the end goes.
 
     Raises ValueError if the folder cannot be written, or another process or thread writes it.
     """
@@ -39,8 +39,6 @@ def locked(folder: str | Path) -> Iterator[Path]:
     try:
         if not nested:
             (out / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
-            for stage in out.glob(f"{_STAGE}*"):
-                shutil.rmtree(stage, ignore_errors=True)  # follows no link
         yield out
     finally:
         if not nested:
@@ -89,12 +87,14 @@ def replacing(
     `kept` ones, which the old index names too. Files of the old index that are neither new nor kept
     are removed, and so are `owned` ones; but if all new files are there already, the others stay.
     Files that no index names stay too. Until the block is done nothing in `folder` changes; after
-    an error nothing has.
+    an error nothing has. What a dead writer began is removed.
 
     Raises ValueError if the folder cannot be written, is being written by another process, or has a
     link or a folder in the place of a file.
     """
     with locked(folder) as out:
+        for dead in _stages(out):
+            shutil.rmtree(dead, ignore_errors=True)  # follows no link
         stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=out))
         try:
             yield stage
@@ -120,9 +120,17 @@ def discard(folder: Path, index: str) -> None:
         _remove(out, names)
 
 
-def is_ours(path: Path) -> bool:
-    """Tells whether a name in a folder is that of a lock or of what a dead writer began."""
-    return path.name in (LOCK, _OLD) or path.name.startswith(_STAGE)
+def is_free(folder: Path, index: str) -> bool:
+    """Tells whether a folder is missing, is empty, or holds what a dead writer began in it."""
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or (folder / index).exists():
+        return False
+    return bool(_stages(folder)) or not [path for path in folder.iterdir() if path.name != LOCK]
+
+
+def _stages(out: Path) -> list[Path]:
+    return list(out.glob(f"{_STAGE}*"))
 
 
 def listed(path: Path) -> dict[str, str]:
@@ -140,7 +148,7 @@ def listed(path: Path) -> dict[str, str]:
     return {name: value for name, value in items if is_inside(name) and isinstance(value, str)}
 
 
-def is_inside(name: Any) -> bool:
+def is_inside(name: object) -> bool:
     """Tells whether a name is that of a file of ours inside a folder, such as "figures/a.png"."""
     if not isinstance(name, str) or not name or "\\" in name or "\0" in name or len(name) > 1000:
         return False

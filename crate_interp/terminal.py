@@ -57,7 +57,7 @@ def any_terminal() -> Iterator[None]:
         yield
 
 
-def complain(words: Any) -> None:
+def complain(words: object) -> None:
     """Prints one line on stderr."""
     with suppress(OSError):
         sys.stderr.write(f"crate-interp: {plain(words, _LONGEST)}\n")

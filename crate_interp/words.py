@@ -10,7 +10,7 @@ _HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, directions and tags, surr
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def plain(text: Any, longest: int = LONGEST) -> str:
+def plain(text: object, longest: int = LONGEST) -> str:
     """Returns a text on one line, without anything that a terminal or a page would obey.
 
     Runs of white space become one space. Control characters, marks of writing direction and lone
@@ -26,7 +26,7 @@ def plain(text: Any, longest: int = LONGEST) -> str:
     )
 
 
-def visible(text: Any, longest: int | None = None) -> str:
+def visible(text: object, longest: int | None = None) -> str:
     """Returns a text whose spaces and line ends stay, with the signs that `plain` escapes escaped.
 
     A text of more than `longest` characters is cut, and ends in " ...".
@@ -47,7 +47,7 @@ def is_harmless(text: str) -> bool:
     return text.isprintable() or all(_escaped(sign) == sign for sign in text)
 
 
-def markdown(text: Any) -> str:
+def markdown(text: object) -> str:
     """Returns a text on one line of Markdown, without links, markup or cells of a table."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", plain(text))
 
@@ -68,7 +68,7 @@ def cell(value: Any) -> Any:
     return f"'{shown}" if value.lstrip().startswith(_FORMULA) or shown[:1] in _FORMULA else shown
 
 
-def file_name(text: Any) -> str:
+def file_name(text: object) -> str:
     """Returns a text as one name of a file: letters, digits, dots, hyphens and underscores.
 
     Everything else becomes an underscore. The name has at most 100 characters, does not begin

@@ -42,7 +42,7 @@ def raising(error):
 # --- Ctrl-C and errors that nobody expected ---
 
 
-def test_an_interrupt_is_one_line_that_says_where_the_work_is(tmp_path, monkeypatch):
+def test_an_interrupt_is_one_line_that_says_where_the_work_is(tmp_path, monkeypatch, interrupts):
     """A real one, after the sweep has been saved."""
 
     def interrupted(*_, **__):

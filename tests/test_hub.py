@@ -312,7 +312,7 @@ def test_a_disk_that_will_be_full(table, hub, tmp_path, monkeypatch):
     assert not left(tmp_path) and not hub.sent()
 
 
-def test_an_interrupt_leaves_no_half_file(table, hub, tmp_path):
+def test_an_interrupt_leaves_no_half_file(table, hub, tmp_path, interrupts):
     def pieces():
         yield bytes(1000)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)

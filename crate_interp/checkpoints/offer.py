@@ -120,7 +120,7 @@ def check_address(address: str, page: str, what: str) -> None:
         raise refusal(what, page, f"the address {shown(address)}, wanted {' or '.join(admitted)}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns a server's word for an error."""
     return plain(repr(value), 80)
 

@@ -1,14 +1,14 @@
 """The config of language models, and of a text tower."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from crate_interp import checks
 from crate_interp.config.base import Check, CrateConfig, choice
 from crate_interp.config.families import TOKENIZERS
 
 
-def window_letters(name: str, value: Any) -> str:
+def window_letters(name: str, value: object) -> str:
     """Returns a pattern of the letters S (short) and L (long).
 
     Raises ValueError, with the field's `name`, for anything else.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from crate_interp import checks, words
 from crate_interp.config.base import Check, choice
@@ -12,7 +12,7 @@ from crate_interp.config.images import ImageConfig, as_tuple
 _LONGEST = 1000  # characters of a label: some of ImageNet-21k name a dozen synonyms
 
 
-def class_names(name: str, value: Any) -> tuple[str, ...]:
+def class_names(name: str, value: object) -> tuple[str, ...]:
     """Returns a list of names as a tuple. Every script is welcome, control characters are not.
 
     Raises ValueError, with the field's `name`, for anything else.

@@ -12,7 +12,7 @@ from torch import nn
 
 from crate_interp.errors import CheckpointError
 from crate_interp.files import write_text
-from crate_interp.folders import is_ours, replacing
+from crate_interp.folders import is_free, replacing
 from crate_interp.models.tokenizer import Tokenizer
 from crate_interp.words import markdown
 
@@ -117,6 +117,5 @@ def check_new(folder: Path) -> None:
 
     What a process that died began in it does not count.
     """
-    there = folder.exists()
-    if there and not (folder.is_dir() and all(is_ours(path) for path in folder.iterdir())):
+    if not is_free(folder, CONFIG):
         raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")

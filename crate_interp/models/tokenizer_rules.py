@@ -94,7 +94,7 @@ def check_added(tokens: Any) -> None:
         check_name(token["content"])
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     """Raises CheckpointError for a name that no token can have."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or lone_surrogate(name):
         raise CheckpointError(

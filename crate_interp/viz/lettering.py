@@ -10,7 +10,7 @@ from crate_interp.words import plain
 LONGEST = 48  # characters: more do not fit beside a figure
 
 
-def label(text: Any) -> str:
+def label(text: object) -> str:
     """Returns a text as a figure shows it: on one line, cut if it is long."""
     return plain(text, LONGEST)
 
