@@ -201,10 +201,9 @@ def test_importing_loads_few_modules():
 def test_nothing_is_unpickled_or_executed():
     for path in sources():
         text = path.read_text()
-        for call in re.findall(r"torch\.load\(.*", text):
-            assert "weights_only=True" in call, path
         for word in (
-            "weights_only=False",
+            "torch.load(",
+            "weights_only=",
             "trust_remote_code",
             "import pickle",
             "allow_pickle",

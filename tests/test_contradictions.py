@@ -96,9 +96,8 @@ def test_what_a_training_dict_says(tmp_path):
 def test_the_command_line_in_a_namespace(tmp_path):
     state = ci.load(MAE, n_heads=4)
     assert not state.cfg.norm_pix_loss
-    from crate_interp.checkpoints.torchfile import read_torch
-
-    loaded, _ = read_torch(MAE)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        loaded = torch.load(MAE, weights_only=True)
     torch.save(
         {"model": loaded["model"], "args": argparse.Namespace(norm_pix_loss=True)},
         tmp_path / "b.pth",
@@ -203,12 +202,6 @@ def test_pickles_that_ask_for_what_torch_admits(tmp_path):
     grows = b"\x80\x02}X\x01\x00\x00\x00ac__builtin__\nbytearray\nJ\x00\x94\x35\x77\x85Rs."
     fails("asks for __builtin__.bytearray", zipped_pickle(grows, tmp_path / "b.pth"), n_heads=1)
     assert not torch.distributed.is_initialized()
-    nested = (
-        b"\x80\x02}K\x01\x85q\x00"
-        + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(26))
-        + b"K\x01s."
-    )
-    fails("asks for a tuple of shared tuples", zipped_pickle(nested, tmp_path / "c.pth"), n_heads=1)
 
 
 def test_small_files_that_claim_much(tmp_path):
@@ -236,9 +229,8 @@ def test_small_files_that_claim_much(tmp_path):
 
 
 def test_two_threads_may_load_a_namespace(tmp_path):
-    from crate_interp.checkpoints.torchfile import read_torch
-
-    loaded, _ = read_torch(MAE)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        loaded = torch.load(MAE, weights_only=True)
     torch.save({"model": loaded["model"], "args": argparse.Namespace(lr=0.1)}, tmp_path / "m.pth")
     errors = []
 

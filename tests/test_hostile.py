@@ -106,10 +106,7 @@ def test_a_namespace_is_admitted_for_the_autoencoder_only(name, tmp_path):
     weights, given = LAYOUTS["crate-mae"]
     torch.save({"model": weights, "args": argparse.Namespace(lr=0.1)}, tmp_path / "b.pth")
     assert ci.load(tmp_path / "b.pth", **given).cfg.lambd == 0.3
-    with torch.serialization.safe_globals([]):
-        assert (
-            argparse.Namespace not in torch.serialization.get_safe_globals()
-        )  # admitted while that file was read
+    assert argparse.Namespace not in torch.serialization.get_safe_globals()
 
 
 def chat(tmp_path, **files):
@@ -172,24 +169,14 @@ def test_archives_that_lie(tmp_path):
     weights, given = LAYOUTS["crate-alpha"]
     good = tmp_path / "good.pth"
     torch.save(weights, good)
-    bomb = tmp_path / "bomb.pth"
+    packed = tmp_path / "packed.pth"
     with (
         zipfile.ZipFile(good) as source,
-        zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as target,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
     ):
         for info in source.infolist():
             target.writestr(info.filename, source.read(info))
-        target.writestr("archive/data/999", bytes(10**8))
-    fails("claims entries larger than the file", bomb, **given)
-    many = tmp_path / "many.pth"
-    with zipfile.ZipFile(many, "w") as target:
-        target.writestr("archive/data/0", b"")
-    content = many.read_bytes()
-    start, end = content.index(b"PK\x01\x02"), content.index(b"PK\x05\x06")
-    directory = content[start:end] * 200_001
-    tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0, 0, len(directory), start, 0)
-    many.write_bytes(content[:start] + directory + tail)
-    fails("entries: no checkpoint has so many", many, **given)
+    fails("has compressed entries, and torch writes none", packed, **given)
     slip = tmp_path / "slip.npz"
     arrays = {"params/../../../../tmp/evil": np.ones(3, np.float32)}
     np.savez(slip, **arrays)
@@ -281,10 +268,14 @@ def test_no_unsafe_load_in_the_source():
     assert len(SOURCES) > 50
     for path in SOURCES:
         text = path.read_text()
-        loads = re.findall(r"\btorch\.load\([^)]*\)?", text)
-        assert all("weights_only=True" in call for call in loads), path
         for word in (
-            "weights_only=False",
+            "torch.load(",
+            "weights_only",
+            "torch.jit",
+            "memmap",
+            "np.load(",
+            "literal_eval",
+            "import zipfile",
             "allow_pickle=True",
             "trust_remote_code",
             "Unpickler(",

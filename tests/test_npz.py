@@ -196,7 +196,7 @@ def test_files_made_to_harm(tmp_path):
         archive(path, **{"params/cls": header((2**40,)) + bytes(8)}),
     )
     refused(
-        "claims shape .* and stores 8 bytes",
+        "is no array as numpy writes",
         archive(path, **{"params/cls": header((-2, -1)) + bytes(8)}),
     )
     refused(

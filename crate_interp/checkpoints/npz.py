@@ -3,100 +3,103 @@
 Only the weights are read, one member at a time, and never a pickle.
 """
 
-import zipfile
+import re
 from math import prod
-from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from crate_interp.checkpoints.archives import Entry, Unpacked
 from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.errors import CheckpointError
 
 _WEIGHTS = "params/"  # beside opt/ and chrono/, which are more than half of a training file
 _OLD_NAME, _NAME = "/Attention_0/", "/MultiHeadDotProductSubspaceAttention_0/"
 _FLOATS = ("<f2", "<f4", "<f8")
-_BFLOAT16 = "|V2"  # numpy has no bfloat16 and stores it as two bytes
-_MAX_MEMBERS = 100_000
+_BFLOAT16 = ("|V2", "<V2")  # numpy has no bfloat16 and stores it as two bytes
 # float weights hardly compress; a small array of zeros does
-_MAX_RATIO, _SMALL, _TOTAL = 50, 2**20, 2**26
+_MAX_RATIO, _SMALL, _TOTAL_RATIO, _TOTAL = 50, 2**20, 8, 2**26
+# what numpy writes, to the byte: nothing has to be evaluated
+_HEADER = re.compile(
+    rb"\{'descr': (?P<dtype>'[^']{1,40}'|\[[^\]]*\]), 'fortran_order': (?P<turned>True|False), "
+    rb"'shape': \((?P<shape>(?:\d{1,19}, ?)*(?:\d{1,19})?)\), \} *\n"
+)
+_LONGEST_HEADER = 10_000
 
 
-def is_npz(path: Path) -> bool:
+def is_npz(entries: list[Entry]) -> bool:
     """Tells whether this is a zip of arrays. A torch file is a zip of other things."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-    return bool(names) and all(name.endswith(".npy") for name in names)
+    return bool(entries) and all(entry.name.endswith(".npy") for entry in entries)
 
 
-def read_npz(path: Path) -> dict[str, Tensor]:
+def read_npz(file: BinaryIO, entries: list[Entry], where: str) -> dict[str, Tensor]:
     """Returns the weights by their path in the tree, without "params/".
 
     Sizes are checked before anything is allocated: what the headers claim, what the archive
     stores and what the file has room for must agree. Raises CheckpointError if they do not,
     and for anything but plain arrays of floats.
     """
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if len(members) > _MAX_MEMBERS:
-            raise CheckpointError(f"{path} has {len(members)} entries: no checkpoint has so many.")
-        if sum(info.compress_size for info in members) > path.stat().st_size:
-            raise CheckpointError(
-                f"{path} claims entries larger than the file: it is damaged or was made to harm."
-            )
-        stored = sum(info.compress_size for info in members)
-        if sum(info.file_size for info in members) > max(_TOTAL, _MAX_RATIO * stored):
-            raise CheckpointError(
-                f"{path} claims {sum(info.file_size for info in members)} bytes in {stored}: "
-                "weights do not compress so."
-            )
-        inside = [info for info in members if info.filename.startswith(_WEIGHTS)]
-        tensors: dict[str, Tensor] = {}
-        with byte_bar(
-            sum(info.file_size for info in inside or members), f"reading {path.name}"
-        ) as bar:
-            for info in inside or members:
-                name = (
-                    info.filename.removesuffix(".npy")
-                    .removeprefix(_WEIGHTS)
-                    .replace(_OLD_NAME, _NAME)
-                )
-                if name in tensors:
-                    raise CheckpointError(f"{path} holds {name} twice.")
-                tensors[name] = _read_member(archive, info, f"{path}: {name}")
-                bar.update(info.file_size)
+    inside = [entry for entry in entries if entry.name.startswith(_WEIGHTS)] or entries
+    total, stored = sum(entry.size for entry in inside), sum(entry.stored for entry in inside)
+    if total > max(_TOTAL, _TOTAL_RATIO * stored):
+        raise CheckpointError(
+            f"{where} claims {total} bytes in {stored}: weights do not compress so."
+        )
+    tensors: dict[str, Tensor] = {}
+    with byte_bar(total, f"reading {where.rpartition('/')[2]}") as bar:
+        for entry in inside:
+            name = entry.name.removesuffix(".npy").removeprefix(_WEIGHTS).replace(_OLD_NAME, _NAME)
+            if name in tensors:
+                raise CheckpointError(f"{where} holds {name} twice.")
+            tensors[name] = _read_member(file, entry, f"{where}: {name}")
+            bar.update(entry.size)
     return tensors
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Tensor:
-    if info.file_size > max(_SMALL, _MAX_RATIO * info.compress_size):
+def _read_member(file: BinaryIO, entry: Entry, where: str) -> Tensor:
+    if entry.size > max(_SMALL, _MAX_RATIO * entry.stored):
         raise CheckpointError(
-            f"{where} claims {info.file_size} bytes in {info.compress_size}: "
-            "weights do not compress so."
+            f"{where} claims {entry.size} bytes in {entry.stored}: weights do not compress so."
         )
-    with archive.open(info) as file:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read(file)
-        header = file.tell()
-    if dtype.str not in (*_FLOATS, _BFLOAT16):
+    content = Unpacked(file, entry, where)
+    dtype, turned, shape, header = _read_header(content, where)
+    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != entry.size - header:
         raise CheckpointError(
-            f"{where} holds {dtype}, weights are float16, bfloat16, float32 or float64."
+            f"{where} claims shape {list(shape)} and stores {entry.size - header} bytes."
         )
-    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != info.file_size - header:
-        raise CheckpointError(
-            f"{where} claims shape {list(shape)} and stores {info.file_size - header} bytes."
-        )
-    with archive.open(info) as file:
-        array = np.lib.format.read_array(file)  # refuses objects by itself too
+    array = np.empty(prod(shape), dtype)
+    content.fill(array.view(np.uint8).data)
+    content.close()
+    array = array.reshape(shape, order="F" if turned else "C")
     array = np.ascontiguousarray(array).reshape(shape)  # a scalar gains an axis on the way
-    if dtype.str == _BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if dtype == np.int16:
+        return torch.from_numpy(array).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def _read_header(content: Unpacked, where: str) -> tuple[np.dtype, bool, tuple[int, ...], int]:
+    """Returns the kind of numbers, whether columns come first, the shape, and the header's size.
+
+    bfloat16 is told as int16.
+    """
+    magic = content.read(8)
+    wide = magic[6:7] != b"\1"
+    long = int.from_bytes(content.read(4 if wide else 2), "little")
+    fields = None
+    if magic[:6] == b"\x93NUMPY" and magic[6:8] in (b"\1\0", b"\2\0") and long < _LONGEST_HEADER:
+        fields = _HEADER.fullmatch(content.read(long))
+    if fields is None:
+        raise CheckpointError(
+            f"{where} is not a readable checkpoint: it is no array as numpy writes them."
+        )
+    named = fields["dtype"].decode("latin1").strip("'")
+    if named not in (*_FLOATS, *_BFLOAT16):
+        kind = np.dtype(named) if re.fullmatch(r"[<>|=]?[a-zA-Z]\d?\d?", named) else named
+        raise CheckpointError(
+            f"{where} holds {kind}, weights are float16, bfloat16, float32 or float64."
+        )
+    shape = tuple(int(size) for size in re.findall(rb"\d+", fields["shape"]))
+    dtype = np.dtype(np.int16 if named in _BFLOAT16 else named)
+    return dtype, fields["turned"] == b"True", shape, long + (12 if wide else 10)

@@ -1,19 +1,20 @@
 """Named tensors from a file, without ever executing what the file holds."""
 
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from crate_interp.checkpoints import archives
 from crate_interp.checkpoints.npz import is_npz, read_npz
 from crate_interp.checkpoints.progress import byte_bar
-from crate_interp.checkpoints.torchfile import check_total, open_torch, read_torch
+from crate_interp.checkpoints.torchfile import read_archive, read_legacy, read_tensors
+from crate_interp.checkpoints.torchnames import StoredTensor
 from crate_interp.errors import CheckpointError
 from crate_interp.measures.checks import all_finite
 
@@ -42,24 +43,21 @@ class Contents:
 def read_file(path: Path) -> Contents:
     """Returns the content of a .safetensors, torch or .npz file; its first bytes say which it is.
 
-    Torch files are read with `weights_only=True` and memory-mapped; optimiser state beside the
-    weights is not touched. Raises CheckpointError for any other file.
+    Nothing in a torch file is run, and what lies beside the weights, such as an optimiser's
+    state, is not read. Raises CheckpointError for any other file.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is no regular file: give a file or a folder.")
     try:
-        with open(path, "rb") as file:
-            head = file.read(9)
-        if len(head) == 9 and head[8:9] == b"{":
-            return Contents(
-                _read_safetensors(path, head), read_config(path.parent / "config.json"), owned=True
-            )
-        if is_npz(path):
-            return Contents(read_npz(path), owned=True)
-        loaded, namespace = read_torch(path)
-        tensors = state_dict_of(loaded, str(path))
-        if zipfile.is_zipfile(path):
-            tensors = _copied(tensors, path, namespace is not None)
+        with open(path, "rb", buffering=0) as file:
+            head = archives.read_at(file, 0, 9)
+            if len(head) == 9 and head[8:9] == b"{":
+                return Contents(
+                    _read_safetensors(path, head),
+                    read_config(path.parent / "config.json"),
+                    owned=True,
+                )
+            return _read_other(file, head, path)
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} is not a readable checkpoint: {error}. Is it truncated?"
@@ -67,17 +65,33 @@ def read_file(path: Path) -> Contents:
     except CheckpointError:
         raise
     except Exception:  # what a parser raises on bytes it was not made for has no common class
-        # torch's own words are left out: they advise to switch the protection off
         raise CheckpointError(
             f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
-            "that loads with weights_only=True. Is it truncated, or something else renamed? "
-            "If it holds Python objects beside tensors, save the state dict alone: "
-            "torch.save(model.state_dict(), path)."
+            "of tensors and plain values. Is it truncated, or something else renamed?"
         ) from None
-    # this is how the sparse autoencoders are published
-    beside = read_config(path.with_name(f"{path.stem}_cfg.json"))
-    config = dict(namespace or {}) or model_args(loaded) or beside
-    return Contents(tensors, config, namespace is not None, owned=True)
+
+
+def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
+    """Returns the content of an .npz or a torch file."""
+    where = str(path)
+    if head.startswith(archives.MAGIC):
+        entries = archives.read_directory(file, where)
+        if is_npz(entries):
+            return Contents(read_npz(file, entries, where), owned=True)
+        found = read_archive(file, entries, where)
+    else:
+        found = read_legacy(file, where)
+    stored = state_dict_of(found.content, where, StoredTensor)
+    for name, value in stored.items():
+        _check_kind(name, value.dtype, value.span < value.numel, value.numel, where)
+    # the sparse autoencoders are published with their config beside them
+    config = (
+        plain_values(found.namespace)
+        or model_args(found.content)
+        or read_config(path.with_name(f"{path.stem}_cfg.json"))
+    )
+    tensors = read_tensors(file, stored, found.places, where)
+    return Contents(tensors, config, found.namespace is not None, owned=True)
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
@@ -85,7 +99,11 @@ def model_args(loaded: Any) -> dict[str, Any]:
 
     loaded: anything that a torch file can hold. The result is empty where there are none.
     """
-    values = loaded.get("model_args") if isinstance(loaded, Mapping) else None
+    return plain_values(loaded.get("model_args") if isinstance(loaded, Mapping) else None)
+
+
+def plain_values(values: Any) -> dict[str, Any]:
+    """Returns the numbers and texts of a mapping, by those of its keys that are text."""
     if not isinstance(values, Mapping):
         return {}
     return {
@@ -175,12 +193,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return {} if content.get("library") == "crate_interp" else content
 
 
-def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
+def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any]:
     """Returns the named tensors of a state dict, of a training dict with one, or of a module.
 
     The prefixes of DataParallel and torch.compile are stripped. loaded: anything that a torch
-    file can hold. Raises CheckpointError if it is none of these; `where` is how the error
-    calls it.
+    file can hold. kind: what its tensors are. Raises CheckpointError if it is none of these;
+    `where` is how the error calls it.
     """
     if isinstance(loaded, torch.nn.Module):
         loaded = loaded.state_dict()
@@ -200,7 +218,7 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     odd = [
         key
         for key, value in loaded.items()
-        if not isinstance(key, str) or not isinstance(value, Tensor)
+        if not isinstance(key, str) or not isinstance(value, kind)
     ]
     if odd:
         raise CheckpointError(
@@ -210,7 +228,7 @@ def state_dict_of(loaded: Any, where: str) -> dict[str, Tensor]:
     return _strip_prefixes(dict(loaded))
 
 
-def _strip_prefixes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _strip_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
     for prefix in _PREFIXES * 2:  # twice: either may wrap the other
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
@@ -235,42 +253,23 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
     """Raises CheckpointError unless a tensor is dense, floating, and stores all its numbers."""
-    if value.layout != torch.strided or value.is_meta or value.dtype not in DTYPES:
-        strided = value.dtype if value.layout == torch.strided else value.layout
-        kind = "on the meta device" if value.is_meta else strided
+    if value.layout != torch.strided or value.is_meta:
+        kind = "on the meta device" if value.is_meta else value.layout
         raise CheckpointError(
             f"{where}: {name} is {kind}, "
             "weights are dense floating point tensors of 16 bits or more."
         )
-    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+    expanded = value.untyped_storage().nbytes() < value.numel() * value.element_size()
+    _check_kind(name, value.dtype, expanded, value.numel(), where)
+
+
+def _check_kind(name: str, dtype: torch.dtype, expanded: bool, count: int, where: str) -> None:
+    if dtype not in DTYPES:
         raise CheckpointError(
-            f"{where}: {name} claims {value.numel()} numbers and stores fewer (an expanded view)."
+            f"{where}: {name} is {dtype}, "
+            "weights are dense floating point tensors of 16 bits or more."
         )
-
-
-def _copied(mapped: dict[str, Tensor], path: Path, namespace: bool) -> dict[str, Tensor]:
-    """Returns copies of memory-mapped tensors, each group made from a fresh mapping.
-
-    Names of the same tensor share its copy.
-    """
-    for name, value in mapped.items():
-        check_dense(name, value, str(path))
-    check_total(mapped, path)
-    place = {
-        name: (value.data_ptr(), tuple(value.shape), value.stride())
-        for name, value in mapped.items()
-    }
-    sizes = {name: value.nbytes for name, value in mapped.items()}
-    groups = _shares(sizes)
-    mapped.clear()
-    copies: dict[Any, Tensor] = {}
-    with byte_bar(sum(sizes.values()), f"reading {path.name}") as bar:
-        for group in groups:
-            fresh = state_dict_of(open_torch(path, namespace)[0], str(path))
-            for name in group:
-                if place[name] not in copies:
-                    copies[place[name]] = (
-                        fresh[name].detach().clone(memory_format=torch.contiguous_format)
-                    )
-                bar.update(sizes[name])
-    return {name: copies[where] for name, where in place.items()}
+    if expanded:
+        raise CheckpointError(
+            f"{where}: {name} claims {count} numbers and stores fewer (an expanded view)."
+        )

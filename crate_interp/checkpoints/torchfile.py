@@ -1,153 +1,283 @@
-"""Torch files, without running what they hold: tensors, plain Python values, and nothing else."""
+"""Torch files, read without torch: tensors, plain Python values, and nothing else.
 
-import argparse
+torch.load is never called. An interpreter of our own reads the pickle, and finds in it where the
+numbers of each tensor lie; those of the wanted tensors are then read, and no others.
+"""
+
+import os
 import re
-import threading
-import zipfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from pickletools import genops
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 from torch import Tensor
 
+from crate_interp.checkpoints.archives import Entry, read_at, read_into
+from crate_interp.checkpoints.pickles import (
+    LONGEST,
+    Bag,
+    NotAdmittedError,
+    PickleError,
+    Reading,
+    read_pickle,
+)
+from crate_interp.checkpoints.progress import byte_bar
+from crate_interp.checkpoints.torchnames import (
+    NAMES,
+    NAMESPACE,
+    Storage,
+    StorageKind,
+    StoredTensor,
+    whole,
+)
 from crate_interp.errors import CheckpointError
 
-_MAX_MEMBERS, _MAX_PICKLE = 200_000, 2**26
-_NAMESPACE = "argparse.Namespace"  # the command line of the masked autoencoder's trainer
-# The imports that a pickle of tensors needs. torch has a list of its own for weights_only=True,
-# but that one is global to the process: other libraries add to it, and torch itself puts classes
-# on it that open network connections.
-_ALLOWED = re.compile(
-    r"collections\.(OrderedDict|Counter|defaultdict)"
-    r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter|parameter_with_state)"
-    r"|torch\.(\w+Storage|storage\.\w+Storage|Size|device|Tensor|nn\.parameter\.Parameter)"
-    r"|torch\.(float|double|half|bfloat16|int|long|short|bool|u?int\d+|float\d+)"
-    r"|torch\.serialization\._get_layout"
-    r"|builtins\.(dict|list|int|float)|__builtin__\.(dict|list|int|float)"
-)
-_lock = threading.Lock()  # torch's list of admitted classes is one for all threads
+_LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+_SMALL = 2**12  # bytes of the entries that say something about the archive
+_SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 8
 
 
-def read_torch(path: Path) -> tuple[Any, Mapping[str, Any] | None]:
-    """Returns the content of a torch file, and the values of its argparse.Namespace or None.
+@dataclass(frozen=True)
+class TorchFile:
+    """What a torch file holds; its tensors are StoredTensors, and their numbers are not read yet.
 
-    The content is memory-mapped where the file is a zip. Every class that the pickle names is
-    compared with a list of our own before torch reads it. argparse.Namespace, a bag of values
-    without code, is admitted too, and left out of the content. Raises CheckpointError for a
-    pickle that names anything else; nothing in it is run.
+    namespace: the values of its argparse.Namespace, which is left out of `content`, or None.
+    places: where the numbers of each storage begin in the file.
     """
-    mapped = zipfile.is_zipfile(path)
-    names = _imports(_pickles(path, mapped))
-    odd = sorted(name for name in names if not _ALLOWED.fullmatch(name) and name != _NAMESPACE)
-    if odd:
+
+    content: Any
+    namespace: Mapping[str, Any] | None
+    places: dict[str, int]
+
+
+def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
+    """Returns the content of a torch file that is a zip, given its directory.
+
+    Raises CheckpointError for a zip of something else, for a pickle that asks for anything but
+    tensors and plain values, and for storages that are not as large as the pickle says.
+    """
+    if any(entry.compressed for entry in entries):
         raise CheckpointError(
-            f"{path} is not a readable checkpoint: its pickle asks for {', '.join(odd[:4])}, "
+            f"{where} has compressed entries, and torch writes none: "
+            "give the file as torch.save wrote it."
+        )
+    inside = _inside(entries, where)
+    if "constants.pkl" in inside:
+        raise CheckpointError(
+            f"{where} is a TorchScript archive, which holds code: "
+            "save the state dict alone: torch.save(model.state_dict(), path)."
+        )
+    if "data.pkl" not in inside or inside["data.pkl"].size > LONGEST:
+        raise CheckpointError(
+            f"{where} is a zip without one data.pkl: it is not a readable checkpoint."
+        )
+    _check_records(file, inside, where)
+
+    def place(storage: Storage) -> int:
+        entry = inside.get(f"data/{storage.key}")
+        if entry is None or entry.size != storage.nbytes:
+            stored = "nothing" if entry is None else f"{entry.size} bytes"
+            raise PickleError(
+                f"wants {storage.nbytes} bytes as storage {storage.key}, the zip has {stored}"
+            )
+        return entry.start
+
+    storages = _Storages()
+    data = _content(file, inside["data.pkl"])
+    reading = _interpret(data, storages, where)
+    if reading.end != len(data):
+        _damaged(where, "goes on after its end")
+    try:
+        places = {storage.key: place(storage) for storage in storages.whole.values()}
+    except PickleError as error:
+        _damaged(where, str(error))
+    return _torch_file(reading, places)
+
+
+def read_legacy(file: BinaryIO, where: str) -> TorchFile:
+    """Returns the content of a torch file of the older kind, which is no zip.
+
+    It is five pickles (a magic number, a version, the system, the object, the keys of its
+    storages), and then the storages. Raises CheckpointError as `read_archive` does.
+    """
+    size = os.fstat(file.fileno()).st_size
+    data = read_at(file, 0, min(size, LONGEST))
+    if not data.startswith(b"\x80\x02\x8a\x0a"):
+        raise CheckpointError(
+            f"{where} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
+            "of tensors and plain values. Is it truncated, or something else renamed?"
+        )
+    storages, readings, end = _Storages(legacy=True), [], 0
+    for number in range(5):
+        reading = _interpret(data, storages if number == 3 else None, where, end)
+        readings.append(reading)
+        end = reading.end
+    magic, protocol, system, _, keys = (reading.value for reading in readings)
+    little = isinstance(system, dict) and system.get("little_endian") is True
+    if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL or not little:
+        _damaged(where, "begins as that of no little-endian machine does")
+    named = type(keys) is list and all(type(key) is str for key in keys)
+    if not named or len(set(keys)) < len(keys) or set(keys) != set(storages.whole):
+        _damaged(where, "does not list its storages")
+    places = {}
+    for key in keys:
+        storage = storages.whole[key]
+        held = int.from_bytes(read_at(file, end, 8), "little")
+        places[key], end = end + 8, end + 8 + storage.nbytes
+        if held != storage.numel or end > size:
+            _damaged(where, f"wants {storage.nbytes} bytes as storage {key}, the file has others")
+    if end != size:
+        raise CheckpointError(
+            f"{where} goes on after its last storage: {size - end} bytes belong to nothing."
+        )
+    return _torch_file(readings[3], places)
+
+
+def read_tensors(
+    file: BinaryIO, wanted: Mapping[str, StoredTensor], places: Mapping[str, int], where: str
+) -> dict[str, Tensor]:
+    """Returns the numbers of the tensors in memory of their own, contiguous.
+
+    Names of the same tensor share it. Raises CheckpointError before anything is allocated if
+    the tensors, as views of one another, claim far more than the file holds.
+    """
+    _check_total(wanted, file, where)
+    tensors: dict[str, Tensor] = {}
+    title = f"reading {os.path.basename(where)}"
+    with byte_bar(sum(value.nbytes for value in wanted.values()), title) as bar:
+        for value in wanted.values():
+            if value.place not in tensors:
+                tensors[value.place] = _read_tensor(file, value, places, where)
+            bar.update(value.nbytes)
+    return {name: tensors[value.place] for name, value in wanted.items()}
+
+
+class _Storages:
+    """Turns persistent ids into storages; the same key is the same storage."""
+
+    def __init__(self, legacy: bool = False) -> None:
+        self.legacy = legacy
+        self.whole: dict[str, Storage] = {}
+        self.views: dict[str, Storage] = {}
+
+    def resolve(self, saved: Any) -> Storage:
+        """Returns the storage of a persistent id. Raises PickleError if it is no such id."""
+        if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
+            raise PickleError("has a persistent id that is no storage")
+        _, kind, key, location, numel, *view = saved
+        if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
+            raise PickleError("has a persistent id that is no storage")
+        storage = self.whole.setdefault(key, Storage(key, kind.dtype, whole(numel)))
+        if storage != Storage(key, kind.dtype, numel) or key in self.views:
+            raise PickleError(f"describes storage {key} in two ways")
+        if not view or view[0] is None:
+            return storage
+        match view[0]:
+            case (str(name), int(first), int(count)):
+                part = Storage(key, kind.dtype, whole(count), whole(first))
+            case _:
+                raise PickleError("has a persistent id that is no storage")
+        if first + count > numel or name in self.whole or self.views.get(name, part) != part:
+            raise PickleError(f"describes storage {name} in two ways")
+        self.views[name] = part
+        return part
+
+
+def _interpret(data: bytes, storages: _Storages | None, where: str, start: int = 0) -> Reading:
+    try:
+        return read_pickle(data, NAMES, storages.resolve if storages else None, start)
+    except NotAdmittedError as error:
+        raise CheckpointError(
+            f"{where} is not a readable checkpoint: its pickle asks for {error}, "
             "and only tensors and plain values are admitted; nothing was run. "
             "Save the state dict alone: torch.save(model.state_dict(), path)."
-        )
-    return open_torch(path, _NAMESPACE in names)
+        ) from None
+    except PickleError as error:
+        _damaged(where, str(error))
 
 
-def open_torch(path: Path, namespace: bool) -> tuple[Any, Mapping[str, Any] | None]:
-    """Returns the same as `read_torch`, for a file that `read_torch` has checked before.
+def _damaged(where: str, how: str) -> NoReturn:
+    raise CheckpointError(
+        f"{where} is not a readable checkpoint: its pickle {how}. "
+        "Is it truncated, or something else renamed?"
+    )
 
-    namespace: whether there is an argparse.Namespace in it.
-    """
-    mapped = zipfile.is_zipfile(path)
-    if not namespace:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped), None
-    with _lock, torch.serialization.safe_globals([argparse.Namespace]):
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    if not isinstance(loaded, Mapping):
+
+def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
+    """Returns the entries by their names in the one folder of a torch archive."""
+    root = entries[0].name.split("/")[0] + "/" if entries else ""
+    if not all(entry.name.startswith(root) for entry in entries):
         raise CheckpointError(
-            f"{path} holds a {type(loaded).__name__}, wanted a state dict: names and tensors."
+            f"{where} is a zip of several folders: it is not a readable checkpoint."
         )
-    spaces = {
-        key: vars(value) for key, value in loaded.items() if isinstance(value, argparse.Namespace)
+    return {entry.name.removeprefix(root): entry for entry in entries}
+
+
+def _content(file: BinaryIO, entry: Entry) -> bytes:
+    return read_at(file, entry.start, entry.size)
+
+
+def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
+    """Raises CheckpointError unless what the archive says about itself is as torch writes it."""
+    wanted = {
+        "version": rb"0*([1-9]|10)\n?",
+        "byteorder": rb"little",
+        ".storage_alignment": rb"\d+",
     }
-    content = {key: value for key, value in loaded.items() if key not in spaces}
-    return content, dict(next(iter(spaces.values()), {}))
-
-
-def _pickles(path: Path, mapped: bool) -> Iterable[bytes | BinaryIO]:
-    """Returns the pickles of a file.
-
-    There is one in a zip, and several at the beginning of a file of the older kind.
-    """
-    if not mapped:
-        with open(path, "rb") as file:
-            # magic number, version, system, the object, the keys of its storages
-            for _ in range(5):
-                yield file
-        return
-    _check_archive(path)
-    with zipfile.ZipFile(path) as archive:
-        found = [
-            info
-            for info in archive.infolist()
-            if info.filename.endswith("/data.pkl") or info.filename == "data.pkl"
-        ]
-        if len(found) != 1 or found[0].file_size > _MAX_PICKLE:
+    for name, pattern in wanted.items():
+        entry = inside.get(name)
+        said = b"" if entry is None or entry.size > _SMALL else _content(file, entry)
+        if entry is None and name != "version":
+            continue  # older versions of torch do not write it
+        if said == b"big":
             raise CheckpointError(
-                f"{path} is a zip without one data.pkl: it is not a readable checkpoint."
+                f"{where} was written by a big-endian machine: load it there with torch, "
+                "and save its weights as .safetensors."
             )
-        yield archive.read(found[0])
+        if not re.fullmatch(pattern, said):
+            raise CheckpointError(
+                f"{where} is not a readable checkpoint: its entry {name} is not one of torch's. "
+                "Is it truncated, or something else renamed?"
+            )
 
 
-def _imports(pickles: Iterable[bytes | BinaryIO]) -> set[str]:
-    """Returns the names of everything that pickles import.
-
-    An operation that no tensor needs counts as an import. So does a tuple made of a tuple that
-    was there before: thirty of them, each twice in the next, take hours to hash.
-    """
-    names = set()
-    for content in pickles:
-        tuples, before, shared = set(), "", False
-        for opcode, argument, _ in genops(content):
-            name = opcode.name
-            if name == "GLOBAL":
-                names.add(".".join(str(argument).split(" ")))
-            elif name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER"):
-                names.add(f"the operation {name}")
-            elif name.startswith("TUPLE") and shared:
-                names.add("a tuple of shared tuples")
-            if name in ("BINPUT", "LONG_BINPUT") and before.startswith("TUPLE"):
-                tuples.add(argument)
-            shared = name in ("BINGET", "LONG_BINGET") and argument in tuples
-            before = name
-    return names
+def _torch_file(reading: Reading, places: dict[str, int]) -> TorchFile:
+    """Returns the content without the argparse.Namespaces at its top."""
+    content = reading.value
+    if NAMESPACE.name not in reading.imported:
+        return TorchFile(content, None, places)
+    held = content.items() if isinstance(content, Mapping) else ()
+    spaces = [value.values or {} for _, value in held if isinstance(value, Bag)]
+    left = {key: value for key, value in held if not isinstance(value, Bag)}
+    return TorchFile(left if spaces else content, (spaces or [{}])[0], places)
 
 
-def _check_archive(path: Path) -> None:
-    """Raises CheckpointError for members that are compressed or larger than the file.
-
-    Torch does not compress them, so such a file is damaged or was made to harm.
-    """
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    if len(members) > _MAX_MEMBERS:
-        raise CheckpointError(f"{path} has {len(members)} entries: no checkpoint has so many.")
-    size = path.stat().st_size
-    if sum(info.file_size for info in members) > size or any(
-        info.compress_type for info in members
-    ):
-        raise CheckpointError(
-            f"{path} claims entries larger than the file: it is damaged or was made to harm."
-        )
-
-
-def check_total(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str) -> None:
     """Raises CheckpointError if tensors that are views of one another claim too many bytes.
 
-    The same view twice counts once.
+    The same view twice counts once. What has to be read for views with gaps counts too.
     """
-    places = {
-        (value.data_ptr(), tuple(value.shape), value.stride()): value.nbytes
-        for value in tensors.values()
-    }
-    if sum(places.values()) > 2 * path.stat().st_size + 2**20:
+    known = {value.place: value for value in wanted.values()}.values()
+    size = os.fstat(file.fileno()).st_size
+    claimed = sum(value.nbytes for value in known)
+    spanned = sum(value.span * value.dtype.itemsize for value in known)
+    if claimed > _MOST_TIMES * size + _SPARE or spanned > _MOST_SPANS * size + _SPARE:
         raise CheckpointError(
-            f"{path} claims more numbers than it holds: its tensors are views of one another."
+            f"{where} claims more numbers than it holds: its tensors are views of one another."
         )
+
+
+def _read_tensor(
+    file: BinaryIO, value: StoredTensor, places: Mapping[str, int], where: str
+) -> Tensor:
+    """Returns one tensor, contiguous, whatever its strides are in the file."""
+    if not value.numel:
+        return torch.empty(value.shape, dtype=value.dtype)
+    read = torch.empty(value.span, dtype=value.dtype)
+    place = places[value.key] + value.first * value.dtype.itemsize
+    read_into(file, place, read.view(torch.uint8).numpy().data, where)
+    tensor = read.as_strided(value.shape, value.strides)
+    if value.span == value.numel and tensor.is_contiguous():
+        return read.view(value.shape)
+    return tensor.clone(memory_format=torch.contiguous_format)
