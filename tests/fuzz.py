@@ -7,7 +7,7 @@ Each loads, or is refused with CheckpointError, and none executes anything.
 runs that many for each layout in one process and prints the counts; tests/test_hostile.py runs 40
 and, among the slow tests, 500. A mutation flips bits, cuts, repeats, swaps or drops stretches, or
 overwrites a number in a header; half of them aim at the first kilobytes, where headers and pickles
-are.
+are. Torch files are compared with torch's own restricted reader too (tests/fuzz_torch.py).
 """
 
 import random
@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parent))
 
 import crate_interp as ci
+import fuzz_torch
 from conftest import HEADS, make, without_digests
 from published import GIVEN, SIZES, published
 from reference import published_layout
@@ -133,11 +134,11 @@ def _npz(folder):
 def mutated(content, rng, suffix):
     """Returns one mutation of the bytes.
 
-    Of JSON and of the pickle, it is sometimes one that a reader may not mind.
+    Of JSON, of the pickle and of arrays, it is sometimes one that a reader may not mind.
     """
     data = bytearray(content)
     place = rng.randrange(min(len(data), 4096) if rng.random() < 0.5 else len(data))
-    kind = rng.randrange(11 if suffix in (".json", ".pkl") else 7)
+    kind = rng.randrange({".json": 11, ".pkl": 11, ".npz": 8}.get(suffix, 7))
     if kind == 0:
         data[place] ^= 1 << rng.randrange(8)
     elif kind == 1:
@@ -157,6 +158,8 @@ def mutated(content, rng, suffix):
     elif kind == 6:
         end = len(data) - 1 - rng.randrange(min(len(data), 2000))  # a zip is read from its end
         data[end] = rng.randrange(256)
+    elif suffix == ".npz":  # what lies beside the weights
+        data[rng.randrange(content.index(b"opt/"), content.index(b"PK\1\2"))] = rng.randrange(256)
     elif suffix == ".pkl":  # the name of a special token
         letters = [
             index
@@ -224,7 +227,7 @@ def run(name, path, source, given, count, seed=0):
 
 
 def fuzz(count, seed=0, names=None):
-    """Returns the counts of every layout, and what was executed meanwhile (nothing)."""
+    """Returns the counts of every layout, those beside torch, and what was executed (nothing)."""
     executed = []
     watching = [True]
     sys.addaudithook(
@@ -232,21 +235,36 @@ def fuzz(count, seed=0, names=None):
             executed.append(event) if watching and watching[0] and event in WATCHED else None
         )
     )
-    results = {}
+    results, beside = {}, {}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, (path, source, given) in originals(Path(place)).items():
+        layouts = originals(Path(place))
+        for name, (path, source, given) in layouts.items():
             if names is None or name in names:
                 results[name] = run(name, path, source, given, count, seed)
+        if names is None:
+            beside = fuzz_torch.every_layout(Path(place), layouts, mutated, count, seed)
     watching[0] = False
-    return results, [event for event in executed if event != "os.remove"]
+    return results, beside, [event for event in executed if event != "os.remove"]
 
 
 if __name__ == "__main__":
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    table, ran = fuzz(number, seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    table, torch_too, ran = fuzz(number, seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0)
     for layout, (seen, longest) in table.items():
         counted = f"{seen['loaded']} loaded, {seen['refused']} refused, slowest {longest:.2f} s"
         print(f"{layout:20} {number} mutations: {counted}")
+    wrong = []
+    for layout, kinds in torch_too.items():
+        for kind, seen in kinds.items():
+            wrong += [
+                f"{layout}, {kind}: {what}" for what in seen if what not in ("both", "refused")
+            ]
+            alone = number - seen["both"] - seen["refused"]
+            counted = (
+                f"{seen['both']} as torch reads them, {seen['refused']} refused, {alone} wrong"
+            )
+            print(f"{layout:20} {number} mutations of {kind}: {counted}")
     print(f"executed: {len(ran)}")
+    assert not wrong, wrong
     assert not ran and all(seen["loaded"] >= number / 10 for seen, _ in table.values())

@@ -1,7 +1,7 @@
-"""Torch files, read without torch: tensors, plain Python values, and nothing else.
+"""Torch files, without running what they hold: tensors, plain Python values, nothing else.
 
-torch.load is never called. An interpreter of our own reads the pickle, and finds in it where the
-numbers of each tensor lie; those of the wanted tensors are then read, and no others.
+torch's own reader is never called. An interpreter of our own reads the pickle, and finds in it
+where the numbers of each tensor lie; those of the wanted tensors are then read, and no others.
 """
 
 import os
@@ -34,7 +34,13 @@ from crate_interp.checkpoints.torchnames import (
 from crate_interp.errors import CheckpointError
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_SMALL = 2**12  # bytes of the entries that say something about the archive
+_RECORDS = {  # what the entries that say something about the archive may hold
+    "version": rb"0*([1-9]|10)\n?",
+    "byteorder": rb"little",
+    ".storage_alignment": rb"\d{1,9}",
+    ".data/serialization_id": rb"[ -~]*",
+}
+_SMALL = 2**12  # bytes of each of these entries
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 8
 
 
@@ -207,11 +213,15 @@ def _damaged(where: str, how: str) -> NoReturn:
 def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
     """Returns the entries by their names in the one folder of a torch archive."""
     root = entries[0].name.split("/")[0] + "/" if entries else ""
-    if not all(entry.name.startswith(root) for entry in entries):
+    inside = {entry.name.removeprefix(root): entry for entry in entries}
+    # torch finds its entries whatever their case is
+    if len(inside) < len(entries) or any(
+        entry.name == name or name != name.lower() for name, entry in inside.items()
+    ):
         raise CheckpointError(
-            f"{where} is a zip of several folders: it is not a readable checkpoint."
+            f"{where} is not a readable checkpoint: a zip whose entries are not those of torch."
         )
-    return {entry.name.removeprefix(root): entry for entry in entries}
+    return inside
 
 
 def _content(file: BinaryIO, entry: Entry) -> bytes:
@@ -220,12 +230,7 @@ def _content(file: BinaryIO, entry: Entry) -> bytes:
 
 def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
     """Raises CheckpointError unless what the archive says about itself is as torch writes it."""
-    wanted = {
-        "version": rb"0*([1-9]|10)\n?",
-        "byteorder": rb"little",
-        ".storage_alignment": rb"\d+",
-    }
-    for name, pattern in wanted.items():
+    for name, pattern in _RECORDS.items():
         entry = inside.get(name)
         said = b"" if entry is None or entry.size > _SMALL else _content(file, entry)
         if entry is None and name != "version":
