@@ -217,7 +217,11 @@ class Shuffler:
 
     def write(self, path, rng):
         """Writes one."""
-        pickled = b"".join(shuffled(self.parts, rng))
+        pickled = b"".join(shuffled(self.parts, rng) if rng.random() < 0.8 else self.parts)
+        if rng.random() < 0.3:
+            flipped = bytearray(pickled)
+            flipped[rng.randrange(len(flipped))] = rng.randrange(256)
+            pickled = bytes(flipped)
         if not self.zipped:
             path.write_bytes(self.before + pickled + self.after)
             return

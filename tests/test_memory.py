@@ -70,7 +70,8 @@ def language_model():
     }
 
 
-def test_a_training_dict_with_optimiser_state(tmp_path):
+@pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_training_dict_with_optimiser_state(zipped, tmp_path):
     """12 bytes per weight, as the public CRATE-LM has them, and a tied embedding."""
     weights, model_args = language_model()
     state = {
@@ -79,7 +80,9 @@ def test_a_training_dict_with_optimiser_state(tmp_path):
     }
     prefixed = {f"_orig_mod.{key}": value for key, value in weights.items()}
     torch.save(
-        {"model": prefixed, "optimizer": state, "model_args": model_args}, tmp_path / "ckpt.pt"
+        {"model": prefixed, "optimizer": state, "model_args": model_args},
+        tmp_path / "ckpt.pt",
+        _use_new_zipfile_serialization=zipped,
     )
     assert share(tmp_path / "ckpt.pt") < 1.3
 

@@ -26,6 +26,10 @@ class NotAdmittedError(PickleError):
     """A pickle that asks for something its reader does not admit; the text says for what."""
 
 
+class TooShortError(PickleError):
+    """A pickle that goes on where its bytes end."""
+
+
 @dataclass(frozen=True)
 class Function:
     """What a pickle may call.
@@ -146,7 +150,7 @@ class _Machine:
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self.data):
-            raise PickleError("ends too early")
+            raise TooShortError("ends too early")
         taken = self.data[self.at : end]
         self.at = end
         return taken
@@ -262,7 +266,7 @@ def _import(machine: _Machine) -> None:
     for _ in range(2):
         end = machine.data.find(b"\n", machine.at, machine.at + _LONGEST_NAME)
         if end < 0:
-            raise PickleError("has a name without an end")
+            raise TooShortError("has a name without an end")
         words.append(machine.take(end - machine.at).decode("utf-8", "replace"))
         machine.take(1)
     name = ".".join(words)

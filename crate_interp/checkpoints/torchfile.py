@@ -6,6 +6,7 @@ where the numbers of each tensor lie; those of the wanted tensors are then read,
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
@@ -20,6 +21,7 @@ from crate_interp.checkpoints.pickles import (
     NotAdmittedError,
     PickleError,
     Reading,
+    TooShortError,
     read_pickle,
 )
 from crate_interp.checkpoints.progress import byte_bar
@@ -41,6 +43,7 @@ _RECORDS = {  # what the entries that say something about the archive may hold
     ".data/serialization_id": rb"[ -~]*",
 }
 _SMALL = 2**12  # bytes of each of these entries
+_BEGINNINGS = (2**16, 2**20, LONGEST)  # bytes in which the pickles of an older file end
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 8
 
 
@@ -91,13 +94,15 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
 
     storages = _Storages()
     data = _content(file, inside["data.pkl"])
-    reading = _interpret(data, storages, where)
-    if reading.end != len(data):
-        _damaged(where, "goes on after its end")
     try:
+        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
+            raise PickleError("differs from its checksum")
+        reading = read_pickle(data, NAMES, storages.resolve)
+        if reading.end != len(data):
+            raise PickleError("goes on after its end")
         places = {storage.key: place(storage) for storage in storages.whole.values()}
     except PickleError as error:
-        _damaged(where, str(error))
+        _refuse(error, where)
     return _torch_file(reading, places)
 
 
@@ -108,17 +113,13 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
     storages), and then the storages. Raises CheckpointError as `read_archive` does.
     """
     size = os.fstat(file.fileno()).st_size
-    data = read_at(file, 0, min(size, LONGEST))
-    if not data.startswith(b"\x80\x02\x8a\x0a"):
+    if read_at(file, 0, 4) != b"\x80\x02\x8a\x0a":
         raise CheckpointError(
             f"{where} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
             "of tensors and plain values. Is it truncated, or something else renamed?"
         )
-    storages, readings, end = _Storages(legacy=True), [], 0
-    for number in range(5):
-        reading = _interpret(data, storages if number == 3 else None, where, end)
-        readings.append(reading)
-        end = reading.end
+    storages, readings = _five_pickles(file, where)
+    end = readings[-1].end
     magic, protocol, system, _, keys = (reading.value for reading in readings)
     little = isinstance(system, dict) and system.get("little_endian") is True
     if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL or not little:
@@ -138,6 +139,24 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
             f"{where} goes on after its last storage: {size - end} bytes belong to nothing."
         )
     return _torch_file(readings[3], places)
+
+
+def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading]]:
+    """Returns what a file of the older kind begins with; of a long one, no more is read."""
+    for length in _BEGINNINGS:
+        data = read_at(file, 0, length)
+        storages, readings, end = _Storages(legacy=True), [], 0
+        try:
+            for number in range(5):
+                resolve = storages.resolve if number == 3 else None
+                readings.append(read_pickle(data, NAMES, resolve, end))
+                end = readings[-1].end
+            return storages, readings
+        except TooShortError:
+            continue
+        except PickleError as error:
+            _refuse(error, where)
+    _damaged(where, "ends too early")
 
 
 def read_tensors(
@@ -190,17 +209,14 @@ class _Storages:
         return part
 
 
-def _interpret(data: bytes, storages: _Storages | None, where: str, start: int = 0) -> Reading:
-    try:
-        return read_pickle(data, NAMES, storages.resolve if storages else None, start)
-    except NotAdmittedError as error:
-        raise CheckpointError(
-            f"{where} is not a readable checkpoint: its pickle asks for {error}, "
-            "and only tensors and plain values are admitted; nothing was run. "
-            "Save the state dict alone: torch.save(model.state_dict(), path)."
-        ) from None
-    except PickleError as error:
+def _refuse(error: PickleError, where: str) -> NoReturn:
+    if not isinstance(error, NotAdmittedError):
         _damaged(where, str(error))
+    raise CheckpointError(
+        f"{where} is not a readable checkpoint: its pickle asks for {error}, "
+        "and only tensors and plain values are admitted; nothing was run. "
+        "Save the state dict alone: torch.save(model.state_dict(), path)."
+    )
 
 
 def _damaged(where: str, how: str) -> NoReturn:
