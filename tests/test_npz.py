@@ -10,10 +10,13 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, FIXTURES, HEADS, IMAGE, LAYERS, make
+from crate_interp.checkpoints.tensors import read_file
 from test_fixtures import in_block, same
 
 FIXTURE = FIXTURES / "crate_alpha_jax"
@@ -214,6 +217,67 @@ def test_files_made_to_harm(tmp_path):
         path, **{"../../../tmp/slip": header((1,)) + bytes(4), "/etc/x": header((1,)) + bytes(4)}
     )
     refused("has no published layout: its 2 keys begin ../../../tmp/slip", slip)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-" * 9000 + "1",
+        "(" * 9000,
+        "1+" * 4900 + "1",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 9000 + ",), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2**9,), }",
+        "{'descr': '<f4', 'fortran_order': 1, 'shape': (2,), }",
+        "{'shape': (2,), 'fortran_order': False, 'descr': '<f4', }",
+        "{'descr': '(9999,9999,9999)f8,', 'fortran_order': False, 'shape': (2,), }",
+        "",
+    ],
+    ids=range(9),
+)
+def test_headers_are_matched_and_never_evaluated(text, tmp_path):
+    raw = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(8)
+    refused(
+        "no array as numpy writes|weights are float16",
+        archive(tmp_path / "w.npz", **{"params/cls": raw}),
+    )
+    long = b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1000)
+    refused("no array as numpy writes", archive(tmp_path / "w.npz", **{"params/cls": long}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 5), max_size=5),
+    kind=st.sampled_from(["<f2", "<f4", "<f8"]),
+    turned=st.booleans(),
+    packed=st.booleans(),
+)
+def test_whatever_numpy_writes_is_read(tmp_path_factory, shape, kind, turned, packed):
+    path = tmp_path_factory.mktemp("w") / "w.npz"
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind)
+    array = np.asfortranarray(array) if turned else array
+    (np.savez_compressed if packed else np.savez)(path, **{"params/a": array, "opt/a": array})
+    found = read_file(path).tensors
+    assert set(found) == {"a"} and np.array_equal(found["a"].numpy(), array)
+    assert found["a"].numpy().dtype == array.dtype and found["a"].is_contiguous()
+
+
+def test_both_spellings_of_bfloat16(tmp_path):
+    """With the package ml_dtypes numpy writes <V2, without it |V2."""
+    for spelled in ("|V2", "<V2"):
+        content = header((3,), "|V2").replace(b"|V2", spelled.encode()) + bytes(
+            [0, 0x80, 0, 0x40] * 2
+        )
+        path = archive(tmp_path / "w.npz", **{"params/cls": content[:-2]})
+        found = read_file(path).tensors["cls"]
+        assert found.dtype == torch.bfloat16 and found.tolist() == [-0.0, 2.0, -0.0]
+
+
+def test_a_small_file_claims_little(tmp_path):
+    """Each array may be packed well, as zeros are; all of them together may not."""
+    array = np.zeros(2**22, np.float32)
+    array[::40] = np.random.default_rng(0).standard_normal(len(array[::40]))
+    np.savez_compressed(tmp_path / "w.npz", **{f"params/{n}": array for n in range(5)})
+    refused("claims .* bytes in .*: weights do not compress so", tmp_path / "w.npz")
 
 
 def test_damaged_files(alpha, tmp_path):
