@@ -15,6 +15,7 @@ import crate_interp as ci
 from conftest import make
 from crate_interp.checkpoints.archives import Unpacked, read_directory
 from crate_interp.checkpoints.tensors import read_file
+from crate_interp.checkpoints.torchfile import read_archive
 from crate_interp.errors import CheckpointError
 from reference import published_layout
 
@@ -316,6 +317,21 @@ def test_older_versions_of_torch_say_less(tmp_path):
     short = changed_members(path, lambda held: [held[0], *held[4:-1]])
     path.write_bytes(short)
     assert torch.equal(read_file(path).tensors["a"], torch.arange(5.0))
+
+
+@pytest.mark.slow
+def test_files_of_more_than_4_gb(tmp_path):
+    """Torch leaves the numbers out, so that the file takes no place on the disk."""
+    path, large = tmp_path / "w.pth", torch.empty(9 * 2**29, dtype=torch.uint8)
+    with torch.serialization.skip_data():
+        torch.save({"a": torch.ones(5), "large": large, "b": torch.ones(3), "c": large[:0]}, path)
+    assert path.stat().st_size > 2**32 > 2**30 > 512 * path.stat().st_blocks
+    with open(path, "rb", buffering=0) as file:
+        entries = read_directory(file, "it")
+        found = read_archive(file, entries, "it")
+    assert {entry.name: entry.size for entry in entries}["w/data/1"] == 9 * 2**29
+    assert found.places["2"] > 2**32 and found.content["large"].shape == (9 * 2**29,)
+    path.unlink()
 
 
 def test_damage_of_the_pickle_is_seen(tmp_path):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import crate_interp as ci
 import fuzz_torch
 from conftest import FIXTURES, make
-from crate_interp.checkpoints import torchfile
+from crate_interp.checkpoints import tensors, torchfile
 from crate_interp.checkpoints.pickles import PickleError
 from crate_interp.checkpoints.tensors import read_file
 from crate_interp.checkpoints.torchnames import NAMES, Storage
-from pickled import fails, state_dict, tensor_of, zipped
+from pickled import TEXT, fails, state_dict, tensor_of, zipped
 from reference import published_layout
 
 PUBLISHED = sorted(path for path in FIXTURES.rglob("*") if path.suffix in (".pth", ".pt", ".tar"))
@@ -156,6 +156,18 @@ def test_one_storage_is_described_once(tmp_path):
     fails("describes storage 0 in two ways", zipped(b"\x80\x02" + two, tmp_path / "a.pth"))
     other = b"(" + tensor_of() + tensor_of(numel=3, shape=(1, 1)) + b"t."
     fails("describes storage 0 in two ways", zipped(b"\x80\x02" + other, tmp_path / "b.pth"))
+
+
+def test_a_long_name_is_not_repeated(tmp_path):
+    """A key of 16 MB, named once and meant by every tensor, would be written out each time."""
+    long = tensor_of().replace(TEXT + b"0", b"X\x41\x00\x00\x00" + b"0" * 65)
+    fails("names a storage with 65 characters", zipped(state_dict(long), tmp_path / "a.pth"))
+
+
+def test_too_many_tensors(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "_MAX_TENSORS", 3)
+    torch.save({str(number): torch.ones(1) for number in range(4)}, tmp_path / "a.pth")
+    fails("has 4 tensors: no checkpoint has so many", tmp_path / "a.pth")
 
 
 # ------------------------------------------------------------------ files of the older kind

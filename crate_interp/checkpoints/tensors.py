@@ -82,6 +82,8 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
     else:
         found = read_legacy(file, where)
     stored = state_dict_of(found.content, where, StoredTensor)
+    if len(stored) > _MAX_TENSORS:
+        raise CheckpointError(f"{where} has {len(stored)} tensors: no checkpoint has so many.")
     for name, value in stored.items():
         _check_kind(name, value.dtype, value.span < value.numel, value.numel, where)
     # the sparse autoencoders are published with their config beside them

@@ -44,6 +44,7 @@ _RECORDS = {  # what the entries that say something about the archive may hold
 }
 _SMALL = 2**12  # bytes of each of these entries
 _BEGINNINGS = (2**16, 2**20, LONGEST)  # bytes in which the pickles of an older file end
+_LONGEST_KEY = 64  # torch writes numbers
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 8
 
 
@@ -193,6 +194,8 @@ class _Storages:
         _, kind, key, location, numel, *view = saved
         if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
             raise PickleError("has a persistent id that is no storage")
+        if len(key) > _LONGEST_KEY:  # each tensor repeats it
+            raise PickleError(f"names a storage with {len(key)} characters")
         storage = self.whole.setdefault(key, Storage(key, kind.dtype, whole(numel)))
         if storage != Storage(key, kind.dtype, numel) or key in self.views:
             raise PickleError(f"describes storage {key} in two ways")

@@ -201,7 +201,8 @@ STORAGES = {
 }
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex64, torch.complex128,
 )  # fmt: skip
 _FUNCTIONS = {
     "torch._utils._rebuild_tensor": _tensor,
