@@ -13,7 +13,7 @@ from pickletools import opcodes
 from typing import Any
 
 LONGEST = 2**24  # bytes; those of the published files have some 10,000
-_MOST_STEPS, _MOST_CONTAINERS = 2**22, 2**19
+_MOST_STEPS, _MOST_CONTAINERS = 2**21, 2**19
 _LONGEST_NAME = 200  # characters of a module, or of a name in it
 _PROTOCOL, _STOP = b"\x80\x02", ord(".")
 
@@ -110,9 +110,8 @@ def key_of(value: Any) -> Any:
         return value
     if type(value) is int and -(2**63) <= value < 2**63:
         return Number(value)
-    raise PickleError(
-        f"has a {type(value).__name__} as the key of a dict, wanted text or a whole number"
-    )
+    kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
+    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a whole number")
 
 
 @dataclass(eq=False)
