@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
@@ -126,7 +126,6 @@ def test_two_directories(tmp_path):
     refused(first + second, "does not follow its directory", tmp_path)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=1, max_size=90), st.integers(0, 10**6))
 def test_bytes_that_belong_to_nothing(tmp_path_factory, extra, place):
     """Nothing can be slipped in, wherever it is, and whatever the end record then says."""
@@ -241,7 +240,6 @@ def test_many_entries_are_refused_before_they_are_read(tmp_path):
     refused(many, "200001 entries: no checkpoint has so many", tmp_path)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_damage_outside_of_contents_is_seen_or_harmless(tmp_path_factory, seed, count):
     """Whatever a few changed bytes do, the contents are the old ones, changed in place, or none."""

@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -244,7 +244,6 @@ def test_headers_are_matched_and_never_evaluated(text, tmp_path):
     refused("no array as numpy writes", archive(tmp_path / "w.npz", **{"params/cls": long}))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=5),
     kind=st.sampled_from(["<f2", "<f4", "<f8"]),

@@ -4,7 +4,7 @@ import struct
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crate_interp.checkpoints import pickles
@@ -66,7 +66,6 @@ def test_only_the_listed_functions_are_called(body, tmp_path):
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.from_regex(r"[a-zA-Z_.]{1,20}", fullmatch=True), st.text(max_size=20))
 def test_no_other_name(module, name):
     name = name.replace("\n", "")
@@ -75,7 +74,6 @@ def test_no_other_name(module, name):
             run(b"c" + f"{module}\n{name}\n".encode("utf-8", "surrogatepass") + b")R.")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(body):
     try:
@@ -127,7 +125,6 @@ def test_shared_tuples_cost_their_bytes(before, after, match, form, tmp_path):
     fails(match, zipped(value, tmp_path / "a.pth"))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 250), st.booleans(), st.sampled_from([b"", b"N", b"NN", b"K\x00", b")"]))
 def test_sharing_of_any_depth(depth, marked, between):
     reading = run(b"(" + shared(depth, between, marked) + b".")

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
@@ -125,7 +125,6 @@ def test_tensors_stay_within_their_storage(change, match, tmp_path):
     fails(match, zipped(state_dict(tensor_of(**change)), tmp_path / "a.pth", [bytes(16)]))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     first=st.integers(0, 9),
     shape=st.lists(st.integers(0, 4), max_size=3),
@@ -181,7 +180,7 @@ def legacy(weights, path):
 def test_an_older_file_is_checked_before_anything_is_allocated(tmp_path):
     path = tmp_path / "a.pth"
     base = torch.zeros(2**18)
-    legacy({f"k{index}": base[index:] for index in range(1500)}, path)
+    legacy({f"k{index}": base[index:] for index in range(300)}, path)
     fails("claims more numbers than it holds", path)
     content = legacy({"a": torch.arange(600.0)}, path)
     place = content.index(b"M" + struct.pack("<H", 600))
