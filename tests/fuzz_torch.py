@@ -2,7 +2,7 @@
 
 What ours accepts, torch.load(weights_only=True) has to accept (with argparse.Namespace added to
 what it admits), and every tensor has to have the same bytes, dtype and shape. tests/fuzz.py runs
-this on its torch layouts, tests/test_hostile.py a few.
+this on its torch layouts.
 """
 
 import argparse
