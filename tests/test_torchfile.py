@@ -246,3 +246,14 @@ def test_the_comparison_would_tell(tmp_path, monkeypatch):
     assert fuzz_torch.compared(swapped) in ("both", "differs: ")
     swapped = zipped(b"\x80\x02cos\nsystem\n.", tmp_path / "system.pth")
     assert fuzz_torch.compared(swapped).startswith("ours alone: ")
+
+
+def test_a_file_that_may_not_be_read_is_called_so(tmp_path, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "w.pth"
+    path.write_bytes(b"x")
+    monkeypatch.setattr(tensors, "open", denied, raising=False)
+    with pytest.raises(ci.CheckpointError, match=r"w.pth cannot be read: Permission denied\."):
+        ci.load(path)

@@ -64,6 +64,8 @@ def read_file(path: Path) -> Contents:
         ) from None
     except CheckpointError:
         raise
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
     except Exception:  # what a parser raises on bytes it was not made for has no common class
         raise CheckpointError(
             f"{path} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
