@@ -80,7 +80,8 @@ def of_report(out):
     inner = of_result(ci.AuditResult, "audit.html")(out / "audit")
     page = out / "report.html"
     if page.exists():  # it links to the audit
-        assert inner in (judged, "refused"), f"a report of {judged} beside an audit of {inner}"
+        named = "the-new" if "the-new" in page.read_text() else "the-old"
+        assert inner in (named, "refused"), f"a page of {named} beside an audit of {inner}"
     return judged
 
 
