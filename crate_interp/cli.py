@@ -26,11 +26,11 @@ app = typer.Typer(
 
 
 _locks = ExitStack()  # of the folders that the command writes; they open when it ends
-_places: list[Path] = []  # these folders
+_places: dict[Path, int | None] = {}  # these folders, and when what was there was saved
 
 
 def _lock(out: Path) -> Path:
-    _places.append(out)
+    _places[out] = _saved_at(out)
     return _locks.enter_context(locked(out))
 
 
@@ -122,6 +122,7 @@ def audit(
     ] = True,
 ) -> None:
     """Check every layer against the claims of the papers: a table, and a page about it."""
+    ci.AuditResult.check_folder(out)
     model = _load(source, family, revision, config)
     result = ci.audit(model, data, eps=eps, limit=limit, untrained=untrained, grid=grid)
     page = ci.viz.audit_page(result, out)
@@ -155,6 +156,7 @@ def segment(
     untrained: Untrained = 5,
 ) -> None:
     """Compare the attention maps of every layer and head with masks, beside chance levels."""
+    ci.SegmentResult.check_folder(out)
     model = _load(source, family, revision, config)
     maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
     shares = {"mass": mass, "fraction": fraction}
@@ -183,6 +185,7 @@ def atlas(
     ] = 32,
 ) -> None:
     """Show what every dictionary atom is for: top patches or contexts, effects and neighbours."""
+    ci.Atlas.check_folder(out)
     model = _load(source, family, revision, config)
     result = ci.atlas(model, data, top=top, ablate=ablate, limit=limit)
     _say(f"{result.headline()} The pages: {ci.viz.atlas_pages(result, out)}")
@@ -288,5 +291,14 @@ def _run() -> None:
 
 
 def _place() -> Path | None:
-    """Returns the folder that the command has written into, if there is anything in it."""
-    return next((place for place in _places if place.exists()), None)
+    """Returns the folder in which the command has finished something, if there is one."""
+    done = [out for out, before in _places.items() if _saved_at(out) not in (None, before)]
+    return done[0] if done else None
+
+
+def _saved_at(out: Path) -> int | None:
+    """Returns when the result in a folder was saved, or None if there is none."""
+    try:
+        return (out / "meta.json").stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None

@@ -1,7 +1,8 @@
 """Folders that are whole or not there: their files change together, and one writer at a time.
 
 The index of a folder, a JSON file such as meta.json, holds the digest of every other file. It is
-moved away first and written last, so that a folder whose writer died has none.
+removed first and written last, so that a folder whose writer died has none. Before the first change
+a journal says which files there were and which there will be; the next writer reads it.
 """
 
 import json
@@ -11,6 +12,7 @@ import socket
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,8 +21,8 @@ from filelock import FileLock, Timeout
 from crate_interp.files import digest, flush, publish, write_text
 from crate_interp.words import plain
 
-LOCK, _STAGE, _OLD = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-old.json"
-_MOST_FILES, _LONGEST_INDEX = 100_000, 2**26
+LOCK, _STAGE, _JOURNAL = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-change-"
+_LONGEST_INDEX = 2**28  # bytes
 # What this library writes. Nothing else is removed, whatever an index says.
 _SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".safetensors")
 
@@ -34,8 +36,8 @@ def locked(folder: str | Path) -> Iterator[Path]:
 
     Raises ValueError if the folder cannot be written, or another process or thread writes it.
     """
-    out, made = Path(folder), not Path(folder).exists()
-    lock, nested = _acquire(out)
+    out = Path(folder)
+    lock, nested, made = _acquire(out)
     try:
         if not nested:
             (out / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
@@ -50,15 +52,19 @@ def locked(folder: str | Path) -> Iterator[Path]:
                 out.rmdir()
 
 
-def _acquire(out: Path) -> tuple[FileLock, bool]:
-    """Returns the lock of a folder, which this thread now holds, and whether it did before."""
+def _acquire(out: Path) -> tuple[FileLock, bool, bool]:
+    """Returns the lock of a folder, which this thread now holds.
+
+    Also returns whether it did before, and whether the folder was made here.
+    """
     try:
         str(out).encode()  # what writes tables takes no name that is no text
+        made = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
         nested = lock.is_locked
         lock.acquire()
-        return lock, nested
+        return lock, nested, made
     except Timeout:
         raise ValueError(
             f"{str(out)!r} is being written by {_holder(out)}: wait until it ends, "
@@ -100,9 +106,9 @@ def replacing(
             yield stage
             change = _prepare(stage, out, index, content, kept, owned)
             try:
-                _commit(stage, out, index, *change)
+                _commit(stage, out, index, change)
             except KeyboardInterrupt:
-                _commit(stage, out, index, *change)  # goes on where it was
+                _commit(stage, out, index, change)  # goes on where it was
                 raise
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -110,14 +116,20 @@ def replacing(
 
 def discard(folder: Path, index: str) -> None:
     """Removes the files that the index of a folder names, the index first; other files stay."""
-    if not (folder / index).exists():
+    if not folder.is_dir():
         return
     with locked(folder) as out:
-        names = list(listed(out / index))
-        for name in names:
-            _check_place(out, name)
-        (out / index).unlink()
-        _remove(out, names)
+        before = _before(out, index)
+        if before:
+            gone = [name for name, digests in before.items() if _is(out / name, digests)]
+            for name in gone:
+                _check_place(out, name)
+            with tempfile.TemporaryDirectory(prefix=_STAGE, dir=out) as stage:
+                _write_journal(Path(stage), index, before, {})
+                os.replace(_journal(Path(stage), index), _journal(out, index))
+            (out / index).unlink(missing_ok=True)
+            _remove(out, gone)
+            _journal(out, index).unlink()
 
 
 def is_free(folder: Path, index: str) -> bool:
@@ -126,26 +138,37 @@ def is_free(folder: Path, index: str) -> bool:
         return True
     if not folder.is_dir() or (folder / index).exists():
         return False
-    return bool(_stages(folder)) or not [path for path in folder.iterdir() if path.name != LOCK]
+    names = [path.name for path in folder.iterdir()]
+    return bool(_stages(folder)) or all(name == LOCK for name in names)
 
 
 def _stages(out: Path) -> list[Path]:
-    return list(out.glob(f"{_STAGE}*"))
+    return [path for path in out.glob(f"{_STAGE}*") if path.is_dir() and not path.is_symlink()]
 
 
 def listed(path: Path) -> dict[str, str]:
-    """Returns the digests that an index holds by the names of files; none if it holds none.
+    """Returns the digests that an index holds by the names of files; none if it holds none."""
+    return named(read_index(path).get("files"))
+
+
+def named(files: object) -> dict[str, str]:
+    """Returns the digests of files by their names.
 
     Names that lead out of the folder, and files that are not of our kinds, are left out.
     """
+    items = files.items() if isinstance(files, dict) else ()
+    return {name: value for name, value in items if is_inside(name) and isinstance(value, str)}
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file, or nothing if the file holds none."""
     try:
         if not path.is_file() or path.stat().st_size > _LONGEST_INDEX:
             return {}
-        files = json.loads(path.read_bytes())["files"]
-        items = list(files.items())[:_MOST_FILES]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return {}
-    return {name: value for name, value in items if is_inside(name) and isinstance(value, str)}
+    return content if isinstance(content, dict) else {}
 
 
 def is_inside(name: object) -> bool:
@@ -159,7 +182,7 @@ def is_inside(name: object) -> bool:
 
 def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Returns, of files and their digests, the names whose file is missing or another one."""
-    return [name for name, wanted in files.items() if not _is(folder / name, wanted)]
+    return [name for name, wanted in files.items() if not _is(folder / name, [wanted])]
 
 
 def _holder(out: Path) -> str:
@@ -170,14 +193,43 @@ def _holder(out: Path) -> str:
         return "another process"
 
 
-def _is(path: Path, wanted: str) -> bool:
+def _is(path: Path, wanted: Collection[str]) -> bool:
     try:
-        return digest(path) == wanted
+        return digest(path) in wanted
     except OSError:
         return False
 
 
-Change = tuple[list[str], list[str], bool]  # new names, names to remove, whether old ones change
+def _journal(out: Path, index: str) -> Path:
+    return out / f"{_JOURNAL}{index}"
+
+
+def _write_journal(
+    stage: Path, index: str, before: Mapping[str, Collection[str]], after: Mapping[str, str]
+) -> None:
+    lists = [{name: list(digests) for name, digests in before.items()}]
+    lists.append({name: [value] for name, value in after.items()})
+    write_text(_journal(stage, index), json.dumps({"files": lists}))
+
+
+def _before(out: Path, index: str) -> dict[str, list[str]]:
+    """Returns the digests that files of ours may have, by name: of the index and of a journal."""
+    found = {name: [value] for name, value in listed(out / index).items()}
+    lists = read_index(_journal(out, index)).get("files")
+    for files in lists if isinstance(lists, list) else ():
+        for name, digests in files.items() if isinstance(files, dict) else ():
+            if is_inside(name) and isinstance(digests, list):
+                found.setdefault(name, []).extend(map(str, digests))
+    return found
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a commit does: files to move in, files to remove, and whether old ones change."""
+
+    moved: list[str]
+    gone: list[str]
+    replaces: bool
 
 
 def _prepare(
@@ -187,44 +239,48 @@ def _prepare(
     content: Mapping[str, Any],
     kept: Collection[str],
     owned: Collection[str],
-) -> Change:
+) -> _Change:
     """Writes the index into the stage and returns what has to be moved and removed."""
     new = sorted(path for path in stage.rglob("*") if path.is_file())
     digests = {path.relative_to(stage).as_posix(): digest(path) for path in new}
-    old = listed(out / index) or listed(out / _OLD)  # where a writer died before
+    old, before = listed(out / index), _before(out, index)
     same = {name for name in digests if old.get(name) == digests[name]}
     same -= set(differs(out, {name: digests[name] for name in same}))
     moved = [name for name in digests if name not in same]
     if not moved:  # the same files again: what lies beside them stays
         kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
-    gone = [name for name in {**old, **dict.fromkeys(owned)} if name not in (*digests, *kept)]
+    others = {name for name in before if name not in digests and name not in kept}
+    # a file of that name that is another one by now is the user's
+    gone = [name for name in others if _is(out / name, before[name])]
+    gone += [name for name in owned if name not in digests and name not in gone]
     for name in (*moved, *gone, index):
         _check_place(out, name)
     for name in moved:
         publish(stage / name)
-    files = {name: old[name] for name in kept} | digests
-    text = json.dumps({**content, "files": files}, indent=2)
-    write_text(stage / index, text + "\n")
-    return moved, gone, not old or bool(set(old) - same - set(kept))
+    after = {name: old[name] for name in kept} | digests
+    write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
+    _write_journal(stage, index, before, after)
+    return _Change(moved, gone, not old or bool(set(old) - same - set(kept)))
 
 
-def _commit(
-    stage: Path, out: Path, index: str, moved: list[str], gone: list[str], changes: bool
-) -> None:
+def _commit(stage: Path, out: Path, index: str, change: _Change) -> None:
     """Puts the staged files into their places, the index last. May be called again."""
     if not (stage / index).exists():
         return
-    if changes and (out / index).exists():
-        os.replace(out / index, out / _OLD)
+    if _journal(stage, index).exists():
+        os.replace(_journal(stage, index), _journal(out, index))
         flush(out)
-    _remove(out, gone)
-    for name in moved:
+    if change.replaces:
+        (out / index).unlink(missing_ok=True)
+        flush(out)
+    _remove(out, change.gone)
+    for name in change.moved:
         if (stage / name).exists():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(stage / name, out / name)
     flush(out)
     os.replace(stage / index, out / index)
-    (out / _OLD).unlink(missing_ok=True)
+    _journal(out, index).unlink(missing_ok=True)
     flush(out)
 
 
@@ -237,10 +293,14 @@ def _remove(out: Path, names: Collection[str]) -> None:
 
 
 def _check_place(out: Path, name: str) -> None:
-    """Raises ValueError if a link leads a name out of the folder, or a folder has its place."""
+    """Raises ValueError if a name is not to be written: behind a link, or where a folder is."""
     path = out / name
-    links = [up for up in path.parents if out in up.parents and up.is_symlink()]
-    if links:
-        raise ValueError(f"{str(links[0])!r} is a link: remove it, or give another folder.")
+    above = [up for up in path.parents if out in up.parents and os.path.lexists(up)]
+    for up in above:
+        if up.is_symlink() or not up.is_dir():
+            kind = "a link" if up.is_symlink() else "no folder"
+            raise ValueError(f"{str(up)!r} is {kind}: remove it, or give another folder.")
+    if not os.access((*above, out)[0], os.W_OK | os.X_OK):
+        raise ValueError(f"cannot write into {str((*above, out)[0])!r}: give another folder.")
     if path.is_dir() and not path.is_symlink():
         raise ValueError(f"{str(path)!r} is a folder, wanted a file: remove it.")

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tqdm.auto import tqdm
 from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
 from crate_interp.audits import audit as run_audit
+from crate_interp.audits.result import AuditResult
 from crate_interp.data import Data, Samples
 from crate_interp.folders import discard, locked
 from crate_interp.models.hooked import HookedModel
@@ -49,13 +51,18 @@ def report(
     beside as many twins). With `progress` a line at the end tells on stderr how long each part
     took.
 
-    Raises ValueError, before work starts, if `out` cannot be written into; and as `ci.sweep` does.
+    Raises ValueError, before work starts, if `out` cannot be written into or holds something else
+    than a report; and as `ci.sweep` does.
     """
     untrained = checks.count("untrained", untrained, least=0)
     chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
     check_model(model)
     samples = samples_of(model, data, limit)
-    with locked(out) as folder:
+    with ExitStack() as locks:
+        folder = locks.enter_context(locked(out))
+        SweepResult.check_folder(folder)
+        if audit:
+            AuditResult.check_folder(locks.enter_context(locked(folder / "audit")))
         return _write(model, samples, folder, chosen, untrained, audit, progress)
 
 

@@ -12,8 +12,8 @@ import pandas as pd
 
 from crate_interp import checks, ranges
 from crate_interp.folders import locked, replacing
-from crate_interp.saved import FORMAT, META, read_meta, read_tables
-from crate_interp.words import plain
+from crate_interp.saved import FORMAT, META, check_place, read_meta, read_tables
+from crate_interp.words import plain, visible
 
 ENOUGH = (
     32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
@@ -113,12 +113,23 @@ class Result:
         return f"{type(self).__name__}: {self._words()}"
 
     def _repr_html_(self) -> str:
-        shown = self._shown().to_html(index=False, float_format=lambda value: f"{value:.4g}")
-        return f"<p>{html.escape(self._words())}</p>" + shown
+        cells = self._shown().map(lambda value: visible(value) if type(value) is str else value)
+        shown = cells.to_html(index=False, float_format=lambda value: f"{value:.4g}")
+        return self._in_notebook(shown)
+
+    def _in_notebook(self, table: str) -> str:
+        # the classes keep a notebook from reading a $ in a name as the beginning of a formula
+        words = f"<p>{html.escape(self._words())}</p>"
+        return f'<div class="tex2jax_ignore mathjax_ignore">{words}{table}</div>'
 
     def _shown(self) -> Table:
         """Returns what a notebook shows below the headline."""
         return self._table(self.MAIN).head(20)
+
+    @classmethod
+    def check_folder(cls, folder: str | Path) -> None:
+        """Raises ValueError if `save` would refuse a folder for what it holds."""
+        check_place(Path(folder), cls.KIND)
 
     def _check(self) -> None:
         """Raises any error if the tables and settings of a loaded result cannot be read."""
@@ -129,8 +140,10 @@ class Result:
 
         meta.json comes last and holds the digest of each of the other files. A result that was
         there is replaced as a whole, its pages too; other files stay.
-        Raises ValueError if the folder cannot be written, or another process is writing it.
+        Raises ValueError if the folder cannot be written, another process is writing it, or it
+        holds something else, which would be lost: another kind of result, or another meta.json.
         """
+        self.check_folder(folder)
         with replacing(folder, META, self.meta) as stage:
             for name, table in self.tables.items():
                 table.to_parquet(stage / f"{name}.parquet", index=False)
@@ -158,8 +171,7 @@ class Result:
         """
         folder = Path(folder)
         meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
-        tables = read_tables(folder, cls.__name__, cls.STORED)
-        meta.pop("files", None)
+        tables = read_tables(folder, cls.__name__, cls.STORED, meta.pop("files", None))
         result = cls(tables, meta)
         try:
             result._check()

@@ -1,23 +1,29 @@
 """Reads the folder of a saved result: meta.json, and tables whose digests it holds."""
 
+import hashlib
+import io
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from crate_interp import ranges
-from crate_interp.folders import differs, listed
-from crate_interp.words import is_plain, plain
+from crate_interp.folders import differs, named, read_index
+from crate_interp.words import is_harmless, is_plain, plain
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
 
 FORMAT, META = 1, "meta.json"
 _LONGEST, _MOST_LAYERS = 2**26, 10_000  # bytes of meta.json
-_NEEDED = {"n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict}
+_NEEDED = {
+    "n_samples": int, "unit": str, "n_layers": int, "config": dict, "versions": dict,
+    "model_digest": str, "dtype": str, "device": str,
+}  # fmt: skip
+_KEYS = ("sample", "layer", "token", "atom", "rank", "seed")  # columns of whole numbers
 # What a table may hold: so many values, or so many for each byte of its file.
 _VALUES, _PER_BYTE = 2**24, 64
 
@@ -30,8 +36,12 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
     """
     path = folder / META
     try:
+        if not folder.is_dir():
+            raise ValueError("there is no such folder")
         if not path.is_file():
-            raise ValueError(f"there is no file {META}. A save that was cut short leaves none")
+            raise ValueError(
+                f"there is no file {META}. A save that was cut short, or is not done, leaves none"
+            )
         if path.stat().st_size > _LONGEST:
             raise ValueError(f"{META} has {path.stat().st_size} bytes: no result needs so many")
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -64,6 +74,9 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
             f"{str(path)!r} is damaged: its model is {plain(repr(model), 80)}, of {n_layers} "
             "layers. Save the result again."
         )
+    odd = next((text for text in _texts_in(meta) if not is_harmless(text)), None)
+    if odd is not None:
+        raise ValueError(f"{str(path)!r} is damaged: it holds the text {plain(odd, 80)}.")
     if not ranges.is_valid(meta.get("data")):
         raise ValueError(
             f"{str(path)!r} is damaged: data is not a list of fingerprint, start and stop. "
@@ -72,57 +85,110 @@ def read_meta(folder: Path, name: str, kind: str, types: Mapping[str, type]) -> 
     return meta
 
 
-def read_tables(folder: Path, name: str, stored: Collection[str]) -> dict[str, pd.DataFrame]:
+def check_place(folder: Path, kind: str) -> None:
+    """Raises ValueError if a folder holds something else than a result of this kind.
+
+    That is a result of another kind, or a meta.json of another origin.
+    """
+    path = folder / META
+    if not path.exists() and not path.is_symlink():
+        return
+    found = read_index(path).get("result")
+    if found != kind:
+        held = f"a result of kind {plain(found)!r}" if isinstance(found, str) else f"another {META}"
+        raise ValueError(
+            f"{str(folder)!r} holds {held}, which would be lost: give another folder, or remove it."
+        )
+
+
+def read_tables(
+    folder: Path, name: str, stored: Collection[str], files: object
+) -> dict[str, pd.DataFrame]:
     """Returns the stored tables of a folder.
 
-    Warns if another file is not the one that was saved, such as a page that was edited. Raises
-    ValueError if a table is missing, is not the one that was saved, or is too large for its file.
+    files: what its meta.json says of the digests. Warns if other files are not those that were
+    saved, such as a page that was edited. Raises ValueError if a table is missing, is not the one
+    that was saved, or is too large for its file.
     """
-    files = listed(folder / META)
-    tables = [file for file in files if file.endswith(".parquet")]
-    wrong = differs(folder, {file: files[file] for file in tables})
-    wrong += [f"{table}.parquet" for table in stored if f"{table}.parquet" not in files]
+    known = named(files)
+    tables = {table: _read(folder, table, name, known) for table in stored}
+    beside = {file: known[file] for file in known if file.removesuffix(".parquet") not in tables}
+    wrong = differs(folder, beside)
+    for file in wrong:
+        if file.endswith(".parquet"):
+            raise _foreign(folder / file, name, _DIFFERS)
     if wrong:
-        raise ValueError(
-            f"{str(folder / wrong[0])!r} does not belong to the saved {name}: its digest is not "
-            f"the one in {META}. Save the result again."
-        )
-    for file in differs(folder, {file: files[file] for file in files if file not in tables}):
+        more = f" and {len(wrong) - 1} more are not the files" if wrong[1:] else " is not the file"
         warnings.warn(
-            f"{str(folder / file)!r} is not the file that was saved with this {name}.",
-            stacklevel=4,
+            f"{str(folder / wrong[0])!r}{more} that was saved with this {name}.", stacklevel=4
         )
-    return {table: _read(folder / f"{table}.parquet", name) for table in stored}
+    return tables
 
 
-def _read(path: Path, name: str) -> pd.DataFrame:
+_DIFFERS = f"its digest is not the one in {META}"
+
+
+def _foreign(path: Path, name: str, why: object) -> ValueError:
+    return ValueError(
+        f"{str(path)!r} does not belong to the saved {name}: {plain(why)}. Save the result again."
+    )
+
+
+def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.DataFrame:
+    """Returns a table. Its bytes are read once: another process may replace the file meanwhile."""
+    path = folder / f"{table}.parquet"
     try:
-        _check_size(path)
-        return pd.read_parquet(path)
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        content = path.read_bytes()
+        if known.get(path.name) != f"sha256:{hashlib.sha256(content).hexdigest()}":
+            raise ValueError(_DIFFERS)
+        _check_size(content)
+        return _checked(pd.read_parquet(io.BytesIO(content)))
     except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's are these too
-        raise ValueError(
-            f"{str(path)!r} does not belong to the saved {name}: {plain(error)}. "
-            "Save the result again."
-        ) from None
+        raise _foreign(path, name, error) from None
 
 
-def _check_size(path: Path) -> None:
+def _checked(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table. Raises ValueError for names and keys that no table of ours has."""
+    for column in map(str, table.columns):
+        if not is_harmless(column):
+            raise ValueError(f"it has a column {plain(column, 80)}")
+        if column in _KEYS and len(table) and not pd.api.types.is_numeric_dtype(table[column]):
+            raise ValueError(f"its column {column} holds something else than numbers")
+    return table
+
+
+def _texts_in(meta: object) -> Iterator[str]:
+    """Yields every text in a JSON value, keys too."""
+    left = [meta]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+
+
+def _check_size(content: bytes) -> None:
     """Raises ValueError if a parquet file claims far more than its bytes may hold."""
     import pyarrow.parquet as parquet
 
-    with parquet.ParquetFile(path) as file:
+    most = max(_VALUES, _PER_BYTE * len(content))
+    with parquet.ParquetFile(io.BytesIO(content)) as file:
         meta = file.metadata
         groups = [meta.row_group(place) for place in range(meta.num_row_groups)]
         claimed = sum(
             group.column(place).num_values for group in groups for place in range(meta.num_columns)
         )
         claimed = max(claimed, meta.num_rows * meta.num_columns)
-        most = max(_VALUES, _PER_BYTE * path.stat().st_size)
         if claimed > most:
             raise ValueError(f"it claims {claimed:,} values, more than its size allows")
         texts = _texts(file)
     if texts:
-        table = parquet.read_table(path, columns=texts, read_dictionary=texts)
+        table = parquet.read_table(io.BytesIO(content), columns=texts, read_dictionary=texts)
         length = sum(_length(column) for column in table.columns)
         if length > most:
             raise ValueError(f"it claims {length:,} characters, more than its size allows")

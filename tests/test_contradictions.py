@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 import crate_interp as ci
 from conftest import FIXTURES, make, make_lm, without_digests
 from crate_interp.checkpoints import registry
+from crate_interp.checkpoints.layouts.layout import check_depth
 from published import GIVEN, published
 from reference import published_layout
 
@@ -305,3 +306,29 @@ def test_verify_says_what_it_checked(tmp_path, monkeypatch):
         published("clipa") | {"extra": torch.ones(3)}, progress=False, **GIVEN["clipa"]
     )
     assert any("left out: extra" in limit for limit in left["cannot_check"])
+
+
+def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
+    """The first would take memory with the square of its context, the second seconds a layer."""
+    weights = published("clipa")
+    weights["positional_embedding"] = torch.zeros(5000, weights["positional_embedding"].shape[1])
+    with pytest.raises(ci.CheckpointError, match="n_ctx=5000: a text tower sees its whole context"):
+        ci.load(weights, **GIVEN["clipa"])
+    deep = {f"transformer.h.{layer}.ln": torch.zeros(1) for layer in range(2000)}
+    with pytest.raises(ci.CheckpointError, match="2000 layers are claimed, no model has over 1000"):
+        check_depth(deep, r"transformer\.h\.(\d+)\.", 2000)
+
+
+def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
+    from crate_interp.checkpoints import fixed, verify
+
+    model = make("crate-alpha")
+    whole = verify._edits(model, False)
+    assert whole["ok"] and "not tried" not in whole["detail"]
+    monkeypatch.setattr(verify, "_MOST_LAYERS", 2)
+    model = make("crate-alpha", n_layers=7)
+    some = verify._edits(model, False)
+    assert some["ok"] and ", 72 not tried" in some["detail"], some["detail"]
+    monkeypatch.setattr(fixed, "_MOST_SCORES", 1)
+    some = verify._edits(model, False)
+    assert some["ok"] and "not tried: the model is too large" in some["detail"]

@@ -142,7 +142,12 @@ def _rows(raw: bytes, count: int, where: str) -> list[_Row]:
         size, stored, offset = _wide(extra, (size, stored, offset), where)
         if comment or disk or flags & ~_FLAGS or method not in (_STORED, _DEFLATED):
             _damaged(where, "an entry of the zip is encrypted, or packed as no checkpoint is")
-        if kind & _FOLDER or (method == _STORED and stored != size):
+        if kind & _FOLDER or name.endswith(b"/"):
+            raise CheckpointError(
+                f"{where} is a zip with entries for folders, which torch does not write: pack it "
+                "with `zip -0 -r -D`, or give the file as torch.save wrote it."
+            )
+        if method == _STORED and stored != size:
             _damaged(where, "an entry of the zip contradicts itself")
         try:
             text = name.decode("utf-8" if flags & _UTF8 else "cp437")

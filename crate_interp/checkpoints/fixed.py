@@ -19,6 +19,7 @@ from crate_interp.models.vision import HookedCrate
 Model = TypeVar("Model", HookedModel, SparseAutoencoder)
 
 _TOKENS = 5
+_MOST_SCORES = 2**28  # in the attention of one layer, 1 GiB
 
 
 def wave(*shape: int, model: nn.Module) -> Tensor:
@@ -54,6 +55,12 @@ def output(model: HookedModel | SparseAutoencoder) -> Tensor:
         images = wave(1, cfg.channels, 2 * height, 2 * width, model=model)
         return model(images, noise=wave(1, 4, model=model), mask_ratio=0.5).pred
     return model(tokens_of(model), start_at_layer=0)
+
+
+def whole_is_small(model: HookedModel) -> bool:
+    """Tells whether the attention of `whole` fits in memory on any machine."""
+    cfg: Any = getattr(model, "visual", model).cfg
+    return cfg.kind != "vision" or cfg.n_heads * cfg.n_tokens**2 <= _MOST_SCORES
 
 
 @torch.no_grad()

@@ -267,12 +267,15 @@ def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
 def _from_folder(
     folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict
 ) -> Any:
+    state = own.state(folder / CONFIG, weights)
     cfg = own.read_config(folder, given | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     if weights == folder / WEIGHTS:  # not a step along the training
         own.check_files(folder)
     contents = read_file(weights)
+    if own.state(folder / CONFIG, weights) != state:
+        raise CheckpointError(f"{folder} was replaced while it was read: load it again.")
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
         raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
     if isinstance(cfg, SAEConfig):

@@ -62,6 +62,12 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     return asked
 
 
+def state(*paths: Path) -> list[tuple[int, int, int] | None]:
+    """Returns what tells whether files are still the same ones; None for one that is missing."""
+    found = [path.stat() if path.exists() else None for path in paths]
+    return [one and (one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
+
+
 def check_files(folder: Path) -> None:
     """Raises CheckpointError if a file of a folder is not the one that save_pretrained wrote.
 

@@ -15,7 +15,8 @@ from typing import Any
 LONGEST = 2**24  # bytes; those of the published files have some 10,000
 _MOST_STEPS, _MOST_CONTAINERS = 2**21, 2**19
 _LONGEST_NAME = 200  # characters of a module, or of a name in it
-_PROTOCOL, _STOP = b"\x80\x02", ord(".")
+_MOST_PARTS = 8  # of a tuple that is a key
+_PROTOCOLS, _STOP = (b"\x80\x02", b"\x80\x03"), ord(".")
 
 
 class PickleError(ValueError):
@@ -57,7 +58,7 @@ class Bag:
 
 
 class Number:
-    """A whole number as the key of a dict.
+    """A number as the key of a dict.
 
     Python's ints hash to themselves, so a file could choose any number of them that meet in one
     slot of the dict. The hash of a text has a secret in it.
@@ -65,14 +66,14 @@ class Number:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: int) -> None:
+    def __init__(self, value: int | float) -> None:
         self.value = value
 
     def __hash__(self) -> int:
         return hash(str(self.value))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Number) and other.value == self.value
+        return isinstance(other, Number) and repr(other) == repr(self)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -105,13 +106,18 @@ def read_pickle(
 
 
 def key_of(value: Any) -> Any:
-    """Returns a value as the key of a dict. Raises PickleError unless it is text or a number."""
-    if type(value) is str:
+    """Returns a value as the key of a dict.
+
+    Raises PickleError unless it is text, a number, True, False, None, or a short tuple of those.
+    """
+    if type(value) in (str, bool, type(None)):
         return value
-    if type(value) is int and -(2**63) <= value < 2**63:
+    if type(value) is float or (type(value) is int and -(2**63) <= value < 2**63):
         return Number(value)
+    if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
+        return tuple(key_of(part) for part in value)
     kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
-    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a whole number")
+    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a number")
 
 
 @dataclass(eq=False)
@@ -131,8 +137,8 @@ class _Machine:
         self.at = self.start
 
     def run(self) -> Any:
-        if self.take(2) != _PROTOCOL:
-            raise PickleError("is not of protocol 2, the one that torch writes")
+        if self.take(2) not in _PROTOCOLS:
+            raise PickleError("is not of protocol 2: save it again without pickle_protocol")
         while True:
             code = self.take(1)[0]
             self.spend(1)

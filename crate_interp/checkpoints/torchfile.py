@@ -45,7 +45,7 @@ _RECORDS = {  # what the entries that say something about the archive may hold
 _SMALL = 2**12  # bytes of each of these entries
 _BEGINNINGS = (2**16, 2**20, LONGEST)  # bytes in which the pickles of an older file end
 _LONGEST_KEY = 64  # torch writes numbers
-_SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 8
+_SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from crate_interp.checkpoints.pickles import Function, PickleError, Record, key_of
 
-_MOST_AXES = 64
+_MOST_AXES = 16  # of a tensor
 NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
 
 

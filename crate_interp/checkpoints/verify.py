@@ -1,6 +1,7 @@
 """A report on a checkpoint: digests, config, checks, and what cannot be checked."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from crate_interp.models.sae import SparseAutoencoder
 
 Source = str | Path | Mapping[str, Any] | nn.Module
 
+_LAYER, _MOST_LAYERS = re.compile(r"blocks\.(\d+)\."), 48
 _LOADED = (
     "every key that the published code reads is used once, every parameter filled, "
     "shapes equal, no NaN or Inf"
@@ -180,22 +182,40 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
 
     Points that do not fire for the small input are edited on an input of full size.
     """
-    left, without, total = model.matching_points(None), [], 0
+    every = model.matching_points(None)
+    left, without, tried = _some_layers(every), [], 0
+    runs = (fixed.output, fixed.whole) if fixed.whole_is_small(model) else (fixed.output,)
     with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
-        for run in (fixed.output, fixed.whole):
+        for run in runs:
             plain, seen = _fired(model, run, left)
             for name in seen:
                 with model.hooks(fwd_hooks=[(name, _bend)]):
                     if torch.equal(run(model), plain):
                         without.append(name)
                 bar.update()
-            left, total = [name for name in left if name not in seen], total + len(seen)
+            left, tried = [name for name in left if name not in seen], tried + len(seen)
             if not left:
                 break
-    without += left
-    detail = f"{total + len(left) - len(without)} of {total + len(left)} points"
+    if len(runs) == 2:
+        without, tried = without + left, tried + len(left)
+    detail = f"{tried - len(without)} of {tried} points"
+    untried = len(every) - tried
+    detail += f", {untried} not tried: the model is too large" if untried else ""
     detail += f"; without effect: {', '.join(without[:8])}" if without else ""
     return _check("each hook edit changes the output", not without, detail)
+
+
+def _some_layers(names: list[str]) -> list[str]:
+    """Returns the points of a model; of one with many layers those of a few.
+
+    Each point takes a run of the model, so that all of them would take the square of its depth.
+    """
+    layers = sorted({int(found[1]) for name in names if (found := _LAYER.search(name))})
+    if len(layers) <= _MOST_LAYERS:
+        return names
+    chosen = {layers[0], layers[1], layers[len(layers) // 2], layers[-1]}
+    found = [(name, _LAYER.search(name)) for name in names]
+    return [name for name, match in found if match is None or int(match[1]) in chosen]
 
 
 def _fired(

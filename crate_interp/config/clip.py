@@ -7,6 +7,7 @@ from crate_interp import checks
 from crate_interp.config.base import Check, choice
 from crate_interp.config.families import TOKENIZERS
 from crate_interp.config.images import ImageConfig
+from crate_interp.config.text import check_context
 from crate_interp.config.types import DEFAULT, Filled
 
 
@@ -41,6 +42,7 @@ class CLIPConfig(ImageConfig):
         self.check_given(
             "n_ctx", "d_vocab", "d_embed", "text_d_model", "text_n_layers", "text_n_heads"
         )
+        check_context(self.n_ctx)
         self.share("text_n_heads", "text_d_model")
 
     @property

@@ -7,6 +7,20 @@ from crate_interp import checks
 from crate_interp.config.base import Check, CrateConfig, choice
 from crate_interp.config.families import TOKENIZERS
 
+_MOST_AT_ONCE = 4096  # tokens
+
+
+def check_context(n_ctx: int) -> None:
+    """Raises ValueError for a text tower, which sees its whole context at once, of too many tokens.
+
+    Its attention patterns take memory with their square; published towers have 77 at most.
+    """
+    if n_ctx > _MOST_AT_ONCE:
+        raise ValueError(
+            f"n_ctx={n_ctx}: a text tower sees its whole context at once, and {_MOST_AT_ONCE} "
+            "tokens are the most that is computed."
+        )
+
 
 def window_letters(name: str, value: object) -> str:
     """Returns a pattern of the letters S (short) and L (long).
@@ -51,6 +65,8 @@ class TextConfig(CrateConfig):
 
     def _check_kind(self) -> None:
         self.check_given("n_ctx", "d_vocab")
+        if self.family == "clipa-text":
+            check_context(self.n_ctx)
         if self.rotary and self.d_head % 2:
             raise ValueError(f"d_head={self.d_head}: rotary codes need an even d_head.")
 

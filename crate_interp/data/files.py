@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path, PureWindowsPath
 
+from crate_interp.folders import listed
 from crate_interp.pictures import SUFFIXES, quoted
+from crate_interp.saved import META
 from crate_interp.words import plain
 
 
@@ -26,22 +28,25 @@ def pictures_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Pat
     Folders are left out, whatever their names, and so are names that begin with a dot and what
     lies in folders with such names. Links to files count, wherever they lead: who unpacked the
     folder has allowed them. Links to folders are not followed, because they may lead in a circle.
-    Pipes, broken links and the like are listed; `check_image` refuses them by name.
+    Pipes, broken links and the like are listed; `check_image` refuses them by name. Pictures that
+    belong to a result which was saved there are left out.
     """
-    found, folders = [], [folder]
+    found, folders, ours = [], [folder], set()
     while folders:  # a loop: folders may lie in one another deeper than Python recurses
         try:
             entries = list(os.scandir(folders.pop()))
         except OSError:  # it may not be entered, or its path is too long
             continue
         for entry in entries:
+            if entry.name == META:
+                ours |= {f"{Path(entry.path).parent}/{name}" for name in listed(Path(entry.path))}
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(entry.path))
             elif Path(entry.name).suffix.lower() in suffixes and not os.path.isdir(entry.path):
                 found.append(Path(entry.path))
-    return sorted(found)
+    return sorted(path for path in found if str(path) not in ours)
 
 
 def inside(folder: Path, name: str, where: Path) -> Path:

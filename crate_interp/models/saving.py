@@ -12,10 +12,11 @@ from torch import nn
 
 from crate_interp.errors import CheckpointError
 from crate_interp.files import write_text
-from crate_interp.folders import is_free, replacing
+from crate_interp.folders import is_free, read_index, replacing
 from crate_interp.models.tokenizer import Tokenizer
 from crate_interp.words import markdown
 
+LIBRARY = "crate_interp"
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
 _CARD = """---
@@ -45,12 +46,19 @@ def save(model: nn.Module, folder: Path) -> Path:
 
     config.json comes last and holds the digests of the weights and of the tokenizer. An existing
     model card is left alone. model: a hooked model or a sparse autoencoder. Raises ValueError if
-    the folder cannot be written, or another process is writing it.
+    the folder cannot be written, another process is writing it, or it holds the model of another
+    library.
     """
+    other = (folder / CONFIG).exists() and read_index(folder / CONFIG).get("library") != LIBRARY
+    if other:
+        raise ValueError(
+            f"{str(folder)!r} holds a {CONFIG} of another library, whose model would be lost: "
+            "give another folder."
+        )
     # made before anything is written
     cfg: Any = model.cfg
     values = cfg.to_dict()
-    content = {"library": "crate_interp", "format": 1, "config": values}
+    content = {"library": LIBRARY, "format": 1, "config": values}
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
     with replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:

@@ -49,5 +49,5 @@ def check_pattern(pattern: str) -> None:
     if len(pattern) > _LONGEST or not _ALTERNATIVES.fullmatch(rest):
         raise CheckpointError(
             f"the tokenizer splits text by {pattern[:200]!r}, which may take for ever: wanted "
-            "alternatives as those of GPT-2, GPT-4 and nanochat. Give token ids."
+            "alternatives as those of GPT-2 and nanochat. Give token ids."
         )

@@ -1,6 +1,5 @@
 """SweepResult: tidy tables of what probes measured."""
 
-import html
 from typing import Any
 
 import pandas as pd
@@ -109,5 +108,4 @@ class SweepResult(Result):
             return super()._repr_html_()
         columns = ["probe", "statistic"]
         wide = table.pivot_table(index="layer", columns=columns, values="mean", sort=False)
-        shown = wide.to_html(float_format=lambda value: f"{value:.4g}")
-        return f"<p>{html.escape(self.headline())}</p>" + shown
+        return self._in_notebook(wide.to_html(float_format=lambda value: f"{value:.4g}"))

@@ -50,7 +50,7 @@ def _write(atlas: Atlas, out: Path) -> None:
             logits=_logits(atlas),
             atoms=[_atom(row, shown.get(row["atom"], {})) for row in rows.to_dict("records")],
         )
-        write_text(out / f"layer-{layer}.html", page)
+        write_text(out / f"layer-{int(layer)}.html", page)
     write_text(out / "index.html", _index(atlas))
 
 
@@ -71,7 +71,7 @@ def _shown(
             shown[atom] = {"contexts": [_on_one_line(row) for row in rows]}
             continue
         strip = _strip([row["picture"] for row in rows])
-        name = f"patches/L{layer}A{atom}.webp"
+        name = f"patches/L{int(layer)}A{int(atom)}.webp"
         (out / "patches").mkdir(exist_ok=True)
         strip.save(out / name, "WEBP", quality=75, method=4)
         shown[atom] = {"strip": {"file": name, "width": strip.width, "height": strip.height}}

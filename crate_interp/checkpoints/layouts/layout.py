@@ -12,6 +12,7 @@ from crate_interp.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
 Fields = dict[str, Any]
+_MOST_LAYERS = 1000
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
 
 
@@ -82,11 +83,13 @@ def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
 
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
-    """Raises CheckpointError if far more layers are claimed than there are keys of layers.
+    """Raises CheckpointError for more than 1,000 layers, or far more than there are keys of.
 
     A file of a kilobyte can claim a million layers, which would be built one by one before any
     key is compared.
     """
+    if n_layers > _MOST_LAYERS:
+        raise CheckpointError(f"{n_layers} layers are claimed, no model has over {_MOST_LAYERS}.")
     held = len({match[1] for key in keys if (match := re.match(pattern, key))})
     if n_layers > held + 100:
         raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
