@@ -88,11 +88,11 @@ def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
     A file of a kilobyte can claim a million layers, which would be built one by one before any
     key is compared.
     """
-    if n_layers > _MOST_LAYERS:
-        raise CheckpointError(f"{n_layers} layers are claimed, no model has over {_MOST_LAYERS}.")
     held = len({match[1] for key in keys if (match := re.match(pattern, key))})
     if n_layers > held + 100:
         raise CheckpointError(f"{n_layers} layers are claimed, and there are tensors of {held}.")
+    if n_layers > _MOST_LAYERS:
+        raise CheckpointError(f"{n_layers} layers are claimed, no model has over {_MOST_LAYERS}.")
 
 
 def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
