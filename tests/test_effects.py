@@ -214,3 +214,9 @@ def test_labels_are_used_where_they_are_classes_of_the_model(labels, names, know
     wanted = torch.nn.functional.cross_entropy(logits, torch.tensor(classes), reduction="sum")
     assert found.table("effects")["loss"].iloc[0] == pytest.approx(wanted.item(), rel=1e-5)
     assert found.meta["loss"] == kind
+
+
+def test_logits_that_are_all_unclear_have_no_names():
+    rows = [(0, 2, 5, "five", 4, 40.0, 1600.0), (0, 3, 5, "five", 1, 5.0, 25.0)]
+    found = named(pd.DataFrame(rows, columns=COLUMNS))
+    assert found[["raises", "lowers"]].to_numpy().tolist() == [["", ""], ["", ""]]

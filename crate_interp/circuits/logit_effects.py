@@ -62,6 +62,7 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
         side = side.sort_values([*keys, "mean"], ascending=[True, True, ascending])
         side = side.groupby(keys).head(NAMED)
         texts = [_text(row) for row in side.to_dict("records")]
+        texts = pd.Series(texts, index=side.index, dtype=str)  # text too where there is none
         joined = side[keys].assign(**{word: texts}).groupby(keys)[word].agg(", ".join)
         every = every.merge(joined.reset_index(), on=keys, how="left")
     return every.fillna({"raises": "", "lowers": ""})
