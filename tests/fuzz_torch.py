@@ -96,6 +96,13 @@ def as_bytes(tensor):
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
+def unwrapped(key):
+    """Returns the key of a dict as torch's reader has it."""
+    if isinstance(key, tuple):
+        return tuple(map(unwrapped, key))
+    return key.value if isinstance(key, Number) else key
+
+
 def differ(mine, other, tensor, left=2000):
     """Returns where two contents differ, or None. Looks at 2000 values in breadth, no deeper."""
     todo = [(mine, other, "")]
@@ -122,7 +129,7 @@ def differ(mine, other, tensor, left=2000):
             if not torch.equal(as_bytes(mine), as_bytes(other)):
                 return where
         elif isinstance(mine, Mapping):
-            keys = {key.value if isinstance(key, Number) else key: key for key in mine}
+            keys = {unwrapped(key): key for key in mine}
             held = {
                 key for key, value in other.items() if not isinstance(value, argparse.Namespace)
             }

@@ -176,8 +176,14 @@ def test_keys_that_training_scripts_use():
     keys = {True: 1, None: 2, 2: 3, 0.5: 4, (0, "a", None): 5, "b": 6, False: 7}
     found = run(pickle.dumps(keys, protocol=2)[2:]).value
     assert list(found.values()) == [1, 2, 3, 4, 5, 6, 7]
-    assert found["b"] == 6 and found[None] == 2 and found[Number(0.5)] == 4 and found[True] == 1
+    assert found["b"] == 6 and found[None] == 2 and found[Number(0.5)] == 4
+    assert found[Number(1)] == 1  # True
     assert found[Number(0), "a", None] == 5
+    same = run(b"}(K\x01N\x88NG" + struct.pack(">d", 1.0) + b"Nu.").value
+    assert list(same) == [Number(1)] and len(same) == 1
+    for odd in (float("nan"), float("inf"), 1e300):
+        with pytest.raises(PickleError, match="as the key of a dict"):
+            run(b"}G" + struct.pack(">d", odd) + b"Ns.")
 
 
 @pytest.mark.parametrize(

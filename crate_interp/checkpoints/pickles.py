@@ -73,7 +73,7 @@ class Number:
         return hash(str(self.value))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Number) and repr(other) == repr(self)
+        return isinstance(other, Number) and other.value == self.value
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -108,11 +108,16 @@ def read_pickle(
 def key_of(value: Any) -> Any:
     """Returns a value as the key of a dict.
 
-    Raises PickleError unless it is text, a number, True, False, None, or a short tuple of those.
+    Values that are equal, such as 1, 1.0 and True, are one key. Raises PickleError unless it is
+    text, a number, True, False, None, or a short tuple of those.
     """
-    if type(value) in (str, bool, type(None)):
+    if type(value) in (str, type(None)):
         return value
-    if type(value) is float or (type(value) is int and -(2**63) <= value < 2**63):
+    if type(value) is bool or (type(value) is float and value.is_integer()):
+        value = int(value)
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return Number(value)
+    if type(value) is float and value == value and value not in (float("inf"), -float("inf")):
         return Number(value)
     if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
         return tuple(key_of(part) for part in value)
