@@ -3,7 +3,10 @@
 import os
 import signal
 import sys
+import threading
 import time
+
+from tqdm import tqdm
 
 _STEPS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "tempfile.mkstemp")
 
@@ -19,6 +22,7 @@ def fork(work, prepare=lambda: None):
         return child
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # progress bars
+        tqdm.set_lock(threading.RLock())  # the usual one is shared, and a dead fork keeps it
         prepare()
         work()
         os._exit(0)
