@@ -319,6 +319,18 @@ def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
         check_depth(deep, r"transformer\.h\.(\d+)\.", 2000)
 
 
+def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
+    from crate_interp.checkpoints import fixed
+
+    def full(model):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(fixed, "whole", full)
+    found = ci.verify("crate-tiny-fashion", progress=False)
+    assert not found["ok"] and found["checks"][-1]["name"] == "runs on an input of full size"
+    assert "can't allocate memory" in found["checks"][-1]["detail"]
+
+
 def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
     from crate_interp.checkpoints import fixed, verify
 

@@ -17,6 +17,7 @@ from crate_interp.errors import CheckpointError
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.sae import SparseAutoencoder
+from crate_interp.words import plain
 
 Source = str | Path | Mapping[str, Any] | nn.Module
 
@@ -72,8 +73,10 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         _check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input")
     )
     hooked = isinstance(model, HookedModel)
-    if hooked:
-        checks += [_patterns(model), _edits(model, progress)]
+    try:
+        checks += [_patterns(model), _edits(model, progress)] if hooked else []
+    except (RuntimeError, MemoryError) as error:  # an input of full size may not fit in memory
+        checks.append(_check("runs on an input of full size", False, plain(error)))
     row = _row(source, options)
     notes = [
         " ".join(str(warning.message).split())
