@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 _WEEK = 7 * 24 * 3600  # seconds
@@ -63,6 +63,17 @@ def digest(path: Path) -> str:
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     with open(path, "rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def stays_inside(name: object) -> bool:
+    """Tells whether a name is a path that stays in the folder in which it begins."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".")
+        and not PurePosixPath(name).is_absolute()
+        and ".." not in PurePosixPath(name).parts
+        and not set(name) & {"\\", "\0"}
+    )
 
 
 def _remove_old(folder: Path, pattern: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crate_interp.files import digest, flush, publish, write_text
+from crate_interp.files import digest, flush, publish, stays_inside, write_text
 from crate_interp.words import plain
 
 LOCK, _STAGE, _JOURNAL = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-change-"
@@ -92,8 +92,8 @@ def replacing(
     At the end the index holds `content`, and under "files" the digest of every new file and of the
     `kept` ones, which the old index names too. Files of the old index that are neither new nor kept
     are removed, and so are `owned` ones; but if all new files are there already, the others stay.
-    Files that no index names stay too. Until the block is done nothing in `folder` changes; after
-    an error nothing has. What a dead writer began is removed.
+    Files that no index names stay too. Until the block is done nothing in `folder` changes, and
+    after an error in it nothing has. What a dead writer began is removed.
 
     Raises ValueError if the folder cannot be written, is being written by another process, or has a
     link or a folder in the place of a file.
@@ -119,7 +119,7 @@ def discard(folder: Path, index: str) -> None:
     if not folder.is_dir():
         return
     with locked(folder) as out:
-        before = _before(out, index)
+        before = _before(out, index, listed(out / index))
         if before:
             gone = [name for name, digests in before.items() if _is(out / name, digests)]
             for name in gone:
@@ -173,11 +173,11 @@ def read_index(path: Path) -> dict[str, Any]:
 
 def is_inside(name: object) -> bool:
     """Tells whether a name is that of a file of ours inside a folder, such as "figures/a.png"."""
-    if not isinstance(name, str) or not name or "\\" in name or "\0" in name or len(name) > 1000:
+    if not isinstance(name, str) or len(name) > 1000 or not stays_inside(name):
         return False
     path = PurePosixPath(name)
-    inside = not path.is_absolute() and ".." not in path.parts and path.as_posix() == name
-    return inside and not path.name.startswith(".") and path.suffix in _SUFFIXES
+    spelled = path.as_posix() == name and not path.name.startswith(".")
+    return spelled and path.suffix in _SUFFIXES
 
 
 def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
@@ -212,9 +212,9 @@ def _write_journal(
     write_text(_journal(stage, index), json.dumps({"files": lists}))
 
 
-def _before(out: Path, index: str) -> dict[str, list[str]]:
+def _before(out: Path, index: str, old: Mapping[str, str]) -> dict[str, list[str]]:
     """Returns the digests that files of ours may have, by name: of the index and of a journal."""
-    found = {name: [value] for name, value in listed(out / index).items()}
+    found = {name: [value] for name, value in old.items()}
     lists = read_index(_journal(out, index)).get("files")
     for files in lists if isinstance(lists, list) else ():
         for name, digests in files.items() if isinstance(files, dict) else ():
@@ -243,7 +243,8 @@ def _prepare(
     """Writes the index into the stage and returns what has to be moved and removed."""
     new = sorted(path for path in stage.rglob("*") if path.is_file())
     digests = {path.relative_to(stage).as_posix(): digest(path) for path in new}
-    old, before = listed(out / index), _before(out, index)
+    old = listed(out / index)
+    before = _before(out, index, old)
     same = {name for name in digests if old.get(name) == digests[name]}
     same -= set(differs(out, {name: digests[name] for name in same}))
     moved = [name for name in digests if name not in same]

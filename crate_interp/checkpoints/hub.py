@@ -3,13 +3,14 @@
 import errno
 import os
 import time
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from crate_interp.checkpoints import hub_cache, registry, watch
 from crate_interp.checkpoints.download import REASONS, download, is_transport
 from crate_interp.checkpoints.offer import COMMIT, Offer, ask
 from crate_interp.errors import CheckpointError
+from crate_interp.files import stays_inside
 
 _WAITS = (1, 2, 4, 8, 8)  # seconds before the Hub is asked again
 _AGAIN = "Nothing was kept: load it again; "
@@ -139,30 +140,19 @@ def _arrived(folder: Path, offer: Offer, row: dict[str, Any] | None, what: str) 
 
 def check_file(file: str) -> None:
     """Raises CheckpointError for a name that is no path inside a repo."""
-    if not _is_inside(file):
+    if not stays_inside(file):
         raise CheckpointError(
             f"file={file!r} is no path inside a repo: give one such as 'torch/crate_alpha_B16.pth'."
         )
 
 
 def _checked_revision(revision: str | None) -> str:
-    if revision is not None and not _is_inside(revision):  # the cache keeps it as a path
+    if revision is not None and not stays_inside(revision):  # the cache keeps it as a path
         raise CheckpointError(
             f"revision={revision!r} is no name of a branch or tag, and no commit: give one "
             "such as 'main'."
         )
     return revision or "main"
-
-
-def _is_inside(name: Any) -> bool:
-    """Tells whether a name is a path that stays where it begins."""
-    return (
-        isinstance(name, str)
-        and name not in ("", ".")
-        and not PurePosixPath(name).is_absolute()
-        and ".." not in PurePosixPath(name).parts
-        and not set(name) & {"\\", "\0"}
-    )
 
 
 def check_digest(path: Path, row: dict[str, Any]) -> None:
