@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image
 
+from crate_interp.viz.colours import INK, ON_A_PAGE
 from crate_interp.viz.lettering import quiet
 from crate_interp.words import visible
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEVELS = 32  # of a map's palette: finer than the eye sees, and a tile stays near half a kilobyte
-_INK = "#0a0b0c"  # figures are drawn in this colour, which then becomes the page's text colour
 
 
 def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
@@ -79,6 +79,8 @@ def figure_uri(figure: "Figure", dpi: int = 110) -> str:
 def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
     """Returns a matplotlib figure as SVG in the colours of the page's light or dark scheme.
 
+    Words are drawn in the page's text colour, and the lines of crate_interp/viz/colours.py in the
+    page's colours; other colours stay.
     salt: keeps the ids of one figure apart from those of the others on the page.
     """
     import matplotlib
@@ -89,19 +91,23 @@ def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
         nothing = {"Date": None, "Creator": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"(?<=[:] )#[0-9a-f]{6}\b", lambda at: ON_A_PAGE.get(at[0], at[0]), svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     words = html.escape(visible(alt), quote=True)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{words}" ', 1)
 
 
 def _recolour(figure: Any) -> None:
-    """Draws text, ticks and spines in _INK."""
+    """Draws spines, ticks and words in INK: all but words on a heat map and those of a line."""
+    from matplotlib.colors import to_hex
     from matplotlib.text import Text
 
+    kept = {id(text) for axes in figure.axes if axes.images for text in axes.texts}
     for axes in figure.axes:
-        axes.tick_params(colors=_INK)
+        axes.tick_params(colors=INK)
         for spine in axes.spines.values():
-            spine.set_edgecolor(_INK)
+            spine.set_edgecolor(INK)
     for item in figure.findobj(Text):
-        item.set_color(_INK)
+        if id(item) not in kept and to_hex(item.get_color()) not in ON_A_PAGE:
+            item.set_color(INK)

@@ -1,0 +1,98 @@
+"""What statistics are called in words, and which way is which. Literal data.
+
+A statistic that does not stand here is called by its own name.
+"""
+
+_PLACES = {"pre": "before attention", "mid": "after attention", "post": "after the layer"}
+_FRAMES = {
+    "stream": "stream as it is",
+    "read": "stream as attention reads it",
+    "unit": "stream at unit mean square",
+}
+_COMPRESSED, _SPARSER = "lower is more compressed", "higher is sparser"
+_FOCUSED, _DEFECT = "lower singles out fewer tokens", "0 is what the theory assumes"
+
+# "probe.statistic" -> (title, which way is which)
+_TITLES: dict[str, tuple[str, str]] = {
+    **{
+        f"compression.{name}_{place}": (f"{title} {where}", way)
+        for place, where in _PLACES.items()
+        for name, title, way in (
+            ("rate", "Coding rate R of all tokens", "higher is more spread out"),
+            ("subspace_rate", "Coding rate R^c in the subspaces", _COMPRESSED),
+            ("reduction", "Rate reduction R - R^c", "higher is better by the theory"),
+        )
+    },
+    **{
+        f"compression.subspace_rate_{place}_head": (
+            f"Coding rate of each head's subspace {where}",
+            _COMPRESSED,
+        )
+        for place, where in _PLACES.items()
+    },
+    "compression.official_rate": ("R^c as the authors' script counts it", _COMPRESSED),
+    "compression.official_rate_head": (
+        "The authors' script's rate of each head",
+        _COMPRESSED,
+    ),
+    "sparsity.zero_fraction": ("Zeros in the code", _SPARSER),
+    "sparsity.l1": ("Sum of the code's entries", "lower costs less of the penalty"),
+    "sparsity.hoyer": ("Hoyer sparsity of the code", _SPARSER),
+    "alignment.orthonormality": ("How far U is from orthonormal", _DEFECT),
+    "alignment.completeness": ("How far the subspaces are from covering the space", _DEFECT),
+    "alignment.head_overlap": ("Overlap of the heads' subspaces", "lower is more incoherent"),
+    "alignment.dictionary_defect": ("How far D is from orthonormal", _DEFECT),
+    "alignment.energy_head": ("Share of a token in each head's subspace", "p/d is chance"),
+    "attention.entropy": ("Entropy of attention", _FOCUSED),
+    "attention.entropy_uniform": ("Entropy of even attention", "the most that entropy can be"),
+    "attention.entropy_cls": ("Entropy of the CLS token's attention", _FOCUSED),
+    "attention.top1_cls": (
+        "CLS attention on its first token",
+        "higher singles out one token",
+    ),
+    "attention.top5_cls": (
+        "CLS attention on its first five tokens",
+        "higher singles out few tokens",
+    ),
+    "attention.support_cls": ("Tokens that the CLS token attends to", _FOCUSED),
+    **{
+        f"objective.{size}_{frame}": (f"Objective with {norm}, {words}", "lower is better")
+        for size, norm in (("count", "the count of entries"), ("l1", "the sum of entries"))
+        for frame, words in _FRAMES.items()
+    },
+    "linear.accuracy": ("Accuracy of a linear classifier", "higher is better"),
+    "linear.permuted": ("Accuracy with permuted labels", "chance, with its noise"),
+    "linear.chance": ("Share of the commonest class", "chance"),
+}
+
+SECTIONS = {
+    "compression": "Compression: how many nats the tokens cost",
+    "sparsity": "Sparsity: how few entries of the code are on",
+    "attention": "Attention: how many tokens a head looks at",
+    "alignment": "Geometry: are the weights what the theory assumes",
+    "objective": "The objective that a layer is meant to lower",
+    "segmentation": "Segmentation: do attention maps find objects",
+    "linear": "What a linear classifier reads off",
+}
+
+
+def title(statistic: str) -> str:
+    """Returns what a "probe.statistic" is called in words, such as "Zeros in the code"."""
+    words, _ = _TITLES.get(statistic, (_own_words(statistic), ""))
+    return words
+
+
+def direction(statistic: str) -> str:
+    """Returns which way is which, such as "lower is more compressed", or "" if nobody said."""
+    return _TITLES.get(statistic, ("", ""))[1]
+
+
+def section(probe: str) -> str:
+    """Returns the heading of a probe's statistics."""
+    return SECTIONS.get(probe, probe[:1].upper() + probe[1:])
+
+
+def _own_words(statistic: str) -> str:
+    name = statistic.partition(".")[2] or statistic
+    words = name.replace("_", " ").strip() or statistic
+    return words[:1].upper() + words[1:]
