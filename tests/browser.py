@@ -1,0 +1,216 @@
+"""Pages in a Chromium that playwright drives: pointer, keys, what a page asks for, how it looks.
+
+`driven` is the fixture. A test that takes it stands in tests/SKIPS.md: it skips without a browser.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chromium import found
+
+WIDTHS, SCHEMES, HEIGHT = (390, 1200), ("light", "dark"), 900
+LEAST_CONTRAST = 4.5
+_OWN = ("file:", "data:", "blob:", "about:")  # addresses that leave nothing
+
+# What sticks out to the right of the window, unless something that scrolls holds it.
+_OVERFLOW = """() => {
+  const width = window.innerWidth, wrong = [];
+  const held = element => {
+    for (let outer = element.parentElement; outer; outer = outer.parentElement)
+      if (outer !== document.body && outer !== document.documentElement
+          && getComputedStyle(outer).overflowX !== 'visible') return true;
+    return false;
+  };
+  if (document.scrollingElement.scrollWidth > width)
+    wrong.push(`the page is ${document.scrollingElement.scrollWidth} px wide, the window ${width}`);
+  for (const element of document.body.querySelectorAll('*')) {
+    const box = element.getBoundingClientRect();
+    if (box.width > 1 && box.right > width + 1 && element.checkVisibility() && !held(element))
+      wrong.push(`${element.tagName.toLowerCase()}.${element.getAttribute('class') ?? ''} `
+        + `reaches ${Math.round(box.right)} px`);
+  }
+  return wrong.slice(0, 8);
+}"""
+
+# The contrast of every visible text with its ground, by the formula of WCAG 2.
+_CONTRAST = """least => {
+  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const known = new Map();
+  const parse = colour => {  // any CSS colour as [red, green, blue, alpha]
+    if (!known.has(colour)) {
+      pen.clearRect(0, 0, 1, 1);
+      pen.fillStyle = colour;
+      pen.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+      known.set(colour, [r, g, b, a / 255]);
+    }
+    return known.get(colour);
+  };
+  const over = (top, below) => below.map((v, i) => i < 3 ? top[i] * top[3] + v * (1 - top[3]) : 1);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const dark = matchMedia('(prefers-color-scheme: dark)').matches
+    && getComputedStyle(document.documentElement).colorScheme.includes('dark');
+  const isSvg = element => element.ownerSVGElement != null;
+  const opacity = element => {
+    let share = 1;
+    for (let e = element; e; e = e.parentElement) share *= +getComputedStyle(e).opacity;
+    return share;
+  };
+  const shapeUnder = element => {  // the last shape drawn before an SVG text that holds its middle
+    const box = element.getBoundingClientRect(), x = (box.left + box.right) / 2,
+      y = (box.top + box.bottom) / 2;
+    const holds = shape => {
+      const b = shape.getBoundingClientRect();
+      return b.left <= x && x <= b.right && b.top <= y && y <= b.bottom
+        && shape.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING;
+    };
+    const shapes = [...element.ownerSVGElement.querySelectorAll('rect, circle, ellipse')];
+    const fills = shapes.filter(holds).map(shape => getComputedStyle(shape).fill);
+    return fills.filter(fill => fill !== 'none').map(parse).filter(fill => fill[3] > 0).at(-1);
+  };
+  const ground = element => {
+    const layers = [];
+    if (isSvg(element)) layers.push(shapeUnder(element) ?? [0, 0, 0, 0]);
+    for (let e = element; e; e = e.parentElement)
+      if (!isSvg(e)) layers.push(parse(getComputedStyle(e).backgroundColor));
+    return layers.reverse().reduce((below, top) => over(top, below),
+      dark ? [18, 18, 18, 1] : [255, 255, 255, 1]);
+  };
+  const wrong = new Map();
+  const look = (element, text) => {
+    const box = element.getBoundingClientRect();
+    const shown = element.checkVisibility({opacityProperty: true, visibilityProperty: true});
+    if (!shown || box.width <= 1 || box.height <= 1 || element.closest(':disabled')) return;
+    const style = getComputedStyle(element), below = ground(element);
+    const [r, g, b, a] = parse(isSvg(element) ? style.fill : style.color);
+    const pair = [light(over([r, g, b, a * opacity(element)], below)), light(below)];
+    const ratio = (Math.max(...pair) + .05) / (Math.min(...pair) + .05);
+    if (ratio < least)
+      wrong.set(`${element.tagName.toLowerCase()}.${element.getAttribute('class') ?? ''}`,
+        `contrast ${ratio.toFixed(2)}: ${JSON.stringify(text.trim().slice(0, 40))}`);
+  };
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (node.data.trim() && !['SCRIPT', 'STYLE', 'TITLE'].includes(node.parentElement.tagName))
+      look(node.parentElement, node.data);
+  }
+  for (const field of document.querySelectorAll('select, textarea, input'))
+    if (!['range', 'checkbox', 'radio', 'color', 'hidden'].includes(field.type))
+      look(field, String(field.value));
+  return [...wrong].map(([place, words]) => `${place} ${words}`);
+}"""
+
+
+@dataclass
+class Opened:
+    """A page in a browser. asked: addresses outside of it. wrong: complaints of its scripts."""
+
+    page: Any
+    asked: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A running Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=found(), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def driven():
+    """A running Chromium; what takes it skips without Chromium or playwright."""
+    pytest.importorskip("playwright", reason="there is no playwright")
+    if found() is None:
+        pytest.skip("there is no Chromium")
+    with launched() as browser:
+        yield browser
+
+
+@contextmanager
+def opened(
+    browser: Any,
+    page: Path | str,
+    width: int = 1200,
+    scheme: str = "light",
+    *,
+    height: int = HEIGHT,
+    touch: bool = False,
+) -> Iterator[Opened]:
+    """A file, or the text of a page, in a window of its own; no request leaves it."""
+    options = {"width": width, "height": height}
+    context = browser.new_context(viewport=options, color_scheme=scheme, has_touch=touch)
+    shown = Opened(context.new_page())
+
+    def meet(route: Any) -> None:
+        if route.request.url.startswith(_OWN):
+            return route.continue_()
+        shown.asked.append(route.request.url)
+        return route.abort()
+
+    context.route("**/*", meet)
+    shown.page.on("websocket", lambda socket: shown.asked.append(socket.url))
+    shown.page.on("pageerror", lambda error: shown.wrong.append(str(error)))
+    bad = ("error", "warning")
+    shown.page.on("console", lambda m: shown.wrong.append(m.text) if m.type in bad else None)
+    if isinstance(page, Path):
+        shown.page.goto(page.resolve().as_uri())
+    else:
+        shown.page.set_content(page)
+    yield shown
+    context.close()
+
+
+def overflow(page: Any) -> list[str]:
+    """Returns what is wider than the window; an empty list is right."""
+    return page.evaluate(_OVERFLOW)
+
+
+def low_contrast(page: Any, least: float = LEAST_CONTRAST) -> list[str]:
+    """Returns the visible texts whose contrast with their ground is too low, one of each kind."""
+    return page.evaluate(_CONTRAST, least)
+
+
+def scrolled(page: Any) -> None:
+    """Scrolls to the end and back, so that what waits to be seen is drawn."""
+    page.evaluate(
+        """async () => {
+          for (let y = 0; y < document.documentElement.scrollHeight; y += innerHeight) {
+            scrollTo(0, y);
+            await new Promise(requestAnimationFrame);
+          }
+          scrollTo(0, 0);
+        }"""
+    )
+
+
+def looked_over(browser: Any, path: Path, pictures: Path | None = None) -> list[str]:
+    """Returns what is wrong with a page at both widths in both schemes: "390 dark: ...".
+
+    It is what sticks out, texts that are hard to read, requests and complaints of scripts.
+    pictures: a folder for screenshots of whole pages, NAME-390-dark.png.
+    """
+    found_wrong: list[str] = []
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            with opened(browser, path, width, scheme) as shown:
+                scrolled(shown.page)
+                asked = [f"asked for {url}" for url in shown.asked]
+                wrong = overflow(shown.page) + low_contrast(shown.page) + asked + shown.wrong
+                found_wrong += [f"{width} {scheme}: {words}" for words in wrong]
+                if pictures:
+                    picture = pictures / f"{path.stem}-{width}-{scheme}.png"
+                    shown.page.screenshot(path=picture, full_page=True)
+    return found_wrong
