@@ -63,7 +63,8 @@ def report(
         SweepResult.check_folder(folder)
         if audit:
             AuditResult.check_folder(locks.enter_context(locked(folder / "audit")))
-        return _write(model, samples, folder, chosen, untrained, audit, progress)
+        name = data if isinstance(data, str) else ""
+        return _write(model, samples, folder, chosen, untrained, audit, progress, name)
 
 
 def _write(
@@ -74,6 +75,7 @@ def _write(
     untrained: int,
     audit: bool,
     progress: bool,
+    name: str,
 ) -> Path:
     """Measures and writes; what is measured is saved before the next measurement begins."""
     compared = first_samples(samples)
@@ -96,7 +98,7 @@ def _write(
     if audit:
         discard(out / "audit", META)  # of an earlier report
     attention = _attention(model, samples) if model.cfg.kind == "vision" else None
-    page = report_page(result, twins, out, attention=attention, audited=audit)
+    page = report_page(result, twins, out, attention=attention, audited=audit, data=name)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, as it takes longest: what dies in it costs nothing else
         audited = run_audit(model, samples, untrained=untrained, progress=progress)

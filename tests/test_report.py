@@ -75,7 +75,11 @@ def test_it_is_readable(report, page):
     assert all(len(a.get("alt") or a.get("aria-label") or "") > 20 for a in pictures)
     statistics = ci.SweepResult.load(report.parent).meta["statistics"]
     captions = [tag for tag, _ in page.tags if tag == "figcaption"]
-    assert len(pictures) == len(captions) == 2 + len(statistics)  # layers, statistics
+    first = 5  # figures that the page begins with
+    assert len(pictures) == len(captions) == first + 2 + len(statistics)  # layers, statistics
+    anchors = {a["id"] for _, a in page.tags if "id" in a}
+    links = [a["href"][1:] for tag, a in page.tags if tag == "a" and a["href"].startswith("#")]
+    assert len(links) >= 8 and set(links) <= anchors
     assert len(statistics) >= 24
     words = " ".join(page.words)
     assert (
@@ -128,7 +132,8 @@ def test_without_twins_and_with_other_probes(model, data, tmp_path):
         model, data, tmp_path, probes=["sparsity"], untrained=0, limit=2, progress=False
     )
     text = path.read_text().partition("</style>")[2]
-    assert "untrained" not in text.replace("untrained twins", "") and "compression" not in text
+    assert "untrained" not in re.sub("untrained twins|--untrained 0", "", text)
+    assert "compression" not in text
     assert ci.SweepResult.load(tmp_path).meta["n_samples"] == 2
     assert leftover_hooks(model) == []
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.results import Result, by, counted, first
+from crate_interp.results import Result, by, first
+from crate_interp.sweeps.finding import headline
 from crate_interp.sweeps.tables import heads, layers, merged_controls, merged_moments
 
 
@@ -70,25 +71,8 @@ class SweepResult(Result):
         return self.table("controls")
 
     def headline(self) -> str:
-        """Returns what was measured, and in how many layers R^c falls from before to after MSSA."""
-        samples = counted(self.meta["n_samples"], self.meta["unit"])
-        number = counted(len(self.meta["statistics"]), "statistics")
-        count = f"{number} of {self.meta['model'] or 'a model'} on {samples}"
-        rates: Any = self._table("layers")
-        rates = rates[rates["probe"] == "compression"].pivot_table(
-            index="layer", columns="statistic", values="mean", sort=False
-        )
-        before, after = "subspace_rate_pre", "subspace_rate_mid"
-        if not {before, after} <= set(rates):
-            return f"{count}."
-        change = (rates[after] - rates[before]).dropna()
-        falls = int((change < 0).sum())
-        settings = self.meta["probes"]["compression"]["settings"]
-        stream = "LN(Z)" if settings.get("norm") else "Z"
-        return (
-            f"{count}: R^c of {stream} at eps {settings.get('eps')} is lower after MSSA than "
-            f"before in {falls} of {len(change)} layers."
-        )
+        """Returns what was measured, and what happens to both rates that are called R^c."""
+        return headline(self)
 
     def _check(self) -> None:
         super()._check()

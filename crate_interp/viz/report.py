@@ -8,20 +8,25 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from crate_interp.files import write_text
+from crate_interp.results import ENOUGH, counted
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.by_layer import layers
-from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.curves import names
+from crate_interp.viz.findings import finding, strip, two_rates
 from crate_interp.viz.lettering import quiet
 from crate_interp.viz.page import model_name, render, sources
-from crate_interp.viz.pictures import figure_uri, inline_svg
+from crate_interp.viz.panels import hero, panel
+from crate_interp.viz.pictures import figure_uri
 from crate_interp.viz.summary import (
     CONTROLLED,
     controls_table,
     controls_text,
+    numbers,
     rate_reduction_bound,
     summary,
 )
+from crate_interp.viz.titles import section, title
 from crate_interp.words import cell, file_name
 
 if TYPE_CHECKING:
@@ -49,13 +54,15 @@ def report_page(
     *,
     attention: AttentionPictures | None = None,
     audited: bool = False,
+    data: str = "",
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
     Beside report.html lie summary.txt, the table that the page begins with; layers.csv, the table
     of layers with the twins' mean, lowest and highest; and figures/*.png. Returns the path of the
     page. twins: results of the same network with random weights, for one seed each. audited: link
-    to the page of an audit, audit/audit.html.
+    to the page of an audit, audit/audit.html. data: the name of the data, for the command that the
+    page gives to repeat it.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -64,7 +71,7 @@ def report_page(
         write_text(stage / "summary.txt", words)
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        page = _page(result, twins, stage, attention, audited)
+        page = _page(result, twins, stage, attention, audited, data)
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
@@ -75,21 +82,33 @@ def _page(
     out: Path,
     attention: AttentionPictures | None,
     audited: bool,
+    data: str,
 ) -> str:
     """Writes the figures and returns the page."""
-    tables = [(name, *controls_table(result, name)) for name in CONTROLLED]
+    sections = _sections(result, twins, out)
+    tables = [(title(name), *controls_table(result, name)) for name in CONTROLLED]
     return render(
         "report.html",
         title=f"{model_name(result.meta)}: what each layer does",
         meta=result.meta,
+        finding=finding(result, twins),
+        two_rates=two_rates(result),
+        caution=_caution(result),
+        hero=hero(result, twins),
+        strip=strip(result, twins),
+        layers=range(result.meta["n_layers"]),
         seeds=len(twins),
+        compared=max((twin.meta["n_samples"] for twin in twins), default=0),
         summary=summary(result, twins),
+        numbers=numbers(result, twins),
         controls=[(name, header, rows) for name, header, rows in tables if rows],
         bound=rate_reduction_bound(result),
         controlled=max(result.controls()["n"].tolist(), default=0),
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
-        sections=_sections(result, twins, out),
+        sections=sections,
+        contents=_contents(sections, attention is not None),
+        command=_command(result, twins, data, audited),
         sources=_sources(result, twins),
     )
 
@@ -125,29 +144,45 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
     for name in names(result):
         probe = name.split(".")[0]
         settings = result.meta["probes"][probe]["settings"]
-        section = {
-            "heading": probe.capitalize(),
+        new = {
+            "id": f"section-{len(sections)}",
+            "heading": section(probe),
             "settings": ", ".join(f"{key} = {value}" for key, value in settings.items()),
-            "statistics": [],
+            "panels": [],
         }
         figure = layers(result, name, twins)
         figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150)
-        svg = inline_svg(figure, _alt(result, twins, name), salt=name)
-        how = result.meta["statistics"][name][3]
-        statistic = {"name": name, "how": how, "svg": svg}
-        sections.setdefault(probe, section)["statistics"].append(statistic)
+        sections.setdefault(probe, new)["panels"].append(panel(result, twins, name))
     return list(sections.values())
 
 
-def _alt(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
-    drawn, random = curve(result, name), baseline(twins, name)
-    unit = result.meta["statistics"][name][0]
-    first, last = (f"{drawn.mean[place]:.4g} in layer {drawn.layers[place]:g}" for place in (0, -1))
-    words = f"{name} by layer: {first}, {last}" + (f" ({unit})" if unit else "")
-    if random is not None:
-        untrained = random.mean(axis=0)
-        words += f"; untrained {untrained[0]:.4g} and {untrained[-1]:.4g}"
-    return words + "."
+def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str, str]]:
+    """Returns the id and the title of each part of the page."""
+    parts = [
+        ("short", "In short"),
+        *((one["id"], one["heading"].split(":")[0]) for one in sections),
+    ]
+    parts += [("cls", "What the CLS token attends to")] * attention
+    parts += [("controls", "Negative controls"), ("numbers", "All numbers")]
+    return [*parts, ("sources", "Sources, and how to repeat it")]
+
+
+def _caution(result: SweepResult) -> str:
+    """Returns a line of warning if there are too few samples for the intervals of the strip."""
+    n = result.meta["n_samples"]
+    return (
+        f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
+    )
+
+
+def _command(
+    result: SweepResult, twins: Sequence[SweepResult], data: str, audited: bool
+) -> list[str]:
+    """Returns the command that measures this again, as words; what is not known is in capitals."""
+    words = ["crate-interp", "report", str(result.meta["model"] or "MODEL")]
+    words += ["--data", data or "DATA", "--out", "OUT"]
+    words += ["--limit", str(result.meta["n_samples"]), "--untrained", str(len(twins))]
+    return words + ["--audit"] * audited
 
 
 def _sources(result: SweepResult, twins: Sequence[SweepResult]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.titles import title
 
 _FIRST = (
     ("compression.subspace_rate_pre", "R^c before"),
@@ -38,6 +39,26 @@ def summary(
             cell += "" if random is None else f" ({random.mean(axis=0)[place]:.4g})"
             rows.setdefault(layer, [""] * len(chosen))[column] = cell
     return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
+
+
+def numbers(
+    result: SweepResult, untrained: Sequence[SweepResult]
+) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows of every statistic, a column per layer.
+
+    Each cell is the model's mean, with the untrained mean in brackets.
+    """
+    known = {name: (curve(result, name), baseline(untrained, name)) for name in names(result)}
+    columns = sorted({int(layer) for drawn, _ in known.values() for layer in drawn.layers})
+    rows: list[list[str]] = []
+    for name, (drawn, random) in known.items():
+        cells = dict.fromkeys(columns, "")
+        for place, layer in enumerate(drawn.layers.astype(int).tolist()):
+            cells[layer] = f"{drawn.mean[place]:.4g}"
+            cells[layer] += "" if random is None else f" ({random.mean(axis=0)[place]:.4g})"
+        unit = result.meta["statistics"][name][0]
+        rows.append([title(name), unit, *cells.values()])
+    return ["", "unit", *(f"layer {layer}" for layer in columns)], rows
 
 
 CONTROLLED = (

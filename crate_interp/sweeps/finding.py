@@ -1,0 +1,123 @@
+"""What a sweep found, in words and numbers: what happens to the two rates that are called R^c."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Shaped
+
+from crate_interp.results import Result, counted
+
+_BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
+OFFICIAL = "compression.official_rate"
+NORMAL = 1.96  # standard errors to each side of a mean: its 95 % interval over many samples
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a number changes, layer by layer, as a mean over samples and a share of what it was.
+
+    before, after: the means. change: after / before - 1. low, high: its 95 % interval over
+    samples, paired, mean ± 1.96 standard errors; NaN for a single sample.
+    """
+
+    layers: Shaped[np.ndarray, "layer"]
+    before: Float[np.ndarray, "layer"]
+    after: Float[np.ndarray, "layer"]
+    change: Float[np.ndarray, "layer"]
+    low: Float[np.ndarray, "layer"]
+    high: Float[np.ndarray, "layer"]
+
+    @property
+    def signs(self) -> list[int]:
+        """Returns -1 where the number is shown to fall, 1 where it is shown to rise, else 0."""
+        return [
+            -1 if high < 0 else 1 if low > 0 else 0
+            for low, high in zip(self.low, self.high, strict=True)
+        ]
+
+
+def at_attention(result: Result) -> Change | None:
+    """Returns how R^c changes from before to after the attention of each layer, if both are known.
+
+    Both are against the subspaces of that layer.
+    """
+    before, after = _wide(result, _BEFORE), _wide(result, _AFTER)
+    if before is None or after is None:
+        return None
+    layers = [layer for layer in before if layer in after]
+    return _change(layers, before[layers].to_numpy(float), after[layers].to_numpy(float))
+
+
+def along_layers(result: Result) -> Change | None:
+    """Returns how the rate of the authors' script changes from each layer to the next, if known.
+
+    The entry of a layer says how it differs from the layer before; the first layer has none.
+    """
+    rates = _wide(result, OFFICIAL)
+    if rates is None or rates.shape[1] < 2:
+        return None
+    values = rates.to_numpy(float)
+    return _change(list(rates.columns)[1:], values[:, :-1], values[:, 1:])
+
+
+def headline(result: Result) -> str:
+    """Returns what was measured, and what happens to both rates that are called R^c."""
+    meta = result.meta
+    number = counted(len(meta["statistics"]), "statistics")
+    count = (
+        f"{number} of {meta['model'] or 'a model'} on {counted(meta['n_samples'], meta['unit'])}"
+    )
+    said: list[str] = []
+    step, along = at_attention(result), along_layers(result)
+    if step is not None:
+        rises, falls = ((sign * (step.after - step.before) > 0).sum() for sign in (1, -1))
+        word, many = ("higher", rises) if rises > falls else ("lower", falls)
+        said.append(
+            f"R^c of {stream(result)} is {word} after MSSA than before in {many} of "
+            f"{len(step.layers)} layers"
+        )
+    if along is not None:
+        first, last = along.before[0], along.after[-1]
+        said.append(
+            f"the authors' R^c, of tokens at length one, {verb(first, last)} {first:.4g} "
+            f"to {last:.4g} nats from layer {along.layers[0] - 1} to {along.layers[-1]}"
+        )
+    return f"{count}{': ' if said else ''}{', and '.join(said)}."
+
+
+def stream(result: Result) -> str:
+    """Returns what R^c is measured of, such as "Z at eps 0.1"."""
+    settings = result.meta["probes"]["compression"]["settings"]
+    return f"{'LN(Z)' if settings.get('norm') else 'Z'} at eps {settings.get('eps')}"
+
+
+def verb(first: float, last: float) -> str:
+    """Returns "falls from", "rises from" or "stays, from", by four digits."""
+    if f"{first:.4g}" == f"{last:.4g}":
+        return "stays, from"
+    return "falls from" if last < first else "rises from"
+
+
+def _wide(result: Result, name: str) -> Any:
+    """Returns a statistic by sample and layer, without layers that lack it; None if it is none."""
+    samples = result.table("samples")
+    if name not in samples:
+        return None
+    wide = samples.pivot(index="sample", columns="layer", values=name)
+    wide = wide.dropna(axis=1, how="all")
+    return wide if wide.size else None
+
+
+def _change(
+    layers: Sequence[int], before: Float[np.ndarray, "n layer"], after: Float[np.ndarray, "n layer"]
+) -> Change:
+    moved = pd.DataFrame(after - before)
+    error = NORMAL * moved.sem(axis=0).to_numpy(float)
+    parts = (pd.DataFrame(before), pd.DataFrame(after), moved)
+    was, now, mean = (part.mean(axis=0).to_numpy(float) for part in parts)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
+        low, high = (mean - error) / was, (mean + error) / was
+        return Change(np.asarray(layers), was, now, now / was - 1, low, high)

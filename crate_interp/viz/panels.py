@@ -1,0 +1,125 @@
+"""The charts of a report: each statistic by layer, beside untrained networks and beside chance."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crate_interp.sweeps.finding import Change, at_attention
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.viz.chart import Line, chart
+from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.findings import ends
+from crate_interp.viz.page import render
+from crate_interp.viz.published import PUBLISHED, is_crate_s
+from crate_interp.viz.titles import direction, title
+
+# what a report begins with, beside the change of R^c at attention
+_FIRST = (
+    "compression.official_rate",
+    "sparsity.zero_fraction",
+    "alignment.head_overlap",
+    "attention.support_cls",
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart with its words. numbers: its first and last values. chance: the dotted line."""
+
+    name: str
+    title: str
+    way: str
+    svg: str
+    numbers: str
+    how: str = ""
+    chance: str = ""
+
+
+def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
+    """Returns the few panels that a report begins with, of what was measured."""
+    known = names(result)
+    change = _change(result, twins)
+    first = [name for name in _FIRST if name in known]
+    chosen = [panel(result, twins, name, heads=False) for name in first]
+    if change is not None:
+        chosen.insert(0, change)
+    return chosen or [panel(result, twins, name) for name in known[:3]]
+
+
+def panel(
+    result: SweepResult, twins: Sequence[SweepResult], name: str, heads: bool = True
+) -> Panel:
+    """Returns the panel of a statistic: mean and deviation, heads, untrained networks, chance."""
+    drawn, random = curve(result, name), baseline(twins, name)
+    lines: list[Line] = []
+    how = result.meta["statistics"][name][3]
+    if heads and drawn.heads is not None:
+        lines += [Line("head", head) for head in drawn.heads.T]
+        how += " Thin lines are heads."
+    known = not np.isnan(drawn.std).all()
+    low, high = (drawn.mean - drawn.std, drawn.mean + drawn.std) if known else (None, None)
+    if random is not None:
+        ends_of = (random.min(axis=0), random.max(axis=0))
+        lines.append(Line("untrained", random.mean(axis=0), *ends_of))
+    level, words = _chance(result, name)
+    if level is not None:
+        lines.append(Line("chance", level * np.ones(len(drawn.layers))))
+    if is_crate_s(result.meta["config"]) and name in PUBLISHED:
+        lines.append(Line("published", np.array(PUBLISHED[name][0])))
+        words = "long and short dashes: published for CRATE-S on ImageNet, read off a figure"
+    numbers = ends(result, twins, name)
+    lines.append(Line("trained", drawn.mean, low, high))
+    svg = _drawn(drawn.layers, lines, f"{title(name)} by layer: {numbers}.")
+    return Panel(name, title(name), direction(name), svg, numbers, how, words)
+
+
+def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
+    """Returns the panel of what attention does to R^c, in per cent."""
+    step = at_attention(result)
+    if step is None:
+        return None
+    others: list[Change] = [one for one in map(at_attention, twins) if one is not None]
+    lines = [Line("chance", np.zeros(len(step.layers)))]
+    if others:
+        random = 100 * np.stack([one.change for one in others])
+        lines.append(Line("untrained", random.mean(axis=0), random.min(axis=0), random.max(axis=0)))
+    lines.append(Line("trained", 100 * step.change, 100 * step.low, 100 * step.high))
+    numbers = "; ".join(
+        f"layer {step.layers[at]}: {step.before[at]:.4g} before, {step.after[at]:.4g} after"
+        for at in dict.fromkeys((0, len(step.layers) - 1))
+    )
+    words = "R^c before and after attention"
+    svg = _drawn(step.layers.astype(float), lines, f"Change of R^c at attention: {numbers} (nats).")
+    return Panel(
+        "compression.subspace_rate_pre, _mid",
+        words,
+        "change in per cent, below 0 compresses",
+        svg,
+        f"{numbers} (nats)",
+        chance="no change",
+    )
+
+
+def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
+    return render("chart.svg", **chart(layers, lines, alt))
+
+
+def _chance(result: SweepResult, name: str) -> tuple[Any, str]:
+    """Returns what a statistic would be by chance, a number or one for each layer, and words."""
+    config: dict[str, Any] = result.meta["config"]
+    if name in ("alignment.head_overlap", "alignment.energy_head"):
+        known = config.get("d_head") and config.get("d_model")
+        share = config["d_head"] / config["d_model"] if known else None
+        return share, "random subspaces, p/d" if known else ""
+    if name == "sparsity.zero_fraction":
+        return 0.5, "a ReLU of noise"
+    even = "attention.entropy_uniform"
+    if name in ("attention.entropy", "attention.entropy_cls", "attention.support_cls"):
+        if even in names(result):
+            uniform = curve(result, even).mean
+            tokens = name == "attention.support_cls"
+            return (np.array([math.exp(x) for x in uniform]) if tokens else uniform), "even"
+    return None, ""

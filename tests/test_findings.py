@@ -1,0 +1,218 @@
+"""What a report says first: its sentences and signs hold the numbers of its tables."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import HEADS, LAYERS, make
+from crate_interp.sweeps.finding import along_layers, at_attention
+from crate_interp.viz.chart import HEIGHT, WIDTH, Line, chart
+from crate_interp.viz.findings import finding, strip
+from crate_interp.viz.panels import hero, panel
+from crate_interp.viz.summary import numbers
+from crate_interp.viz.titles import direction, title
+
+NAMES = {
+    "before": "compression.subspace_rate_pre",
+    "after": "compression.subspace_rate_mid",
+    "official": "compression.official_rate",
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return torch.randn(6, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def result(data):
+    return ci.sweep(make(), data, progress=False, controls=0)
+
+
+@pytest.fixture(scope="module")
+def twins(data):
+    return [ci.sweep(make(seed=seed), data, progress=False, controls=0) for seed in (7, 8)]
+
+
+def planted(result, **columns):
+    """A result with these rates in place of its own: name -> an array `[sample, layer]`."""
+    samples = result.samples()
+    for name, values in columns.items():
+        values = np.asarray(values, dtype=float)
+        for layer, column in enumerate(values.T):
+            samples.loc[samples["layer"] == layer, NAMES[name]] = column
+    return ci.SweepResult({**result.stored, "samples": samples}, result.meta)
+
+
+def table(result, name):
+    rows = result.layers()
+    rows = rows[rows["probe"] + "." + rows["statistic"] == NAMES[name]]
+    return rows.set_index("layer")["mean"].dropna()
+
+
+def test_changes_are_those_of_the_table_and_paired(result):
+    step, samples = at_attention(result), result.samples()
+    before, after = table(result, "before"), table(result, "after")
+    np.testing.assert_allclose(step.before, before)
+    np.testing.assert_allclose(step.change, after / before - 1)
+    for place, layer in enumerate(step.layers):
+        rows = samples[samples["layer"] == layer]
+        moved = (rows[NAMES["after"]] - rows[NAMES["before"]]).to_numpy()
+        error = 1.96 * moved.std(ddof=1) / len(moved) ** 0.5
+        assert step.high[place] == pytest.approx((moved.mean() + error) / before[layer])
+    official, along = table(result, "official"), along_layers(result)
+    np.testing.assert_allclose(along.change, official.to_numpy()[1:] / official.to_numpy()[:-1] - 1)
+    assert along.layers.tolist() == list(range(1, LAYERS))
+
+
+def test_the_finding_says_the_numbers_of_the_tables(result, twins):
+    official, along = finding(result, twins)
+    rates = table(result, "official")
+    untrained = np.mean([table(twin, "official") for twin in twins], axis=0)
+    for value in (rates.iloc[0], rates.iloc[-1], untrained[0], untrained[-1]):
+        assert f" {value:.4g}" in official
+    assert ("falls from" in official.split(";")[0]) == (rates.iloc[-1] < rates.iloc[0])
+    change = 100 * (table(result, "after") / table(result, "before") - 1)
+    assert f"({change.min():+.1f} to {change.max():+.1f}\u00a0%)" in along
+    header, rows = numbers(result, twins)
+    (row,) = [row for row in rows if row[0] == title(NAMES["official"])]
+    assert row[2] == f"{rates.iloc[0]:.4g} ({untrained[0]:.4g})" and header[2] == "layer 0"
+
+
+def test_planted_changes_are_found_and_told_apart(result):
+    """R^c falls in layer 0, rises in layer 1, and in layer 2 nobody can tell."""
+    before = np.full((6, LAYERS), 10.0) + np.arange(6)[:, None]
+    noise = np.array([1.0, -1, 1, -1, 1, -1])
+    after = before + np.stack([-2 + 0.1 * noise, 3 + 0.1 * noise, noise], axis=1)
+    official = np.stack([20 + noise, 18 + noise, 30 + noise], axis=1)
+    one = planted(result, before=before, after=after, official=official)
+    first, second = finding(one, [])
+    assert "rises from 20 nats in layer 0 to 30 in layer 2." in first
+    words = "raises the coding rate R^c of the stream in 1 of 3 layers and lowers it in 1"
+    assert words in second and "untrained" not in first + second
+    change = 100 * (after.mean(axis=0) / before.mean(axis=0) - 1)
+    assert f"({change[0]:+.1f} to {change[1]:+.1f}\u00a0%)" in second
+    rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
+    assert rows == {
+        "R^c falls at attention": "+\N{MINUS SIGN}?",
+        "Authors' R^c is lower than a layer before": ".+\N{MINUS SIGN}",
+    }
+    assert "18" not in first  # the layer between is not an end
+
+
+@pytest.mark.parametrize(
+    "rising, beginning", [(True, "But attention raises"), (False, "Attention")]
+)
+def test_rates_that_contradict_each_other_are_said_to(result, rising, beginning):
+    noise = np.arange(6)[:, None] * 0.01
+    before = np.full((6, LAYERS), 10.0)
+    falling = np.array([30.0, 20.0, 10.0]) + noise
+    after = before + (1 if rising else -1) + noise
+    words = finding(planted(result, before=before, after=after, official=falling), [])
+    assert words[1].startswith(beginning) and f"{LAYERS} of {LAYERS} layers" in words[1]
+
+
+def test_a_ring_says_that_every_untrained_network_does_the_same(result):
+    noise = np.arange(6)[:, None] * 0.01
+    low, high = np.full((6, LAYERS), 10.0), np.full((6, LAYERS), 11.0) + noise
+    rising, falling = (
+        planted(result, before=low, after=high),
+        planted(result, before=high, after=low),
+    )
+    for twins, ringed in (([rising, rising], True), ([rising, falling], False), ([falling], False)):
+        row = strip(rising, twins)[0]
+        assert [sign.ringed for sign in row.signs] == [ringed] * LAYERS
+        assert all(sign.kind == "bad" for sign in row.signs)
+
+
+def test_beyond_untrained_is_beyond_all_of_them_and_their_errors(result, twins):
+    rows = {row.title: row for row in strip(result, twins)}
+    signs = rows["Heads overlap less than untrained"].signs
+    means = [one.heads() for one in (result, *twins)]
+    means = [rows[rows["statistic"] == "head_overlap"] for rows in means]
+    own, *others = (rows.groupby("layer")["mean"].mean().to_numpy() for rows in means)
+    for layer, sign in enumerate(signs):
+        below = own[layer] < min(other[layer] for other in others)
+        above = own[layer] > max(other[layer] for other in others)
+        assert sign.mark == ("+" if below else "\N{MINUS SIGN}" if above else "?")
+    same = strip(result, [result])  # nothing is beyond itself
+    assert {sign.mark for sign in same[-1].signs} == {"?"}
+
+
+def test_one_sample_shows_nothing(data):
+    one = ci.sweep(make(), data[:1], progress=False, controls=0)
+    assert set(at_attention(one).signs) == {0}
+    assert {sign.mark for row in strip(one, [one]) for sign in row.signs[1:]} == {"?"}
+    assert "in 0 of 3 layers" in finding(one, [])[1]
+
+
+def test_other_probes_have_a_finding_and_panels_too(data):
+    one = ci.sweep(make(), data, probes="sparsity", progress=False, controls=0)
+    (words,) = finding(one, [])
+    mean = one.layers().query("statistic == 'zero_fraction'")["mean"]
+    assert words.startswith(f"Zeros in the code: {mean.iloc[0]:.4g} in layer 0, ")
+    assert [item.name for item in hero(one, [])] == ["sparsity.zero_fraction"]
+    assert strip(one, []) == []
+
+
+def test_the_panels_are_of_the_statistics(result, twins):
+    items = hero(result, twins)
+    assert len(items) == 5 and len({item.title for item in items}) == 5
+    item = panel(result, twins, "attention.support_cls")
+    assert item.svg.count('<polyline class="head"') == HEADS and "Thin lines" in item.how
+    tokens = float(re.findall(r'<text class="chance"[^>]*>([^<]+)<', item.svg)[0])
+    uniform = result.layers().query("statistic == 'entropy_uniform'")["mean"].iloc[-1]
+    assert tokens == pytest.approx(np.exp(uniform), rel=1e-2) and tokens > 1
+    assert panel(result, [], "sparsity.hoyer").svg.count("untrained") == 0
+
+
+# ---- the chart
+
+
+def points(drawn, kind):
+    (pieces,) = [pieces for name, pieces in drawn["lines"] if name == kind]
+    return [tuple(map(float, point.split(","))) for piece in pieces for point in piece.split()]
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 5, 2], [-3e-9, 4e-9, 0], [7, 7, 7], [0, 0, 0], [1e8, 3e8, 1]]
+)
+def test_heights_are_in_proportion_and_ticks_lie_where_they_say(values):
+    drawn = chart(np.arange(3.0), [Line("trained", np.array(values, dtype=float))], "three layers")
+    ticks = [(at, float(word)) for at, word in drawn["rows"]]
+    heights = [y for _, y in points(drawn, "trained")]
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points(drawn, "trained"))
+    assert 1 <= len(ticks) <= 6 and len({word for _, word in ticks}) == len(ticks)
+    if len(ticks) > 1:
+        (low, a), (high, b) = ticks[0], ticks[-1]
+        wanted = [low + (value - a) / (b - a) * (high - low) for value in values]
+        np.testing.assert_allclose(heights, wanted, atol=0.15)
+
+
+def test_gaps_stay_gaps_and_ends_do_not_overlap():
+    values = np.array([1.0, np.nan, 2.0, 3.0])
+    near = [Line(kind, values + shift) for kind, shift in (("chance", 0), ("trained", 0.001))]
+    drawn = chart(np.arange(4.0), near, "four layers")
+    assert [len(pieces) for _, pieces in drawn["lines"]] == [2, 2]
+    first, second = sorted(y for _, y, _ in drawn["ends"])
+    assert second - first >= 12 and all(0 < y < HEIGHT for y in (first, second))
+    nothing = chart(np.arange(2.0), [Line("trained", np.full(2, np.nan))], "nothing")
+    assert nothing["lines"] == [] and nothing["ends"] == []
+
+
+def test_titles_are_words_and_every_built_in_statistic_has_its_own():
+    built_in = ["compression", "sparsity", "attention", "alignment", "objective"]
+    names = [
+        f"{probe.name}.{name}"
+        for probe in ci.probes.resolve(built_in)
+        for name in probe.statistics
+        if name not in probe.counts
+    ]
+    titles = [title(name) for name in names]
+    assert len(set(titles)) == len(titles) and not any("_" in words for words in titles)
+    assert all(direction(name) for name in names)
+    assert title("mine.my_own_number") == "My own number" and direction("mine.x") == ""
+    assert title("") == ""
