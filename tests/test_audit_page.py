@@ -1,5 +1,6 @@
 """The audit's page, its command, and figures of several results."""
 
+import math
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 import crate_interp as ci
 from command import fails, run
 from conftest import make
-from crate_interp.audits.claims import CLAIMS
+from crate_interp.audits.claims import CLAIMS, NUMBERS
+from crate_interp.viz.intervals import Interval, intervals
 from crate_interp.viz.published import PUBLISHED
 
 
@@ -35,11 +37,15 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     result = ci.audit(make("crate-alpha"), images, untrained=2, progress=False)
     path = ci.viz.audit_page(result, tmp_path)
     page = Page(path.read_text(encoding="utf-8"))
-    cells = [a for tag, a in page.tags if tag == "details" and a.get("class") == "cell"]
-    assert len(cells) == 3 * len(CLAIMS)
+    signs = [a for tag, a in page.tags if tag == "button" and "aria-label" in a]
+    signs = [a for a in signs if a["aria-label"] != "close"]
+    assert len(signs) == 3 * len(CLAIMS)
+    cards = {a["id"] for _, a in page.tags if "popover" in a}
+    assert {a["popovertarget"] for a in signs} == cards and len(cards) == len(signs)
     words = " ".join(" ".join(page.words).split())
     for verdict, count in result.claims()["verdict"].value_counts().items():
-        shown = [a for tag, a in page.tags if a.get("title") == verdict]
+        words_of = [a["title"].removesuffix(", untrained the same") for a in signs]
+        shown = [text for text in words_of if text.endswith(f": {verdict}")]
         assert len(shown) == count, verdict
     for claim in CLAIMS.values():
         assert claim.says.split("^")[0][:30] in words and claim.where in words
@@ -51,6 +57,52 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     again = ci.AuditResult.load(tmp_path)
     assert again.table().equals(result.table()) and again.claims().equals(result.claims())
     assert (tmp_path / "audit.txt").read_text() == result.text() + "\n"
+
+
+def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(images, tmp_path):
+    result = ci.audit(make(n_layers=2), images, untrained=2, progress=False)
+    page = Page(ci.viz.audit_page(result, tmp_path).read_text(encoding="utf-8"))
+    words = " ".join(" ".join(page.words).split())
+    verdicts = result.claims()["verdict"].value_counts().to_dict()
+    applied = sum(verdicts.values()) - verdicts.get("not applicable", 0)
+    assert f"Of {applied} verdicts on " in words
+    assert f" {verdicts.get('kept', 0)} are kept and {verdicts.get('broken', 0)} broken" in words
+
+    def inside(number, value):
+        low, high = NUMBERS[number].bounds
+        return low <= value <= high
+
+    cells, same = result.table(), set()
+    for (claim, layer), rows in cells.groupby(["claim", "layer"]):
+        kinds = [NUMBERS[number].every_eps for number in rows["number"]]
+        judged = rows[np.array(kinds) | rows["eps"].isna() | (rows["eps"] == 0.1)]
+        judged = judged[judged["value"].notna() & judged["untrained"].notna()]
+        pairs = [
+            inside(row.number, row.value) == inside(row.number, row.untrained)
+            for row in judged.itertuples()
+        ]
+        same |= {f"{claim}-{layer}"} if pairs and all(pairs) else set()
+    buttons = [a for tag, a in page.tags if tag == "button" and a.get("class") != "close"]
+    ringed = {a["popovertarget"] for a in buttons if "ringed" in a["class"]}
+    assert ringed == same and 0 < len(ringed) < len(buttons)
+    assert f"Untrained networks do the same in {len(ringed)}." in words
+
+
+def test_an_interval_is_drawn_where_its_axis_says():
+    rows = [Interval("a", 2.0, 1.0, 4.0, 3.0), Interval("b", math.nan, math.nan, math.nan)]
+    drawn = intervals(rows, None, 0.5, "two intervals")
+    (low, least), (high, most) = drawn["ticks"][0], drawn["ticks"][-1]
+
+    def x(value):
+        return low + (value - float(least)) / (float(most) - float(least)) * (high - low)
+
+    first, second = drawn["rows"]
+    np.testing.assert_allclose([first["at"], *first["ends"]], [x(2), x(1), x(4)], atol=0.2)
+    assert first["untrained"] == pytest.approx(x(3), abs=0.2) and second["at"] is None
+    left, right = drawn["inside"]  # the shaded part ends at the bound
+    assert right == pytest.approx(x(0.5), abs=0.2) and left < right
+    alone = intervals([Interval("a", 2.0, 2.0, 2.0)], 1.0, None, "one value")
+    assert alone["inside"][0] < alone["rows"][0]["at"] < alone["inside"][1]
 
 
 def test_the_text_and_the_page_have_the_same_names(images):

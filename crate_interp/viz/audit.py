@@ -1,16 +1,39 @@
 """The page of an audit: the finding, claims by layers, and every number behind a cell."""
 
-import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from crate_interp.audits.claims import BESIDE, CLAIMS, FRAMES, LIMITS, NULLS, NUMBERS, Number
+from crate_interp.audits.claims import (
+    BESIDE,
+    CLAIM_OF,
+    CLAIMS,
+    FRAMES,
+    LIMITS,
+    NULLS,
+    NUMBERS,
+    Claim,
+    Number,
+)
 from crate_interp.audits.result import AuditResult
-from crate_interp.audits.summary import MARKS, NOT_APPLICABLE, main_cells
+from crate_interp.audits.summary import (
+    BY_CONSTRUCTION,
+    DEPENDS,
+    MARKS,
+    NOT_APPLICABLE,
+    is_judged,
+    main_cells,
+)
+from crate_interp.audits.verdicts import BROKEN, KEPT, UNDECIDED
 from crate_interp.files import write_text
+from crate_interp.viz.chart import Line, chart
+from crate_interp.viz.findings import Row, Sign
+from crate_interp.viz.intervals import Interval, intervals
 from crate_interp.viz.page import model_name, render, sources
+from crate_interp.viz.titles import CLAIMS as TITLES
 
 _SHOWN = (
     "value", "null", "excess", "untrained", "gain", "ceiling", "share", "construction", "verdict",
@@ -20,7 +43,32 @@ _WORDS = {
     "construction": "an ideal layer",
     "ceiling": "best possible",
 }
+_KINDS = {KEPT: "good", BROKEN: "bad"}
+_COUNTED = {
+    BY_CONSTRUCTION: "where an ideal layer misses the bound too",
+    DEPENDS: "that depend on the setting",
+    UNDECIDED: "undecided",
+}
 _INTERVALS = {"value": "", "excess": "excess_", "gain": "gain_"}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A claim in a layer: the verdict, why, and each number drawn against its bounds.
+
+    same: whether the untrained networks' means lie on the same side of every bound; None if there
+    are none.
+    """
+
+    id: str
+    title: str
+    claim: Claim
+    layer: int
+    verdict: str
+    mark: str
+    words: str
+    same: bool | None
+    parts: list[dict[str, Any]]
 
 
 def audit_page(result: AuditResult, out: str | Path) -> Path:
@@ -36,14 +84,20 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
 
 
 def _page(result: AuditResult) -> str:
+    cards = _cards(result)
+    groups = _groups(result)
     return render(
         "audit.html",
         title=f"{model_name(result.meta)}: does each layer do its job?",
-        finding=result.headline(),
+        finding=[_counts(cards), result.headline()],
         caution=result.caution(),
         meta=result.meta,
-        groups=_groups(result),
-        marks={word: mark for word, mark in MARKS.items() if mark},
+        layers=_layers(result),
+        strip=[_strip_row(result, name, cards) for name in CLAIMS],
+        cards=cards,
+        marks={word: _sign(mark) for word, mark in MARKS.items()},
+        groups=groups,
+        named=[(group["id"], group["heading"]) for group in groups],
         frames=FRAMES,
         nulls=NULLS | LIMITS,
         tables=[_nulls(result), _beside(result), _heads(result)],
@@ -51,62 +105,167 @@ def _page(result: AuditResult) -> str:
     )
 
 
+def _layers(result: AuditResult) -> range:
+    return range(result.meta["n_layers"])
+
+
+def _sign(mark: str) -> str:
+    return {"-": "\N{MINUS SIGN}", "": "."}.get(mark, mark)
+
+
+def _counts(cards: list[Card]) -> str:
+    """Returns how many verdicts there are of each kind, and how often untrained does the same."""
+    words = [card.verdict for card in cards if card.verdict != NOT_APPLICABLE]
+    if not words:
+        return "No claim applies."
+    claims = len({card.claim.title for card in cards if card.verdict != NOT_APPLICABLE})
+    text = f"Of {len(words)} verdicts on {claims} claims {words.count(KEPT)} are kept and "
+    text += f"{words.count(BROKEN)} broken"
+    others = [f"{words.count(word)} {what}" for word, what in _COUNTED.items() if word in words]
+    text += "".join(f"; {other}" for other in others) + "."
+    known = [card.same for card in cards if card.same is not None]
+    return text + (f" Untrained networks do the same in {sum(known)}." if known else "")
+
+
+def _cards(result: AuditResult) -> list[Card]:
+    """Returns what the signs of the map open, claim by claim and layer by layer."""
+    place = ["claim", "layer"]
+    cells, main = result.table(), main_cells(result)
+    judged = cells[is_judged(cells, result.meta["settings"]["eps"])]
+    by_place = [dict(iter(table.groupby(place))) for table in (judged, main)]
+    rows: list[Any] = list(result.claims().itertuples(index=False))
+    words = {(row.claim, row.layer): row for row in rows}
+    nothing = main.iloc[:0]
+    return [
+        _card(words[place], *(found.get(place, nothing) for found in by_place))
+        for place in ((name, layer) for name in CLAIMS for layer in _layers(result))
+    ]
+
+
+def _card(word: Any, judged: Any, main: Any) -> Card:
+    claim, applies = CLAIMS[word.claim], word.verdict != NOT_APPLICABLE
+    parts = claim.parts if applies else ()
+    return Card(
+        id=f"{word.claim}-{word.layer}",
+        title=TITLES[word.claim],
+        claim=claim,
+        layer=word.layer,
+        verdict=word.verdict,
+        mark=_sign(MARKS[word.verdict]),
+        words=". ".join(text for text in (word.on, word.reason) if text),
+        same=_same(judged) if applies else None,
+        parts=[_part(part, main[main["number"] == part]) for part in parts],
+    )
+
+
+def _same(rows: Any) -> bool | None:
+    """Tells whether the untrained mean is on the same side of its bounds as the value, always.
+
+    None if there is no untrained network.
+    """
+    pairs = zip(rows["number"], rows["value"], rows["untrained"], strict=True)
+    known = [pair for pair in pairs if not pd.isna(pair[1]) and not pd.isna(pair[2])]
+    same = [_inside(name, value) == _inside(name, other) for name, value, other in known]
+    return all(same) if same else None
+
+
+def _inside(name: str, value: float) -> bool:
+    low, high = NUMBERS[name].bounds
+    return low <= value <= high
+
+
+def _part(name: str, rows: Any) -> dict[str, Any]:
+    """Returns a number of a card: its formula, its bounds, and its intervals drawn."""
+    facts = NUMBERS[name]
+    drawn = [
+        Interval(row.frame or "value", row.value, row.low, row.high, row.untrained)
+        for row in rows.itertuples()
+    ]
+    shown = ", ".join(f"{one.label} {one.value:.3g}" for one in drawn)
+    alt = f"{facts.title}: {shown or 'not measured'}; {_bounds(facts)}"
+    return {
+        "title": facts.title,
+        "formula": facts.number,
+        "bounds": _bounds(facts),
+        "svg": render("intervals.svg", **intervals(drawn, facts.low, facts.high, alt)),
+    }
+
+
+def _strip_row(result: AuditResult, name: str, cards: list[Card]) -> Row:
+    """Returns a row of the map: a sign for each layer, the bound, and both networks' numbers."""
+    claim, main = CLAIMS[name], main_cells(result)
+    main = main[(main["number"] == claim.parts[0]) & (main["verdict"] != NOT_APPLICABLE)]
+    signs = [
+        Sign(
+            card.mark,
+            f"{card.title}, layer {card.layer}: {card.verdict}"
+            + (", untrained the same" if card.same else ""),
+            _KINDS.get(card.verdict, ""),
+            bool(card.same),
+            card.id,
+        )
+        for card in cards
+        if card.claim is claim
+    ]
+    words = [_bounds(NUMBERS[claim.parts[0]], short=True), _ends(main["value"])]
+    return Row(TITLES[name], signs, [*words, _ends(main["untrained"])])
+
+
 def _groups(result: AuditResult) -> list[dict[str, Any]]:
-    """Returns the claims of each group with a cell for each layer."""
-    words = {(row["claim"], row["layer"]): row for row in result.claims().to_dict("records")}
+    """Returns the claims of each group with a chart of each number, and every row behind it."""
     cells, main = result.table(), main_cells(result)
     found: dict[str, dict[str, Any]] = {}
     for name, claim in CLAIMS.items():
-        group = found.setdefault(claim.group, {"heading": claim.group, "claims": []})
-        layers = [
-            _cell(
-                words[name, layer],
-                cells[(cells["claim"] == name) & (cells["layer"] == layer)],
-                main[(main["number"] == claim.parts[0]) & (main["layer"] == layer)],
-            )
-            for layer in range(result.meta["n_layers"])
-        ]
-        numbers = [(NUMBERS[part], _bounds(NUMBERS[part])) for part in claim.parts]
-        group["claims"].append({"claim": claim, "numbers": numbers, "layers": layers})
+        new = {"id": f"group-{len(found)}", "heading": claim.group, "panels": [], "tables": []}
+        group = found.setdefault(claim.group, new)
+        group["panels"] += [_panel(claim, part, main) for part in claim.parts]
+        rows: Any = cells[(cells["claim"] == name) & (cells["verdict"] != NOT_APPLICABLE)]
+        header = ["", "layer", *(_WORDS.get(column, column) for column in _SHOWN)]
+        lines = [_row(row) for row in rows.to_dict("records")]
+        group["tables"].append({"title": TITLES[name], "header": header, "rows": lines})
     return list(found.values())
 
 
-def _cell(word: dict[str, Any], rows: Any, main: Any) -> dict[str, Any]:
-    """Returns what a cell shows: the mark, the first number, its share, and the rows behind it."""
-    applies = word["verdict"] != NOT_APPLICABLE
-    share = main["share"].mean() if len(main) else math.nan
-    other = (main["untrained"] / main["value"] * main["share"]).mean() if len(main) else math.nan
+def _panel(claim: Claim, part: str, main: Any) -> dict[str, Any]:
+    """Returns the chart of a number by layer: the frames as a band, untrained, and the bounds."""
+    facts, rows = NUMBERS[part], main[main["number"] == part]
+    by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
+    by_layer = by_layer[by_layer["value", "mean"].notna()]
+    lines = [
+        Line("chance", np.full(len(by_layer), round(bound, 5)))  # one of 1e-6 stands for 0
+        for bound in (facts.low, facts.high)
+        if bound is not None
+    ]
+    for kind, column in (("untrained", "untrained"), ("trained", "value")):
+        ends = by_layer[column].to_numpy(float).T
+        lines.append(Line(kind, *ends))
+    alt = f"{facts.title} by layer: {_ends(rows['value']) or 'not measured'}"
+    layers = by_layer.index.to_numpy(float)
+    svg = render("chart.svg", **chart(layers, lines, alt)) if len(layers) else ""
+    words = TITLES[CLAIM_OF[part]]
     return {
-        "layer": word["layer"],
-        "verdict": word["verdict"],
-        "mark": MARKS[word["verdict"]],
-        "on": word["on"],
-        "reason": word["reason"],
-        "value": _ends(main["value"]) if applies else "",
-        "untrained": _ends(main["untrained"]) if applies else "",
-        "tint": _tint(share),
-        "other": _tint(other),
-        "header": ["", *(_WORDS.get(name, name) for name in _SHOWN)],
-        "rows": [_row(row) for row in rows.to_dict("records")] if applies else [],
+        "title": words if len(claim.parts) == 1 else f"{words}: {facts.title}",
+        "way": _bounds(facts),
+        "svg": svg,
+        "formula": facts.number,
+        "says": claim.says,
+        "where": claim.where,
     }
 
 
 def _ends(values: Any) -> str:
-    """Returns the lowest and the highest of a number over frames."""
+    """Returns the lowest and the highest of a number over layers and frames."""
     known = values.dropna().astype(float)
     ends = [f"{end:.2g}" for end in (known.min(), known.max())] if len(known) else [""]
     return " to ".join(dict.fromkeys(ends))
-
-
-def _tint(share: float) -> float:
-    return 0.0 if math.isnan(share) else round(max(-1.0, min(1.0, share)), 2)
 
 
 def _row(row: dict[str, Any]) -> list[str]:
     place = [NUMBERS[row["number"]].title, row["frame"]]
     place += [] if pd.isna(row["eps"]) else [f"eps {row['eps']:g}"]
     place += [word for word in (row["basis"], row["tokens"]) if word in ("orthonormal", "patches")]
-    return [", ".join(word for word in place if word), *(_shown(row, name) for name in _SHOWN)]
+    words = ", ".join(word for word in place if word)
+    return [words, str(row["layer"]), *(_shown(row, name) for name in _SHOWN)]
 
 
 def _shown(row: dict[str, Any], name: str) -> str:
@@ -125,13 +284,16 @@ def _number(value: float) -> str:
     return "" if pd.isna(value) else f"{value:.2g}"
 
 
-def _bounds(facts: Number) -> str:
-    """Returns words such as "at most 0.1, lower is better"."""
-    if facts.high is None:
-        return f"at least {facts.low:g}, higher is better"
-    if facts.low is None:
-        return f"at most {facts.high:g}, lower is better"
-    return f"between {facts.low:g} and {facts.high:g}"
+def _bounds(facts: Number, short: bool = False) -> str:
+    """Returns words such as "at most 0.1, lower is better"; a bound of 1e-6 stands for 0."""
+    low, high = facts.low, facts.high
+    least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
+    most = (
+        "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"
+    )
+    words = ", ".join(part for part in (least, most) if part)
+    way = {-1: ", lower is better", 1: ", higher is better"}.get(facts.better, "")
+    return words if short else words + way
 
 
 def _nulls(result: AuditResult) -> dict[str, Any]:

@@ -41,9 +41,7 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
     shown = [line for line in lines if np.isfinite(line.values).any()]
     parts = [part for line in shown for part in (line.values, line.low, line.high)]
     every = np.concatenate([part for part in parts if part is not None] or [np.zeros(1)])
-    low, high = _range(every[np.isfinite(every)])
-    ticks = _ticks(low, high)
-    words = _worded(ticks)
+    low, high, ticks, words = ticks_of(every[np.isfinite(every)].tolist())
     left = max(34.0, 8 + _LETTER * max(map(len, words)))  # "layer" stands below the numbers
     ends = [line for line in shown if line.kind != "head"]
     labels = [_short(_last(line.values)) for line in ends]
@@ -76,13 +74,16 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
     }
 
 
-def _range(values: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the axis: the values and a little more."""
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+def ticks_of(values: Sequence[float]) -> tuple[float, float, list[float], list[str]]:
+    """Returns the ends of an axis, a little beyond the values, and its ticks with their numbers."""
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         room = 0.05 * abs(low) or 1.0
-        return low - room, high + room
-    return low - 0.05 * (high - low), high + 0.05 * (high - low)
+        low, high = low - room, high + room
+    else:
+        low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
+    ticks = _ticks(low, high)
+    return low, high, ticks, _worded(ticks)
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -23,13 +23,16 @@ _KINDS = {1: "good", -1: "bad", 0: ""}
 
 @dataclass(frozen=True)
 class Sign:
-    """A cell of a strip of verdicts. kind: "good", "bad" or "". ringed: untrained does the same."""
+    """A cell of a strip of verdicts.
+
+    kind: "good", "bad" or "". ringed: untrained does the same. opens: the id of what a click opens.
+    """
 
     mark: str
     word: str
     kind: str = ""
     ringed: bool = False
-    link: str = ""
+    opens: str = ""
 
 
 @dataclass(frozen=True)

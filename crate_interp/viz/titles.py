@@ -76,6 +76,24 @@ SECTIONS = {
 }
 
 
+# a claim of an audit -> what it says, short enough for the first column of a map
+CLAIMS = {
+    "compresses": "Attention lowers R^c",
+    "gradient": "Attention is a gradient step on R^c",
+    "neumann": "Attention follows the Neumann form",
+    "output_map": "Heads write as they read: W_O is U",
+    "descends": "The sparse step lowers the lasso",
+    "solves": "The sparse step solves the lasso",
+    "threshold": "Zeros come from the threshold",
+    "reconstructs": "D Z is what was read",
+    "rate_kept": "The sparse step keeps R",
+    "orthonormal": "Each U_k is orthonormal",
+    "complete": "The U_k cover the space",
+    "incoherent": "The U_k are incoherent",
+    "dictionary": "D is orthonormal",
+}
+
+
 def title(statistic: str) -> str:
     """Returns what a "probe.statistic" is called in words, such as "Zeros in the code"."""
     words, _ = _TITLES.get(statistic, (_own_words(statistic), ""))
