@@ -1,73 +1,87 @@
-"""Opens the pages of the library in headless Chromium and keeps screenshots. `make pictures`.
+"""Opens every page of the library in Chromium and keeps screenshots. `make pictures`.
 
-Fails without Chromium: a page that nobody has opened has not been tested.
+Each page is opened at both widths of tests/browser.py in a light and in a dark scheme, as it comes
+and with everything that folds opened. It fails on what is wider than the window, on texts whose
+contrast with their ground is below 4.5, on a request that leaves, on a complaint of a script, on a
+page that lacks words that it must have, and without Chromium: a page that nobody has opened has
+not been tested.
 """
 
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 import crate_interp as ci
-from chromium import found, opened
+from browser import SCHEMES, WIDTHS, launched, low_contrast, opened, overflow, scrolled
+from chromium import found
 
 TEXT = "In the beginning was the Word, and the Word was with God"
+Pages = dict[str, tuple[Path, list[str]]]  # name -> the page, and words that must be in it
+
+OPEN_ALL = """() => {
+  for (const fold of document.querySelectorAll('details')) fold.open = true;
+}"""
 
 
-def views(out: Path) -> dict[str, tuple[Path, list[str], int]]:
-    """Returns the pages of caches: name -> (page, words that must be in it, canvases)."""
+def views(out: Path) -> Pages:
+    """Returns the pages of caches."""
     model, lm = ci.load("crate-tiny-cutouts"), ci.load("crate-tiny-lm")
     images = model.preprocess(ci.data.embedded("cutouts")[:2]["image"])
     with torch.no_grad():
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
     view, atoms = ci.viz, range(8)
-    pages = {
-        "attention-image": (view.attention(cache, 3), [f"L3H{head}" for head in range(6)], 7),
-        "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"], 5),
-        "atoms-image": (view.activations(cache, atoms), ["CLS", "Atom"], 0),
-        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"], 0),
-        "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["Topk", "sample 0"], 0),
-        "heads": (view.head_grid(cache, images), ["head 5"], 0),
+    pages: dict[str, tuple[Any, list[str]]] = {
+        "attention-image": (view.attention(cache, 3), [f"L3H{head}" for head in range(6)]),
+        "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
+        "atoms-image": (view.activations(cache, atoms), ["CLS", "Atom"]),
+        "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"]),
+        "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
+        "heads": (view.head_grid(cache, images), ["head 5"]),
     }
-    return {
-        name: (page.save(out / f"{name}.html"), words, canvases)
-        for name, (page, words, canvases) in pages.items()
-    }
+    if hasattr(view, "explore"):
+        pages["explorer-image"] = (view.explore(cache, images), ["layer"])
+        pages["explorer-text"] = (view.explore(texts, TEXT), ["layer"])
+    return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
-def results(out: Path) -> dict[str, tuple[Path, list[str], int]]:
-    """Returns the pages of results, in the same form."""
+def results(out: Path) -> Pages:
+    """Returns the pages of results."""
     model, data = ci.load("crate-tiny-cutouts"), "embedded:cutouts"
-    few = {"limit": 16, "progress": False}
+    few: dict[str, Any] = {"limit": 16, "progress": False}
     atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=8, **few), out / "atlas")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
-    report = ci.report(model, data, out / "report", untrained=1, audit=True, **few)
+    report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
     return {
-        "atlas": (atlas, ["layer 5"], 0),
-        "atlas-layer": (atlas.parent / "layer-3.html", ["atom 7"], 0),
-        "segment": (segment, ["Jaccard index", "Worst"], 0),
-        "report": (report, ["Negative controls", "audit/audit.html"], 0),
-        "audit": (report.parent / "audit" / "audit.html", ["Neumann"], 0),
+        "atlas": (atlas, ["layer 5"]),
+        "atlas-layer": (atlas.parent / "layer-3.html", ["atom 7"]),
+        "segment": (segment, ["Jaccard"]),
+        "report": (report, ["Negative controls", "audit/audit.html"]),
+        "audit": (report.parent / "audit" / "audit.html", ["Neumann"]),
     }
 
 
-def looked_at(name: str, page: Path, words: list[str], canvases: int, out: Path) -> list[str]:
-    """Returns what is wrong with a page, and keeps its screenshot."""
-    document, asked = opened(page)
-    picture = out / f"{name}.png"
-    opened(page, picture=picture)
-    wrong = [f"{word!r} is not in it" for word in words if word not in document]
-    if document.count("<canvas") != canvases:
-        wrong.append(f"{document.count('<canvas')} canvases, not {canvases}")
-    with Image.open(picture) as shot:
-        below_the_heading = np.asarray(shot.convert("RGB"))[150:].reshape(-1, 3)
-    colours = len(np.unique(below_the_heading, axis=0))
-    if colours < 20:
-        wrong.append(f"it is blank: {colours} colours")
-    return wrong + [f"it asked for {url}" for url in asked]
+def looked_at(browser: Any, page: Path, words: list[str], picture: Path) -> Iterator[str]:
+    """Yields what is wrong with a page, and keeps a screenshot for each width and scheme."""
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            with opened(browser, page, width, scheme) as shown:
+                one = f"{picture}-{width}-{scheme}"
+                shown.page.wait_for_timeout(300)
+                scrolled(shown.page)
+                shown.page.screenshot(path=f"{one}.png", full_page=True)
+                wrong = overflow(shown.page) + low_contrast(shown.page)
+                text = shown.page.content()
+                wrong += [f"{word!r} is not in it" for word in words if word not in text]
+                shown.page.evaluate(OPEN_ALL)
+                unfolded = overflow(shown.page) + low_contrast(shown.page)
+                wrong += [f"unfolded: {text}" for text in unfolded if text not in wrong]
+                wrong += [f"it asked for {url}" for url in shown.asked] + shown.wrong
+            yield from (f"{width} {scheme}: {text}" for text in wrong)
 
 
 def main() -> bool:
@@ -77,11 +91,17 @@ def main() -> bool:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/pictures")
     out.mkdir(parents=True, exist_ok=True)
     right = True
-    for name, (page, words, canvases) in (views(out) | results(out)).items():
-        wrong = looked_at(name, page, words, canvases, out)
-        right &= not wrong
-        size = f"{page.stat().st_size / 1e6:.2f} MB"
-        print(f"{name}: {'; '.join(wrong) or 'ok'}  {size}  {out / name}.png")
+    pages = views(out) | results(out)
+    with launched() as browser:
+        for name, (page, words) in pages.items():
+            started = time.perf_counter()
+            wrong = list(looked_at(browser, page, words, out / name))
+            right &= not wrong
+            size, seconds = page.stat().st_size / 1e6, time.perf_counter() - started
+            print(f"{name}: {size:.2f} MB, {seconds:.0f} s, {'ok' if not wrong else ''}")
+            for text in wrong:
+                print(f"  {text}")
+    print(f"screenshots: {out}/NAME-WIDTH-SCHEME.png")
     return right
 
 

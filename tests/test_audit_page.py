@@ -65,8 +65,8 @@ def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(image
     words = " ".join(" ".join(page.words).split())
     verdicts = result.claims()["verdict"].value_counts().to_dict()
     applied = sum(verdicts.values()) - verdicts.get("not applicable", 0)
-    assert f"Of {applied} verdicts on " in words
-    assert f" {verdicts.get('kept', 0)} are kept and {verdicts.get('broken', 0)} broken" in words
+    kept, broken = (verdicts.get(word, 0) for word in ("kept", "broken"))
+    assert f"{kept} of {applied} verdicts (on " in words and f" are kept, {broken} broken" in words
 
     def inside(number, value):
         low, high = NUMBERS[number].bounds

@@ -45,10 +45,11 @@ _WORDS = {
 }
 _KINDS = {KEPT: "good", BROKEN: "bad"}
 _COUNTED = {
-    BY_CONSTRUCTION: "where an ideal layer misses the bound too",
-    DEPENDS: "that depend on the setting",
+    BY_CONSTRUCTION: "by construction: an ideal layer misses the bound too",
+    DEPENDS: "depend on the setting",
     UNDECIDED: "undecided",
 }
+_MEANINGS = {DEPENDS: "depends on the setting", BY_CONSTRUCTION: _COUNTED[BY_CONSTRUCTION]}
 _INTERVALS = {"value": "", "excess": "excess_", "gain": "gain_"}
 
 
@@ -95,7 +96,10 @@ def _page(result: AuditResult) -> str:
         layers=_layers(result),
         strip=[_strip_row(result, name, cards) for name in CLAIMS],
         cards=cards,
-        marks={word: _sign(mark) for word, mark in MARKS.items()},
+        marks=[
+            (_sign(mark), _MEANINGS.get(word, word), _KINDS.get(word, ""))
+            for word, mark in MARKS.items()
+        ],
         groups=groups,
         named=[(group["id"], group["heading"]) for group in groups],
         frames=FRAMES,
@@ -118,11 +122,13 @@ def _counts(cards: list[Card]) -> str:
     words = [card.verdict for card in cards if card.verdict != NOT_APPLICABLE]
     if not words:
         return "No claim applies."
-    claims = len({card.claim.title for card in cards if card.verdict != NOT_APPLICABLE})
-    text = f"Of {len(words)} verdicts on {claims} claims {words.count(KEPT)} are kept and "
+    claims = len({card.title for card in cards if card.verdict != NOT_APPLICABLE})
+    text = f"{words.count(KEPT)} of {len(words)} verdicts (on {claims} claims) are kept, "
     text += f"{words.count(BROKEN)} broken"
-    others = [f"{words.count(word)} {what}" for word, what in _COUNTED.items() if word in words]
-    text += "".join(f"; {other}" for other in others) + "."
+    text += "".join(
+        f"; {words.count(word)} {what}" for word, what in _COUNTED.items() if word in words
+    )
+    text += "."
     known = [card.same for card in cards if card.same is not None]
     return text + (f" Untrained networks do the same in {sum(known)}." if known else "")
 
@@ -232,7 +238,7 @@ def _panel(claim: Claim, part: str, main: Any) -> dict[str, Any]:
     by_layer = rows.groupby("layer")[["value", "untrained"]].agg(["mean", "min", "max"])
     by_layer = by_layer[by_layer["value", "mean"].notna()]
     lines = [
-        Line("chance", np.full(len(by_layer), round(bound, 5)))  # one of 1e-6 stands for 0
+        Line("chance", np.full(len(by_layer), round(bound, 5) + 0.0))  # one of 1e-6 stands for 0
         for bound in (facts.low, facts.high)
         if bound is not None
     ]

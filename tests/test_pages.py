@@ -1,0 +1,87 @@
+"""The pages of a report and of an audit in a browser: widths, schemes, folds, print, sandbox."""
+
+import pytest
+import torch
+
+import crate_interp as ci
+from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
+from conftest import LAYERS, make
+
+pytestmark = pytest.mark.xdist_group("pages")  # one worker writes the report that they share
+
+
+@pytest.fixture(scope="module")
+def report(driven, tmp_path_factory):  # noqa: F811
+    data = torch.randn(4, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+    out = tmp_path_factory.mktemp("pages")
+    return ci.report(make(), data, out, untrained=1, audit=True, progress=False)
+
+
+@pytest.fixture(scope="module")
+def pages(report):
+    return report, report.parent / "audit" / "audit.html"
+
+
+def test_the_pages_fit_both_widths_and_are_read_in_both_schemes(driven, pages):  # noqa: F811
+    for page in pages:
+        assert looked_over(driven, page) == []
+
+
+def test_what_folds_fits_too(driven, pages):  # noqa: F811
+    for page in pages:
+        with opened(driven, page, 390, "dark") as shown:
+            shown.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert shown.page.locator("details table").count() >= 2
+            assert overflow(shown.page) == [] and low_contrast(shown.page) == []
+
+
+def test_a_sign_opens_its_card_and_escape_closes_it(driven, pages):  # noqa: F811
+    for width in (390, 1200):
+        with opened(driven, pages[1], width, "dark") as shown:
+            signs = shown.page.locator(".sign button")
+            last = LAYERS - 1
+            box = signs.nth(last).bounding_box()
+            assert box is not None and box["x"] + box["width"] < width  # the last layer is not cut
+            card = shown.page.locator(f"#compresses-{last}")
+            assert not card.is_visible()
+            signs.nth(last).click()
+            assert card.is_visible() and f"layer {last}" in card.inner_text()
+            assert overflow(shown.page) == [] and low_contrast(shown.page) == []
+            shown.page.keyboard.press("Escape")
+            assert not card.is_visible()
+
+
+GROUND = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_button_turns_the_scheme_over_without_a_script(driven, report, scheme):  # noqa: F811
+    """In a sandbox that allows nothing, as in the frame of a notebook."""
+    with opened(driven, report, 390, scheme) as shown:
+        before = shown.page.evaluate(GROUND)
+        shown.page.locator("#scheme").check()
+        after = shown.page.evaluate(GROUND)
+        assert {before, after} == {"rgb(255, 255, 255)", "rgb(20, 23, 26)"}
+        assert (before == "rgb(255, 255, 255)") == (scheme == "light")
+        assert low_contrast(shown.page) == []
+        shown.page.locator("#scheme").uncheck()
+        assert shown.page.evaluate(GROUND) == before
+    frame = (
+        f'<iframe sandbox srcdoc="{_escaped(report.read_text())}" width=390 height=800></iframe>'
+    )
+    with opened(driven, frame, 600, scheme) as shown:
+        inner = shown.page.frame_locator("iframe")
+        inner.locator("#scheme").check()
+        assert inner.locator(".scheme").inner_text() == ("light" if scheme == "light" else "dark")
+
+
+def test_print_opens_what_folds(driven, report):  # noqa: F811
+    with opened(driven, report) as shown:
+        table = shown.page.locator("details table").first
+        assert not table.is_visible()
+        shown.page.emulate_media(media="print")
+        assert table.is_visible() and not shown.page.locator(".scheme").is_visible()
+
+
+def _escaped(text):
+    return text.replace("&", "&amp;").replace('"', "&quot;")
