@@ -6,6 +6,7 @@ from crate_interp.circuits.attribution import LogitAttribution, logit_attributio
 from crate_interp.circuits.circuit import Circuit, Edge
 from crate_interp.circuits.compositions import Composition, composition
 from crate_interp.circuits.gradients import attribution_patch
+from crate_interp.circuits.heads import head_scores, repeat_targets
 from crate_interp.circuits.lens import LogitLens, logit_lens
 from crate_interp.circuits.paths import path_patch
 from crate_interp.circuits.scores import CircuitScores, evaluate
@@ -22,8 +23,10 @@ __all__ = [
     "attribution_patch",
     "composition",
     "evaluate",
+    "head_scores",
     "logit_attribution",
     "logit_lens",
     "patching",
     "path_patch",
+    "repeat_targets",
 ]

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp import checks
@@ -10,6 +12,7 @@ from crate_interp.models.hooked import HookedModel, check_hooked
 
 Head = tuple[int, int]  # layer, number in the layer
 Metric = Callable[[Tensor], Tensor | float]  # of the logits: one number
+MetricBySample = Callable[[Tensor], Tensor | float]  # one number, or one for each input
 
 
 def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
@@ -56,6 +59,21 @@ def as_number(value: Tensor | float) -> float:
             "(logits[:, 3] - logits[:, 5]).mean()."
         )
     return number
+
+
+def as_values(value: Tensor | float, samples: int) -> Float[np.ndarray, "sample"]:
+    """Returns what a metric returned for each of the inputs, or the one number for all.
+
+    Raises ValueError unless it is one finite number, or one for each input.
+    """
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return np.array([as_number(value)])
+    if value.shape != (samples,) or not value.isfinite().all():
+        raise ValueError(
+            f"the metric returned {returned(value)} for {samples} inputs: return one finite number "
+            f"or {samples}, such as (logits[:, 3] - logits[:, 5])."
+        )
+    return value.detach().double().cpu().numpy()
 
 
 def returned(value: object) -> str:

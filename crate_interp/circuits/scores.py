@@ -7,20 +7,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from crate_hooks import edit, full_name
 from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, head_name
-from crate_interp.circuits.runs import Head, Metric, as_number, heads_of
+from crate_interp.circuits.runs import Head, MetricBySample, as_values, heads_of
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results import Result, counted, first
 from crate_interp.sweeps.provenance import model_meta
 
 ABLATIONS = ("mean", "zero")
-_COLUMNS = ["measure", "value", "random_mean", "random_low", "random_high", "share_as_good"]
+_COLUMNS = ["measure", "value", "low", "high"]
+_COLUMNS += ["random_mean", "random_low", "random_high", "share_as_good"]
+_RESAMPLES = 2000
 Heads = frozenset[Head]
+Values = Float[np.ndarray, "_"]  # of all inputs, then of each resample of them
 Ablation = Callable[[list[int]], edit.Edit]  # some heads of a layer -> the edit that ablates them
 # how far a score is from its best: faithfulness 1, completeness 0, minimality high
 _DISTANCES: dict[str, Callable[[float], float]] = {
@@ -33,12 +37,14 @@ _DISTANCES: dict[str, Callable[[float], float]] = {
 class CircuitScores(Result):
     """What a metric keeps with a circuit's heads alone and without them, beside random circuits.
 
-    `table()`: measure, value, random_mean, random_low, random_high (the middle 95 %) and
+    `table()`: measure, value, low, high (95 %, over the inputs; NaN if the metric was one number
+    for all), random_mean, random_low, random_high (the middle 95 % of random circuits) and
     share_as_good, `(1 + k) / (1 + n)` if k of n random circuits of as many heads do as well. Best
     are faithfulness 1, completeness 0, and a high minimality. `table("heads")`: what taking each
-    head out of the circuit costs (minimality). meta: `whole` and `none`, the metric with all heads
-    and with every head ablated. The scores are of one set of inputs. If the two metrics are close,
-    the ratios scatter: look at both metrics, and at other inputs.
+    head out of the circuit costs (minimality), with low and high. meta: `whole` and `none`, the
+    metric with all heads and with every head ablated. If the two are close, the ratios scatter:
+    look at both, and at other inputs. The intervals do not know how the circuit was chosen: judge
+    it on inputs that did not choose it.
     """
 
     KIND = "circuit_scores"
@@ -52,7 +58,7 @@ class CircuitScores(Result):
     def headline(self) -> str:
         """Returns the scores beside those of random circuits, and the metric they are ratios of."""
         rows: Any = self._table("scores").itertuples()
-        words = [f"{row.measure} {row.value:.3f}{_beside(row.random_mean)}" for row in rows]
+        words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
         heads = counted(len(self._table("heads")), "heads")
         return (
             f"A circuit of {heads} has {', '.join(words)}; the metric is "
@@ -60,15 +66,19 @@ class CircuitScores(Result):
         )
 
 
-def _beside(random_mean: float) -> str:
-    return "" if np.isnan(random_mean) else f" (random {random_mean:.3f})"
+def _beside(row: Any) -> str:
+    """Returns the interval of a score and the random circuits', as far as they are there."""
+    interval = "" if np.isnan(row.low) else f"{row.low:.3f} to {row.high:.3f}"
+    random = "" if np.isnan(row.random_mean) else f"random {row.random_mean:.3f}"
+    words = "; ".join(filter(None, (interval, random)))
+    return f" ({words})" if words else ""
 
 
 def evaluate(
     model: HookedModel,
     circuit: Circuit | Sequence[Head],
     inputs: Tensor,
-    metric: Metric,
+    metric: MetricBySample,
     *,
     reference: Tensor | None = None,
     ablation: str = "mean",
@@ -85,14 +95,16 @@ def evaluate(
     `subsets` random subsets K of C, 0 if nothing outside the circuit does its work. Minimality is
     `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 if every head counts.
 
-    circuit: a Circuit, or (layer, head) pairs. metric(logits) -> a number. ablation: "mean" puts
-    each head's mean over `reference` (None: inputs) in its place, position by position; "zero"
-    puts 0 there. Sparse steps stay on: they belong to no head. random: how many circuits of the
-    same number of heads, drawn from all heads, to compare with.
+    circuit: a Circuit, or (layer, head) pairs. metric(logits) -> a number, or a tensor of one
+    number for each input, `[batch]`: F is its mean, and the scores get intervals, the middle 95 %
+    of 2,000 resamples of the inputs. ablation: "mean" puts each head's mean over `reference` (None:
+    inputs) in its place, position by position; "zero" puts 0 there. Sparse steps stay on: they
+    belong to no head. random: how many circuits of the same number of heads, drawn from all heads,
+    to compare with.
 
     Raises ValueError for a circuit that has no head, all heads, or heads that the model does not
-    have; for a metric that does not return one finite number; and for one that does not change if
-    every head is ablated.
+    have; for a metric that returns neither one finite number nor one for each input; and for one
+    that does not change if every head is ablated.
     """
     check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)
@@ -106,7 +118,7 @@ def evaluate(
         )
     own, every = _own_and_every(model, circuit)
     runs = _Runs(model, inputs, metric, _ablations(model, source, ablation), every)
-    whole, none = runs.kept(frozenset(every)), runs.kept(frozenset())
+    whole, none = (float(runs.kept(one).mean()) for one in (frozenset(every), frozenset()))
     if abs(whole - none) <= 1e-9 * max(abs(whole), abs(none), 1e-30):
         raise ValueError(
             f"the metric is {whole:.4g} with all heads and with none: it does not depend on any "
@@ -118,12 +130,14 @@ def evaluate(
         for _ in range(random)
     ]
     bar = tqdm([own, *others], desc="circuits", disable=not progress)
-    scored = [_scores(runs, chosen, whole, none, _subsets(chosen, subsets, seed)) for chosen in bar]
-    costs = [(head_name(*head), cost) for head, cost in sorted(scored[0][1].items())]
+    found = [_scores(runs, one, _subsets(one, subsets, seed), one is own, seed) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": int(seed)}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
-    heads = pd.DataFrame(costs, columns=["head", "cost"])
-    return CircuitScores({"scores": _table([values for values, _ in scored]), "heads": heads}, meta)
+    costs = [
+        (head_name(*head), cost[0], *_interval(cost)) for head, cost in sorted(found[0][1].items())
+    ]
+    heads = pd.DataFrame(costs, columns=["head", "cost", "low", "high"])
+    return CircuitScores({"scores": _table([values for values, _ in found]), "heads": heads}, meta)
 
 
 def _own_and_every(
@@ -155,16 +169,19 @@ def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablati
 
 @dataclass(frozen=True)
 class _Runs:
-    """The metric of a model with some of its heads ablated; each set of heads runs once."""
+    """The metric of a model with some of its heads ablated; each set of heads runs once.
+
+    It has a value for each input, or one for all.
+    """
 
     model: HookedModel
     inputs: Tensor
-    metric: Metric
+    metric: MetricBySample
     ablations: list[Ablation]
     every: list[Head]
-    known: dict[Heads, float] = field(default_factory=dict)
+    known: dict[Heads, np.ndarray] = field(default_factory=dict)
 
-    def kept(self, heads: Heads) -> float:
+    def kept(self, heads: Heads) -> Float[np.ndarray, "sample"]:
         """Returns the metric if only these heads are not ablated."""
         if heads not in self.known:
             hooks = []
@@ -175,7 +192,7 @@ class _Runs:
                     hooks.append((full_name("attn.hook_z", layer), change))
             with torch.no_grad():
                 out = self.model.run_with_hooks(self.inputs, fwd_hooks=hooks)
-                self.known[heads] = as_number(self.metric(out))
+                self.known[heads] = as_values(self.metric(out), len(self.inputs))
         return self.known[heads]
 
 
@@ -190,31 +207,54 @@ def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
 
 
 def _scores(
-    runs: _Runs, chosen: Heads, whole: float, none: float, subsets: list[Heads]
-) -> tuple[dict[str, float], dict[Head, float]]:
-    """Returns the three scores of a set of heads, and what taking each head out of it costs."""
-    f, every, span = runs.kept, frozenset(runs.every), whole - none
-    gaps = [abs(f(chosen - some) - f(every - some)) / abs(span) for some in subsets]
-    costs = {head: abs(f(chosen) - f(chosen - {head})) / abs(span) for head in sorted(chosen)}
-    values = {
-        "faithfulness": (f(chosen) - none) / span,
-        "completeness": max(gaps),
-        "minimality": min(costs.values()),
-    }
+    runs: _Runs, chosen: Heads, subsets: list[Heads], resample: bool, seed: int
+) -> tuple[dict[str, Values], dict[Head, Values]]:
+    """Returns the three scores of a set of heads, and what taking each head out of it costs.
+
+    With `resample` the first value of each is followed by those of resampled inputs.
+    """
+    every = frozenset(runs.every)
+    count = len(runs.kept(every))
+    weights = np.full((1, count), 1 / count)
+    if resample and count > 1:
+        drawn = np.random.default_rng(seed).multinomial(count, weights[0], size=_RESAMPLES)
+        weights = np.concatenate([weights, drawn / count])
+
+    def f(heads: Heads) -> Values:
+        return weights @ runs.kept(heads)
+
+    none, span = f(frozenset()), f(every) - f(frozenset())
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no span
+        gaps = [abs(f(chosen - some) - f(every - some)) / abs(span) for some in subsets]
+        costs = {head: abs(f(chosen) - f(chosen - {head})) / abs(span) for head in sorted(chosen)}
+        values = {
+            "faithfulness": (f(chosen) - none) / span,
+            "completeness": np.max(gaps, axis=0),
+            "minimality": np.min(list(costs.values()), axis=0),
+        }
     return values, costs
 
 
-def _table(scored: list[dict[str, float]]) -> pd.DataFrame:
+def _interval(values: Values) -> tuple[float, float]:
+    """Returns the middle 95 % of resamples; NaN if there are none."""
+    if len(values) == 1:
+        return np.nan, np.nan
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _table(scored: list[dict[str, Values]]) -> pd.DataFrame:
     """Returns the scores of the first set of heads beside those of the others."""
     rows: list[tuple] = []
-    for name, value in scored[0].items():
-        others = np.array([values[name] for values in scored[1:]])
+    for name, values in scored[0].items():
+        value, interval = values[0], _interval(values)
+        others = np.array([values[name][0] for values in scored[1:]])
         if not len(others):
-            rows.append((name, value, np.nan, np.nan, np.nan, np.nan))
+            rows.append((name, value, *interval, np.nan, np.nan, np.nan, np.nan))
             continue
         low, high = np.quantile(others, [0.025, 0.975])
         distance = _DISTANCES[name]
         as_good = sum(distance(other) <= distance(value) for other in others)
         share = (1 + as_good) / (1 + len(others))
-        rows.append((name, value, others.mean(), low, high, share))
+        rows.append((name, value, *interval, others.mean(), low, high, share))
     return pd.DataFrame(rows, columns=_COLUMNS)
