@@ -124,12 +124,8 @@ def evaluate(
             f"the metric is {whole:.4g} with all heads and with none: it does not depend on any "
             "head."
         )
-    generator = np.random.default_rng(seed)
-    others = [
-        frozenset(every[place] for place in generator.permutation(len(every))[: len(own)])
-        for _ in range(random)
-    ]
-    bar = tqdm([own, *others], desc="circuits", disable=not progress)
+    circuits = [own, *_drawn(every, len(own), random, seed)]
+    bar = tqdm(circuits, desc="circuits", disable=not progress)
     found = [_scores(runs, one, _subsets(one, subsets, seed), one is own, seed) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": int(seed)}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
@@ -154,6 +150,15 @@ def _own_and_every(
             "give fewer heads."
         )
     return own, every
+
+
+def _drawn(every: list[Head], size: int, count: int, seed: int) -> list[Heads]:
+    """Returns random sets of heads."""
+    generator = np.random.default_rng(seed)
+    return [
+        frozenset(every[place] for place in generator.permutation(len(every))[:size])
+        for _ in range(count)
+    ]
 
 
 def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablation]:
