@@ -298,7 +298,7 @@ def test_circuits_are_saved_drawn_and_handed_to_networkx(tmp_path):
         or "&lt;a" in svg
     )
     assert (
-        svg.count("#c0432b") == 1
+        svg.count("var(--other, #c8702c)") == svg.count("stroke-dasharray") == 1
         and "L0H1 to logits: 2" in svg
         and "http" not in svg.replace("http://www.w3.org/2000/svg", "")
     )

@@ -18,7 +18,6 @@ LAST = 2**31 - 1  # the layer of the logits, after any other
 _FORMAT = "crate_interp circuit 1"
 # What a file may hold. Circuits that people read have some hundred edges.
 _MOST_BYTES, _MOST_EDGES, _MOST_NOTE, _DEEPEST = 2**24, 20_000, 10_000, 20
-_DRAWN = 1000  # edges of a drawing
 
 
 @dataclass(frozen=True)
@@ -110,20 +109,29 @@ class Circuit:
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{plain(repr(str(path)))} holds no circuit: {error}") from None
 
+    def largest(self, count: int = 1000) -> "Circuit":
+        """Returns the circuit of its `count` largest edges, or itself if it has no more.
+
+        The note says so. Raises ValueError unless the count is a whole number of at least 1.
+        """
+        checks.count("count", count)
+        if len(self.edges) <= count:
+            return self
+        by_size = sorted(self.edges, key=lambda edge: -abs(edge.weight))
+        words = f"the {count:,} largest of {len(self.edges):,} edges: {self.note or 'circuit'}"
+        return Circuit(by_size[:count], words, self.meta)
+
     def svg(self) -> str:
         """Returns a drawing, layers from left to right.
 
-        The wider an edge the larger its weight; blue edges have a weight of at least 0, red ones
-        one below. Of more than 1,000 edges the largest are drawn, and the title says so.
+        The wider an edge the larger its weight; blue edges have a weight of at least 0, orange and
+        dashed ones one below. Of more than 1,000 edges the largest are drawn, and the title says
+        so. `ci.viz.circuit` draws it for a paper.
         """
-        shown, title = self, self.note or "circuit"
-        if len(self.edges) > _DRAWN:
-            by_size = sorted(self.edges, key=lambda edge: -abs(edge.weight))
-            shown = Circuit(by_size[:_DRAWN])
-            title = f"the {_DRAWN:,} largest of {len(self.edges):,} edges: {title}"
+        shown = self.largest()
         places = {name: place_of(name) for name in shown.nodes()}
         edges = [(edge.source, edge.target, float(edge.weight)) for edge in shown.edges]
-        return drawn(places, edges, plain(title))
+        return drawn(places, edges, plain(shown.note or "circuit"))
 
     def _repr_html_(self) -> str:
         return self.svg()

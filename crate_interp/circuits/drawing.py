@@ -4,21 +4,25 @@ import html
 import math
 from collections.abc import Sequence
 
-_WIDE, _TALL, _BOX = 120, 40, (72, 24)  # between columns, between rows, of a node
-_ABOVE, _BELOW = "#2a6fb5", "#c0432b"  # colours of edges by the sign of their weight
+WIDE, TALL, BOX = 120, 40, (72, 24)  # between columns, between rows, of a node
+# A page of this library has these colours for a light and a dark scheme. Elsewhere, as in a
+# notebook, the fallbacks read on both: the page's own text colour, and colours between the two.
+_INK = "var(--ink, currentColor)"
+_CARD = "var(--card, rgba(127, 127, 127, 0.12))"
+_LINE = "var(--muted, currentColor)"
+_ABOVE, _BELOW = "var(--accent, #3a86c8)", "var(--other, #c8702c)"  # by the sign of a weight
 
 Point = tuple[float, float]
+Place = tuple[int, int]
 
 
-def drawn(
-    places: dict[str, tuple[int, int]], edges: Sequence[tuple[str, str, float]], title: str
-) -> str:
+def drawn(places: dict[str, Place], edges: Sequence[tuple[str, str, float]], title: str) -> str:
     """Returns the SVG of nodes and edges.
 
     places: the place of each node, by its name; nodes of one place share a column, and columns are
-    in the order of places. edges: (from, to, weight).
+    in the order of places. edges: (from, to, weight). Edges with a weight below 0 are dashed.
     """
-    spots, width, height = _layout(places)
+    spots, width, height = layout(places, [(a, b) for a, b, _ in edges])
     largest = max((abs(weight) for *_, weight in edges), default=0.0) or 1.0
     parts = [_edge(spots, edge, largest) for edge in edges]
     parts += [_node(name, spot) for name, spot in spots.items()]
@@ -31,10 +35,12 @@ def drawn(
     )
 
 
-def _layout(places: dict[str, tuple[int, int]]) -> tuple[dict[str, Point], int, int]:
+def layout(
+    places: dict[str, Place], edges: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Point], int, int]:
     """Returns the upper left corner of each node, and the width and height of the drawing."""
     columns = sorted(set(places.values()))
-    rows: dict[tuple[int, int], list[str]] = {place: [] for place in columns}
+    rows: dict[Place, list[str]] = {place: [] for place in columns}
     for name, place in places.items():
         rows[place].append(name)
     most = max((len(names) for names in rows.values()), default=1)
@@ -42,41 +48,48 @@ def _layout(places: dict[str, tuple[int, int]]) -> tuple[dict[str, Point], int, 
     for column, place in enumerate(columns):
         names = rows[place]
         for row, name in enumerate(names):
-            y = 30 + (row + (most - len(names)) / 2) * _TALL
-            spots[name] = (20.0 + column * _WIDE, y)
-    width = 40 + max(len(columns) - 1, 0) * _WIDE + _BOX[0]
-    return spots, width, 60 + (most - 1) * _TALL + _BOX[1]
+            y = 30 + (row + (most - len(names)) / 2) * TALL
+            spots[name] = (20.0 + column * WIDE, y)
+    width = 40 + max(len(columns) - 1, 0) * WIDE + BOX[0]
+    # an arc rises by three quarters of the way to its inner points
+    bends = [bend(spots[a], spots[b]) for a, b in edges]
+    tops = [0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends]
+    lower = max(0, math.ceil(20 - min(tops, default=20)))
+    spots = {name: (x, y + lower) for name, (x, y) in spots.items()}
+    return spots, width, 60 + lower + (most - 1) * TALL + BOX[1]
+
+
+def bend(start: Point, end: Point) -> tuple[Point, Point, Point, Point]:
+    """Returns the four points of the cubic curve from one node's right side to another's left."""
+    x0, y0 = start[0] + BOX[0], start[1] + BOX[1] / 2
+    x1, y1 = end[0], end[1] + BOX[1] / 2
+    if start[1] == end[1] and x1 - x0 > WIDE:  # around the nodes between
+        y = y0 - BOX[1] * (1 + 0.15 * math.sqrt(x1 - x0))
+        return (x0, y0), (x0 + 40, y), (x1 - 40, y), (x1, y1)
+    x = (x0 + x1) / 2
+    return (x0, y0), (x, y0), (x, y1), (x1, y1)
 
 
 def _edge(spots: dict[str, Point], edge: tuple[str, str, float], largest: float) -> str:
     a, b, weight = edge
     share = abs(weight) / largest
-    path = _path(spots[a], spots[b])
-    colour = _ABOVE if weight >= 0 else _BELOW
+    (x0, y0), *rest = bend(spots[a], spots[b])
+    path = f"M{x0:.1f} {y0:.1f} C" + " ".join(f"{x:.1f} {y:.1f}" for x, y in rest)
+    colour, dashes = (_ABOVE, "") if weight >= 0 else (_BELOW, ' stroke-dasharray="6 3"')
     words = html.escape(f"{a} to {b}: {weight:.3g}")
     return (
-        f'<path d="{path}" fill="none" stroke="{colour}" '
-        f'stroke-width="{0.8 + 4 * share:.2f}" stroke-opacity="{0.35 + 0.5 * share:.2f}">'
+        f'<path d="{path}" fill="none" style="stroke: {colour}"{dashes} '
+        f'stroke-width="{1 + 4 * share:.2f}" stroke-opacity="{0.6 + 0.4 * share:.2f}">'
         f"<title>{words}</title></path>"
     )
 
 
-def _path(start: Point, end: Point) -> str:
-    x0, y0 = start[0] + _BOX[0], start[1] + _BOX[1] / 2
-    x1, y1 = end[0], end[1] + _BOX[1] / 2
-    if start[1] == end[1] and x1 - x0 > _WIDE:  # around the nodes between
-        y = y0 - _BOX[1] * (1 + 0.15 * math.sqrt(x1 - x0))
-        return f"M{x0:.1f} {y0:.1f} C{x0 + 40:.1f} {y:.1f} {x1 - 40:.1f} {y:.1f} {x1:.1f} {y1:.1f}"
-    x = (x0 + x1) / 2
-    return f"M{x0:.1f} {y0:.1f} C{x:.1f} {y0:.1f} {x:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
-
-
 def _node(name: str, spot: Point) -> str:
     x, y = spot
-    width, height = _BOX
+    width, height = BOX
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width}" height="{height}" rx="5" '
-        'fill="#f4f4f4" stroke="#777"/>'
+        f'style="fill: {_CARD}; stroke: {_LINE}"/>'
         f'<text x="{x + width / 2:.1f}" y="{y + 16:.1f}" text-anchor="middle" '
-        f'fill="#111">{html.escape(name)}</text>'
+        f'style="fill: {_INK}">{html.escape(name)}</text>'
     )

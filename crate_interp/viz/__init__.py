@@ -7,6 +7,7 @@ runs a model or opens data.
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, heads, layers
+from crate_interp.viz.circuit import circuit
 from crate_interp.viz.grids import head_grid
 from crate_interp.viz.interactive import activations, attention, top_tokens
 from crate_interp.viz.on_image import attention_on_image
@@ -19,6 +20,7 @@ __all__ = [
     "attention_on_image",
     "audit_page",
     "beside",
+    "circuit",
     "head_grid",
     "heads",
     "layers",

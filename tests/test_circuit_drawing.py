@@ -1,0 +1,105 @@
+"""Drawings of circuits: what a figure for a paper and an SVG hold, and what both schemes show."""
+
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch
+
+import crate_interp as ci
+from crate_interp.circuits import Circuit, Edge
+from crate_interp.circuits.drawing import BOX, bend, layout
+
+EDGES = (
+    Edge("embed", "L0H1", 0.5),
+    Edge("L0H1", "L0A12", -0.25),
+    Edge("L0H1", "logits", 2.0),
+    Edge("L0A12", "L1H0", 1.0),
+    Edge("L1H0", "logits", 0.4),
+)
+
+
+def parts(figure):
+    (axes,) = figure.axes
+    edges = [one for one in axes.patches if isinstance(one, PathPatch)]
+    boxes = [one for one in axes.patches if isinstance(one, FancyBboxPatch)]
+    return axes, edges, boxes, [text.get_text() for text in axes.texts]
+
+
+def test_a_figure_has_every_node_and_edge_by_its_weight():
+    figure = ci.viz.circuit(Circuit(EDGES, note="paths of $x"), dpi=50)
+    axes, edges, boxes, words = parts(figure)
+    assert figure.dpi == 50 and axes.get_title() == "paths of $x"
+    assert len(edges) == len(EDGES) and len(boxes) == 5
+    assert {"embed", "L0H1", "L0A12", "L1H0", "logits"} < set(words)
+    assert {"layer 0", "atoms of layer 0", "layer 1"} < set(words)
+    assert "widest edge: 2; dashed: below 0" in words
+    widths = [one.get_linewidth() for one in edges]  # from the smallest weight to the largest
+    assert widths == sorted(widths) and widths[-1] == 3.5
+    dashed = [one.get_linestyle() == "--" for one in edges]
+    assert dashed == [True, False, False, False, False]
+    assert edges[0].get_edgecolor()[:3] != edges[1].get_edgecolor()[:3]
+
+
+def test_a_figure_is_one_column_wide_and_nothing_lies_outside():
+    """Three columns fit into 3.35 inches, with words of at least 6 points."""
+    edges = [Edge(f"L0H{i}", f"L1H{j}", 1.0) for i in range(4) for j in range(3)]
+    figure = ci.viz.circuit(Circuit([*edges, Edge("L1H0", "logits", 2.0)]))
+    axes, *_ = parts(figure)
+    assert figure.get_figwidth() < 3.35
+    assert min(text.get_fontsize() for text in axes.texts) >= 6
+    figure.canvas.draw()
+    whole = figure.bbox
+    for one in (*axes.texts, *axes.patches, axes.title):
+        box = one.get_window_extent()
+        assert box.x0 >= whole.x0 and box.x1 <= whole.x1, one
+        assert box.y0 >= whole.y0 and box.y1 <= whole.y1 + 1, one
+
+
+def test_it_draws_into_axes_and_without_a_title():
+    figure = Figure(figsize=(6, 2))
+    left, right = figure.subplots(1, 2)
+    positive = Circuit(EDGES[:1])
+    assert ci.viz.circuit(positive, ax=right, title="") is figure
+    assert not left.patches and len(right.patches) == 3 and right.get_title() == ""
+    assert ci.viz.circuit(positive, title="mine").axes[0].get_title() == "mine"
+    assert ci.viz.circuit(positive).axes[0].get_title() == "Circuit of 2 nodes"
+    assert "widest edge: 0.5" in parts(ci.viz.circuit(positive))[3]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="a circuit without edges to draw"):
+        ci.viz.circuit(Circuit(()))
+    with pytest.raises(ValueError, match="there is list to draw"):
+        ci.viz.circuit(list(EDGES))
+
+
+def test_arcs_stay_inside_the_drawing():
+    """The curve of an edge around many columns, by points on it."""
+    names = ["embed", *[f"L{layer}H0" for layer in range(12)], "logits"]
+    places = {name: (place, 0) for place, name in enumerate(names)}
+    pairs = [("embed", "logits"), ("L0H0", "L5H0")]
+    spots, width, height = layout(places, pairs)
+    for a, b in pairs:
+        p0, p1, p2, p3 = bend(spots[a], spots[b])
+        for t in (step / 50 for step in range(51)):
+            weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
+            y = sum(w * p[1] for w, p in zip(weights, (p0, p1, p2, p3), strict=True))
+            assert 19.9 <= y <= height
+    assert all(x + BOX[0] <= width and y + BOX[1] <= height for x, y in spots.values())
+    plain, *_ = layout(places, [("embed", "L0H0")])
+    assert plain["embed"][1] == 30  # no arc, no room for one
+
+
+def test_colours_of_an_svg_follow_the_page():
+    """Every colour is a property of pages/colours.css, with a fallback that no scheme needs."""
+    svg = Circuit(EDGES).svg()
+    colours = re.findall(r"(?:fill|stroke): ([^;\"]+)", svg)
+    assert colours and all(re.match(r"var\(--\w+, .+\)$", one) for one in colours)
+    assert not re.search(r'(fill|stroke)="#', svg)
+    css = Path(ci.__file__).parent / "viz" / "pages" / "colours.css"
+    known = set(re.findall(r"(--\w+):", css.read_text(encoding="utf-8")))
+    assert set(re.findall(r"var\((--\w+)", svg)) <= known
+    assert "fill: var(--ink, currentColor)" in svg  # words in the colour of the page's own
