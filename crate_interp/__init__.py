@@ -127,6 +127,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module 'crate_interp' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
+    import_module("crate_interp.bars")  # before other libraries load tqdm, which may warn
     module, attribute = _PUBLIC[name]
     loaded = import_module(module)
     return loaded if attribute is None else getattr(loaded, attribute)

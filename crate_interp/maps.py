@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_interp import checks
+from crate_interp.bars import tqdm
 from crate_interp.measures import attention_map, attention_rollout, pca_map
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel, NamesFilter

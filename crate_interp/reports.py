@@ -1,18 +1,17 @@
 """ci.report: sweeps a model and its untrained twins, audits it if asked, and writes pages."""
 
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
 from crate_interp.audits import audit as run_audit
 from crate_interp.audits.result import AuditResult
+from crate_interp.bars import stream, tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.folders import discard, locked
 from crate_interp.models.hooked import HookedModel
@@ -112,7 +111,7 @@ def _write(
 def _say(took: dict[str, float]) -> None:
     """Prints how long each part took."""
     parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
-    tqdm.write(f"report: {parts}", file=sys.stderr)
+    tqdm.write(f"report: {parts}", file=stream())
 
 
 def _counted_twins(count: int) -> str:

@@ -1,6 +1,5 @@
 """ci.audit: did each layer do what the papers say it does?"""
 
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -9,7 +8,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_interp import checks
 from crate_interp.audits import layer as layers
@@ -18,6 +16,7 @@ from crate_interp.audits.claims import GRID, NULLS
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.tables import Found, table_of, weights_of
 from crate_interp.audits.weights import of_heads, of_weights
+from crate_interp.bars import stream, tqdm
 from crate_interp.data import Data, Samples, part
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
@@ -162,7 +161,7 @@ def _announce(
     seconds = each * (samples.n + others / (1 + DRAWS)) + taken[0] * (1 + twins)
     also = counted(twins, "untrained twins")
     words = f", and {also} on {compared.n} each" if compared and twins else ""
-    tqdm.write(f"audit: {samples.n} {model.unit}{words}, about {seconds:.0f} s", file=sys.stderr)
+    tqdm.write(f"audit: {samples.n} {model.unit}{words}, about {seconds:.0f} s", file=stream())
 
 
 def _of_chunk(chunk: Chunk, setting: Setting) -> Found:

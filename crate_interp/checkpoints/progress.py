@@ -1,6 +1,6 @@
 """A progress bar for files that take a while."""
 
-from tqdm.auto import tqdm
+from crate_interp.bars import tqdm
 
 SHOWN_FROM = 2**28  # bytes
 

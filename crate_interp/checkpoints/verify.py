@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
+from crate_interp.bars import tqdm
 from crate_interp.checkpoints import fixed, registry
 from crate_interp.checkpoints.load import load
 from crate_interp.errors import CheckpointError

@@ -9,9 +9,9 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_hooks import full_name
+from crate_interp.bars import tqdm
 from crate_interp.circuits.effects import Loss, at_once, loss_effects, losses
 from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.atom_statistics import CODE

@@ -8,8 +8,8 @@ import pandas as pd
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from crate_interp.bars import tqdm
 from crate_interp.circuits.directions import names_of
 from crate_interp.config import CrateConfig
 from crate_interp.data import Samples

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_hooks import full_name
 from crate_interp import checks
+from crate_interp.bars import tqdm
 from crate_interp.circuits.runs import Metric, check_runs, returned
 from crate_interp.models.hooked import HookedModel
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_hooks import edit, full_name
+from crate_interp.bars import tqdm
 from crate_interp.circuits.runs import Head, Metric, as_number, check_runs, heads_of
 from crate_interp.models.hooked import HookedModel
 

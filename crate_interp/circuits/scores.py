@@ -9,10 +9,10 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_hooks import edit, full_name
 from crate_interp import checks
+from crate_interp.bars import tqdm
 from crate_interp.circuits.circuit import Circuit, head_name
 from crate_interp.circuits.runs import Head, MetricBySample, as_values, heads_of
 from crate_interp.models.hooked import HookedModel, check_hooked

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_interp import checks
+from crate_interp.bars import tqdm
 from crate_interp.config import CrateConfig
 from crate_interp.models.context import Past
 from crate_interp.models.tokenizer import Tokenizer

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_interp import checks
+from crate_interp.bars import tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.provenance import data_meta

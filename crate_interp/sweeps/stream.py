@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from crate_hooks import full_name, read
 from crate_interp import ranges
+from crate_interp.bars import tqdm
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView

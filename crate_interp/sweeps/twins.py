@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
+from crate_interp.bars import tqdm
 from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
 

@@ -1,0 +1,27 @@
+"""Progress bars: widgets in a notebook that has ipywidgets, lines of text elsewhere.
+
+Jupyter shows what is written to stderr in a red box, and so the warning of tqdm that there is no
+ipywidgets. In a notebook a bar of text goes to stdout instead, and there is no warning.
+"""
+
+import sys
+import warnings
+from typing import Any
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    from tqdm.auto import tqdm as _tqdm  # type: ignore
+
+
+def stream() -> Any:
+    """Returns where bars and notes on progress go: stdout in a notebook, else stderr."""
+    return sys.stdout if "ipykernel" in sys.modules else sys.stderr
+
+
+class tqdm(_tqdm):
+    """tqdm's bar; arguments as there."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("file") is None:
+            kwargs["file"] = stream()
+        super().__init__(*args, **kwargs)
