@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+import torch
+
+import crate_interp as ci
 
 DEMOS = Path(__file__).parent.parent / "demos"
 SHOWN = {  # what their outputs must hold, and how many pictures
@@ -19,7 +23,7 @@ SHOWN = {  # what their outputs must hold, and how many pictures
     "02_is_each_layer_doing_its_job": ("Answer, for 6 layers", 2),
     "03_segmentation_for_free": ("mask of another image", 1),
     "04_edit_a_subspace": ("span taken out of ln1.hook_normalized", 1),
-    "05_a_circuit_in_a_tiny_language_model": ("Answer: no induction head", 0),
+    "05_a_circuit_in_a_tiny_language_model": ("random circuits of", 5),
     "06_watch_it_learn": ("trained: accuracy", 3),
     "07_crate_alpha_from_the_hub": ("skipped: ", 0),
     "08_do_the_job_better": ("Answer: not measurably", 1),
@@ -45,10 +49,98 @@ def test_it_runs_and_shows_what_it_announces(name, tmp_path):
     assert re.search(rf"{name}: [\d.]+ s", done.stdout)
     notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    text = "".join(output.get("text", "") for output in outputs if output.output_type == "stream")
+    streams = [output for output in outputs if output.output_type == "stream"]
+    red = [output["text"] for output in streams if output["name"] == "stderr"]
+    assert not red, red
+    text = "".join(output["text"] for output in streams)
     words, pictures = SHOWN[name]
     assert words in text
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    if name.startswith("05"):
+        check_circuit(text)
+
+
+def check_circuit(text):
+    """What notebook 05 prints is what a slow computation finds, on other sequences."""
+    kinds, faithfulness = slow_circuit(ci.load("crate-tiny-induction"))
+    for words, heads in kinds.items():
+        (printed,) = re.findall(rf"^{words} heads: (.*)$", text, re.MULTILINE)
+        assert printed.split(", ") == heads
+    found = re.search(
+        r"^faithfulness ([.\d]+) \(95 % ([.\d]+) to ([.\d]+)\); 100 random circuits of (\d+) heads "
+        r"([.\d]+) \(([.\d]+) to ([.\d]+)\), share as good ([.\d]+)$",
+        text,
+        re.MULTILINE,
+    )
+    value, low, high, count, mean, least, most, share = map(float, found.groups())
+    assert 0.8 < low < value < high and abs(value - faithfulness) < 0.05
+    assert least < mean < most < low and share < 0.05
+    assert count == sum(map(len, kinds.values()))
+    assert "turns round" in text and "are a circuit." in text
+
+
+def slow_circuit(model):
+    """The heads of each kind as the notebook defines them, by loops, and their faithfulness."""
+    rng, layers, heads = np.random.default_rng(11), range(3), range(4)
+    periods = [period for period in range(6, 25) if period not in (9, 14, 19)]
+    tokens = np.array([string(rng, period) for period in periods * 3])
+    names = [f"L{layer}H{head}" for layer in layers for head in heads]
+    totals = {"previous-token": np.zeros(12), "induction": np.zeros(12)}
+    with torch.no_grad():
+        _, cache = model.run_with_cache(torch.tensor(tokens))
+    patterns = torch.stack([cache["pattern", layer] for layer in layers], dim=1).flatten(1, 2)
+    for own, pattern in zip(tokens, patterns.double().numpy(), strict=True):
+        before, after = [], []
+        for query in range(1, len(own)):
+            before.append(pattern[:, query, query - 1])
+            keys = [
+                key for key in range(1, query + 1) if own[key - 1] == own[query] and key - 1 < query
+            ]
+            if keys:
+                after.append(sum(pattern[:, query, key] for key in keys))
+        totals["previous-token"] += np.mean(before, axis=0)
+        totals["induction"] += np.mean(after, axis=0)
+    kinds = {
+        kind: [
+            name for name, value in zip(names, total, strict=True) if value >= total.max() * 2 / 3
+        ]
+        for kind, total in totals.items()
+    }
+    return kinds, slow_faithfulness(model, set(sum(kinds.values(), [])), cache)
+
+
+def string(rng, period):
+    """A separator and a random string that repeats."""
+    return [32, *np.resize(rng.integers(32, size=period), 48)]
+
+
+def slow_faithfulness(model, kept, cache):
+    """The share of the accuracy on held-out periods that is left with some heads alone."""
+
+    def accuracy(kept):
+        def put(z, hook):
+            layer, mean = int(hook.name.split(".")[1]), cache[hook.name].mean(dim=0)
+            for head in range(4):
+                if f"L{layer}H{head}" not in kept:
+                    z[:, :, head] = mean[:, head]
+            return z
+
+        right = []
+        for period in (9, 14, 19):
+            tokens = torch.tensor(
+                np.array([string(np.random.default_rng([period, k]), period) for k in range(12)])
+            )
+            with torch.no_grad():
+                logits = model.run_with_hooks(
+                    tokens, fwd_hooks=[(lambda n: n.endswith("hook_z"), put)]
+                )
+            hits = logits[:, period + 1 : -1].argmax(-1) == tokens[:, period + 2 :]
+            right.append(hits.float().mean().item())
+        return np.mean(right)
+
+    every = {f"L{layer}H{head}" for layer in range(3) for head in range(4)}
+    none = accuracy(set())
+    return (accuracy(kept) - none) / (accuracy(every) - none)
 
 
 def test_text_and_notebook_are_the_same():
