@@ -7,7 +7,7 @@ runs a model or opens data.
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, heads, layers
-from crate_interp.viz.circuit import circuit
+from crate_interp.viz.circuit_figure import circuit
 from crate_interp.viz.grids import head_grid
 from crate_interp.viz.interactive import activations, attention, top_tokens
 from crate_interp.viz.on_image import attention_on_image
