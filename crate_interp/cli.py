@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | audit | segment | atlas | convert | verify | models.
+"""The command line: crate-interp report | audit | segment | atlas | explore | convert | verify ...
 
 Exit codes: 0 done; 1 verify found what fails; 2 it cannot be done as asked, and a line says why;
 3 an error that nobody expected, whose traceback --debug shows; 130 interrupted.
@@ -192,6 +192,27 @@ def atlas(
 
 
 @app.command()
+def explore(
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    sample: Annotated[int, typer.Option(help="Which sample of the data to show, from 0.")] = 0,
+    circuit: Annotated[
+        Path | None, typer.Option(help="A file of Circuit.save: its heads get a ring.")
+    ] = None,
+) -> None:
+    """Write a page on which to point at a patch or token and see what every head does there."""
+    ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
+    model = _load(source, family, revision, config)
+    cache, inputs, name = _one_sample(model, data, sample)
+    page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
+    _say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
+
+
+@app.command()
 def convert(
     source: Annotated[
         str,
@@ -247,6 +268,28 @@ def models() -> None:
 
 def _load(source: str, family: str | None, revision: str | None, config: list[str] | None) -> Any:
     return ci.load(source, family=family, revision=revision, **_fields(config))
+
+
+def _one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
+    """Returns a cache of one sample of the data, the sample itself, and what to call it."""
+    import torch
+
+    from crate_interp.sweeps.stream import check_model, samples_of
+    from crate_interp.viz.explore import POINTS
+
+    check_model(model)
+    samples = samples_of(model, data, None)
+    if not 0 <= sample < samples.n:
+        raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
+    inputs = samples.read(sample, sample + 1).to(model.cfg.device)
+    names = {"names_filter": lambda name: name.endswith(POINTS)}
+    with torch.no_grad():
+        _, cache = model.run_with_cache(inputs, **names, **model.full_options)
+    label = None if samples.labels is None else samples.labels[sample]
+    called = samples.names or getattr(model.cfg, "labels", None)
+    if isinstance(label, int) and called is not None and 0 <= label < len(called):
+        label = called[label]
+    return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")
 
 
 def _fields(pairs: list[str] | None) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Numbers as text that a page carries: bytes, deflated, as base64.
+
+Attention is carried as the codes that it is made of, if a page can make it of them again: a head of
+197 tokens has 197 x 64 codes and 197 x 197 shares.
+"""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+LIMIT = 0.01  # the largest error of attention that is computed anew, in a row's largest shares
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's attention as a page carries it.
+
+    parts: name -> text. "codes", and "keys" if queries are others, are float16 `[head, pos,
+    d_head]` in planes. If "rows" are there, attention is not the softmax of these codes: they are
+    bytes `[head, query, key]` in steps of a row's largest share / 255, which "largest" has as
+    float16 `[head, query]` in planes. error: the largest error of a share, in its row's largest.
+    most: the largest share of each head.
+    """
+
+    parts: dict[str, str]
+    error: float
+    most: list[float]
+
+
+def packed(values: Shaped[np.ndarray, "..."]) -> str:
+    """Returns the bytes of an array, deflated, as base64. Numbers have their lowest byte first."""
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
+def planes(values: Float[np.ndarray, "..."]) -> str:
+    """Returns numbers as float16: first the low byte of each, then the high bytes, packed.
+
+    High bytes are alike, so that they deflate well beside each other.
+
+    Raises ValueError for NaN and Inf, and for numbers beyond the range of float16.
+    """
+    with np.errstate(over="ignore"):
+        halves = values.astype("<f2")
+    if not np.isfinite(halves).all():
+        raise ValueError("numbers are NaN, Inf or beyond 65,504: float16 cannot hold them.")
+    pairs = halves.reshape(-1).view(np.uint8).reshape(-1, 2)
+    return packed(np.ascontiguousarray(pairs.T))
+
+
+def pack_attention(
+    pattern: Float[np.ndarray, "head pos pos"],
+    codes: Float[np.ndarray, "head pos d_head"] | None,
+    keys: Float[np.ndarray, "head pos d_head"] | None,
+    causal: bool,
+) -> Attention:
+    """Returns a layer's attention as text: as codes if their softmax is the pattern to 1 %.
+
+    codes: of the queries, None if they are not known. keys: None if queries and keys are one code.
+    causal: whether a query sees no later keys. Raises ValueError for NaN or Inf in the pattern.
+    """
+    if not np.isfinite(pattern).all():
+        raise ValueError("the pattern holds NaN or Inf")
+    most = [float(f"{value:.4g}") for value in pattern.max(axis=(1, 2))]
+    parts: dict[str, str] = {}
+    error = np.inf
+    if codes is not None and _fits(codes):
+        parts["codes"] = planes(codes)
+        if keys is None or _fits(keys):
+            error = _worst(pattern, codes, codes if keys is None else keys, causal)
+    if error <= LIMIT:
+        if keys is not None:
+            parts["keys"] = planes(keys)
+        return Attention(parts, float(error), most)
+    largest = pattern.max(axis=2)
+    steps = (pattern / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
+    parts |= {"rows": packed(steps), "largest": planes(largest)}
+    kept = largest.astype(np.float16).astype(np.float32)[..., None] * (steps / 255)
+    return Attention(parts, float(_relative(kept, pattern).max()), most)
+
+
+def pack_tops(
+    values: Float[np.ndarray, "pos any"], totals: Float[np.ndarray, "pos"], count: int
+) -> str:
+    """Returns the `count` largest numbers of each row as text: where, how much, and a total.
+
+    These are uint32 `[pos, count]`, float32 `[pos, count]` and float32 `[pos]`, one after another;
+    of equal numbers the first comes first.
+    """
+    count = min(count, values.shape[1])
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    return pack_ranked(order, np.take_along_axis(values, order, axis=1), totals)
+
+
+def pack_ranked(
+    places: Int[np.ndarray, "pos count"],
+    values: Float[np.ndarray, "pos count"],
+    totals: Float[np.ndarray, "pos"],
+) -> str:
+    """Returns ranked numbers as the text that `pack_tops` makes."""
+    floats = np.concatenate([values.ravel(), totals.ravel()]).astype("<f4")
+    return packed(np.concatenate([places.ravel().astype("<u4"), floats.view("<u4")]))
+
+
+def words_of(layers: Sequence[int]) -> str:
+    """Returns "layer 3" or "layers 0, 3 and 4"."""
+    numbers = [str(layer) for layer in layers]
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    return f"layers {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _fits(values: np.ndarray) -> bool:
+    """Tells whether float16 can hold the numbers."""
+    return bool(np.isfinite(values).all() and np.abs(values).max(initial=0) < 65_504)
+
+
+def _worst(pattern: np.ndarray, codes: np.ndarray, keys: np.ndarray, causal: bool) -> float:
+    """Returns the largest error of the softmax of rounded codes, in a row's largest shares."""
+    worst = 0.0
+    for head in range(len(pattern)):  # one at a time: a long text has large patterns
+        q, k = (each[head].astype(np.float16).astype(np.float32) for each in (codes, keys))
+        scores = q @ k.T * q.shape[1] ** -0.5
+        if causal:
+            scores[np.triu_indices(len(scores), 1)] = -np.inf
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        worst = max(worst, float(_relative(shares, pattern[head]).max()))
+    return worst if np.isfinite(worst) else np.inf
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns the errors of rows, divided by the largest entry of each."""
+    return np.abs(found - wanted) / wanted.max(axis=-1, keepdims=True).clip(min=1e-30)

@@ -1,0 +1,380 @@
+"use strict";
+// The page: what is chosen, what is drawn of it, and what pointer, touch and keys do.
+
+const byId = id => document.getElementById(id);
+const data = JSON.parse(byId("data").textContent);
+const isText = data.kind === "text", WORD = isText ? "token" : "patch";
+const VERBS = {to: "attends to", from: "is attended by", alike: "has codes like"};
+const LEGENDS = {
+  to: `Below each map: the largest share \u00b7 the effective number of tokens of ${data.count}.`,
+  from: "Below each map: the largest share \u00b7 the sum \u03a3, on average 1.",
+  alike: "Below each map: the largest cosine to another token.",
+};
+const MOST_LINES = 200;
+
+// The page opens where the library found the strongest look at another token.
+const state = {...data.start, pinned: false, key: null, seenHead: null, atom: null,
+  mode: "to", scale: "row", over: "none"};
+const layers = []; // promises of layers, unpacked when they are first looked at
+let layer = null;
+
+// ---- names
+
+function placeOf(token) { // [row, column] of a patch
+  const columns = data.grid[1];
+  return [Math.floor((token - 1) / columns), (token - 1) % columns];
+}
+
+function nameOf(token) {
+  if (isText) return `\u201c${shown(data.names[token])}\u201d (${token})`;
+  return token ? `patch (${placeOf(token).join(", ")})` : "CLS";
+}
+
+const seenFrom = token => data.causal ? token + 1 : data.count; // how many tokens it sees
+const inCircuit = (at, head) => (data.circuit?.nodes ?? []).some(node =>
+  node.layer === at && node.kind === 0 && node.number === head);
+
+// ---- values of a head for the token that is asked about
+
+function valuesOf(head) {
+  if (state.mode === "from") return layer.column(head, state.query);
+  return state.mode === "to" ? layer.row(head, state.query) : layer.cosines(head, state.query);
+}
+
+function largestOf(values, head) {
+  const alike = state.mode === "alike";
+  if (state.scale === "absolute" || (alike && state.scale === "head")) return 1;
+  if (state.scale === "head") return data.most[state.layer][head];
+  return values.reduce((most, value, token) => // a code is like itself: that says nothing
+    alike && token === state.query ? most : Math.max(most, Math.abs(value)), 1e-30);
+}
+
+function strongest(values) {
+  return values.reduce((best, value, token) =>
+    (state.mode === "alike" && token === state.query) || (best !== null && value <= values[best])
+      ? best : token, null);
+}
+
+// [short words for a tile, the same for a screen reader]
+function factsOf(values) {
+  const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
+  const effective = 1 / values.reduce((total, value) => total + value * value, 0);
+  if (state.mode === "to") return [`${digits(values[best])} · \u2248${effective.toFixed(1)}`,
+    `largest share ${digits(values[best])}, effectively ${effective.toFixed(1)} tokens`];
+  if (state.mode === "from") return [`${digits(values[best])} · \u03a3 ${sum.toFixed(2)}`,
+    `largest share ${digits(values[best])}, sum ${sum.toFixed(2)}`];
+  return [digits(values[best]), `largest cosine ${digits(values[best])}`];
+}
+
+function sentence(head, key, values) {
+  const who = nameOf(state.query), whom = nameOf(key), value = digits(values[key]);
+  const where = `Layer ${state.layer}, head ${head}: `, best = key === strongest(values);
+  if (state.mode === "alike")
+    return `${where}the codes of ${who} and ${whom} have the cosine ${value}.`;
+  const asker = state.mode === "to" ? state.query : key, even = 1 / seenFrom(asker);
+  const words = state.mode === "to" ? `${who} gives ${best ? "most, " : ""}${value}, to ${whom}`
+    : `${who} gets ${best ? "most, " : ""}${value}, from ${whom}`;
+  const times = values[key] / even;
+  return `${where}${words}: ${times.toFixed(times < 10 ? 1 : 0)} times the even share, `
+    + `1/${seenFrom(asker)} = ${digits(even)}.`;
+}
+
+// ---- drawing
+
+function paint(canvas, values, most) {
+  if (isText) paintBars(canvas, state.query, values, most);
+  else paintMap(canvas, data.grid, values, most);
+}
+
+function drawTiles() {
+  const every = [];
+  [...byId("tiles").children].forEach((tile, head) => {
+    const values = every[head] = valuesOf(head), [short, long] = factsOf(values);
+    paint(tile.firstChild, values, largestOf(values, head));
+    tile.querySelector("b").textContent = `L${state.layer}H${head}`;
+    tile.querySelector("small").textContent = short;
+    const ringed = inCircuit(state.layer, head);
+    tile.classList.toggle("ringed", ringed);
+    tile.setAttribute("aria-pressed", head === state.head);
+    tile.setAttribute("aria-label",
+      `Layer ${state.layer} head ${head}${ringed ? ", in the circuit" : ""}: ${long}`);
+  });
+  const row = byId("tiles"), tile = row.children[state.head]; // on a phone the row scrolls
+  if (tile.offsetLeft < row.scrollLeft
+      || tile.offsetLeft + tile.offsetWidth > row.scrollLeft + row.clientWidth)
+    row.scrollLeft = tile.offsetLeft - 12;
+  return every;
+}
+
+function mark(element, token) {
+  element.hidden = token === null || token === 0;
+  if (element.hidden) return;
+  const [row, column] = placeOf(token), [rows, columns] = data.grid;
+  const box = {left: column / columns, top: row / rows, width: 1 / columns, height: 1 / rows};
+  for (const [side, share] of Object.entries(box)) element.style[side] = `${100 * share}%`;
+}
+
+function drawChosen(every) {
+  const head = state.head, values = every[head], most = largestOf(values, head);
+  byId("chosen-name").textContent = `L${state.layer}H${head}`;
+  byId("chosen-words").textContent = `${nameOf(state.query)} ${VERBS[state.mode]}`;
+  const order = Array.from(values.keys()).filter(token => state.mode !== "alike"
+    || token !== state.query).sort((a, b) => values[b] - values[a]);
+  const best = order.slice(0, 8).filter(token => values[token]);
+  ranked(byId("keys"), best.map(token => ({name: nameOf(token), words: digits(values[token]),
+    share: values[token] / most, pick: () => choose({query: token, pinned: true})})));
+  if (isText) return drawText(values, most);
+  byId("keys-words").textContent = `for L${state.layer}H${head}`;
+  paintMap(byId("map"), data.grid, values, most);
+  mark(byId("large-query"), state.query);
+  mark(byId("large-key"), state.key);
+  mark(byId("query-mark"), state.query);
+  byId("cls-key").textContent = `CLS ${digits(values[0])}`;
+  byId("cls-key").style.setProperty("--share", Math.min(1, Math.abs(values[0]) / most));
+  byId("bar-words").textContent = `0 to ${digits(most)}`;
+  byId("cls").setAttribute("aria-pressed", state.query === 0);
+  drawOverlay();
+}
+
+function drawOverlay() {
+  const found = data.overlays?.[state.layer], isMask = state.over === "masks";
+  const numbers = isMask ? found?.masks : found?.components[+state.over];
+  const count = paintPatches(byId("overlay"), data.grid, numbers ?? [], isMask);
+  const where = `of the codes of layer ${state.layer}`;
+  byId("over-words").textContent = !numbers ? ""
+    : isMask ? `MaskCut finds ${count} mask${count === 1 ? "" : "s"} in cuts ${where}.`
+    : `Component ${+state.over + 1} ${where}: blue is above 0, orange below.`;
+}
+
+function drawText(values, most) {
+  const tokens = [...byId("tokens").querySelectorAll("span")];
+  tokens.forEach((token, number) => {
+    token.style.setProperty("--share", Math.min(1, Math.abs(values[number]) / most));
+    token.classList.toggle("below", values[number] < 0);
+    token.classList.toggle("asks", number === state.query);
+    token.classList.toggle("pointed", number === state.key);
+  });
+  const frame = byId("surface").getBoundingClientRect();
+  const spot = number => {
+    const box = tokens[number].getBoundingClientRect();
+    return [(box.left + box.right) / 2 - frame.left, box.top - frame.top + 3];
+  };
+  const [x0, y0] = spot(state.query), order = Array.from(values.keys());
+  const chosen = order.filter(key => key !== state.query && Math.abs(values[key]) > most / 20)
+    .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, MOST_LINES);
+  byId("lines").replaceChildren(...chosen.map(key => {
+    const [x, y] = spot(key), share = Math.min(1, Math.abs(values[key]) / most);
+    const bend = Math.min(y, y0) - Math.min(34, 8 + Math.abs(x - x0) / 6 + Math.abs(y - y0) / 8);
+    return svg("path", {d: `M${x0} ${y0} C${x0} ${bend} ${x} ${bend} ${x} ${y}`,
+      "stroke-width": .8 + 2.6 * share, "stroke-opacity": .25 + .65 * share,
+      class: values[key] < 0 ? "below" : "above"});
+  }));
+}
+
+function drawLens() {
+  byId("lens-panel").hidden = !layer.lens;
+  if (!layer.lens) return;
+  byId("lens-layer").textContent = state.layer;
+  const next = data.goesOn[state.query];
+  ranked(byId("lens"), layer.lens.of(state.query).map(({place, value}) => ({share: value,
+    name: shown(data.answers[place]) + (place === next ? " \u2713" : ""), words: percent(value)})));
+  byId("lens-words").textContent = next === undefined ? "This is the last token." :
+    `The text goes on with \u201c${shown(data.names[state.query + 1])}\u201d.`;
+}
+
+function drawAtoms() {
+  const panel = Boolean(layer.atoms);
+  byId("atoms-panel").hidden = byId("atom-panel").hidden = !panel;
+  if (!panel) return;
+  const here = layer.atoms.of(state.query).filter(one => one.value > 0).slice(0, 8);
+  const total = layer.atoms.total(state.query), most = here[0]?.value ?? 1;
+  byId("atoms-words").textContent = `of ${nameOf(state.query)} in layer ${state.layer}`;
+  const atom = here.some(one => one.place === state.atom) ? state.atom : here[0]?.place ?? 0;
+  ranked(byId("atoms"), here.map(({place, value}) => ({name: `A${place}`, share: value / most,
+    words: `${digits(value)} · ${percent(value / total)}`, chosen: place === atom,
+    pick: () => choose({atom: place})})));
+  byId("atom-name").textContent = `L${state.layer}A${atom}`;
+  const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
+  const on = values.filter(value => value > 0).length;
+  byId("atom-words").textContent = `Among the ${layer.atoms.ranks} largest atoms of ${on} of `
+    + `${data.count} tokens; largest ${digits(largest)}.`;
+  if (!isText) return paintMap(byId("atom-map"), data.grid, values, largest);
+  byId("atom-tokens").querySelectorAll("span").forEach((token, number) =>
+    token.style.setProperty("--share", values[number] / largest));
+}
+
+let waiting = false;
+function draw() { // at most once a frame
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(async () => {
+    const number = state.layer;
+    layers[number] ??= Layer.load(number, data);
+    const loaded = await layers[number].catch(error => {
+      byId("readout").textContent = `This browser cannot unpack the page: ${error.message}`;
+    });
+    waiting = false;
+    if (!loaded) return;
+    if (number !== state.layer) return draw(); // the slider went on meanwhile
+    layer = loaded;
+    drawNow();
+  });
+}
+
+function drawNow() {
+  if (state.mode === "alike" && !layer.codes) state.mode = "to";
+  const every = drawTiles();
+  drawChosen(every);
+  drawLens();
+  drawAtoms();
+  byId("tiles-words").textContent = LEGENDS[state.mode];
+  byId("layer").value = state.layer;
+  byId("layer-number").textContent = byId("heads-layer").textContent = state.layer;
+  const head = state.seenHead ?? state.head, key = state.key ?? strongest(every[head]);
+  byId("readout").textContent = sentence(head, key, every[head]);
+  byId("explorer").classList.toggle("pinned", state.pinned);
+  for (const node of document.querySelectorAll("#circuit .node"))
+    node.classList.toggle("here", node.dataset.name === `L${state.layer}H${state.head}`);
+  for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
+    button.checked = button.value === state[name];
+  remember();
+  performance.mark("drawn");
+}
+
+// ---- choosing
+
+function choose(what) {
+  Object.assign(state, what);
+  draw();
+}
+
+function toLayer(number) {
+  choose({layer: Math.max(0, Math.min(data.layers - 1, number)), key: null});
+}
+
+function toHead(number) {
+  choose({head: (number + data.heads) % data.heads, seenHead: null});
+}
+
+function ask(query, pinned) {
+  choose({query, pinned, key: null});
+}
+
+// A click keeps a token; a second one on it lets it go.
+function click(query) {
+  ask(query, !(state.pinned && state.query === query));
+}
+
+function step(columns, rows) { // moves the token that is asked about
+  const wide = isText ? 1 : data.grid[1], to = state.query + columns + rows * wide;
+  if (!isText && state.query === 0) return ask(1, true);
+  ask(Math.max(0, Math.min(data.count - 1, to)), true);
+}
+
+function remember() { // in the address, where a page may change it
+  const names = ["layer", "head", "mode", "scale", "over", ...(state.pinned ? ["query"] : [])];
+  const kept = names.map(name => `${name}=${state[name]}`);
+  try {
+    history.replaceState(null, "", `#${kept.join("&")}`);
+  } catch { /* a frame without an origin of its own has no address to change */ }
+}
+
+function recall() {
+  const most = {layer: data.layers, head: data.heads, query: data.count};
+  for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
+    if (name in most && /^\d+$/.test(value) && +value < most[name]) state[name] = +value;
+    if (name === "query") state.pinned = true;
+    if (name === "mode" && value in VERBS) state.mode = value;
+    if (name === "scale" && ["row", "head", "absolute"].includes(value)) state.scale = value;
+    if (name === "over" && ["none", "masks", "0", "1", "2"].includes(value)) state.over = value;
+  }
+}
+
+// ---- pointer, touch and keys
+
+function tokenAt(event) {
+  const token = event.target.closest?.("#tokens span");
+  return token ? +token.dataset.number : null;
+}
+
+const KEYS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+
+function key(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape") return choose({pinned: false, key: null});
+  if (event.target.closest("input, select")) return; // these have arrow keys of their own
+  if (event.key === "[") return toHead(state.head - 1);
+  if (event.key === "]") return toHead(state.head + 1);
+  const arrow = KEYS[event.key];
+  if (!arrow) return;
+  // up and down scroll the page, unless the picture or the text has the focus
+  if (!event.shiftKey && arrow[1] && !event.target.closest("#surface")) return;
+  event.preventDefault();
+  if (event.shiftKey) step(...arrow);
+  else toLayer(state.layer + arrow[0] - arrow[1]);
+}
+
+function listen() {
+  const surface = byId("surface");
+  const at = event => isText ? tokenAt(event) : patchAt(event, surface, data.grid);
+  surface.addEventListener("pointermove", event => {
+    const token = at(event);
+    if (event.pointerType !== "touch" && !state.pinned && token !== null && token !== state.query)
+      ask(token, false);
+  });
+  surface.addEventListener("click", event => {
+    const token = at(event);
+    if (token !== null) click(token);
+  });
+  byId("layer").addEventListener("input", event => toLayer(+event.target.value));
+  byId("over")?.addEventListener("change", event => choose({over: event.target.value}));
+  byId("cls")?.addEventListener("click", () => click(0));
+  for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
+    button.addEventListener("change", () => choose({[name]: button.value}));
+  document.addEventListener("keydown", key);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  addEventListener("resize", draw);
+  addEventListener("hashchange", () => { recall(); draw(); });
+}
+
+// Which key a pointer is on: of a map, or of the bars of a text.
+function pointKeys(element, canvas, head) {
+  const at = event => {
+    if (!isText) return patchAt(event, canvas, data.grid);
+    const box = canvas.getBoundingClientRect(), place = (event.clientX - box.left) / box.width;
+    return place >= 0 && place < 1 ? Math.floor(place * data.count) : null;
+  };
+  element.addEventListener("pointermove", event => choose({key: at(event), seenHead: head}));
+  element.addEventListener("pointerleave", () => choose({key: null, seenHead: null}));
+}
+
+function build() {
+  for (let head = 0; head < data.heads; head++) {
+    const canvas = make("canvas"), words = make("span", {}, [make("b"), " ", make("small")]);
+    const tile = make("button", {type: "button", className: "tile"}, [canvas, words]);
+    tile.addEventListener("click", () => toHead(head));
+    pointKeys(tile, canvas, head);
+    byId("tiles").append(tile);
+  }
+  if (isText) ["tokens", "atom-tokens"].forEach(name => tokenSpans(byId(name), data.names));
+  else pointKeys(byId("large"), byId("map"), null);
+  if (!isText) {
+    byId("cls-key").addEventListener("pointerenter", () => choose({key: 0}));
+    byId("cls-key").addEventListener("pointerleave", () => choose({key: null}));
+  }
+  if (!data.circuit) return;
+  byId("circuit-panel").hidden = false;
+  const {all, edges, note} = data.circuit;
+  byId("circuit-note").textContent = note
+    + (edges.length < all ? ` (the ${edges.length} largest of ${all} edges)` : "");
+  byId("circuit").append(circuitDrawing(data.circuit, node => choose(
+    {layer: node.layer, ...(node.kind ? {atom: node.number} : {head: node.number}), key: null})));
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  build();
+  recall();
+  listen();
+  draw();
+});
+window.explorer = {state, values: head => Array.from(valuesOf(head ?? state.head))};
