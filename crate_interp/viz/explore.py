@@ -45,7 +45,7 @@ def explore(
     the network for nothing. It carries codes in 16 bits and computes attention from them, which is
     checked when it is made: an entry is right to 1 % of its row's largest.
 
-    cache: of `model.run_with_cache(inputs)` of a model of images or text. inputs: what the model
+    cache: of `model.run_with_cache(x)` of a model of images or text. inputs: what the model
     was run on. circuit: drawn beside; its heads are ringed. sample: its number in the cache. name:
     what to call it; None is "sample 0".
 

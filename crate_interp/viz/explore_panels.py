@@ -74,7 +74,8 @@ class Seen:
         """Whether the logit lens can read the stream of every layer."""
         last = len(self.model.blocks) - 1
         cached = self.everywhere("hook_resid_pre") and self.has("hook_resid_post", last)
-        return cached and self.grid is None and self.model.cfg.family not in _TOWERS
+        answers = self.grid is None and self.model.cfg.family not in _TOWERS
+        return cached and answers and not self.model.training
 
     @cached_property
     def lens(self) -> tuple[np.ndarray, np.ndarray]:
@@ -253,7 +254,8 @@ def _reasons(seen: Seen) -> Iterator[tuple[str, str]]:
     if seen.model.cfg.family in _TOWERS or not seen.model.has_logits:
         return
     if seen.grid is None and not seen.has_lens:
-        yield "The logit lens", "the cache lacks hook_resid_pre, or the last hook_resid_post"
+        lacks = "the cache lacks hook_resid_pre, or the last hook_resid_post"
+        yield "The logit lens", "call model.eval() first" if seen.model.training else lacks
     if seen.grid is not None and not seen.has("hook_pooled"):
         yield "The model's answer", "the cache lacks hook_pooled"
 

@@ -6,9 +6,9 @@ const data = JSON.parse(byId("data").textContent);
 const isText = data.kind === "text", WORD = isText ? "token" : "patch";
 const VERBS = {to: "attends to", from: "is attended by", alike: "has codes like"};
 const LEGENDS = {
-  to: `Below each map: the largest share \u00b7 the effective number of tokens of ${data.count}.`,
-  from: "Below each map: the largest share \u00b7 the sum \u03a3, on average 1.",
-  alike: "Below each map: the largest cosine to another token.",
+  to: `Below: the largest share \u00b7 the effective number of tokens, at most ${data.count}.`,
+  from: "Below: the largest share \u00b7 the sum \u03a3, on average 1.",
+  alike: "Below: the largest cosine to another token.",
 };
 const MOST_LINES = 200;
 
@@ -45,8 +45,9 @@ function largestOf(values, head) {
   const alike = state.mode === "alike";
   if (state.scale === "absolute" || (alike && state.scale === "head")) return 1;
   if (state.scale === "head") return data.most[state.layer][head];
-  return values.reduce((most, value, token) => // a code is like itself: that says nothing
-    alike && token === state.query ? most : Math.max(most, Math.abs(value)), 1e-30);
+  // a code is like itself, and the first token often gets nearly all: both would bleach the rest
+  return values.reduce((most, value, token) => token === (alike ? state.query : 0) && data.count > 1
+    ? most : Math.max(most, Math.abs(value)), 1e-30);
 }
 
 function strongest(values) {
@@ -131,7 +132,10 @@ function drawChosen(every) {
   mark(byId("query-mark"), state.query);
   byId("cls-key").textContent = `CLS ${digits(values[0])}`;
   byId("cls-key").style.setProperty("--share", Math.min(1, Math.abs(values[0]) / most));
-  byId("bar-words").textContent = `0 to ${digits(most)}`;
+  byId("cls-key").classList.toggle("below", values[0] < 0);
+  const signed = state.mode === "alike";
+  byId("large").parentElement.classList.toggle("signed", signed);
+  byId("bar-words").textContent = `${signed ? digits(-most) : 0} to ${digits(most)}`;
   byId("cls").setAttribute("aria-pressed", state.query === 0);
   drawOverlay();
 }
@@ -140,10 +144,10 @@ function drawOverlay() {
   const found = data.overlays?.[state.layer], isMask = state.over === "masks";
   const numbers = isMask ? found?.masks : found?.components[+state.over];
   const count = paintPatches(byId("overlay"), data.grid, numbers ?? [], isMask);
-  const where = `of the codes of layer ${state.layer}`;
+  const many = `${count} mask${count === 1 ? "" : "s"}`;
   byId("over-words").textContent = !numbers ? ""
-    : isMask ? `MaskCut finds ${count} mask${count === 1 ? "" : "s"} in cuts ${where}.`
-    : `Component ${+state.over + 1} ${where}: blue is above 0, orange below.`;
+    : isMask ? `MaskCut finds ${many} in the codes of layer ${state.layer}.`
+    : `Component ${+state.over + 1} of these codes: blue is above 0, orange below.`;
 }
 
 function drawText(values, most) {
@@ -233,6 +237,7 @@ function drawNow() {
   const head = state.seenHead ?? state.head, key = state.key ?? strongest(every[head]);
   byId("readout").textContent = sentence(head, key, every[head]);
   byId("explorer").classList.toggle("pinned", state.pinned);
+  byId("kept").textContent = state.pinned ? `${nameOf(state.query)} is kept` : "";
   for (const node of document.querySelectorAll("#circuit .node"))
     node.classList.toggle("here", node.dataset.name === `L${state.layer}H${state.head}`);
   for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
@@ -302,7 +307,7 @@ const KEYS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDow
 function key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") return choose({pinned: false, key: null});
-  if (event.target.closest("input, select")) return; // these have arrow keys of their own
+  if (event.target.closest("input, select, .scroller")) return; // they have arrow keys of their own
   if (event.key === "[") return toHead(state.head - 1);
   if (event.key === "]") return toHead(state.head + 1);
   const arrow = KEYS[event.key];

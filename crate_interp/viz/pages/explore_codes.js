@@ -271,6 +271,7 @@ function circuitDrawing({nodes, edges}, pick) {
     });
     return group;
   });
-  const width = 4 + (columns.length - 1) * across + wide, height = above + 2 + (most - 1) * down + tall;
+  const width = 4 + (columns.length - 1) * across + wide;
+  const height = above + 2 + (most - 1) * down + tall;
   return svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`}, [...lines, ...boxes]);
 }

@@ -1,0 +1,262 @@
+"""What the explorer's page carries, what it refuses, and what it leaves out. No browser."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+import crate_interp as ci
+from command import fails, run
+from conftest import BATCH, HEADS, LAYERS, make, make_lm
+from crate_interp.viz.explore import POINTS
+from crate_interp.viz.explore_packing import LIMIT, pack_attention, pack_tops, planes
+
+NANOCHAT = ("crate-lm", "nanochat-crate", "gpt-baseline")
+
+
+@pytest.fixture
+def cache(model, images):
+    return model.run_with_cache(images)[1]
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.html(), re.DOTALL)[1])
+
+
+def blob(page, name):
+    """The bytes of a part of the page, or None."""
+    found = re.search(rf'<script type="text/plain" id="{name}">([^<]*)<', page.html())
+    return zlib.decompress(base64.b64decode(found[1])) if found else None
+
+
+def halves(data, *shape):
+    """float16 from two planes, in the plainest way."""
+    count = len(data) // 2
+    pairs = b"".join(bytes([data[i], data[count + i]]) for i in range(count))
+    return np.frombuffer(pairs, "<f2").astype(np.float64).reshape(shape)
+
+
+def attention_in(page, layer, heads, count, causal=False):
+    """A layer's attention from the bytes of the page, entry by entry of the formula."""
+    rows = blob(page, f"rows-{layer}")
+    if rows:
+        steps = np.frombuffer(rows, np.uint8).reshape(heads, count, count)
+        return steps / 255 * halves(blob(page, f"largest-{layer}"), heads, count, 1)
+    q = halves(blob(page, f"codes-{layer}"), heads, count, -1)
+    keys = blob(page, f"keys-{layer}")
+    k = halves(keys, heads, count, -1) if keys else q
+    scores = np.einsum("hqp,hkp->hqk", q, k) / np.sqrt(q.shape[-1])
+    if causal:
+        scores = np.where(np.tril(np.ones((count, count), bool)), scores, -np.inf)
+    weights = np.exp(scores)
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def worst(found, wanted):
+    """The largest error, as a share of each row's largest entry."""
+    return (np.abs(found - wanted) / wanted.max(-1, keepdims=True)).max()
+
+
+def test_halves_come_back():
+    values = np.array([0.0, -0.0, 1.5, -2.25, 65504.0, 6e-8, 3.14159, -1e-4], np.float32)
+    data = zlib.decompress(base64.b64decode(planes(values)))
+    assert np.array_equal(halves(data, 8), values.astype(np.float16).astype(np.float64))
+    for bad in (np.nan, np.inf, 7e4):
+        with pytest.raises(ValueError, match="float16 cannot hold"):
+            planes(np.array([1.0, bad], np.float32))
+
+
+def test_ranked_numbers_are_the_largest():
+    values = np.array([[0.0, 3.0, 3.0, 9.0], [1.0, 2.0, 8.0, 4.0]], np.float32)
+    data = zlib.decompress(base64.b64decode(pack_tops(values, values.sum(1), 3)))
+    assert np.frombuffer(data[:24], "<u4").tolist() == [3, 1, 2, 2, 3, 1]
+    assert np.frombuffer(data[24:], "<f4").tolist() == [9, 3, 3, 8, 4, 2, 15, 15]
+
+
+@pytest.mark.parametrize("sample", range(BATCH))
+def test_codes_give_the_attention_of_images(cache, images, sample):
+    page = ci.viz.explore(cache, images, sample=sample)
+    assert data_of(page)["parts"] == [["codes"]] * LAYERS
+    for layer in range(LAYERS):
+        wanted = cache["pattern", layer][sample].numpy()
+        assert worst(attention_in(page, layer, HEADS, 13), wanted) < LIMIT
+    assert "sample" in page.title and data_of(page)["grid"] == [3, 4]
+
+
+@pytest.mark.parametrize("name", NANOCHAT)
+def test_codes_give_the_attention_of_texts(name):
+    lm = make_lm(name, window=False) if name == "nanochat-crate" else make_lm(name)
+    tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
+    _, cache = lm.run_with_cache(tokens)
+    page = ci.viz.explore(cache, tokens, sample=1)
+    two = [["codes", "keys"]] if name == "gpt-baseline" else [["codes"]]
+    assert data_of(page)["parts"] == two * LAYERS
+    for layer in range(LAYERS):
+        found = attention_in(page, layer, HEADS, 11, causal=True)
+        assert worst(found, cache["pattern", layer][1].numpy()) < LIMIT
+    assert data_of(page)["names"] == [str(token) for token in tokens[1].tolist()]
+
+
+def test_attention_that_is_not_of_the_codes_is_stored():
+    """A window hides keys, and an edit changes shares: the rows themselves are carried."""
+    lm = make_lm("nanochat-crate")
+    tokens = torch.randint(47, (1, 13), generator=torch.Generator().manual_seed(4))
+    _, cache = lm.run_with_cache(tokens)
+    page = ci.viz.explore(cache, tokens)
+    assert data_of(page)["parts"] == [["codes", "largest", "rows"], ["codes"], ["codes"]]
+    assert worst(attention_in(page, 0, HEADS, 13), cache["pattern", 0][0].numpy()) < LIMIT / 2
+    assert "The attention of layer 0 is stored" in page.html()
+
+
+def test_an_edited_pattern_is_shown_as_it_was_used(model, images):
+    def even(pattern, hook):
+        return torch.full_like(pattern, 1 / pattern.shape[-1])
+
+    with model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", even)]):
+        _, cache = model.run_with_cache(images)
+    page = ci.viz.explore(cache, images)
+    shares = attention_in(page, 1, HEADS, 13)
+    assert np.allclose(shares, cache["pattern", 1][0].numpy(), rtol=1e-3)
+    assert "layer 1 is stored" in page.html() or np.allclose(shares.std(), 0, atol=0.1)
+
+
+def test_codes_too_large_for_sixteen_bits_are_not_carried():
+    codes = np.full((1, 3, 2), 1e5, np.float32)
+    found = pack_attention(np.full((1, 3, 3), 1 / 3, np.float32), codes, None, False)
+    assert sorted(found.parts) == ["largest", "rows"] and found.error < LIMIT
+
+
+def test_the_answer_atoms_masks_and_components_are_those_of_the_library(cache, images):
+    page, model = ci.viz.explore(cache, images, sample=1), cache.model
+    share = model(images)[1].softmax(-1).max().item()
+    assert f"class {model(images)[1].argmax()}</q>, {share:.0%}" in page.html()
+    layer = LAYERS - 1
+    found = np.frombuffer(blob(page, f"atoms-{layer}"), "<u4").reshape(-1)
+    code = cache["post", layer][1]
+    assert found[: 13 * 16].reshape(13, 16)[:, 0].tolist() == code.argmax(-1).tolist()
+    shown = data_of(page)["overlays"][layer]
+    one = cache["k", layer][1, 1:].flatten(1)
+    masks = ci.measures.maskcut(one, (3, 4), n_masks=3).flatten(1)
+    assert [
+        masks[number - 1, patch].item() for patch, number in enumerate(shown["masks"]) if number
+    ]
+    assert (np.array(shown["masks"]) > 0).tolist() == masks.any(0).tolist()
+    wanted = ci.measures.pca_map(one[None], (3, 4))[0].flatten(1)
+    scaled = (wanted / wanted.abs().amax(1, keepdim=True) * 100).round()
+    assert shown["components"] == scaled.long().tolist()
+
+
+def test_the_logit_lens_is_the_librarys():
+    lm = ci.load("crate-tiny-lm")
+    text = "In the beginning was the Word"
+    logits, cache = lm.run_with_cache(text)
+    page, count = ci.viz.explore(cache, text), logits.shape[1]
+    data = data_of(page)
+    for layer in (0, 5):
+        raw = blob(page, f"lens-{layer}")
+        ids = np.frombuffer(raw, "<u4")[: 5 * count].reshape(count, 5)
+        shares = np.frombuffer(raw, "<f4")[5 * count : 10 * count].reshape(count, 5)
+        table = ci.circuits.logit_lens(cache, position=4).table()
+        table = table[table["layer"] == layer + 1]
+        assert [data["answers"][str(token)] for token in ids[4]] == table["answer"].tolist()
+        assert shares[4] == pytest.approx(table["probability"].to_numpy(), rel=1e-4)
+    assert logits[0, 3].argmax().item() == ids[3, 0]  # the last layer is the model itself
+    assert "".join(data["names"]).endswith("Word")
+    assert ci.viz.explore(cache, lm.to_tokens(text)[0]).html() == page.html()
+
+
+def test_what_the_cache_lacks_is_left_out_and_said(model, images):
+    only = {"names_filter": lambda name: name.endswith("attn.hook_pattern")}
+    _, cache = model.run_with_cache(images, **only)
+    page = ci.viz.explore(cache, images)
+    assert data_of(page)["parts"] == [["largest", "rows"]] * LAYERS
+    assert worst(attention_in(page, 2, HEADS, 13), cache["pattern", 2][0].numpy()) < LIMIT / 2
+    for words in ("Similar codes, masks and components left out", "Atoms left out", "hook_pooled"):
+        assert words in page.html()
+    assert data_of(page)["overlays"] is None and blob(page, "atoms-0") is None
+    some = {"names_filter": lambda name: name.endswith(POINTS)}
+    assert "left out:" not in ci.viz.explore(model.run_with_cache(images, **some)[1], images).html()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_does_not_fit_is_said(model, images, cache):
+    few = model.run_with_cache(images, names_filter="hook_embed")[1]
+    lm = make_lm("crate-lm")
+    tokens = torch.randint(47, (1, 5))
+    edge = ci.circuits.Edge
+    for kind, words, call in (
+        (KeyError, r"lacks blocks\.0\.attn\.hook_pattern, .*names_filter=lambda", (few, images)),
+        (ValueError, "sample=2: the cache has samples 0 to 1", (cache, images, 2)),
+        (ValueError, "sample=True", (cache, images, True)),
+        (ValueError, "does not belong to inputs", (cache, images[:1])),
+        (ValueError, "does not belong to inputs", (cache, images[..., :10])),
+        (ValueError, r"inputs are images \[batch", (cache, tokens)),
+        (ValueError, "got str", (cache, "a text")),
+        (ValueError, "give the cache of", ({}, images)),
+        (ValueError, "no batch axis", (
+            model.run_with_cache(images[:1], remove_batch_dim=True)[1], images[:1])),
+        (ValueError, "does not belong", (
+            model.run_with_cache(images, pos_slice=slice(0, 4))[1], images)),
+        (ValueError, "NaN or Inf in layer 0 for sample 0", (
+            model.run_with_cache(images * torch.nan)[1], images)),
+        (ValueError, "does not belong to inputs", (lm.run_with_cache(tokens)[1], tokens[:, :4])),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=words):
+            ci.viz.explore(*call[:2], **({"sample": call[2]} if len(call) > 2 else {}))
+    for circuit, words in (
+        (ci.circuits.Circuit([edge("L0H9", "logits", 1.0)]), "the circuit has L0H9, the model 3"),
+        ("L0H0", "give a ci.circuits.Circuit"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ci.viz.explore(cache, images, circuit=circuit)
+
+
+def test_strings_of_strangers_are_data(images):
+    bad = "</script><img src=x onerror=alert(1)>\u202e"
+    model = make("crate", labels=[f"{number}{bad[:-1]}" for number in range(11)])
+    _, cache = model.run_with_cache(images)
+    html = ci.viz.explore(cache, images, name=bad).html()
+    assert "<img src=x" not in html and "\u202e" not in html and "\\u202e" in html
+    assert html.count("</script>") == 3 + LAYERS * 2  # data, two programs, codes and atoms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, most", [("crate", 6_000_000), ("gpt-baseline", 9_000_000)])
+def test_the_size_of_a_page(name, most):
+    """12 layers of 12 heads and 197 tokens with d_model 576: one code, and two."""
+    size = dict(d_model=576, n_layers=12, n_heads=12)
+    image = dict(image_size=224, patch_size=16, n_classes=10)
+    if name == "gpt-baseline":
+        model = ci.HookedCrateLM(ci.CrateConfig(family=name, n_ctx=197, d_vocab=99, **size))
+    else:
+        model = ci.HookedCrate(ci.CrateConfig(family=name, **image, **size))
+    generator = torch.Generator().manual_seed(0)
+    text = name == "gpt-baseline"
+    inputs = (
+        torch.randint(99, (1, 197), generator=generator)
+        if text
+        else torch.randn(1, 3, 224, 224, generator=generator)
+    )
+    with torch.no_grad():
+        _, cache = model.run_with_cache(inputs, names_filter=lambda each: each.endswith(POINTS))
+    page = ci.viz.explore(cache, inputs)
+    assert "logit lens left out: call model.eval() first" in page.html() or not text
+    assert 2_000_000 < len(page.html()) < most
+    assert data_of(page)["parts"] == [["codes", "keys"] if text else ["codes"]] * 12
+
+
+def test_the_command(tmp_path):
+    circuit = ci.circuits.Circuit([ci.circuits.Edge("L1H2", "logits", 1.0)])
+    path, out = circuit.save(tmp_path / "c.json"), tmp_path / "out"
+    command = ("explore", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", out)
+    done = run(*command, "--sample", 3, "--circuit", path)
+    assert done.returncode == 0, done.stderr
+    html = (out / "explore.html").read_text()
+    assert "sample 3 of embedded:fashion" in done.stdout and '"name": "L1H2"' in html
+    assert [one.name for one in out.iterdir()] == ["explore.html"]
+    fails("--sample -1: the data has samples 0 to", *command, "--sample", -1)
+    fails("holds no circuit", *command, "--circuit", out / "explore.html")
