@@ -272,19 +272,19 @@ def _load(source: str, family: str | None, revision: str | None, config: list[st
 
 def _one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
     """Returns a cache of one sample of the data, the sample itself, and what to call it."""
-    import torch
-
-    from crate_interp.sweeps.stream import check_model, samples_of
-    from crate_interp.viz.explore import POINTS
-
-    check_model(model)
-    samples = samples_of(model, data, None)
+    if getattr(model, "towers", True):
+        raise ValueError("only models of images and of texts can be explored.")
+    text = model.unit == "windows"
+    samples = (
+        ci.data.open_text(data, model.windows)
+        if text
+        else ci.data.open_data(data, model.preprocess)
+    )
     if not 0 <= sample < samples.n:
         raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
     inputs = samples.read(sample, sample + 1).to(model.cfg.device)
-    names = {"names_filter": lambda name: name.endswith(POINTS)}
-    with torch.no_grad():
-        _, cache = model.run_with_cache(inputs, **names, **model.full_options)
+    every = {"names_filter": lambda name: not name.endswith("attn_scores")}
+    cache = model.requires_grad_(False).run_with_cache(inputs, **every, **model.full_options)[1]
     label = None if samples.labels is None else samples.labels[sample]
     called = samples.names or getattr(model.cfg, "labels", None)
     if isinstance(label, int) and called is not None and 0 <= label < len(called):

@@ -12,8 +12,8 @@ import torch
 import crate_interp as ci
 from command import fails, run
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.explore import POINTS
-from crate_interp.viz.explore_packing import LIMIT, pack_attention, pack_tops, planes
+from crate_interp.viz.explorer import POINTS
+from crate_interp.viz.explorer_packing import LIMIT, pack_attention, pack_tops, planes
 
 NANOCHAT = ("crate-lm", "nanochat-crate", "gpt-baseline")
 

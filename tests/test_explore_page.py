@@ -175,6 +175,19 @@ def test_hover_shows_a_click_keeps_and_escape_frees(driven, seen):  # noqa: F811
         assert "patch (1, 3)" in words and f"{value:.3f}" in words
 
 
+def test_nothing_moves_under_the_pointer(driven, seen, read):  # noqa: F811
+    for (path, place), width in (((seen[1], "#surface"), 1200), ((read[1], "#tokens"), 1000)):
+        with opened(driven, path, width) as shown:
+            page, tops = shown.page, set()
+            drawn(page)
+            box = page.locator(place).bounding_box()
+            for step in range(1, 8):
+                page.mouse.move(box["x"] + box["width"] * step / 8, box["y"] + box["height"] / 2)
+                drawn(page)
+                tops.add(round(page.locator(place).bounding_box()["y"]))
+            assert len(tops) == 1
+
+
 def test_a_tap_keeps_and_a_second_one_frees(driven, seen):  # noqa: F811
     _, path = seen
     with opened(driven, path, 390, touch=True) as shown:

@@ -26,7 +26,10 @@ function placeOf(token) { // [row, column] of a patch
 }
 
 function nameOf(token) {
-  if (isText) return `\u201c${shown(data.names[token])}\u201d (${token})`;
+  if (isText) { // long ones are cut: the page must not move under the pointer
+    const words = shown(data.names[token]);
+    return `\u201c${words.length > 24 ? `${words.slice(0, 23)}\u2026` : words}\u201d (${token})`;
+  }
   return token ? `patch (${placeOf(token).join(", ")})` : "CLS";
 }
 
@@ -68,7 +71,8 @@ function factsOf(values) {
 }
 
 function sentence(head, key, values) {
-  const who = nameOf(state.query), whom = nameOf(key), value = digits(values[key]);
+  const who = nameOf(state.query), value = digits(values[key]);
+  const whom = key === state.query ? "itself" : nameOf(key);
   const where = `Layer ${state.layer}, head ${head}: `, best = key === strongest(values);
   if (state.mode === "alike")
     return `${where}the codes of ${who} and ${whom} have the cosine ${value}.`;
@@ -160,7 +164,7 @@ function drawText(values, most) {
   });
   const frame = byId("surface").getBoundingClientRect();
   const spot = number => {
-    const box = tokens[number].getBoundingClientRect();
+    const box = [...tokens[number].getClientRects()].at(-1); // a space may end the line before
     return [(box.left + box.right) / 2 - frame.left, box.top - frame.top + 3];
   };
   const [x0, y0] = spot(state.query), order = Array.from(values.keys());
@@ -338,6 +342,7 @@ function listen() {
     button.addEventListener("change", () => choose({[name]: button.value}));
   document.addEventListener("keydown", key);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  byId("scheme")?.addEventListener("change", draw);
   addEventListener("resize", draw);
   addEventListener("hashchange", () => { recall(); draw(); });
 }

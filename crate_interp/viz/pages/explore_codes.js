@@ -218,12 +218,15 @@ function ranked(list, rows) {
   }));
 }
 
-// The tokens of a text, with its line ends.
+// The tokens of a text, with its line ends. Numbers stand apart: they are no text.
 function tokenSpans(place, names) {
+  const apart = names.every(name => /^\d+$/.test(name));
+  place.classList.toggle("apart", apart);
   names.forEach((name, number) => {
     const token = make("span", {textContent: shown(name)});
     token.dataset.number = number;
     place.append(token);
+    if (apart) place.append(" ");
     if (name.includes("\n")) place.append(make("br"));
   });
 }

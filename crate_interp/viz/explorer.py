@@ -8,8 +8,8 @@ from torch import Tensor
 
 from crate_interp.circuits import Circuit
 from crate_interp.models.cache import CrateCache
-from crate_interp.viz import explore_panels as panels
-from crate_interp.viz.explore_packing import Attention, pack_attention, words_of
+from crate_interp.viz import explorer_panels as panels
+from crate_interp.viz.explorer_packing import Attention, pack_attention, words_of
 from crate_interp.viz.page import Html, render
 from crate_interp.words import LONGEST, visible
 
@@ -66,25 +66,9 @@ def explore(
             f"{layers} layers of {seen.model.cfg.n_heads} heads and {seen.count} tokens are more "
             "than a page can show: give a shorter text or a smaller picture."
         )
+    drawing = panels.circuit_data(circuit, seen.model)
     attention = [_attention(seen, layer) for layer in range(layers)]
-    given = "sample " + str(int(sample)) if name is None else visible(name, LONGEST)
-    answer = panels.answer(seen)
-    data = {
-        "kind": "text" if seen.grid is None else "image",
-        "layers": layers,
-        "heads": seen.model.cfg.n_heads,
-        "count": seen.count,
-        "grid": seen.grid,
-        "causal": seen.causal,
-        "names": panels.token_names(seen),
-        "most": [each.most for each in attention],
-        "parts": [sorted(each.parts) for each in attention],
-        "start": _start(seen),
-        "circuit": panels.circuit_data(circuit, seen.model),
-        "overlays": panels.overlays(seen),
-        "answers": panels.lens_names(seen),
-        "goesOn": panels.next_tokens(seen),
-    }
+    given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
     blobs = [
         (f"{part}-{layer}", text)
         for layer, each in enumerate(attention)
@@ -94,11 +78,10 @@ def explore(
     page = render(
         "explore.html",
         title=title,
-        model=seen.model_name,
         given=given,
-        answer=answer,
+        answer=panels.answer(seen),
         picture=panels.picture(seen),
-        data=data,
+        data=_data(seen, attention) | {"circuit": drawing},
         blobs=blobs,
         notes=_notes(seen, attention),
         count=seen.count,
@@ -107,6 +90,25 @@ def explore(
         ratio=panels.ratio(seen),
     )
     return Html(title, page)
+
+
+def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
+    """Returns what the page's script reads first."""
+    return {
+        "kind": "text" if seen.grid is None else "image",
+        "layers": len(attention),
+        "heads": seen.model.cfg.n_heads,
+        "count": seen.count,
+        "grid": seen.grid,
+        "causal": seen.causal,
+        "names": panels.token_names(seen),
+        "most": [each.most for each in attention],
+        "parts": [sorted(each.parts) for each in attention],
+        "start": _start(seen),
+        "overlays": panels.overlays(seen),
+        "answers": panels.lens_names(seen),
+        "goesOn": panels.next_tokens(seen),
+    }
 
 
 def _what_to_cache(missing: list[int]) -> str:
@@ -126,12 +128,7 @@ def _attention(seen: panels.Seen, layer: int) -> Attention:
     if codes is None or keys is None:
         codes = keys = codes if codes is not None else keys
     one = codes is None or keys is None or np.array_equal(codes, keys)
-    try:
-        return pack_attention(pattern, codes, None if one else keys, seen.causal)
-    except ValueError as error:
-        raise ValueError(
-            f"{error} in layer {layer} for sample {seen.sample}, which cannot be drawn."
-        ) from None
+    return pack_attention(pattern, codes, None if one else keys, seen.causal)
 
 
 def _start(seen: panels.Seen) -> dict[str, int]:

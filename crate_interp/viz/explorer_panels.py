@@ -20,7 +20,7 @@ from crate_interp.measures import maskcut, pca_map
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
-from crate_interp.viz.explore_packing import pack_ranked, pack_tops
+from crate_interp.viz.explorer_packing import pack_ranked, pack_tops
 from crate_interp.viz.pictures import image_uri
 from crate_interp.words import LONGEST, plain, visible
 
@@ -61,8 +61,14 @@ class Seen:
         return all(self.has(point, layer) for layer in range(len(self.model.blocks)))
 
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
-        """Returns what a point of a layer held of the sample."""
-        return self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
+        """Returns what a point of a layer held of the sample; ValueError for NaN and Inf."""
+        values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"{point} holds NaN or Inf in layer {layer} for sample {self.sample}, which cannot "
+                "be drawn."
+            )
+        return values
 
     def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
         """Returns the codes of a role, "q" or "k"; None if they were not cached."""
