@@ -67,8 +67,12 @@ def explore(
             "than a page can show: give a shorter text or a smaller picture."
         )
     drawing = panels.circuit_data(circuit, seen.model)
-    attention = [_attention(seen, layer) for layer in range(layers)]
     given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
+    return _page(seen, given, drawing)
+
+
+def _page(seen: panels.Seen, given: str, circuit: dict[str, object] | None) -> Html:
+    attention = [_attention(seen, layer) for layer in range(len(seen.model.blocks))]
     blobs = [
         (f"{part}-{layer}", text)
         for layer, each in enumerate(attention)
@@ -81,7 +85,7 @@ def explore(
         given=given,
         answer=panels.answer(seen),
         picture=panels.picture(seen),
-        data=_data(seen, attention) | {"circuit": drawing},
+        data=_data(seen, attention) | {"circuit": circuit},
         blobs=blobs,
         notes=_notes(seen, attention),
         count=seen.count,
