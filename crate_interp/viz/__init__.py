@@ -8,7 +8,6 @@ from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, heads, layers
 from crate_interp.viz.circuit_figure import circuit
-from crate_interp.viz.explore import explore
 from crate_interp.viz.explorer import explore
 from crate_interp.viz.grids import head_grid
 from crate_interp.viz.interactive import activations, attention, top_tokens
