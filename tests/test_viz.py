@@ -1,18 +1,25 @@
 """Figures: what they draw is what was measured."""
 
 import ast
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from jinja2 import UndefinedError
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
 from crate_interp.sweeps.text import as_text
+from crate_interp.viz.heat import written
 from crate_interp.viz.page import render
 from crate_interp.viz.summary import summary
 
@@ -46,17 +53,55 @@ def test_a_statistic_per_sample(result, twins):
     np.testing.assert_allclose(dashed.get_ydata(), expected)
     assert dashed.get_linestyle() == "--"
     axes = figure.axes[0]
-    assert (
-        axes.get_xlabel() == "layer"
-        and axes.get_ylabel() == "nats"
-        and axes.get_title() == "compression.rate_pre"
-    )
+    assert axes.get_xlabel() == "layer"
+    assert joined(axes.get_ylabel()) == "nats (higher is more spread out)"
+    assert axes.get_title() == "Coding rate R of all tokens before attention"
     words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["model", "± 1 std over images", "untrained, 2 seeds"]
-    band = axes.collections[0].get_datalim(axes.transData)
-    assert band.y0 == pytest.approx(
-        (rows["mean"] - rows["std"]).min()
-    ) and band.y1 == pytest.approx((rows["mean"] + rows["std"]).max())
+    assert words == [
+        "model",
+        "95 % interval of the mean, n = 5 images",
+        "untrained, 2 seeds: mean and range",
+    ]
+
+
+def joined(text):
+    return " ".join(text.split())
+
+
+def bands(axes):
+    """Lower and upper ends of each band that is drawn, from its outline."""
+    found = []
+    for band in axes.collections:
+        if len(band.get_paths()) and len(points := band.get_paths()[0].vertices) > 2:
+            places = sorted(set(points[:, 0]))
+            ends = [[points[points[:, 0] == x, 1].min() for x in places]]
+            found.append([*ends, [points[points[:, 0] == x, 1].max() for x in places]])
+    return found
+
+
+def test_the_band_of_every_line_is_the_interval_of_its_mean(model, data):
+    """Against SciPy's own interval, sample by sample."""
+    results = [ci.sweep(model, part, progress=False) for part in (data, data[:3], data[1:])]
+    figure = ci.viz.layers(results, "sparsity.zero_fraction", labels=["a", "b", "c"])
+    drawn = bands(figure.axes[0])
+    assert len(drawn) == 3
+    for result, (low, high) in zip(results, drawn, strict=True):
+        table = result.samples().dropna()
+        for layer, own in table.groupby("layer")["sparsity.zero_fraction"]:
+            wanted = stats.t.interval(0.95, len(own) - 1, own.mean(), stats.sem(own))
+            assert (low[layer], high[layer]) == pytest.approx(wanted, rel=1e-6)
+    alone = bands(ci.viz.layers(results[0], "sparsity.zero_fraction").axes[0])
+    np.testing.assert_allclose(alone, drawn[:1])
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ["a", "b", "c", "95 % interval of the mean, n = 3 to 5 images"]
+
+
+def test_even_attention_is_dotted(result):
+    line = {
+        one.get_label(): one for one in ci.viz.layers(result, "attention.entropy").axes[0].lines
+    }
+    np.testing.assert_allclose(line["even attention"].get_ydata(), np.log(13))
+    assert line["even attention"].get_linestyle() == ":"
 
 
 def test_a_statistic_per_head(result):
@@ -75,21 +120,152 @@ def test_a_statistic_per_head(result):
 
 def test_weights_have_no_band(result):
     figure = ci.viz.layers(result, "alignment.completeness")
-    assert len(figure.axes[0].collections) == 0 and len(lines(figure)) == 1
+    assert not figure.axes[0].collections and len(lines(figure)) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["model"]
 
 
-def test_heads(result):
-    figure = ci.viz.heads(result, "alignment.energy_head")
-    wide = (
-        result.heads()
-        .query("statistic == 'energy_head'")
-        .pivot(index="layer", columns="head", values="mean")
-    )
-    np.testing.assert_allclose(figure.axes[0].get_images()[0].get_array(), wide)
-    with pytest.raises(
-        ValueError, match="has one value per layer, not per head: draw it with ci.viz.layers"
-    ):
-        ci.viz.heads(result, "compression.rate_mid")
+def wide(result, statistic, column="mean"):
+    rows = result.heads().query("statistic == @statistic")
+    return rows.pivot(index="layer", columns="head", values=column).to_numpy()
+
+
+def test_a_heat_map_of_a_result(result):
+    figure = ci.viz.heatmap(result, "alignment.energy_head")
+    axes, bar = figure.axes
+    numbers = wide(result, "energy_head")
+    np.testing.assert_allclose(axes.get_images()[0].get_array(), numbers)
+    assert axes.get_title() == "Share of a token in each head's subspace"
+    assert bar.get_xlabel() == "share of energy (p/d is chance)"
+    for (row, column), text in zip(np.ndindex(numbers.shape), axes.texts, strict=True):
+        assert text.get_position() == (column, row)
+        assert float(text.get_text()) == pytest.approx(numbers[row, column], abs=0.0051)
+    assert not axes.patches  # no number is below 0: no interval could leave out 0
+    same = ci.viz.heads(result, "alignment.energy_head").axes[0]
+    np.testing.assert_array_equal(same.get_images()[0].get_array(), numbers)
+
+
+def signed(shape, seed=0):
+    values = np.random.default_rng(seed).normal(size=shape) * 0.3
+    return values, (values - 0.25, values + 0.25)
+
+
+def test_a_heat_map_of_numbers_of_both_signs_is_centred_and_frames_what_leaves_out_0():
+    values, ends = signed((12, 12))
+    figure = ci.viz.heatmap(torch.tensor(values), interval=ends, unit="nats", title="Lost")
+    axes, bar = figure.axes
+    image = axes.get_images()[0]
+    assert image.norm.vmin == -image.norm.vmax == -np.abs(values).max()
+    middle, above, below = (np.array(image.cmap(place)) for place in (0.5, 1.0, 0.0))
+    assert middle[:3].min() > 0.9 and above[2] > above[0] + 0.3 and below[0] > below[2] + 0.3
+    framed = {(round(box.get_y() + 0.43), round(box.get_x() + 0.43)) for box in axes.patches}
+    assert framed == {place for place, v in np.ndenumerate(values) if abs(v) > 0.25} != set()
+    assert "95 % interval leaves out 0" in axes.get_xlabel() and bar.get_xlabel() == "nats"
+    assert axes.get_title() == "Lost"
+    # all 144 numbers fit into the width of a column
+    told = [float(text.get_text()) for text in axes.texts]
+    np.testing.assert_allclose(told, values.flatten(), atol=0.0051)
+
+
+def test_numbers_stay_away_where_they_do_not_fit_and_nan_is_grey():
+    values, _ = signed((3, 40))
+    values[1, 2] = np.nan
+    axes = ci.viz.heatmap(values).axes[0]
+    assert not axes.texts
+    image = axes.get_images()[0]
+    assert image.get_array().mask[1, 2] and len(set(image.cmap(np.ma.masked)[:3])) == 1
+
+
+@pytest.mark.parametrize(
+    "value, most, text",
+    [(0.123, 0.9, ".12"), (-0.5, 0.9, "-.50"), (0.001, 0.9, "0"), (-2.34, 5.0, "-2.3"),
+     (41.6, 99.0, "42"), (float("nan"), 1.0, ""), (2e-5, 3e-5, "2e-5"), (5e4, 5e4, "5e4")],
+)  # fmt: skip
+def test_numbers_are_short(value, most, text):
+    assert written(value, most) == text
+
+
+@pytest.fixture(scope="module")
+def drawings():
+    """Every public figure, as a function of its keyword arguments."""
+    random = torch.Generator().manual_seed(3)
+    images = torch.randn(3, 3, 6, 20, generator=random)
+    few = {"probes": ["compression", "attention", "sparsity"], "controls": 0, "progress": False}
+    result, twin = (ci.sweep(make(seed=seed), images, **few) for seed in (0, 5))
+    cache = make().run_with_cache(images[:2])[1]
+    view, (values, ends) = ci.viz, signed((12, 12))
+    return {
+        "layers": partial(view.layers, result, "compression.rate_pre", [twin]),
+        "several": partial(view.layers, [result, twin], "attention.entropy"),
+        "beside": partial(view.beside, result, "sparsity.l1", result, "attention.entropy"),
+        "heads": partial(view.heads, result, "attention.entropy"),
+        "heatmap": partial(view.heatmap, values, interval=ends),
+        "on image": partial(view.attention_on_image, cache, -1, images[:2]),
+    }
+
+
+def words_of(figure):
+    return [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+
+
+def test_every_figure_draws_into_the_axes_it_is_given(drawings):
+    for name, draw in drawings.items():
+        figure = Figure(figsize=(6, 6), layout="constrained")
+        part = figure.subfigures(1, 2)[1]
+        mine, other = part.subplots(2, 1)
+        other.set_title("$x^2$")
+        assert draw(ax=mine) is figure, name
+        assert not figure.legends and not part.legends and not other.lines, name
+        assert other.title.get_parse_math()  # what is not ours stays as it was
+        assert mine.lines or mine.images or mine.child_axes, name
+        figure.draw_without_rendering()
+        legend = [one for one in mine.findobj(Legend)]
+        assert len(legend) == (name in ("layers", "several", "beside")), name
+
+
+def test_titles_are_words_or_the_callers_or_none(drawings):
+    for name, draw in drawings.items():
+        titles = {}
+        for title in (None, "My $own$", ""):
+            figure = draw(title=title, dpi=123.0)
+            assert figure.get_dpi() == 123, name
+            shown = [axes.get_title() for axes in figure.axes] + [figure.get_suptitle()]
+            titles[title] = {one for one in shown if one and not one.startswith("head ")}
+        assert "My $own$" in titles["My $own$"] and not titles[""], (name, titles)
+        assert not any(re.search(r"\w[._]\w", one) for one in titles[None]), titles  # no identifier
+        assert titles[None] or name == "heatmap", name  # of numbers nobody knows what they are
+
+
+def test_words_are_at_least_7_points_in_the_width_of_a_column(drawings):
+    for name, draw in drawings.items():
+        figure = draw()
+        figure.draw_without_rendering()
+        width = figure.get_figwidth()
+        assert width <= (6.9 if name == "on image" else 3.3) + 1e-9, name
+        assert min(text.get_fontsize() for text in words_of(figure)) >= 7, name
+        box = figure.get_tightbbox()
+        assert box.x0 > -0.06 and box.x1 < width + 0.06, (name, box)  # nothing is cut off
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_drawn_is_refused(result):
+    view = ci.viz
+    for words, call in {
+        "has one value per layer, not per head: draw it with ci.viz.layers": lambda: view.heads(
+            result, "compression.rate_mid"
+        ),
+        "name the statistic to draw": lambda: view.heatmap(result),
+        r"finite numbers \[layer, head\].*got shape \[3\]": lambda: view.heatmap(np.ones(3)),
+        "finite numbers": lambda: view.heatmap(np.full((2, 2), np.inf)),
+        r"each \[2, 3\] as the values": lambda: view.heatmap(
+            np.ones((2, 3)), interval=(np.ones((2, 3)), np.ones((3, 2)))
+        ),
+        "dpi=0: give a finite number above 0": lambda: view.layers(result, "sparsity.l1", dpi=0),
+        "ax is a Figure: give one matplotlib Axes": lambda: view.layers(
+            result, "sparsity.l1", ax=Figure()
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 def test_unknown_statistics(result):
@@ -112,7 +288,7 @@ def test_attention_on_image(model, images):
         20,
         3,
     )
-    assert f"max {expected.max():.2f}" in panel.get_title()
+    assert f"{expected.max():.2f}" == panel.get_xlabel()
     with pytest.raises(ValueError, match="layer=3: the model has layers 0 to 2"):
         ci.viz.attention_on_image(cache, 3, images)
     with pytest.raises(ValueError, match="does not belong to images"):
@@ -139,11 +315,17 @@ def test_summary(result, twins):
     assert len(text) == LAYERS + 1 and len({len(line) for line in text}) == 1
 
 
-def test_drawing_loads_when_something_is_drawn():
-    code = "import sys, crate_interp.viz; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+def test_drawing_loads_when_something_is_drawn_and_pyplot_never():
+    code = (
+        "import io, sys, numpy, crate_interp as ci\n"
+        "ci.viz; print('matplotlib' in sys.modules)\n"
+        "ci.viz.heatmap(numpy.eye(2)).savefig(io.BytesIO())\n"
+        "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True", "False"], done.stderr
     for path in Path(ci.viz.__file__).parent.glob("*.py"):  # transformers brings jinja2 along
+        assert "pyplot" not in path.read_text().replace("not pyplot", ""), path
         for node in ast.parse(path.read_text()).body:
             names = [alias.name for alias in getattr(node, "names", [])]
             names.append(getattr(node, "module", None) or "")

@@ -6,10 +6,11 @@ runs a model or opens data.
 
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
-from crate_interp.viz.by_layer import beside, heads, layers
+from crate_interp.viz.by_layer import beside, layers
 from crate_interp.viz.circuit_figure import circuit
 from crate_interp.viz.explorer import explore
 from crate_interp.viz.grids import head_grid
+from crate_interp.viz.heat import heads, heatmap
 from crate_interp.viz.interactive import activations, attention, top_tokens
 from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.segment import segment_page
@@ -25,6 +26,7 @@ __all__ = [
     "explore",
     "head_grid",
     "heads",
+    "heatmap",
     "layers",
     "segment_page",
     "top_tokens",

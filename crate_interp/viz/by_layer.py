@@ -1,4 +1,4 @@
-"""A statistic by layer: the model, its heads, its spread, and the same network untrained."""
+"""A statistic by layer: the model, its heads, its interval, and the same network untrained."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,15 +6,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.viz.curves import Curve, baseline, curve
+from crate_interp.viz.canvas import (
+    SMALL,
+    TEXT,
+    WIDTH,
+    axis_label,
+    canvas,
+    panels,
+    set_legend,
+    set_title,
+)
+from crate_interp.viz.colours import CHANCE, TRAINED, UNTRAINED
+from crate_interp.viz.curves import Curve, baseline, chance, curve
 from crate_interp.viz.lettering import as_written, label
 from crate_interp.viz.published import PUBLISHED, is_crate_s
+from crate_interp.viz.titles import title as title_of
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
 
-# apart for colour-blind eyes, and readable on white and on black
-_MODEL, _UNTRAINED = "#2a7ab9", "#c4682b"
+_MARKERS = "osD^vP"  # with the colours, so that lines are told apart in print too
 
 
 def layers(
@@ -22,18 +34,28 @@ def layers(
     statistic: str,
     untrained: Sequence[SweepResult] | None = None,
     labels: Sequence[str] | None = None,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of "probe.statistic" by layer, of one result or of several.
 
-    Line and band are the mean and one standard deviation over samples. Thin lines are heads, if
-    there is a single result and it has them. The dashed line and its band are mean, lowest and
-    highest of `untrained`, results of the same network with random weights. labels: a name for each
-    result; None takes the model's. Beside a CRATE-S the published curve of
-    `compression.official_rate` or `sparsity.zero_fraction` is drawn, and labelled as read off a
-    figure (crate_interp/viz/published.py).
+    A line is the mean over samples, its band a 95 % interval of that mean by Student's t; a
+    statistic of the weights has none. Of a statistic per head the line is the mean over heads, and
+    the band is as wide as if all heads deviated together. Thin lines are heads, if there is a
+    single result and it has them. The dashed line and its band are mean, lowest and highest of
+    `untrained`, results of the same network with random weights. What chance has, where it is
+    known, is dotted. labels: a name for each result; None takes the model's. Beside a CRATE-S the
+    published curve of `compression.official_rate` or `sparsity.zero_fraction` is drawn, and
+    labelled as read off a figure (crate_interp/viz/published.py).
 
-    Raises ValueError if a result lacks the statistic, if there is no result, and if `untrained` has
-    another number of layers.
+    ax: Axes of your own to draw into, legend included; their Figure is returned. title: None says
+    in words what is drawn, "" stands for none. dpi: of the figure, None for 200 (with ax: as it
+    is).
+
+    Raises ValueError if a result lacks the statistic, if there is no result, if `untrained` has
+    another number of layers, and if ax or dpi are not what they should be.
     """
     results = [result] if isinstance(result, SweepResult) else list(result)
     names = _labels(results, labels)
@@ -44,58 +66,65 @@ def layers(
             f"untrained has {random.shape[1]} layers of {statistic!r}, "
             f"the result {len(drawn[0].layers)}."
         )
-    figure, axes = _figure(results[0], statistic)
-    for one, name, colour in zip(drawn, names, _colours(len(drawn)), strict=True):
-        _draw(axes, one, name, colour, None if len(drawn) > 1 else _spread(results[0], statistic))
+    figure, axes = canvas(ax, 2.1, dpi)
+    alone = len(drawn) == 1
+    looks = zip(_colours(len(drawn)), _MARKERS * len(drawn), strict=False)
+    for one, name, (colour, marker) in zip(drawn, names, looks, strict=False):
+        _draw(axes, one, name, colour, marker, with_heads=alone)
+    _draw_band_label(axes, drawn, results)
     if random is not None:
-        mean, low, high = random.mean(axis=0), random.min(axis=0), random.max(axis=0)
-        words = f"untrained, {len(random)} seed{'s' * (len(random) > 1)}"
-        axes.plot(drawn[0].layers, mean, color=_UNTRAINED, lw=1.5, ls="--", label=words)
-        axes.fill_between(drawn[0].layers, low, high, color=_UNTRAINED, alpha=0.25, lw=0)
+        _draw_untrained(axes, drawn[0], random)
     if any(is_crate_s(one.meta["config"]) for one in results) and statistic in PUBLISHED:
         _draw_published(axes, statistic)
-    _finish(figure, axes)
-    return as_written(figure)
+    level = chance(results, statistic)
+    if level is not None:
+        axes.plot(drawn[0].layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
+    _tidy(axes, results[0], statistic)
+    axes.set_xlabel("layer", fontsize=TEXT)
+    set_title(axes, title, title_of(statistic))
+    set_legend(figure, [axes], own=ax is None)
+    return as_written(figure, *([] if ax is None else [axes]))
 
 
 def beside(
-    first: SweepResult, statistic: str, second: SweepResult, other: str
+    first: SweepResult,
+    statistic: str,
+    second: SweepResult,
+    other: str,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of two statistics by layer, one above the other.
 
     For example `linear.accuracy` of a linear probe over `compression.subspace_rate_mid` of a sweep.
-    Raises ValueError if a result lacks its statistic.
+    Lines, bands, ax, title and dpi are those of `ci.viz.layers`; with ax both panels lie within it.
+    title: "" takes off those of both panels, another text stands above the upper one. Raises
+    ValueError if a result lacks its statistic.
     """
-    from matplotlib.figure import Figure
-
-    drawn = [curve(first, statistic), curve(second, other)]
-    figure = Figure(figsize=(4.8, 4.6), layout="constrained")
-    rows = figure.subplots(2, 1, sharex=True)
-    pairs = zip(rows, drawn, (first, second), (statistic, other), strict=True)
-    for axes, one, result, name in pairs:
-        _draw(axes, one, label(result.meta["model"] or "model"), _MODEL, _spread(result, name))
-        axes.set_title(label(name), fontsize=10)
-        axes.set_ylabel(_unit(result, name))
-        _tidy(axes)
-    if statistic == "linear.accuracy":
-        for name, style in (("linear.permuted", "--"), ("linear.chance", ":")):
-            rows[0].plot(
-                drawn[0].layers,
-                curve(first, name).mean,
-                color=_UNTRAINED,
-                ls=style,
-                label=name.split(".")[1],
-            )
-    rows[1].set_xlabel("layer")
-    named = {
-        words: handle
-        for axes in rows
-        for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        named.values(), named.keys(), loc="outside lower center", ncols=2, fontsize=8, frameon=False
-    )
-    return as_written(figure)
+    results, wanted = (first, second), (statistic, other)
+    drawn = [curve(one, name) for one, name in zip(results, wanted, strict=True)]
+    figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
+    rows = [row[0] for row in grid]
+    for axes, one, result, name in zip(rows, drawn, results, wanted, strict=True):
+        axes.tick_params(labelsize=SMALL)
+        _draw(axes, one, label(result.meta["model"] or "model"), TRAINED, "o", with_heads=True)
+        _draw_band_label(axes, [one], [result])
+        level = chance([result], name)
+        if level is not None:
+            axes.plot(one.layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
+        if name == "linear.accuracy":
+            permuted = curve(result, "linear.permuted").mean
+            axes.plot(one.layers, permuted, color=CHANCE, ls="-.", lw=1, label="permuted labels")
+        _tidy(axes, result, name, line=22)
+        every = np.concatenate([curve.layers for curve in drawn])
+        axes.set_xlim(every.min() - 0.2, every.max() + 0.2)
+        set_title(axes, title if axes is rows[0] or title == "" else None, title_of(name))
+    rows[0].tick_params(labelbottom=False)
+    rows[1].set_xlabel("layer", fontsize=TEXT)
+    set_legend(figure, rows, own=ax is None)
+    return as_written(figure, *([] if ax is None else rows))
 
 
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
@@ -114,103 +143,60 @@ def _colours(count: int) -> list[Any]:
     import matplotlib
 
     return (
-        [_MODEL]
+        [TRAINED]
         if count == 1
         else [matplotlib.colormaps["viridis"](x) for x in np.linspace(0, 0.85, count)]
     )
 
 
-def _spread(result: SweepResult, statistic: str) -> tuple[float, str]:
-    """Returns what the band of a single curve shows: a share of the deviation, and its name."""
-    if not statistic.startswith("linear."):
-        return 1.0, f"± 1 std over {result.meta['unit']}"
-    # of a value that is 0 or 1 the deviation says no more than the mean: the error of the mean does
-    table: Any = result.layers()
-    return float(table["n"].max()) ** -0.5, "± 1 standard error"
-
-
 def _draw(
-    axes: Any, drawn: Curve, name: str, colour: Any, spread: tuple[float, str] | None
+    axes: Any, drawn: Curve, name: str, colour: Any, marker: str, *, with_heads: bool
 ) -> None:
-    """Draws a curve. With a `spread` (it is the only curve) it gets its heads and a band."""
-    if drawn.heads is not None and spread:
-        axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.7, alpha=0.6)
-        axes.plot([], [], color=colour, lw=0.7, alpha=0.6, label="one head each")
-    words = _named(name, drawn.heads is not None)
-    axes.plot(drawn.layers, drawn.mean, color=colour, lw=2, marker="o", ms=4, label=words)
-    if spread and not np.isnan(drawn.std).all():
-        low, high = drawn.mean - spread[0] * drawn.std, drawn.mean + spread[0] * drawn.std
-        axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.2, lw=0, label=spread[1])
+    """Draws a curve and the interval of its mean."""
+    if drawn.heads is not None and with_heads:
+        axes.plot(drawn.layers, drawn.heads, color=colour, lw=0.6, alpha=0.6)
+        axes.plot([], [], color=colour, lw=0.6, alpha=0.6, label="one head each")
+    words = f"{name}, mean over heads" if drawn.heads is not None else name
+    axes.plot(drawn.layers, drawn.mean, color=colour, lw=1.6, marker=marker, ms=3, label=words)
+    low, high = drawn.interval()
+    if not np.isnan(low).all():
+        axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.22, lw=0)
+
+
+def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
+    """Says in the legend what the bands are, and over how many samples."""
+    banded = [one.n for one in drawn if not np.isnan(one.std).all()]
+    if banded:
+        low, high = min(banded), max(banded)
+        count = f"{high:,}" if low == high else f"{low:,} to {high:,}"
+        words = f"95 % interval of the mean, n = {count} {label(results[0].meta['unit'])}"
+        colour = TRAINED if len(drawn) == 1 else "#888888"
+        axes.fill_between([], [], [], color=colour, alpha=0.3, lw=0, label=words)
+
+
+def _draw_untrained(axes: Any, drawn: Curve, random: np.ndarray) -> None:
+    mean, low, high = random.mean(axis=0), random.min(axis=0), random.max(axis=0)
+    several = len(random) > 1
+    words = f"untrained, {len(random)} seeds: mean and range" if several else "untrained, 1 seed"
+    axes.plot(drawn.layers, mean, color=UNTRAINED, lw=1.5, ls="--", label=words)
+    axes.fill_between(drawn.layers, low, high, color=UNTRAINED, alpha=0.22, lw=0)
 
 
 def _draw_published(axes: Any, statistic: str) -> None:
     values, spread = PUBLISHED[statistic]
     line = np.array(values)
     words = f"CRATE-S, ImageNet val, read off a figure, ± {spread:g}"
-    look: Any = {"color": "#777777", "ls": ":", "marker": "x", "ms": 4}
+    look: Any = {"color": "#777777", "ls": (0, (6, 1.5, 1, 1.5)), "marker": "x", "ms": 3}
     places = range(len(line))
     axes.plot(places, line, lw=1, label=words, **look)
     axes.fill_between(places, line - spread, line + spread, color="#777777", alpha=0.2, lw=0)
 
 
-def heads(result: SweepResult, statistic: str) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of a statistic per head: layers down, heads across.
-
-    Raises ValueError if the result lacks the statistic, or if it has one value for all heads.
-    """
-    drawn = curve(result, statistic)
-    if drawn.heads is None:
-        raise ValueError(
-            f"{statistic!r} has one value per layer, not per head: draw it with ci.viz.layers."
-        )
-    figure, axes = _figure(result, statistic)
-    image = axes.imshow(drawn.heads, aspect="auto", cmap="viridis")
-    axes.set(xlabel="head", ylabel="layer")
-    axes.set_xticks(range(drawn.heads.shape[1]))
-    axes.set_yticks(range(len(drawn.layers)), [f"{layer:g}" for layer in drawn.layers])
-    for (row, column), value in np.ndenumerate(drawn.heads):
-        shade = "white" if image.norm(value) < 0.6 else "black"
-        axes.text(column, row, f"{value:.3g}", ha="center", va="center", color=shade, fontsize=7)
-    figure.colorbar(image, label=_unit(result, statistic))
-    return as_written(figure)
-
-
-def _figure(result: SweepResult, statistic: str) -> tuple[Any, Any]:
-    # not pyplot: a library must neither choose a backend nor keep figures open
-    from matplotlib.figure import Figure
-
-    # small, so that its words stay readable on a phone
-    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(label(statistic), fontsize=10)
-    axes.set_ylabel(_unit(result, statistic))
-    return figure, axes
-
-
-def _finish(figure: Any, axes: Any) -> None:
-    axes.set_xlabel("layer")
-    _tidy(axes)
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2,
-        fontsize=8,
-        frameon=False,
-    )
-
-
-def _tidy(axes: Any) -> None:
+def _tidy(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    axes.set_ylabel(axis_label(result, statistic, line), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.margins(x=0.03)
-
-
-def _named(name: str, has_heads: bool) -> str:
-    return f"{name}, mean over heads" if has_heads else name
-
-
-def _unit(result: SweepResult, statistic: str) -> str:
-    return label(result.meta["statistics"][statistic][0] or "no unit")

@@ -1,12 +1,15 @@
-"""The numbers that a figure by layer draws: a curve, its spread, its heads, and a baseline."""
+"""The numbers that a figure by layer draws: a curve, its interval, its heads, and baselines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 
 from crate_interp import checks
+from crate_interp.sweeps.bootstrap import CONFIDENCE
 from crate_interp.sweeps.result import SweepResult
 
 
@@ -14,14 +17,27 @@ from crate_interp.sweeps.result import SweepResult
 class Curve:
     """A statistic by layer.
 
-    mean, std: over samples; std is NaN for a statistic of the weights. heads: `[layer, head]`, or
+    mean, std: over n samples; std is NaN for a statistic of the weights. heads: `[layer, head]`, or
     None if the statistic has one value for all heads.
     """
 
     layers: Float[np.ndarray, "layer"]
     mean: Float[np.ndarray, "layer"]
     std: Float[np.ndarray, "layer"]
+    n: int
     heads: Float[np.ndarray, "layer head"] | None
+
+    def interval(self) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
+        """Returns the ends of a 95 % interval of the mean, by Student's t; NaN for the weights."""
+        return interval(self.mean, self.std, self.n)
+
+
+def interval(
+    mean: Float[np.ndarray, "..."], std: Float[np.ndarray, "..."], n: int
+) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+    """Returns the ends of a 95 % interval of means over n samples, by Student's t."""
+    half = stdtrit(max(n - 1, 1), (1 + CONFIDENCE) / 2) * std / n**0.5
+    return mean - half, mean + half
 
 
 def names(result: SweepResult) -> list[str]:
@@ -39,8 +55,9 @@ def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
     If the statistic is per head, mean is the mean over heads, and std the mean over heads of the
-    standard deviation over samples. Raises ValueError, with the nearest names, if the result lacks
-    the statistic.
+    standard deviation over samples: that is the most that the mean over heads can deviate, where
+    all heads go together. Raises ValueError, with the nearest names, if the result lacks the
+    statistic.
     """
     probe, _, name = statistic.partition(".")
     for table in (result.layers(), result.heads()):
@@ -53,14 +70,19 @@ def curve(result: SweepResult, statistic: str) -> Curve:
                 wide.index.to_numpy(dtype=float),
                 heads.mean(axis=1),
                 std.to_numpy(dtype=float).mean(axis=1),
+                _count(rows),
                 heads,
             )
         if len(rows):
             layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
-            return Curve(layers, mean, std, heads=None)
+            return Curve(layers, mean, std, _count(rows), heads=None)
     known = names(result)
     hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
+
+
+def _count(rows: Any) -> int:
+    return int(rows["n"].max())
 
 
 def baseline(
@@ -81,3 +103,39 @@ def baseline(
             f"{[len(mean) for mean in means]}."
         )
     return np.stack(means)
+
+
+# statistics of a result that say what chance has of another
+_CHANCE = {
+    "linear.accuracy": ("linear.chance", "the commonest class"),
+    "attention.entropy": ("attention.entropy_uniform", "even attention"),
+}
+
+
+def chance(
+    results: Sequence[SweepResult], statistic: str
+) -> tuple[str, Float[np.ndarray, "layer"]] | None:
+    """Returns what chance is and has of a statistic by layer, or None.
+
+    It is None if it is not known, and where the results differ in it.
+    """
+    name, words = _CHANCE.get(statistic, ("", ""))
+    if not name or any(name not in names(result) for result in results):
+        return None
+    levels = [curve(result, name).mean for result in results]
+    same = all(len(level) == len(levels[0]) for level in levels) and np.allclose(levels, levels[0])
+    return (words, levels[0]) if same else None
+
+
+def head_interval(
+    result: SweepResult, statistic: str
+) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
+    """Returns the ends of the 95 % intervals of a statistic per head, or None for the weights."""
+    probe, _, name = statistic.partition(".")
+    table: Any = result.heads()
+    rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
+    mean, std = (
+        rows.pivot(index="layer", columns="head", values=key).to_numpy(dtype=float)
+        for key in ("mean", "std")
+    )
+    return None if np.isnan(std).all() else interval(mean, std, _count(rows))

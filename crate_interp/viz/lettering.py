@@ -15,19 +15,22 @@ def label(text: object) -> str:
     return plain(text, LONGEST)
 
 
-def as_written(figure: Any) -> Any:
+def as_written(figure: Any, *own: Any) -> Any:
     """Returns a figure none of whose words are read as formulas, by matplotlib or by LaTeX.
 
     The names that are drawn may be those of strangers: "$\\nonsense$" would raise when the figure
-    is drawn. The numbers at the ticks are matplotlib's own and stay as they are.
+    is drawn. The numbers at the ticks are matplotlib's own and stay as they are. own: the Axes that
+    were drawn into, where the rest of the figure belongs to somebody else.
     """
+    from matplotlib.axes import Axes
     from matplotlib.legend import Legend
 
-    texts = list(figure.texts)
-    for axes in figure.axes:
-        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-    for legend in figure.findobj(Legend):
-        texts += legend.get_texts()
+    texts = [] if own else list(figure.texts)
+    for root in own or (figure,):
+        for axes in root.findobj(Axes):
+            texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *([] if own else axes.texts)]
+        for legend in root.findobj(Legend):
+            texts += legend.get_texts()
     for text in texts:
         text.set_parse_math(False)
         text.set_usetex(False)

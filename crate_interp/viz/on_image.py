@@ -9,10 +9,15 @@ from torch import Tensor
 from crate_interp import maps
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.display import displayable
+from crate_interp.viz.canvas import PAGE, SMALL, TITLE, panels, set_title
 from crate_interp.viz.lettering import as_written
+from crate_interp.words import plain
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
+
+_PANEL = 1.05  # inches
 
 Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
 
@@ -22,39 +27,52 @@ def attention_on_image(
     layer: int,
     images: Float[Tensor, "batch channels height width"],
     query: Query = 0,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
     negative. query: 0 for CLS, or (row, column) of a patch. Each panel is scaled to its own largest
-    value, which its title gives as a share of the attention. Raises ValueError if the cache is not
-    of these images, KeyError if the pattern was not cached.
+    value, which is written below it as a share of the attention. ax, title, dpi: as in
+    `ci.viz.layers`; all panels lie within the Axes. Raises ValueError if the cache is not of these
+    images, KeyError if the pattern was not cached.
     """
-    from matplotlib.figure import Figure
-
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     count, heads = pattern.shape[:2]
-    size = 1.35
-    figure = Figure(figsize=(size * (heads + 1), size * count * 1.18), layout="constrained")
-    axes = figure.subplots(count, heads + 1, squeeze=False)
+    size = min(_PANEL, PAGE / (heads + 1))
+    tall = size * images.shape[2] / images.shape[3]
+    inches = (size * (heads + 1), (tall + 0.2) * count + 0.3)
+    figure, axes = panels(ax, (count, heads + 1), inches, (0.22 / tall, 0.06), dpi)
     for row in range(count):
         picture = displayable(images[row], cache.model.cfg)
         height, width = picture.shape[:2]
         extent = (0, width, height, 0)
         for column, panel in enumerate(axes[row]):
-            panel.set_axis_off()
+            panel.set(xticks=[], yticks=[], anchor="N")
+            panel.spines[:].set_visible(False)
             panel.imshow(picture, cmap="gray", extent=extent)
+            if row == 0:
+                panel.set_title(f"head {column - 1}" if column else "", fontsize=SMALL, pad=3)
             if column == 0:
-                panel.set_title(f"image {row}", fontsize=7)
+                panel.set_xlabel(f"image {row}", fontsize=SMALL, labelpad=2)
                 continue
             grid = pattern[row, column - 1]
             most = grid.max()
             look: Any = {"cmap": "magma", "alpha": 0.65, "interpolation": "nearest"}
             panel.imshow(grid, vmin=0, vmax=most, extent=extent, **look)
-            panel.set_title(f"head {column - 1}, max {most:.2f}", fontsize=7)
+            panel.set_xlabel(f"{most:.2f}", fontsize=SMALL, labelpad=2)
     layers = len(cache.model.blocks)
-    who = "CLS attention" if query == 0 else f"Attention of {who_asks(query)}"
-    figure.suptitle(f"{who}, layer {layer % layers} of 0 to {layers - 1}", fontsize=9)
+    words = (
+        f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
+        "(numbers: a map's largest share)"
+    )
+    if ax is not None:
+        set_title(ax, title, words, pad=16)
+        return as_written(figure, ax)
+    figure.suptitle(plain(words if title is None else title), fontsize=TITLE)
     return as_written(figure)
 
 
