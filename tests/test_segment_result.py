@@ -12,7 +12,10 @@ from datasets import ClassLabel
 from PIL import Image as Pillow
 
 import crate_interp as ci
+from browser import driven, looked_over, opened  # noqa: F401
 from crate_interp.measures import mass_mask
+from crate_interp.segmentation.examples import merged_examples
+from crate_interp.viz.pictures import outline
 from segments import GRID, dataset, model
 
 
@@ -125,32 +128,110 @@ def test_the_page_escapes_what_images_are_called(tmp_path):
     assert "<script" not in page and "&lt;script&gt;" in page
 
 
+def inside(path, size):
+    """The mask whose border an SVG path is, by crossing vertical edges from the left."""
+    flips = np.zeros((size[1], size[0] + 1), dtype=int)
+    for x, y, length in re.findall(r"M(\d+) (\d+)v(\d+)", path):
+        flips[int(y) : int(y) + int(length), int(x)] += 1
+    return flips.cumsum(axis=1)[:, :-1] % 2 == 1
+
+
 def overlays(page, sample):
-    """The tiles over an image of a page: the mask of the data, the map, the mask made of it."""
-    found = re.findall(
-        rf'<div class="sample-{sample}"[^>]*><img alt="" src="data:image/png;base64,([^"]+)"', page
-    )
-    return [np.asarray(Pillow.open(io.BytesIO(base64.b64decode(text)))) for text in found]
+    """What lies over an image of a page: the mask of the data, the map, both masks."""
+    tiles = re.findall(rf'<div class="sample-{sample}"[^>]*>(.*?)</div>', page, re.DOTALL)
+    found = []
+    for tile in tiles[1:]:
+        picture = re.search(r'src="data:image/png;base64,([^"]+)"', tile)
+        if picture:
+            found.append(np.asarray(Pillow.open(io.BytesIO(base64.b64decode(picture[1])))))
+        for width, height, path in re.findall(r'viewBox="0 0 (\d+) (\d+)".*?d="([^"]*)"', tile):
+            found.append(inside(path, (int(width), int(height))))
+    return found
 
 
 def test_the_page_shows_the_images_masks_and_maps_of_the_result(tmp_path):
-    net, data = model(), dataset(7, binary=False)
+    net, data = model(), dataset(9, binary=False)
     result = ci.segment(net, data, untrained=0, mass=0.5, progress=False)
     page = ci.viz.segment_page(result, tmp_path / "page").read_text()
     loaded = ci.SegmentResult.load(tmp_path / "page")
     assert ci.viz.segment_page(loaded, tmp_path / "again").read_text() == page
     examples = result.table("examples")
-    assert len(examples) == 7
+    ranked = result.table("images").sort_values("score", ascending=False, kind="stable")["score"]
+    assert [len(examples[examples["group"] == name]) for name in ("best", "median", "worst")] == [
+        3, 2, 3
+    ]  # fmt: skip
+    assert examples["score"].tolist() == ranked.iloc[[0, 1, 2, 3, 4, 8, 7, 6]].tolist()
     for row in examples.to_dict("records"):
         assert f"image {row['sample']}, label kind" in page
         assert base64.b64encode(row["picture"]).decode() in page
-        true, map, found = overlays(page, row["sample"])
+        true, map, again, found = overlays(page, row["sample"])
         wanted = np.asarray(data[row["sample"]]["mask"])
-        assert np.array_equal(true > 0, (wanted != 0) & (wanted != 255))
+        assert np.array_equal(true, (wanted != 0) & (wanted != 255))
+        assert np.array_equal(again, true)
         values = np.array(row["map"]).reshape(GRID)
         assert map.max() == map.flat[values.argmax()] and map.shape == GRID
         mask = mass_mask(torch.tensor(row["map"]), 0.5).numpy().reshape(GRID)
-        assert np.array_equal(found > 0, mask)
+        assert np.array_equal(found, mask)
+
+
+def test_the_border_of_a_mask_is_all_edges_between_on_and_off():
+    mask = np.random.default_rng(0).random((7, 9)) < 0.5
+    path = outline(mask)
+    assert np.array_equal(inside(path, (9, 7)), mask)
+    turned = path.replace("h", "!").replace("v", "h").replace("!", "v")
+    turned = re.sub(r"M(\d+) (\d+)", r"M\2 \1", turned)  # the horizontal edges, as vertical ones
+    assert np.array_equal(inside(turned, (7, 9)), mask.T)
+    assert outline(np.zeros((2, 3), dtype=bool)) == ""
+    assert outline(np.ones((2, 3), dtype=bool)) == "M0 0h3M0 2h3M0 0v2M3 0v2"
+
+
+def test_merged_examples_are_the_extremes_and_the_middle_of_both():
+    net, data = model(), dataset(18)
+    halves = [
+        ci.segment(net, data.select(rows), untrained=0, progress=False).table("examples")
+        for rows in (range(9), range(9, 18))
+    ]
+    merged = merged_examples(halves[0], halves[1].assign(sample=halves[1]["sample"] + 9), {})
+    scores = np.sort(np.concatenate([half["score"] for half in halves]))[::-1]
+    groups = {name: merged[merged["group"] == name]["score"] for name in set(merged["group"])}
+    assert groups["best"].tolist() == scores[:3].tolist()
+    assert groups["worst"].tolist() == scores[:-4:-1].tolist()
+    middles = np.sort(np.concatenate([half[half["group"] == "median"]["score"] for half in halves]))
+    assert sorted(groups["median"]) == middles[1:3].tolist()
+
+
+@pytest.mark.parametrize(
+    "low, high, verdict",
+    [
+        (0.9, 0.95, "finds objects: Jaccard index"),
+        (0.01, 0.95, "may find objects, which this data does not decide"),
+        (0.01, 0.02, "does not find objects"),
+    ],
+)
+def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, verdict):
+    result = ci.segment(model(), dataset(8), untrained=1, progress=False)
+    result.stored["examples"] = result.stored["examples"].iloc[:0]
+    images = result.table("images").assign(layer=1, head=2)
+    row = result.overall() | {"low": low, "high": high, "centre": 0.4, "head_layer": 1, "head": 2}
+    monkeypatch.setattr(type(result), "overall", lambda *_: row)
+    result._computed["images"] = images
+    page = ci.viz.segment_page(result, tmp_path).read_text()
+    finding = page.split('<div class="finding">')[1].split("</div>")[0]
+    assert f"L1H2 {verdict}" in finding and "best blind guess" in finding
+    blind = [row[name] for name in ("centre", "all_foreground", "other_image", "random")]
+    assert f"{max(blind):.3f}, untrained {row['untrained']:.3f}" in finding
+    assert page.index("finding") < page.index("<table")  # numbers come after what they say
+
+
+def test_the_page_of_scores_fits_both_widths_and_schemes(driven, tmp_path):  # noqa: F811
+    result = ci.segment(model(), dataset(9), untrained=1, progress=False)
+    page = ci.viz.segment_page(result, tmp_path)
+    # numbers on the cells of the heat map stand on a picture, whose colours the check does not see
+    assert not [
+        words for words in looked_over(driven, page) if not re.search(r'text\..*"\.\d\d"', words)
+    ]
+    with opened(driven, page, 1200) as shown:
+        assert shown.page.locator("table:visible").count() == 1  # the others are folded
 
 
 def test_labels_are_called_what_the_data_calls_them():

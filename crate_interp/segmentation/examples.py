@@ -1,4 +1,4 @@
-"""The images on which the fixed head scores highest and lowest, with masks and maps."""
+"""The images on which the fixed head scores highest, in the middle and lowest, with their maps."""
 
 import io
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.masks import IGNORED
 
-SHOWN = 4  # images that score highest, and as many that score lowest
+SHOWN, MEDIAN = 3, 2  # images that score highest, as many that score lowest, and in the middle
 _LONGEST = 224  # pixels of a picture's longer side
 COLUMNS = [
     "group", "sample", "label", "layer", "head", "score", "picture", "mask", "map", "rows",
@@ -32,13 +32,20 @@ def no_examples() -> pd.DataFrame:
 def examples(
     images: pd.DataFrame, model: HookedModel, samples: Samples, settings: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns a row per example: group ("best" or "worst"), sample, label, layer, head, score.
+    """Returns a row per example: group, sample, label, layer, head, score, and the pictures.
+
+    The groups are "best", "median" and "worst": those in the middle are of a median score.
 
     picture and mask: PNG bytes; the mask is 255 where the data has a class. map: what the head
     attends to, row by row over a grid of rows x columns. The model runs once for each example.
     """
     ranked: Any = images.sort_values(["score", "sample"], ascending=[False, True])
-    groups = {"best": ranked.head(SHOWN), "worst": ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]}
+    rest = ranked.iloc[SHOWN:]
+    groups = {
+        "best": ranked.head(SHOWN),
+        "median": _middle(rest.iloc[: max(len(rest) - SHOWN, 0)]),
+        "worst": rest.tail(SHOWN).iloc[::-1],
+    }
     rows = [
         {"group": group, **row._asdict(), **_pictures(row, model, samples, settings)}
         for group, table in groups.items()
@@ -50,15 +57,24 @@ def examples(
 def merged_examples(
     mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Returns the highest and lowest of the examples of both results.
+    """Returns the highest, middle and lowest of the examples of both results.
 
-    They keep the heads and scores of the result that they come from.
+    They keep the heads and scores of the result that they come from. Those in the middle are two of
+    the four that were in the middle of one result.
     """
     both: Any = pd.concat([table for table in (mine, theirs) if len(table)] or [mine])
     ranked = both.sort_values(["score", "sample"], ascending=[False, True], ignore_index=True)
-    best, worst = ranked.head(SHOWN), ranked.iloc[SHOWN:].tail(SHOWN).iloc[::-1]
-    parts = [best.assign(group="best"), worst.assign(group="worst")]
+    middle = _middle(ranked[ranked["group"] == "median"])
+    others = ranked[ranked["group"] != "median"]
+    best, worst = others.head(SHOWN), others.iloc[SHOWN:].tail(SHOWN).iloc[::-1]
+    parts = [best.assign(group="best"), middle, worst.assign(group="worst")]
     return pd.concat(parts, ignore_index=True)
+
+
+def _middle(ranked: Any) -> Any:
+    """Returns the rows in the middle."""
+    start = max((len(ranked) - MEDIAN) // 2, 0)
+    return ranked.iloc[start : start + MEDIAN]
 
 
 def _pictures(

@@ -1,4 +1,4 @@
-"""Pictures as data that a page carries: images, maps and masks as PNG, figures as SVG or PNG."""
+"""Pictures that a page carries: images and maps as PNG, borders of masks and figures as SVG."""
 
 import base64
 import html
@@ -46,9 +46,29 @@ def map_tile(values: Float[np.ndarray, "h w"]) -> str:
     return _palette((scaled * (_LEVELS - 1)).round(), colours, 0.25 + 0.6 * levels)
 
 
-def mask_tile(mask: Bool[np.ndarray, "h w"], colour: tuple[float, float, float]) -> str:
-    """Returns a mask as a palette PNG: half transparent where it is on, clear elsewhere."""
-    return _palette(mask, np.array([(0, 0, 0), colour]), np.array([0, 0.55]))
+def outline(mask: Bool[np.ndarray, "h w"]) -> str:
+    """Returns the border of a mask as an SVG path, in pixels of the mask.
+
+    Each run of edges is one line: first the horizontal ones, row by row, then the vertical ones.
+    """
+    parts = []
+    for kind, values in (("h", mask), ("v", mask.T)):
+        padded = np.pad(values.astype(np.int8), ((1, 1), (0, 0)))
+        steps = np.diff(padded, axis=0) != 0  # [row of edges, place]
+        for row, place, length in _runs(steps):
+            start = f"{place} {row}" if kind == "h" else f"{row} {place}"
+            parts.append(f"M{start}{kind}{length}")
+    return "".join(parts)
+
+
+def _runs(on: Bool[np.ndarray, "row place"]) -> list[tuple[int, int, int]]:
+    """Returns row, start and length of each run of True."""
+    ends = np.diff(np.pad(on.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    starts, stops = np.argwhere(ends == 1), np.argwhere(ends == -1)
+    return [
+        (int(row), int(start), int(stop - start))
+        for (row, start), (_, stop) in zip(starts, stops, strict=True)
+    ]
 
 
 def _palette(index: np.ndarray, colours: np.ndarray, opacity: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""The page of an evaluation of segmentation: scores beside chance, every head, and examples."""
+"""The page of an evaluation of segmentation: the score among its chance levels, and examples."""
 
 import math
 from pathlib import Path
@@ -11,16 +11,26 @@ from crate_interp.files import write_text
 from crate_interp.measures import mass_mask
 from crate_interp.pictures import decoded
 from crate_interp.probes.masks import RESOLUTIONS, RULES
-from crate_interp.segmentation.result import CELL, SegmentResult
+from crate_interp.segmentation.result import SegmentResult, number
+from crate_interp.viz.canvas import TEXT, canvas
+from crate_interp.viz.colours import CHANCE, TRAINED, UNTRAINED
+from crate_interp.viz.heat import heatmap
 from crate_interp.viz.lettering import as_written
 from crate_interp.viz.page import model_name, render, sources
-from crate_interp.viz.pictures import inline_svg, map_tile, mask_tile, png_uri
+from crate_interp.viz.pictures import inline_svg, map_tile, outline, png_uri
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-_TRUE, _FOUND = (0.1, 0.75, 0.35), (0.25, 0.55, 1.0)  # colours of masks: the data's, the head's
-_GREY = "#888888"
+SHOWN = 2  # images of each group that are seen without a click
+# what a guess has that does not look at the image
+_BLIND = {
+    "centre": "a centred map",
+    "all_foreground": "all foreground",
+    "other_image": "the mask of another image",
+    "random": "patches in random order",
+}
+_TABLE = ("other_image", "random", "untrained")
 
 
 def segment_page(result: SegmentResult, out: str | Path) -> Path:
@@ -38,12 +48,16 @@ def _page(result: SegmentResult) -> str:
     return render(
         "segment.html",
         title=f"{model_name(result.meta)}: do attention maps segment?",
-        headline=f"{result.headline()} {result.caution()}".strip(),
+        finding=_finding(result),
+        caution=result.caution(),
         meta=result.meta,
         settings=_settings(result),
         n_images=len(result.table("images")),
+        levels=inline_svg(_levels_chart(result), _finding(result), salt="levels"),
+        by_layer=_by_layer(result),
         sections=_sections(result),
         heads=_heads(result),
+        shown=SHOWN,
         examples=_examples(result),
         sources=_sources(result),
     )
@@ -51,6 +65,85 @@ def _page(result: SegmentResult) -> str:
 
 def _settings(result: SegmentResult) -> dict[str, Any]:
     return result.meta["probes"]["segmentation"]["settings"]
+
+
+def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
+    """Returns layer and head of what is fixed over all layers: one, or one for each half."""
+    table: Any = result.table("images")
+    places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
+    return sorted((int(layer), int(head)) for layer, head in places)
+
+
+def _named(result: SegmentResult) -> str:
+    return " and ".join(f"L{layer}H{head}" for layer, head in _chosen(result))
+
+
+def _finding(result: SegmentResult) -> str:
+    """Returns whether the best head finds objects, its score, and the best that is blind."""
+    row = result.overall()
+    blind = max(_BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
+    bar = max(row[name] for name in (blind, "untrained") if not _missing(row[name]))
+    several = len(_chosen(result)) > 1
+    verdict = "do not find objects" if several else "does not find objects"
+    if row["low"] > bar:
+        verdict = "find objects" if several else "finds objects"
+    elif row["high"] > bar:
+        verdict = "may find objects, which this data does not decide"
+    twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
+    return (
+        f"{_named(result)} {verdict}: Jaccard index {row['value']:.3f} "
+        f"({row['low']:.3f} to {row['high']:.3f}); best blind guess "
+        f"({_BLIND[blind]}) {row[blind]:.3f}{twins}."
+    )
+
+
+def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
+    """Draws the score with its interval and every chance level on one axis, highest first."""
+    row = result.overall()
+    words = {"value": _named(result), **_BLIND, "untrained": "the same network untrained"}
+    levels = sorted((name for name in words if not _missing(row[name])), key=lambda name: row[name])
+    figure, axes = canvas(None, 0.55 + 0.24 * len(levels), None)
+    for place, name in enumerate(levels):
+        value = row[name]
+        colour = {"value": TRAINED, "untrained": UNTRAINED}.get(name, CHANCE)
+        if name == "value":
+            axes.plot([row["low"], row["high"]], [place, place], color=colour, lw=4, alpha=0.45)
+            axes.axvspan(row["low"], row["high"], color=colour, alpha=0.1, lw=0)
+        axes.plot([0, value], [place, place], color=colour, lw=0.8, ls=_dashes(name))
+        axes.plot(value, place, marker="o", ms=6 if name == "value" else 4.5, color=colour)
+        axes.annotate(
+            f"{value:.3f}", (max(value, row["high"] if name == "value" else 0), place),
+            xytext=(6, 0), textcoords="offset points", va="center", fontsize=TEXT,
+            fontweight="bold" if name == "value" else "normal",
+        )  # fmt: skip
+    axes.set_yticks(range(len(levels)), [words[name] for name in levels], fontsize=TEXT)
+    axes.set_xlim(0, max(row[name] for name in levels) * 1.22)
+    axes.set_xlabel("Jaccard index (1 is the mask itself)", fontsize=TEXT)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return as_written(figure)
+
+
+def _dashes(name: str) -> str:
+    return {"value": "-", "untrained": "--"}.get(name, ":")
+
+
+def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
+    """Returns the table of the head that is fixed, layer by layer and over all layers."""
+    table: Any = result.layers()
+    rows = table[table["way"] == "fixed head"].to_dict("records")
+    header = ["layer", "head", "Jaccard index", "95 % interval"]
+    header += ["on another image's mask", "in random order", "untrained"]
+    return header, [
+        [
+            "all" if _missing(row["layer"]) else str(row["layer"]),
+            "-" if _missing(row["head"]) else f"L{int(row['head_layer'])}H{int(row['head'])}",
+            f"{row['value']:.3f}",
+            f"{row['low']:.3f} to {row['high']:.3f}",
+            *(number(row[name]) for name in _TABLE),
+        ]
+        for row in rows
+    ]
 
 
 def _sections(result: SegmentResult) -> list[dict[str, Any]]:
@@ -73,7 +166,7 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
 
 
 def _heads(result: SegmentResult) -> dict[str, Any]:
-    """Returns a chart and a table of every head of every layer."""
+    """Returns a heat map of every head, with a ring around what was chosen, and a table."""
     rows: Any = result.table("heads")
     rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
     best = rows.loc[rows["value"].idxmax()]
@@ -81,56 +174,41 @@ def _heads(result: SegmentResult) -> dict[str, Any]:
         f"Jaccard index of every head by layer; highest: layer {best['layer']}, "
         f"head {best['head']}, {best['value']:.3f}"
     )
-    wide = rows.pivot(index="layer", columns="head", values="value")
+    wide = rows.pivot(index="layer", columns="head", values="value").to_numpy()
+    figure = heatmap(wide, unit="Jaccard index (higher is better)", title="")
+    for place in _chosen(result):
+        _ring(figure, place)
+    texts = rows.assign(text=[_with_interval(row) for row in rows.to_dict("records")])
+    cells = texts.pivot(index="layer", columns="head", values="text")
     return {
-        "svg": inline_svg(_chart(result, rows), alt, salt="heads"),
-        "header": ["layer", *(f"head {head}" for head in wide.columns)],
+        "svg": inline_svg(figure, alt, salt="heads"),
+        "header": ["layer", *(f"head {head}" for head in cells.columns)],
         "rows": [
-            [str(layer), *(f"{value:.3f}" for value in line)]
-            for layer, line in zip(wide.index, wide.to_numpy(), strict=True)
+            [str(layer), *line] for layer, line in zip(cells.index, cells.to_numpy(), strict=True)
         ],
     }
 
 
-def _chart(result: SegmentResult, rows: Any) -> "matplotlib.figure.Figure":
-    """Draws the score of each head with its interval, and the chance levels."""
-    import matplotlib
-    from matplotlib.figure import Figure
+def _ring(figure: Any, place: tuple[int, int]) -> None:
+    from matplotlib.patches import Rectangle
 
-    chart = Figure(figsize=(7, 3), layout="constrained")
-    axes = chart.subplots()
-    count = rows["head"].max() + 1
-    colours = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count))
-    for head, own in rows.groupby("head"):
-        axes.errorbar(
-            own["layer"] + (head / count - 0.5) * 0.6,
-            own["value"],
-            yerr=[own["value"] - own["low"], own["high"] - own["value"]],
-            fmt="o",
-            markersize=3,
-            linewidth=0.8,
-            color=colours[head],
-            label=f"head {head}",
-        )
-    means = rows.groupby("layer")[list(CELL)].mean()
-    for (column, words), style in zip(CELL.items(), ("-.", "--", ":"), strict=True):
-        if not rows[column].isna().any():
-            axes.plot(means.index, means[column], style, linewidth=1.1, label=words, color=_GREY)
-    overall = result.overall()
-    for column, words, width in (
-        ("centre", "centred map", 1.6),
-        ("all_foreground", "all foreground", 0.8),
-    ):
-        axes.axhline(overall[column], linewidth=width, color=_GREY, label=words)
-    axes.set(xlabel="layer", ylabel="Jaccard index", xticks=means.index)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    return as_written(chart)
+    corner = (place[1] - 0.5, place[0] - 0.5)
+    for colour, width in (("white", 4.0), ("#c00000", 2.0)):
+        box = Rectangle(corner, 1, 1, fill=False, ec=colour, lw=width, clip_on=False, zorder=5)
+        figure.axes[0].add_patch(box)
 
 
-def _examples(result: SegmentResult) -> list[dict[str, Any]]:
-    """Returns the pictures of the images on which the fixed head scores highest and lowest."""
+def _with_interval(row: dict[str, Any]) -> str:
+    return f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+
+
+def _examples(result: SegmentResult) -> dict[str, list[dict[str, Any]]]:
+    """Returns what is shown of the images of each group."""
     mass = _settings(result)["mass"]
-    return [_example(row, mass) for row in result.table("examples").to_dict("records")]
+    groups: dict[str, list[dict[str, Any]]] = {"best": [], "median": [], "worst": []}
+    for row in result.table("examples").to_dict("records"):
+        groups.setdefault(row["group"], []).append(_example(row, mass))
+    return groups
 
 
 def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
@@ -142,14 +220,15 @@ def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
         "label": "" if _missing(row["label"]) else f", label {row['label']}",
         "ratio": picture.width / picture.height,
         "picture": png_uri(row["picture"]),
-        "true": mask_tile(np.asarray(true) > 0, _TRUE),
+        "true": {"path": outline(np.asarray(true) > 0), "size": true.size},
         "map": map_tile(values.reshape(grid)),
-        "found": mask_tile(found.reshape(grid), _FOUND),
+        "largest": values.max(),
+        "found": {"path": outline(found.reshape(grid)), "size": grid[::-1]},
     }
 
 
-def _missing(label: Any) -> bool:
-    return label is None or (isinstance(label, float) and math.isnan(label))
+def _missing(value: Any) -> bool:
+    return value is None or value != value or (isinstance(value, float) and math.isnan(value))
 
 
 def _sources(result: SegmentResult) -> list[tuple[str, str]]:
