@@ -10,7 +10,7 @@ from crate_interp import checks
 from crate_interp.circuits.ablations import ablated, ablations, agreement
 from crate_interp.circuits.directions import directions
 from crate_interp.circuits.effects import Loss, effect_sums, loss_on, mean_and_interval
-from crate_interp.circuits.excerpts import excerpts
+from crate_interp.circuits.excerpts import ENTIRE, excerpts
 from crate_interp.circuits.logit_effects import logit_effects, named
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel
@@ -61,7 +61,8 @@ class Atlas(AtomResult):
     An effect above 0 says that the loss grows without the atom. Each interval is of its atom alone:
     of 100 atoms without any effect about 5 intervals leave out 0. `table("agreement")` has the rank
     correlation of both effects in each layer. `table("tiles")` (images) or `table("contexts")`
-    (text) shows what surrounds the tokens of `table("top")`. meta["loss"] names the loss.
+    (text) shows what surrounds the tokens of `table("top")`; a tile of token -1 is the whole image.
+    meta["loss"] names the loss.
 
     If two atlases merge, each effect is the mean over the samples on which either measured it.
     """
@@ -97,6 +98,8 @@ class Atlas(AtomResult):
         """
         merged = super().merge(other)
         places = merged.stored["top"][["sample", "token"]].drop_duplicates()
+        entire = places[["sample"]].drop_duplicates().assign(token=ENTIRE)
+        places = pd.concat([places, entire], ignore_index=True)
         shown = {
             name: merged.stored[name].merge(places, on=["sample", "token"])
             for name in ("tiles", "contexts")

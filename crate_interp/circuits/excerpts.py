@@ -16,7 +16,9 @@ from crate_interp.data import Samples
 from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
 
-TILE = 32  # pixels of the tile of a patch and its surroundings
+TILE = 48  # pixels of the tile of a patch and its surroundings
+ENTIRE = -1  # stands for the token where a row holds the entire picture
+_SIDE = 112  # pixels of the longer side of an entire picture
 _BEFORE, _AFTER = 12, 4  # tokens of a context
 
 
@@ -25,9 +27,10 @@ def excerpts(
 ) -> dict[str, pd.DataFrame]:
     """Returns the tables `tiles` and `contexts` for places, a table of samples and tokens.
 
-    tiles (images): sample, token, picture (the bytes of a lossless WebP). contexts (text): sample,
-    token, before, at, after. Each place has one row, in the table of its kind of model; the other
-    table is empty. The samples are read again.
+    tiles (images): sample, token, picture (the bytes of a WebP). contexts (text): sample, token,
+    before, at, after. Each place has one row, in the table of its kind of model; the other table is
+    empty. Each image has a further row with token -1, which holds the entire picture. The samples
+    are read again.
     """
     wanted: Any = places[["sample", "token"]].drop_duplicates()
     wanted = wanted.sort_values(["sample", "token"])
@@ -44,6 +47,7 @@ def excerpts(
         else:
             picture = _rgb(inputs, model.cfg)
             patch = model.cfg.patch_size
+            rows.append((sample, ENTIRE, _webp(_entire(picture), lossless=False)))
             rows += [(sample, token, _webp(_tile(picture, token, patch))) for token in tokens]
     tiles, contexts = ["sample", "token", "picture"], ["sample", "token", "before", "at", "after"]
     return {
@@ -89,7 +93,13 @@ def _tile(
     return tile
 
 
-def _webp(tile: Image.Image) -> bytes:
+def _entire(picture: UInt8[np.ndarray, "height width 3"]) -> Image.Image:
+    image = Image.fromarray(picture)
+    image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    return image
+
+
+def _webp(tile: Image.Image, lossless: bool = True) -> bytes:
     buffer = io.BytesIO()
-    tile.save(buffer, "WEBP", lossless=True)
+    tile.save(buffer, "WEBP", lossless=lossless, quality=80)
     return buffer.getvalue()
