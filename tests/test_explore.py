@@ -15,7 +15,7 @@ from conftest import BATCH, HEADS, LAYERS, make, make_lm
 from crate_interp.viz.explorer import POINTS
 from crate_interp.viz.explorer_packing import LIMIT, pack_attention, pack_tops, planes
 
-NANOCHAT = ("crate-lm", "nanochat-crate", "gpt-baseline")
+FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_codes_give_the_attention_of_images(cache, images, sample):
     assert "sample" in page.title and data_of(page)["grid"] == [3, 4]
 
 
-@pytest.mark.parametrize("name", NANOCHAT)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_codes_give_the_attention_of_texts(name):
     lm = make_lm(name, window=False) if name == "nanochat-crate" else make_lm(name)
     tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(3))
@@ -112,16 +112,25 @@ def test_attention_that_is_not_of_the_codes_is_stored():
     assert "The attention of layer 0 is stored" in page.html()
 
 
-def test_an_edited_pattern_is_shown_as_it_was_used(model, images):
-    def even(pattern, hook):
-        return torch.full_like(pattern, 1 / pattern.shape[-1])
-
-    with model.hooks(fwd_hooks=[("blocks.1.attn.hook_pattern", even)]):
-        _, cache = model.run_with_cache(images)
+def test_an_edited_pattern_is_shown_as_it_was_used(cache, images):
+    shares = cache["pattern", 1]
+    cache.cache_dict["blocks.1.attn.hook_pattern"] = torch.full_like(shares, 1 / 13)
     page = ci.viz.explore(cache, images)
-    shares = attention_in(page, 1, HEADS, 13)
-    assert np.allclose(shares, cache["pattern", 1][0].numpy(), rtol=1e-3)
-    assert "layer 1 is stored" in page.html() or np.allclose(shares.std(), 0, atol=0.1)
+    assert data_of(page)["parts"][1] == ["codes", "largest", "rows"]
+    assert np.allclose(attention_in(page, 1, HEADS, 13), 1 / 13, rtol=1e-3)
+    assert "The attention of layer 1 is stored" in page.html()
+
+
+def test_what_a_masked_autoencoder_did_not_see_is_told():
+    size = dict(d_model=31, n_layers=2, n_heads=5, d_head=7, image_size=16, patch_size=4)
+    more = dict(decoder_n_layers=1, decoder_n_heads=5)
+    mae = ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", **size, **more)).eval()
+    images = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    for ratio, words in ((0.75, "did not see 12 of the 16 patches"), (0.0, "<p>Attention is")):
+        with torch.no_grad():
+            _, cache = mae.run_with_cache(images, mask_ratio=ratio)
+        html = ci.viz.explore(cache, images).html()
+        assert words in html and ("did not see" in html) == (ratio > 0)
 
 
 def test_codes_too_large_for_sixteen_bits_are_not_carried():

@@ -21,8 +21,8 @@ POINTS = (
     "mlp.hook_post",
     "hook_resid_pre",
     "hook_resid_post",
-    "ln_final.hook_scale",
     "hook_pooled",
+    "hook_mask",
 )
 _MOST_SHARES = 200_000_000  # of a page: what a browser can still hold
 
@@ -50,7 +50,7 @@ def explore(
     what to call it; None is "sample 0".
 
     Needed is attn.hook_pattern of every layer. attn.hook_q and attn.hook_k, mlp.hook_post,
-    hook_resid_pre with the last hook_resid_post and ln_final.hook_scale, and hook_pooled each add a
+    hook_resid_pre with the last hook_resid_post, and hook_pooled each add a
     part, and a part that the cache does not feed is left out, which the page says.
 
     Raises KeyError if a pattern was not cached; ValueError for a cache, inputs or sample that do
@@ -155,9 +155,10 @@ def _start(seen: panels.Seen) -> dict[str, int]:
 
 def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
     """Returns sentences on what the page does not show, and on how it has its numbers."""
-    notes = []
-    for part, why in panels.left_out(seen).items():
-        notes.append(f"{part} left out: {why}.")
+    notes = [f"{part} left out: {why}." for part, why in panels.left_out(seen)]
+    hidden = panels.hidden_patches(seen)
+    if hidden:
+        notes.append(f"The model did not see {hidden} of the {seen.count - 1} patches.")
     stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
     if stored:
         notes.append(

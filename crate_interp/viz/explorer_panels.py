@@ -125,7 +125,7 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         raise ValueError(
             f"the cached attn.hook_pattern {list(first.shape)} does not belong to inputs {shape}: "
             f"wanted {shape[0]} samples of {count} tokens. Give what the model was run on, and "
-            "run_with_cache without pos_slice; a masked autoencoder with mask_ratio=0."
+            "run_with_cache without pos_slice."
         )
     if not checks.is_int(sample) or not 0 <= sample < shape[0]:
         raise ValueError(
@@ -246,12 +246,8 @@ def _has_codes(seen: Seen) -> bool:
     return seen.everywhere("attn.hook_k") or seen.everywhere("attn.hook_q")
 
 
-def left_out(seen: Seen) -> dict[str, str]:
-    """Returns what the page does not show, and why."""
-    return dict(_reasons(seen))
-
-
-def _reasons(seen: Seen) -> Iterator[tuple[str, str]]:
+def left_out(seen: Seen) -> Iterator[tuple[str, str]]:
+    """Yields what the page does not show, and why."""
     if not (seen.everywhere("attn.hook_q") or seen.everywhere("attn.hook_k")):
         what = "Similar codes" if seen.grid is None else "Similar codes, masks and components"
         yield what, "the cache lacks attn.hook_q"
@@ -264,6 +260,11 @@ def _reasons(seen: Seen) -> Iterator[tuple[str, str]]:
         yield "The logit lens", "call model.eval() first" if seen.model.training else lacks
     if seen.grid is not None and not seen.has("hook_pooled"):
         yield "The model's answer", "the cache lacks hook_pooled"
+
+
+def hidden_patches(seen: Seen) -> int:
+    """Returns how many patches of the picture a masked autoencoder did not see."""
+    return int(seen.cache.at("hook_mask")[seen.sample].sum()) if seen.has("hook_mask") else 0
 
 
 def circuit_data(circuit: Circuit | None, model: Any) -> dict[str, Any] | None:
