@@ -275,9 +275,15 @@ def test_a_text(driven, read):  # noqa: F811
         assert not shown.asked and not shown.wrong
 
 
-def test_the_page_fits_and_can_be_read(driven, seen, read):  # noqa: F811
-    for path in (seen[1], read[1]):
+def test_the_page_fits_and_can_be_read(driven, seen, read, tmp_path):  # noqa: F811
+    model, images = make("crate", n_heads=12), torch.randn(1, 3, 6, 20)
+    twelve = ci.viz.explore(model.run_with_cache(images)[1], images).save(tmp_path / "twelve.html")
+    for path in (seen[1], read[1], twelve):
         assert looked_over(driven, path) == []
+    with opened(driven, twelve) as shown:
+        drawn(shown.page)
+        out = "e => e.scrollWidth > e.clientWidth + 1"
+        assert not shown.page.evaluate(f"[...document.querySelectorAll('.tile')].some({out})")
 
 
 def test_the_address_keeps_what_is_chosen(driven, seen):  # noqa: F811

@@ -63,7 +63,8 @@ function strongest(values) {
 function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
-  if (state.mode === "to") return [`${digits(values[best])} · \u2248${effective.toFixed(1)}`,
+  const rounded = effective.toFixed(effective < 9.95 ? 1 : 0);
+  if (state.mode === "to") return [`${digits(values[best])} · \u2248${rounded}`,
     `largest share ${digits(values[best])}, effectively ${effective.toFixed(1)} tokens`];
   if (state.mode === "from") return [`${digits(values[best])} · \u03a3 ${sum.toFixed(2)}`,
     `largest share ${digits(values[best])}, sum ${sum.toFixed(2)}`];
@@ -127,7 +128,7 @@ function drawChosen(every) {
     || token !== state.query).sort((a, b) => values[b] - values[a]);
   const best = order.slice(0, 8).filter(token => values[token]);
   ranked(byId("keys"), best.map(token => ({name: nameOf(token), words: digits(values[token]),
-    share: values[token] / most, pick: () => choose({query: token, pinned: true})})));
+    share: values[token] / values[best[0]], pick: () => choose({query: token, pinned: true})})));
   if (isText) return drawText(values, most);
   byId("keys-words").textContent = `for L${state.layer}H${head}`;
   paintMap(byId("map"), data.grid, values, most);
