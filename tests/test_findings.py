@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from conftest import HEADS, LAYERS, make
+from conftest import HEADS, LAYERS, make, make_lm
 from crate_interp.sweeps.finding import along_layers, at_attention
 from crate_interp.viz.chart import HEIGHT, WIDTH, Line, chart
 from crate_interp.viz.findings import finding, strip
@@ -100,7 +100,17 @@ def test_planted_changes_are_found_and_told_apart(result):
         "R^c falls at attention": "+\N{MINUS SIGN}?",
         "Authors' R^c is lower than a layer before": ".+\N{MINUS SIGN}",
     }
-    assert "18" not in first  # the layer between is not an end
+    assert "18" not in first  # it is lower than both ends, by less than half of what lies between
+
+
+def test_a_rate_that_turns_back_is_not_said_to_rise(result):
+    values = [(22.0, 12.0, 23.0), (22.0, 29.0, 21.0)]
+    for (first, inner, last), word in zip(values, ("lowest", "highest"), strict=True):
+        official = np.tile([first, inner, last], (6, 1)) + np.arange(6)[:, None] * 1e-6
+        words = finding(planted(result, official=official), [])[0]
+        assert f"goes from {first:g} nats in layer 0 to {last:g} in layer 2" in words
+        assert f"with its {word}, {inner:g}, in layer 1." in words and "rises" not in words
+        assert f"its {word}, {inner:g}, in layer 1" in planted(result, official=official).headline()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +166,14 @@ def test_other_probes_have_a_finding_and_panels_too(data):
     assert words.startswith(f"Zeros in the code: {mean.iloc[0]:.4g} in layer 0, ")
     assert [item.name for item in hero(one, [])] == ["sparsity.zero_fraction"]
     assert strip(one, []) == []
+
+
+def test_without_a_cls_token_the_entropy_stands_for_it():
+    lm = make_lm()
+    tokens = torch.randint(0, 47, (4, 13), generator=torch.Generator().manual_seed(1))
+    one = ci.sweep(lm, tokens, progress=False, controls=0)
+    assert hero(one, [])[-1].name == "attention.entropy"
+    assert strip(one, [one])[-1].title == "Heads look at fewer tokens than untrained"
 
 
 def test_the_panels_are_of_the_statistics(result, twins):

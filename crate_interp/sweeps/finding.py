@@ -80,11 +80,7 @@ def headline(result: Result) -> str:
             f"{len(step.layers)} layers"
         )
     if along is not None:
-        first, last = along.before[0], along.after[-1]
-        said.append(
-            f"the authors' R^c, of tokens at length one, {verb(first, last)} {first:.4g} "
-            f"to {last:.4g} nats from layer {along.layers[0] - 1} to {along.layers[-1]}"
-        )
+        said.append(f"the authors' R^c, of tokens at length one, {path(along)}")
     return f"{count}{': ' if said else ''}{', and '.join(said)}."
 
 
@@ -94,11 +90,38 @@ def stream(result: Result) -> str:
     return f"{'LN(Z)' if settings.get('norm') else 'Z'} at eps {settings.get('eps')}"
 
 
+def path(along: Change) -> str:
+    """Returns how a rate goes from the first layer to the last, and where else it was lowest.
+
+    Such as "falls from 221 nats in layer 0 to 166.5 in layer 5", or "goes from 224 nats in layer 0
+    to 226 in layer 5, with its lowest, 127, in layer 1".
+    """
+    layers, values = [along.layers[0] - 1, *along.layers], [along.before[0], *along.after]
+    words = f"{values[0]:.4g} nats in layer {layers[0]} to {values[-1]:.4g} in layer {layers[-1]}"
+    outside = _outside(values)
+    if outside is None:
+        return f"{verb(values[0], values[-1])} {words}"
+    kind = "lowest" if values[outside] < values[0] else "highest"
+    return f"goes from {words}, with its {kind}, {values[outside]:.4g}, in layer {layers[outside]}"
+
+
 def verb(first: float, last: float) -> str:
     """Returns "falls from", "rises from" or "stays, from", by four digits."""
     if f"{first:.4g}" == f"{last:.4g}":
         return "stays, from"
     return "falls from" if last < first else "rises from"
+
+
+def _outside(values: Sequence[float]) -> int | None:
+    """Returns which value lies furthest outside those at the ends; None if by less than their way.
+
+    A rate that turns back and leaves the ends further behind than they lie apart has not simply
+    fallen or risen.
+    """
+    low, high = sorted((values[0], values[-1]))
+    beyond = [max(low - value, value - high) for value in values]
+    most = max(range(len(values)), key=beyond.__getitem__)
+    return most if beyond[most] > 0.5 * (high - low) else None
 
 
 def _wide(result: Result, name: str) -> Any:

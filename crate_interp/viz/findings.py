@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.sweeps.finding import NORMAL, Change, along_layers, at_attention, stream, verb
+from crate_interp.sweeps.finding import (
+    NORMAL,
+    OFFICIAL,
+    Change,
+    along_layers,
+    at_attention,
+    path,
+    stream,
+    verb,
+)
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.curves import baseline, curve, names
 from crate_interp.viz.titles import title
@@ -16,7 +25,9 @@ _BESIDE_UNTRAINED = {
     "sparsity.zero_fraction": ("More zeros than untrained", 1),
     "alignment.head_overlap": ("Heads overlap less than untrained", -1),
     "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
+    "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
 }
+_CLS, _INSTEAD = "attention.support_cls", "attention.entropy"  # the second without a CLS token
 _MARKS = {1: "+", -1: "\N{MINUS SIGN}", 0: "?"}
 _KINDS = {1: "good", -1: "bad", 0: ""}
 
@@ -52,7 +63,8 @@ def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
         said.append(_official(along, [along_layers(twin) for twin in twins]))
     if step is not None:
         words = _stream(result, step, [at_attention(twin) for twin in twins])
-        other = along is not None and (along.after[-1] < along.before[0]) == (sum(step.signs) > 0)
+        fell = along is not None and along.after[-1] < along.before[0]
+        other = along is not None and "goes" not in said[0] and fell == (sum(step.signs) > 0)
         said.append(f"But {words}" if other else words[0].upper() + words[1:])
     return said or [_plain(result, twins)]
 
@@ -70,11 +82,7 @@ def two_rates(result: SweepResult) -> str:
 
 
 def _official(along: Change, twins: list[Change | None]) -> str:
-    first, last = along.before[0], along.after[-1]
-    words = (
-        f"The coding rate R^c, as the authors count it, {verb(first, last)} {first:.4g} nats in "
-        f"layer {along.layers[0] - 1} to {last:.4g} in layer {along.layers[-1]}"
-    )
+    words = f"The coding rate R^c, as the authors count it, {path(along)}"
     known = [twin for twin in twins if twin is not None]
     if known:
         start = float(np.mean([twin.before[0] for twin in known]))
@@ -117,6 +125,12 @@ def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     return f"{title(name)}: {ends(result, twins, name)}."
 
 
+def beginning(known: Sequence[str]) -> list[str]:
+    """Returns the statistics that a report begins with: what CLS attends to stands for all."""
+    chosen = [name for name in (OFFICIAL, *_BESIDE_UNTRAINED) if name in known]
+    return [name for name in chosen if name != _INSTEAD or _CLS not in known]
+
+
 def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
     """Returns a statistic in the first and the last layer, with its unit, beside untrained."""
     drawn, random = curve(result, name), baseline(twins, name)
@@ -140,7 +154,7 @@ def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
         change = measured(result)
         if change is not None:
             rows.append(_falls(words, change, [measured(twin) for twin in twins], layers))
-    known = names(result)
+    known = beginning(names(result))
     for name, (words, way) in _BESIDE_UNTRAINED.items():
         if twins and name in known:
             rows.append(_beside(words, result, twins, name, way, layers))

@@ -11,18 +11,10 @@ from crate_interp.sweeps.finding import Change, at_attention
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.chart import Line, chart
 from crate_interp.viz.curves import baseline, curve, names
-from crate_interp.viz.findings import ends
+from crate_interp.viz.findings import beginning, ends
 from crate_interp.viz.page import render
 from crate_interp.viz.published import PUBLISHED, is_crate_s
 from crate_interp.viz.titles import direction, title
-
-# what a report begins with, beside the change of R^c at attention
-_FIRST = (
-    "compression.official_rate",
-    "sparsity.zero_fraction",
-    "alignment.head_overlap",
-    "attention.support_cls",
-)
 
 
 @dataclass(frozen=True)
@@ -42,8 +34,7 @@ def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
     """Returns the few panels that a report begins with, of what was measured."""
     known = names(result)
     change = _change(result, twins)
-    first = [name for name in _FIRST if name in known]
-    chosen = [panel(result, twins, name, heads=False) for name in first]
+    chosen = [panel(result, twins, name, heads=False) for name in beginning(known)]
     if change is not None:
         chosen.insert(0, change)
     return chosen or [panel(result, twins, name) for name in known[:3]]

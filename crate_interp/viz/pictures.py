@@ -89,11 +89,11 @@ def png_uri(data: bytes) -> str:
 
 
 def figure_uri(figure: "Figure", dpi: int = 110) -> str:
-    """Returns a matplotlib figure as a PNG data URI."""
+    """Returns a matplotlib figure of photographs as a JPEG data URI, a quarter of a PNG's size."""
     buffer = io.BytesIO()
     with quiet():
-        figure.savefig(buffer, format="png", dpi=dpi)
-    return png_uri(buffer.getvalue())
+        figure.savefig(buffer, format="jpeg", dpi=dpi, pil_kwargs={"quality": 85})
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def inline_svg(figure: "Figure", alt: str, salt: str) -> str:
