@@ -518,6 +518,13 @@ plt.show()
 ci.viz.circuit(circuit, title="induction in crate-tiny-induction")
 
 # %% [markdown]
+# The explorer rings the heads of the circuit. Point at a token of the second copy and see in layer
+# 1 how its heads look at the earlier copy and at the token after it.
+
+# %%
+ci.viz.explore(crate.run_with_cache(judge[:1])[1], judge[:1], circuit=circuit)
+
+# %% [markdown]
 # ## The same search in text
 # `crate-tiny-lm` was trained on books and a dictionary. Has it an induction head? Random tokens are
 # shown twice. And does an open “quote” make it prefer `.”` to `.`? The windows run as they are, and
@@ -597,7 +604,7 @@ def role_words(which):
     whole = right(models[which](judge))
     needed = [role for role in "qkv" if (whole - kept[which, "before", role]).mean() > 0.1]
     words = {"q": "query", "k": "key", "v": "value"}
-    return " and ".join(words[role] for role in needed) or "no role"
+    return ", ".join(words[role] for role in needed) or "no role"
 
 
 early, swapped = "queries and keys early", "queries early, keys late"
@@ -610,7 +617,7 @@ for which in models:
         f"{shown(which, early, ahead)} against {shown(which, early, behind)} before it. With the "
         f"positions of queries and keys exchanged it {'turns round' if turned else 'does not'}: "
         f"{shown(which, swapped, ahead)} against {shown(which, swapped, behind)}. "
-        f"It needs the token before in its {role_words(which)}."
+        f"It needs the token before in: {role_words(which)}."
     )
 is_there = text_best["low"] > max(2 * text_best["even"], text_none) and second < 0.9 * first
 print(

@@ -19,13 +19,13 @@ import crate_interp as ci
 
 DEMOS = Path(__file__).parent.parent / "demos"
 SHOWN = {  # what their outputs must hold, and how many pictures
-    "01_meet_crate": ("722,122 parameters", 1),
+    "01_meet_crate": ("Answer: you can see every step", 1),
     "02_is_each_layer_doing_its_job": ("Answer, for 6 layers", 2),
-    "03_segmentation_for_free": ("mask of another image", 1),
-    "04_edit_a_subspace": ("span taken out of ln1.hook_normalized", 1),
-    "05_a_circuit_in_a_tiny_language_model": ("random circuits of", 5),
-    "06_watch_it_learn": ("trained: accuracy", 3),
-    "07_crate_alpha_from_the_hub": ("skipped: ", 0),
+    "03_segmentation_for_free": ("Answer: the fixed head", 1),
+    "04_edit_a_subspace": ("Answer: on images that did not choose it", 1),
+    "05_a_circuit_in_a_tiny_language_model": ("Answer: L0H0", 5),
+    "06_watch_it_learn": ("Answer: the rate", 3),
+    "07_crate_alpha_from_the_hub": ("Answer, for a random network", 0),
     "08_do_the_job_better": ("Answer: not measurably", 1),
 }
 NAMES = list(SHOWN)
@@ -56,6 +56,8 @@ def test_it_runs_and_shows_what_it_announces(name, tmp_path):
     words, pictures = SHOWN[name]
     assert words in text
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    pages = [output["data"].get("text/html", "") for output in outputs if "data" in output]
+    assert any("Point at a" in page for page in pages) == name.startswith(("01", "05"))
     if name.startswith("05"):
         check_circuit(text)
 
