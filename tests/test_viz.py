@@ -333,23 +333,7 @@ def test_drawing_loads_when_something_is_drawn_and_pyplot_never():
 
 
 def test_the_text_of_a_page_is_escaped_before_it_is_raised():
-    page = render("audit.html", **values("<b>x</b> Z^{l+1/2}", "R^c & <i>"))
-    assert "<h1>&lt;b&gt;x&lt;/b&gt; Z<sup>l+1/2</sup></h1>" in page
-    assert "<dt>R<sup>c</sup> &amp; &lt;i&gt;</dt>" in page
-    with pytest.raises(UndefinedError, match="'meta' is undefined"):
-        render("audit.html", title="", finding="", caution="", marks={})
-
-
-def values(title, name):
-    """What the page of an audit of nothing needs."""
-    settings = {"eps": 0.1, "lasso_tokens": 4}
-    meta = {"n_samples": 1, "unit": "images", "n_layers": 0, "untrained": 0, "settings": settings}
-    nothing = {"groups": [], "tables": [], "marks": {}, "frames": {}, "nulls": {}}
-    return {
-        "title": title,
-        "finding": "",
-        "caution": "",
-        "meta": meta,
-        "sources": [(name, "")],
-        **nothing,
-    }
+    page = render("base.html", title="<b>x</b> & Z^{l+1/2}, R^c")
+    assert "<h1>&lt;b&gt;x&lt;/b&gt; &amp; Z<sup>l+1/2</sup>, R<sup>c</sup></h1>" in page
+    with pytest.raises(UndefinedError, match="'title' is undefined"):
+        render("base.html")

@@ -19,7 +19,7 @@ _DPI = 200
 _LINE = 50  # signs of a title on one line
 
 
-def canvas(ax: Any, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:
+def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:
     """Returns the figure and the Axes to draw into: the caller's, or new ones.
 
     Raises ValueError if `ax` is no matplotlib Axes or `dpi` is not above 0.
@@ -33,7 +33,7 @@ def canvas(ax: Any, height: float, dpi: float | None) -> tuple["matplotlib.figur
 
 
 def panels(
-    ax: Any,
+    ax: object,
     shape: tuple[int, int],
     size: tuple[float, float],
     gap: tuple[float, float],
@@ -48,14 +48,15 @@ def panels(
     rows, columns = shape
     if ax is None:
         return figure, figure.subplots(rows, columns, squeeze=False).tolist()
-    ax.set_axis_off()
+    own: Any = ax
+    own.set_axis_off()
     high, wide = 1 / (rows + gap[0] * (rows - 1)), 1 / (columns + gap[1] * (columns - 1))
     lefts = [column * wide * (1 + gap[1]) for column in range(columns)]
     feet = [1 - high - row * high * (1 + gap[0]) for row in range(rows)]
-    return figure, [[ax.inset_axes((left, foot, wide, high)) for left in lefts] for foot in feet]
+    return figure, [[own.inset_axes((left, foot, wide, high)) for left in lefts] for foot in feet]
 
 
-def _figure(ax: Any, size: tuple[float, float], dpi: float | None) -> "matplotlib.figure.Figure":
+def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplotlib.figure.Figure":
     # not pyplot: a library must neither choose a backend nor keep figures open
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure

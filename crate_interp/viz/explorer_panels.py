@@ -35,7 +35,7 @@ class Seen:
     """One sample of a cache. inputs: what the model was given, the batch first."""
 
     cache: CrateCache
-    model: Any
+    model: HookedModel
     inputs: Tensor
     sample: int
     count: int  # of tokens
@@ -267,7 +267,7 @@ def hidden_patches(seen: Seen) -> int:
     return int(seen.cache.at("hook_mask")[seen.sample].sum()) if seen.has("hook_mask") else 0
 
 
-def circuit_data(circuit: Circuit | None, model: Any) -> dict[str, Any] | None:
+def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:
     """Returns nodes with their columns, and the largest edges; None without a circuit.
 
     Raises ValueError for anything but a circuit of heads and atoms that the model has.

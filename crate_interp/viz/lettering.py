@@ -15,7 +15,7 @@ def label(text: object) -> str:
     return plain(text, LONGEST)
 
 
-def as_written(figure: Any, *own: Any) -> Any:
+def as_written(figure: Any, *own: object) -> Any:
     """Returns a figure none of whose words are read as formulas, by matplotlib or by LaTeX.
 
     The names that are drawn may be those of strangers: "$\\nonsense$" would raise when the figure
@@ -26,7 +26,8 @@ def as_written(figure: Any, *own: Any) -> Any:
     from matplotlib.legend import Legend
 
     texts = [] if own else list(figure.texts)
-    for root in own or (figure,):
+    roots: Any = own or (figure,)
+    for root in roots:
         for axes in root.findobj(Axes):
             texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *([] if own else axes.texts)]
         for legend in root.findobj(Legend):
