@@ -15,7 +15,9 @@ with warnings.catch_warnings():
 
 def stream() -> Any:
     """Returns where bars and notes on progress go: stdout in a notebook, else stderr."""
-    return sys.stdout if "ipykernel" in sys.modules else sys.stderr
+    ipython: Any = sys.modules.get("IPython")  # a notebook has loaded it
+    shell = ipython.get_ipython() if ipython else None
+    return sys.stdout if "IPKernelApp" in getattr(shell, "config", ()) else sys.stderr
 
 
 class tqdm(_tqdm):

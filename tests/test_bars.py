@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -22,12 +23,12 @@ ci.audit(model, torch.randn(4, 3, 8, 8), untrained=2)
 
 
 def test_a_bar_goes_to_stderr_in_a_terminal_and_to_stdout_in_a_notebook(capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     for _ in bars.tqdm(range(2), desc="there"):
         pass
     out, err = capsys.readouterr()
     assert not out and "there: 100%" in err
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    shell = SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     for _ in bars.tqdm(range(2), desc="here"):
         pass
     out, err = capsys.readouterr()
