@@ -91,7 +91,8 @@ def parts(model, layer, head, role, places, count=1000):
 # ## In one picture
 # What the code of the strongest induction head holds, by position. Left: CRATE, where query and key
 # are this one code. The lines cross. Right: the GPT's head. Its query holds the token itself and
-# its key a token before, wherever they stand.
+# its key a token before, wherever they stand. The longest first copy of the training ends at
+# position 24, the thin line.
 
 # %%
 targets = repeat_targets(find, offsets=(0, 1, 2))
@@ -126,6 +127,7 @@ looks = [(BLUE, "-", "the token itself"), (ORANGE, "--", "the token before"), (G
 for ax, (which, role, words) in zip(axes, panels, strict=True):
     for line, (colour, dashes, label) in zip(shares[which, role], looks, strict=True):
         ax.plot(places, line, color=colour, ls=dashes, lw=2, label=label)
+    ax.axvline(max(TRAINED), color=GREY, lw=0.7)
     ax.set(title=f"{which} {name(*best[which])}: {words}", xlabel="position", ylim=(0, 1))
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].set_ylabel("share of the code's variance")
@@ -220,11 +222,10 @@ for ax, (target, words) in zip(axes, KINDS.items(), strict=True):
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].legend(frameon=False)
 plt.show()
-previous, induction = found("CRATE", "previous"), found("CRATE", "copy+1")
-both = [head for head in induction if head in found("CRATE", "copy")]
+previous, duplicate, induction = (found("CRATE", target) for target in KINDS)
 print("previous-token heads:", ", ".join(name(*head) for head in previous))
+print("duplicate-token heads:", ", ".join(name(*head) for head in duplicate))
 print("induction heads:", ", ".join(name(*head) for head in induction))
-print("of these, also on the copy itself:", ", ".join(name(*head) for head in both) or "none")
 
 # %% [markdown]
 # ## What each head is worth
@@ -248,7 +249,11 @@ for layer in range(3):
         left = right(crate.run_with_hooks(judge, fwd_hooks=without(crate, [(layer, head)])))
         kind = " ".join(
             words
-            for words, heads in (("previous-token", previous), ("induction", induction))
+            for words, heads in (
+                ("previous-token", previous),
+                ("duplicate-token", duplicate),
+                ("induction", induction),
+            )
             if (layer, head) in heads
         )
         print(f"without {name(layer, head)}: accuracy falls by {interval(whole - left)} {kind}")
@@ -316,7 +321,7 @@ circuit = ci.circuits.Circuit(edges, "nats lost per token if the path carries an
 # be best.
 
 # %%
-chosen = sorted({*previous, *induction})
+chosen = sorted({*previous, *duplicate, *induction})
 options = dict(reference=find, progress=False)
 result = ci.circuits.evaluate(crate, chosen, judge, right, random=100, subsets=0, **options)
 parts_of = ci.circuits.evaluate(crate, chosen, judge, right, random=0, subsets=10, **options)
@@ -541,7 +546,8 @@ windows = lm.windows(texts)
 ends_of_texts = torch.tensor([lm.to_tokens(text, prepend_bos=False).shape[1] + 1 for text in texts])
 begins = torch.arange(len(windows)) * (windows.shape[1] - lm.cfg.prepend_bos)
 text_of = torch.searchsorted(ends_of_texts.cumsum(0), begins, right=True)
-half = torch.randint(260, lm.cfg.d_vocab, (16, 40), generator=torch.Generator().manual_seed(0))
+spots = torch.randint(windows.numel(), (16, 40), generator=torch.Generator().manual_seed(0))
+half = windows.flatten()[spots]  # tokens of the texts, in random order
 twice = torch.cat([windows[:1, :1].expand(16, 1), half, half], dim=1)
 loss, cache = lm(twice, return_type="loss", loss_per_token=True), lm.run_with_cache(twice)[1]
 first, second = loss[:, :40].mean().item(), loss[:, 41:].mean().item()
@@ -591,6 +597,7 @@ print(
 # ## Conclusion
 # The sentences are made from the numbers above. Intervals are over sequences (of the quotes: over
 # texts). They do not say what another training would have found: this is one network, of one seed.
+# `demos/train_tiny_induction.py --seed 1` trains another, and `ci.load` takes its folder.
 
 
 # %%
