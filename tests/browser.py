@@ -75,6 +75,14 @@ _CONTRAST = """least => {
     const fills = shapes.filter(holds).map(shape => getComputedStyle(shape).fill);
     return fills.filter(fill => fill !== 'none').map(parse).filter(fill => fill[3] > 0).at(-1);
   };
+  const onPicture = element => {  // nothing tells the colours of a picture below a text
+    const box = element.getBoundingClientRect(), x = (box.left + box.right) / 2,
+      y = (box.top + box.bottom) / 2;
+    return [...element.ownerSVGElement.querySelectorAll('image')].some(picture => {
+      const b = picture.getBoundingClientRect();
+      return b.left <= x && x <= b.right && b.top <= y && y <= b.bottom;
+    });
+  };
   const ground = element => {
     const layers = [];
     if (isSvg(element)) layers.push(shapeUnder(element) ?? [0, 0, 0, 0]);
@@ -88,6 +96,7 @@ _CONTRAST = """least => {
     const box = element.getBoundingClientRect();
     const shown = element.checkVisibility({opacityProperty: true, visibilityProperty: true});
     if (!shown || box.width <= 1 || box.height <= 1 || element.closest(':disabled')) return;
+    if (isSvg(element) && onPicture(element)) return;
     const style = getComputedStyle(element), below = ground(element);
     const [r, g, b, a] = parse(isSvg(element) ? style.fill : style.color);
     const pair = [light(over([r, g, b, a * opacity(element)], below)), light(below)];

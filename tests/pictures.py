@@ -44,8 +44,11 @@ def views(out: Path) -> Pages:
         "heads": (view.head_grid(cache, images), ["head 5"]),
     }
     if hasattr(view, "explore"):
+        edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L4H3 -0.3")
+        parts = [edge.split() for edge in edges]
+        drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
         pages["explorer-image"] = (view.explore(cache, images), ["layer"])
-        pages["explorer-text"] = (view.explore(texts, TEXT), ["layer"])
+        pages["explorer-text"] = (view.explore(texts, TEXT, circuit=drawn), ["layer"])
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
@@ -58,7 +61,7 @@ def results(out: Path) -> Pages:
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
     return {
         "atlas": (atlas, ["layer 5"]),
-        "atlas-layer": (atlas.parent / "layer-3.html", ["atom 7"]),
+        "atlas-layer": (atlas.parent / "layer-3.html", ["layer 3"]),
         "segment": (segment, ["Jaccard"]),
         "report": (report, ["Negative controls", "audit/audit.html"]),
         "audit": (report.parent / "audit" / "audit.html", ["Neumann"]),
