@@ -10,8 +10,11 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
+from browser import driven, looked_over  # noqa: F401
+from browser import opened as shown_in
 from chromium import found, opened
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
+from crate_interp.viz.interactive import _tokens_of
 
 TEXT = "In the beginning was the Word"
 
@@ -22,49 +25,79 @@ def cache(model, images):
 
 
 def properties(page):
-    """What the page hands to its component, the packed attention unpacked as its script does."""
-    html = page.html()
-    props = json.JSONDecoder().raw_decode(
-        html.split("CircuitsVis.render(")[1].split(", {...", 1)[1]
+    """What a page hands to its component of circuitsvis."""
+    return json.JSONDecoder().raw_decode(
+        page.html().split("CircuitsVis.render(")[1].split(", ", 2)[2]
     )[0]
-    packed = re.search(r"unpack\(\.\.\.(\[.*?\])\)\}", html)
-    if packed:
-        text, count, largest = json.loads(packed[1])
-        steps = np.frombuffer(base64.b64decode(text), np.uint8).reshape(len(largest), count, count)
-        props["attention"] = steps * np.array(largest)[:, None, None] / 255
-    return props
+
+
+def matrix(page):
+    """What the page of attention carries, its bytes unpacked as its script does."""
+    props = json.loads(re.search(r'id="pattern">(.*?)</script>', page.html(), re.DOTALL)[1])
+    largest = np.array(props["largest"])[..., None]
+    count = len(props["tokens"])
+    steps = np.frombuffer(base64.b64decode(props["bytes"]), np.uint8)
+    return props | {"attention": steps.reshape(-1, count, count) / 255 * largest}
 
 
 def test_attention_of_images(cache):
     page = ci.viz.attention(cache, -1, sample=1, heads=[0, 4])
-    props, pattern = properties(page), cache["pattern", LAYERS - 1][1, [0, 4]].numpy()
-    assert (
-        props["tokens"][:3] == ["CLS", "0,0", "0,1"]
-        and len(props["tokens"]) == 13
-        and props["maskUpperTri"] is False
-    )
-    assert props["attentionHeadNames"] == [f"L{LAYERS - 1}H0", f"L{LAYERS - 1}H4"]
-    assert np.abs(props["attention"] - pattern).max() <= pattern.max() / 500
-    assert props["maxValue"] == pytest.approx(pattern.max()) and "sample 1" in page.title
-    assert (
-        page.html().split("</head>")[0].count("Content-Security-Policy") == 1
-        and "unpkg.com" not in page.html().split("</script>")[-2]
-    )
+    props, pattern = matrix(page), cache["pattern", LAYERS - 1][1, [0, 4]].numpy()
+    assert props["tokens"][:3] == ["CLS", "0,0", "0,1"] and len(props["tokens"]) == 13
+    assert props["causal"] is False and props["grid"] == [3, 4]
+    assert props["heads"] == [f"L{LAYERS - 1}H0", f"L{LAYERS - 1}H4"]
+    # to half a step of the largest of each row, and the four digits of that
+    off = np.abs(props["attention"] - pattern) / pattern.max(axis=2, keepdims=True)
+    assert off.max() <= 0.5 / 255 + 1e-3 and "sample 1" in page.title
+    html = page.html()
+    assert "http" not in html and html.count("<script") == 2
 
 
-def test_attention_of_texts():
+def test_attention_says_which_head_singles_out_most(cache):
+    """Against the entropy probe, head by head."""
+    entropy = ci.probe(cache, "attention").heads().query("statistic == 'entropy' and layer == 1")
+    pages = [ci.viz.attention(cache, 1, sample=sample) for sample in range(BATCH)]
+    per_sample = np.stack([
+        [-(row * np.log(row)).sum(axis=-1).mean() for row in cache["pattern", 1][sample].numpy()]
+        for sample in range(BATCH)
+    ])  # fmt: skip
+    np.testing.assert_allclose(per_sample.mean(axis=0), entropy["mean"], rtol=1e-5)
+    for page, values in zip(pages, per_sample, strict=True):
+        wanted = (
+            f"L1H{values.argmin()} singles out most: a token looks at {np.exp(values.min()):.1f}"
+        )
+        assert wanted in page.html() and "even attention would be 13.0" in page.html()
+        assert matrix(page)["first"] == values.argmin()
+
+
+def test_attention_of_texts_names_its_tokens_without_being_asked():
     lm = ci.load("crate-tiny-lm")
     _, cache = lm.run_with_cache(TEXT)
     for tokens in (
+        None,
         TEXT,
         lm.to_tokens(TEXT),
         lm.to_tokens(TEXT)[0].tolist(),
         lm.to_str_tokens(TEXT),
     ):
-        props = properties(ci.viz.attention(cache, 2, tokens=tokens))
-        assert props["tokens"] == lm.to_str_tokens(TEXT) and props["maskUpperTri"] is True
-    assert properties(ci.viz.attention(cache, 2))["tokens"][:2] == ["0", "1"]
-    assert "".join(props["tokens"]).endswith("Word")
+        props = matrix(ci.viz.attention(cache, 2, tokens=tokens))
+        assert props["tokens"] == lm.to_str_tokens(TEXT) and props["causal"] is True
+    assert properties(ci.viz.activations(cache, 0))["tokens"] == lm.to_str_tokens(TEXT)
+    top = properties(ci.viz.top_tokens(cache, range(3)))
+    assert top["tokens"] == [lm.to_str_tokens(TEXT)] * 2
+    _, few = lm.run_with_cache(TEXT, names_filter="blocks.2.attn.hook_pattern")
+    assert matrix(ci.viz.attention(few, 2))["tokens"][:2] == ["0", "1"]
+    with lm.hooks([("hook_embed", lambda x, hook: x + 1)]):  # no token embeds to that
+        _, moved = lm.run_with_cache(TEXT)
+    assert matrix(ci.viz.attention(moved, 2))["tokens"][:2] == ["0", "1"]
+
+
+def test_the_embedding_of_a_rotary_model_is_read_too():
+    lm = make_lm("nanochat-crate")
+    tokens = torch.randint(47, (2, 11), generator=torch.Generator().manual_seed(0))
+    _, cache = lm.run_with_cache(tokens)
+    lm.tokenizer = object()  # without one there are no names, and nothing is looked for
+    assert _tokens_of(cache, 1) == tokens[1].tolist()
 
 
 def test_activations_are_a_grid_of_patches_or_tokens(cache):
@@ -108,7 +141,7 @@ def test_words_of_the_data_cannot_end_the_script(cache):
     assert "</script><b>" not in html and "\\u003c/script\\u003e" in html
 
 
-def test_twelve_heads_of_197_tokens_are_under_three_megabytes():
+def test_twelve_heads_of_197_tokens_are_under_a_megabyte():
     torch.manual_seed(0)
     size = dict(d_model=24, n_layers=1, n_heads=12, image_size=224, patch_size=16, n_classes=3)
     model = ci.HookedCrate(ci.CrateConfig(family="crate", **size)).eval()
@@ -116,7 +149,7 @@ def test_twelve_heads_of_197_tokens_are_under_three_megabytes():
         _, cache = model.run_with_cache(
             torch.randn(1, 3, 224, 224), names_filter="blocks.0.attn.hook_pattern"
         )
-    assert len(ci.viz.attention(cache, 0).html()) < 3_000_000
+    assert len(ci.viz.attention(cache, 0).html()) < 1_000_000
 
 
 @pytest.mark.parametrize("name", ["crate", "crate-alpha", "crate-lm", "nanochat-crate"])
@@ -219,3 +252,68 @@ def test_a_browser_draws_the_views_and_asks_for_nothing(tmp_path):
     assert opened(tmp_path / "leak.html")[1] == [
         "http://127.0.0.1:9/x.png"
     ]  # the check sees what a page asks for
+
+
+@pytest.fixture(scope="module")
+def views():
+    """A page of each kind, of a small image model and of a text."""
+    model, lm = make(), ci.load("crate-tiny-lm")
+    images = torch.randn(2, 3, 6, 20, generator=torch.Generator().manual_seed(0))
+    _, cache = model.run_with_cache(images)
+    _, texts = lm.run_with_cache(TEXT)
+    return {
+        "image": (ci.viz.attention(cache, 1), cache["pattern", 1][0]),
+        "text": (ci.viz.attention(texts, 2), texts["pattern", 2][0]),
+        "heads": (ci.viz.head_grid(cache, images), None),
+        "top": (ci.viz.top_tokens(texts, range(5)), None),
+    }
+
+
+def test_the_views_fit_both_widths_and_schemes(driven, views, tmp_path):  # noqa: F811
+    for name, (page, _) in views.items():
+        wrong = looked_over(driven, page.save(tmp_path / f"{name}.html"))
+        assert not [words for words in wrong if "GPU stall" not in words], name  # WebGL's
+
+
+def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa: F811
+    """Pointing says the share of the pair; the whole matrix stands in the frame of a cell."""
+    for name in ("image", "text"):
+        page, pattern = views[name]
+        with shown_in(driven, f"<!doctype html><body>{page._repr_html_()}", 1000) as shown:
+            frame = shown.page.frames[1]
+            frame.wait_for_selector("#matrix")
+            seen = frame.evaluate(
+                "() => { const b = document.querySelector('#matrix').getBoundingClientRect();"
+                " return [b.top, b.bottom, innerHeight, b.width, b.height]; }"
+            )
+            assert seen[0] >= 0 and seen[1] <= seen[2] == 576, seen
+            assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
+            count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
+            query, key = count - 2, 1
+            shown.page.mouse.move(
+                box["x"] + box["width"] * (key + 0.5) / count,
+                box["y"] + box["height"] * (query + 0.5) / count,
+            )
+            first = matrix(page)["first"]  # the head that is open
+            told = re.search(r"\) gives .*? ([\d.e-]+), ([\d.e-]+) x", frame.inner_text("#live"))
+            share = pattern[first, query, key].item()
+            most = pattern[first, query].max().item()
+            assert float(told[1]) == pytest.approx(share, abs=most / 255 + 0.05 * share)
+            keys = query + 1 if name == "text" else count
+            assert float(told[2]) == pytest.approx(share * keys, abs=most * keys / 200 + 0.05)
+            colours = (
+                "c => new Set(new Uint32Array(c.getContext('2d')"
+                ".getImageData(0, 0, c.width, c.height).data.buffer)).size"
+            )
+            assert frame.locator("#matrix").evaluate(colours) > 8
+            before = frame.inner_text("#live")
+            frame.locator("#matrix").focus()
+            shown.page.keyboard.press("ArrowRight")  # the next key of the same query
+            after = frame.inner_text("#live")
+            assert before != after and before.split(" gives")[0] == after.split(" gives")[0]
+            frame.locator("#heads button").nth(first - 1).click()
+            assert frame.inner_text("#live").split(":")[0] != after.split(":")[0]
+            pressed = "[aria-pressed=true]"
+            assert frame.locator(pressed).count() == 1
+            assert frame.locator("#heads button").count() == len(pattern)
+            assert not shown.asked and not shown.wrong, name

@@ -42,14 +42,16 @@ def head_grid(
         for layer in chosen
     ]
     grid = found[0].shape[2:]
+    finding, first = _finding(found, chosen, 1 / (grid[0] * grid[1] + cls_key))
     title = f"{model.cfg.model_name or 'Attention'}: what {who_asks(query)} attends to"
     page = render(
         "heads.html",
         title=title,
+        finding=finding,
+        first=first,
         scaled=scaled,
         cls_key=cls_key,
         grid=grid,
-        even=1 / (grid[0] * grid[1] + cls_key),
         ratio=images.shape[3] / images.shape[2],
         pictures=[image_uri(displayable(image, model.cfg)) for image in images],
         layers=[
@@ -58,6 +60,19 @@ def head_grid(
         ],
     )
     return Html(title, page)
+
+
+def _finding(found: list[np.ndarray], layers: list[int], even: float) -> tuple[str, int]:
+    """Returns which head gives a single patch most, and its layer."""
+    largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
+    place, head = np.unravel_index(largest.argmax(), largest.shape)
+    images = len(found[0])
+    mean = f", mean over {images} images" if images > 1 else ""
+    words = (
+        f"L{layers[place]}H{head} singles out a patch most of {largest.size} heads: it gives one "
+        f"{largest.max():.2f} of its attention{mean}; even attention would give each {even:.2g}."
+    )
+    return words, layers[place]
 
 
 def _head(values: np.ndarray) -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""Views of circuitsvis as pages that are one file: attention, activations and top tokens.
+"""Views of a cache as pages that are one file: attention, activations and top tokens.
 
-They ask the network for nothing: circuitsvis' JavaScript is in the page.
+The last two are circuitsvis'; its JavaScript is in the page. They ask the network for nothing.
+Attention is drawn here: circuitsvis has one scale of colours for all heads and rows, on which the
+first row of a language model, whose one share is 1, leaves the rest white.
 """
 
 import base64
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp import checks
@@ -36,13 +38,18 @@ def attention(
     heads: Numbers | None = None,
     grid: Grid | None = None,
 ) -> Html:
-    """Returns the attention patterns of a layer's heads as circuitsvis' AttentionHeads.
+    """Returns a page with the attention patterns of a layer's heads.
+
+    A matrix shows one head: a row is a token that looks, a column one that is looked at. Each row
+    has its own scale of colours, or all have one of shares or of multiples of the even share; the
+    page has the choice. Pointing at a pair says its share in words, and lights the tokens or
+    patches that the row looks at; the arrow keys move.
 
     cache: of `model.run_with_cache(x)`, with attn.hook_pattern of the layer. tokens: what to call
-    the tokens, as strings, ids or the text itself; None numbers them. Those of an image are "CLS"
-    and "row,column" (grid: rows and columns, if the image is not of the model's own size). heads:
-    some of them, None for all. Values are written in 255 steps of a head's largest: 12 heads of 197
-    tokens make 2 MB.
+    the tokens, as strings, ids or the text itself; None reads those of a text from hook_embed, if
+    the cache has it, and else numbers them. Those of an image are "CLS" and "row,column" (grid:
+    rows and columns, if the image is not of the model's own size). heads: some of them, None for
+    all. Values are written in 255 steps of a row's largest: 12 heads of 197 tokens make 0.7 MB.
 
     Raises KeyError for a pattern that was not cached, ValueError for a layer, sample, head or
     tokens that do not exist.
@@ -53,26 +60,68 @@ def attention(
             "the cache holds some of the tokens only: run_with_cache without pos_slice."
         )
     chosen = _numbers("heads", heads, len(pattern))
-    names = _names(cache.model, tokens, pattern.shape[1], grid)
+    model = cache.model
+    known = _tokens_of(cache, sample) if tokens is None else tokens
+    names = _names(model, known, pattern.shape[1], grid)
     values = pattern[chosen].float().cpu().numpy()
     if not np.isfinite(values).all():
         raise ValueError(
             f"the pattern of layer {layer} holds NaN or Inf for sample {sample}, "
             "which cannot be drawn."
         )
-    largest = values.max(axis=(1, 2)).clip(min=1e-30)
-    steps = (values / largest[:, None, None] * 255).round().astype(np.uint8)
-    number = layer % len(cache.model.blocks)
-    properties = {
-        "tokens": names,
-        "maxValue": float(largest.max()),
-        "attentionHeadNames": [f"L{number}H{head}" for head in chosen],
-        "maskUpperTri": bool(cache.model.cfg.kind == "text" and cache.model.cfg.causal),
-    }
-    packed = base64.b64encode(steps.tobytes()).decode()
-    title = f"{_model_name(cache)}: attention of layer {number}, sample {sample}"
-    digits = [float(f"{most:.4g}") for most in largest]
-    return _page(title, "AttentionHeads", properties, [packed, len(names), digits])
+    number = layer % len(model.blocks)
+    called = [f"L{number}H{head}" for head in chosen]
+    is_text = model.cfg.kind == "text"
+    causal = bool(is_text and model.cfg.causal)
+    finding, first = _finding(values, called, causal)
+    title = f"{_model_name(cache)}: what each token attends to"
+    patches = [] if is_text or tokens is not None else list(_grid(model, grid))
+    page = render(
+        "attention.html",
+        title=title,
+        layer=number,
+        sample=sample,
+        finding=finding,
+        count=len(names),
+        has_grid=bool(patches),
+        pattern={
+            "tokens": names,
+            "heads": called,
+            "first": first,
+            "causal": causal,
+            "grid": patches or None,
+            **_packed(values),
+        },
+    )
+    return Html(f"{title}, layer {number}, sample {sample}", page)
+
+
+def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
+    """Returns bytes in base64, in steps of the largest of each row / 255, and the largest."""
+    largest = values.max(axis=2)
+    steps = (values / largest.clip(min=1e-30)[..., None] * 255).round().astype(np.uint8)
+    digits = [[float(f"{most:.4g}") for most in rows] for rows in largest]
+    return {"bytes": base64.b64encode(steps.tobytes()).decode(), "largest": digits}
+
+
+def _finding(
+    values: Float[np.ndarray, "head query key"], names: list[str], causal: bool
+) -> tuple[str, int]:
+    """Returns which head singles out most, beside even attention, and its place."""
+    safe = np.where(values > 0, values, 1.0)
+    entropy = -(values * np.log(safe)).sum(axis=2)  # [head, query]
+    keys = (
+        np.arange(1, values.shape[1] + 1) if causal else np.full(values.shape[1], values.shape[2])
+    )
+    spread = np.exp(entropy.mean(axis=1))
+    even = float(np.exp(np.log(keys).mean()))
+    first, last = int(spread.argmin()), int(spread.argmax())
+    words = (
+        f"{names[first]} singles out most: a token looks at {spread[first]:.1f} tokens on average"
+    )
+    if first != last:
+        words += f", with {names[last]}, the most even, at {spread[last]:.1f}"
+    return f"{words}; even attention would be {even:.1f} (exp of the mean entropy).", first
 
 
 def activations(
@@ -94,7 +143,8 @@ def activations(
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
     held = [_held(cache, layer, point, sample).flatten(1) for layer in chosen]  # [pos, atom]
     picked = _numbers("atoms", atoms, held[0].shape[1])
-    names = _cells(cache.model, tokens, len(held[0]), grid)
+    known = _tokens_of(cache, sample) if tokens is None else tokens
+    names = _cells(cache.model, known, len(held[0]), grid)
     values = torch.stack([layer[:, picked] for layer in held], dim=1)  # [pos, layer, atom]
     properties = {
         "tokens": names,
@@ -126,7 +176,7 @@ def top_tokens(
     chosen = _numbers("layers", layers, len(_model(cache).blocks))
     count = checks.count("count", count)
     n = len(next(iter(cache.values())))
-    given = [None] * n if tokens is None else list(tokens)
+    given = [_tokens_of(cache, k) for k in range(n)] if tokens is None else list(tokens)
     if len(given) != n:
         raise ValueError(
             f"tokens are of {len(given)} samples, but the cache is of {n}: give a list for each "
@@ -157,20 +207,14 @@ def top_tokens(
     return _page(f"{_model_name(cache)}: top tokens of {point}", "TopkTokens", properties)
 
 
-def _page(
-    title: str, component: str, properties: dict[str, Any], attention: list[Any] | None = None
-) -> Html:
-    """Returns a page with one component of circuitsvis.
-
-    attention: arguments of the page's own `unpack`: bytes, number of tokens, largest of each head.
-    """
+def _page(title: str, component: str, properties: dict[str, Any]) -> Html:
+    """Returns a page with one component of circuitsvis."""
     page = render(
         "interactive.html",
         title=title,
         circuitsvis=_bundle(),
         component=component,
         properties=properties,
-        attention=attention,
     )
     return Html(title, page)
 
@@ -220,10 +264,30 @@ def _numbers(what: str, wanted: Any, count: int) -> list[int]:
     return [int(value) % count for value in values]
 
 
+def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
+    """Returns the ids of a text's tokens, found by what was embedded; None if that is not known."""
+    model: Any = cache.model
+    if model.cfg.kind != "text" or model.tokenizer is None or "hook_embed" not in cache:
+        return None
+    held = cache["hook_embed"][sample].detach()
+    with torch.no_grad():
+        table = model.W_E
+        if model.cfg.rotary:
+            table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
+        ids = torch.cdist(held.float(), table.float()).argmin(dim=-1)
+    same = torch.allclose(table[ids].float(), held.float(), rtol=1e-5, atol=1e-6)
+    return ids.tolist() if same else None
+
+
+def _grid(model: Any, grid: Any) -> tuple[int, int]:
+    """Returns rows and columns of the patches of an image."""
+    return model.cfg.grid if grid is None else checks.size("grid", grid)
+
+
 def _names(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     """Returns what the tokens are called."""
     if tokens is None and model.cfg.kind != "text":
-        rows, columns = model.cfg.grid if grid is None else checks.size("grid", grid)
+        rows, columns = _grid(model, grid)
         names = ["CLS", *(f"{row},{column}" for row in range(rows) for column in range(columns))]
     elif tokens is None:
         names = [str(position) for position in range(count)]
@@ -248,7 +312,7 @@ def _cells(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
     """Returns the tokens of a text, or cells whose line breaks make the grid of patches."""
     if model.cfg.kind == "text" or tokens is not None:
         return _names(model, tokens, count, None)
-    columns = (model.cfg.grid if grid is None else checks.size("grid", grid))[1]
+    columns = _grid(model, grid)[1]
     _names(model, None, count, grid)
     return ["CLS\n", *(_CELL + "\n" * ((patch + 1) % columns == 0) for patch in range(count - 1))]
 

@@ -1,0 +1,133 @@
+// Attention of the heads of a layer: a matrix of one head, and what the pointed query looks at.
+"use strict";
+const data = JSON.parse(document.getElementById("pattern").textContent);
+const count = data.tokens.length, bytes = Uint8Array.from(atob(data.bytes), c => c.charCodeAt(0));
+const find = id => document.getElementById(id);
+const canvas = find("matrix"), scale = find("scale"), live = find("live");
+let head = data.first, cell = null;  // cell: [query, key] under the pointer
+let pinned = false;
+
+const share = (h, q, k) => bytes[(h * count + q) * count + k] / 255 * data.largest[h][q];
+const keys = q => data.causal ? q + 1 : count;  // that a query sees
+const scales = {  // a value from 0 to 1 for the colour, and what the end of the bar says
+  row: {of: (h, q, k) => share(h, q, k) / (data.largest[h][q] || 1), end: () => "the row's largest"},
+  even: {of: (h, q, k) => share(h, q, k) * keys(q) / most(h), end: h => `${most(h).toPrecision(2)} x even`},
+  share: {of: (h, q, k) => share(h, q, k) / Math.max(...data.largest[h]),
+    end: h => Math.max(...data.largest[h]).toPrecision(2)},
+};
+function most(h) {
+  return Math.max(1, ...data.largest[h].map((value, q) => value * keys(q)));
+}
+
+function rgb(name) {
+  const probe = document.createElement("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  probe.remove();
+  return colour;
+}
+
+// one pixel for each pair; what a causal query cannot see stays clear
+function paint(target, h) {
+  const [r, g, b] = rgb("--accent"), pen = target.getContext("2d");
+  target.width = target.height = count;
+  const picture = pen.createImageData(count, count), value = scales[scale.value].of;
+  for (let q = 0; q < count; q++)
+    for (let k = 0; k < keys(q); k++)
+      picture.data.set([r, g, b, Math.round(20 + 235 * Math.min(1, value(h, q, k)))], 4 * (q * count + k));
+  pen.putImageData(picture, 0, 0);
+}
+
+function shade(element, value) {
+  const strength = Math.round(100 * Math.min(1, value));
+  element.style.background = `color-mix(in srgb, var(--accent) ${Math.round(strength * .45)}%, var(--card))`;
+}
+
+function show() {
+  document.querySelectorAll("#heads button").forEach((button, place) =>
+    button.setAttribute("aria-pressed", String(place === head)));
+  paint(canvas, head);
+  find("end").textContent = scales[scale.value].end(head);
+  find("of").textContent = data.heads[head];
+  point();
+}
+
+// what one query looks at, on the tokens or the patches, and in words
+function point() {
+  const [q, k] = cell ?? [data.grid ? 0 : count - 1, null], value = scales.row.of;
+  find("row").style.cssText = `top: ${100 * q / count}%; height: ${100 / count}%`;
+  find("column").style.cssText = k === null ? "display: none" : `left: ${100 * k / count}%; width: ${100 / count}%`;
+  document.querySelectorAll("#tokens > *").forEach((element, place) => {
+    shade(element, place < keys(q) ? value(head, q, place) : 0);
+    element.classList.toggle("asks", place === q);
+    element.classList.toggle("looked", place === k);
+  });
+  const order = [...Array(keys(q)).keys()].sort((a, b) => share(head, q, b) - share(head, q, a));
+  const said = place => `${data.tokens[place]} ${share(head, q, place).toPrecision(2)}`;
+  let words = `${data.heads[head]}: ${data.tokens[q]} (${q}) looks most at ${order.slice(0, 3).map(said).join(", ")}`;
+  if (k !== null && k < keys(q)) {
+    const even = share(head, q, k) * keys(q);
+    words = `${data.heads[head]}: ${data.tokens[q]} (${q}) gives ${data.tokens[k]} (${k}) ${share(head, q, k).toPrecision(2)}, `
+      + `${even.toPrecision(2)} x its even share, place ${order.indexOf(k) + 1} of ${keys(q)}`;
+  } else if (k !== null) words = `${data.tokens[q]} (${q}) does not see ${data.tokens[k]} (${k}), which comes later`;
+  live.textContent = `${words}.`;
+}
+
+function place(event) {
+  const box = canvas.getBoundingClientRect();
+  const at = (position, start, size) => Math.max(0, Math.min(count - 1, Math.floor((position - start) / size * count)));
+  return [at(event.clientY, box.top, box.height), at(event.clientX, box.left, box.width)];
+}
+
+canvas.addEventListener("pointermove", event => { if (!pinned) { cell = place(event); point(); } });
+canvas.addEventListener("pointerdown", event => { pinned = !pinned || event.pointerType === "touch"; cell = place(event); point(); });
+canvas.addEventListener("keydown", event => {
+  const step = {ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1]}[event.key];
+  if (event.key === "Escape") { pinned = false; cell = null; point(); }
+  if (!step) return;
+  event.preventDefault();
+  const [q, k] = cell ?? [count - 1, count - 1];
+  cell = [q + step[0], k + step[1]].map(v => Math.max(0, Math.min(count - 1, v)));
+  pinned = true;
+  point();
+});
+find("tokens").addEventListener("pointerover", event => {
+  const at = [...find("tokens").children].indexOf(event.target);
+  if (at >= 0 && !pinned) { cell = [at, null]; point(); }
+});
+
+function label(list, words) {
+  words.forEach(word => {
+    const item = document.createElement("li");
+    item.textContent = word;
+    list.append(item);
+  });
+}
+if (count <= 48) {
+  label(find("queries"), data.tokens);
+  label(find("keys"), data.tokens);
+} else document.querySelector(".attention").classList.add("many");
+data.heads.forEach((name, place) => {
+  const button = document.createElement("button"), small = document.createElement("canvas");
+  button.type = "button";
+  small.setAttribute("aria-hidden", "true");
+  button.append(small, document.createTextNode(name));
+  button.addEventListener("click", () => { head = place; show(); });
+  find("heads").append(button);
+});
+data.tokens.forEach(word => {
+  const element = document.createElement("span");
+  element.textContent = data.grid ? "" : word.replace(/\n/g, "\u21b5");
+  element.title = word;
+  find("tokens").append(element);
+});
+if (data.grid) find("tokens").style.setProperty("--columns", data.grid[1]);
+function all() {
+  document.querySelectorAll("#heads canvas").forEach((small, place) => paint(small, place));
+  show();
+}
+scale.addEventListener("input", all);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+find("scheme").addEventListener("input", all);
+all();
