@@ -91,7 +91,7 @@ def parts(model, layer, head, role, places, count=1000):
 # ## In one picture
 # What the code of the strongest induction head holds, by position. Left: CRATE, where query and key
 # are this one code. The lines cross. Right: the GPT's head. Its query holds the token itself and
-# its key a token before, wherever they stand. The longest first copy of the training ends at
+# its key an earlier token, wherever they stand. The longest first copy of the training ends at
 # position 24, the thin line.
 
 # %%
@@ -499,7 +499,16 @@ names = ["step", "accuracy", "loss", "induction score", "composition", "GPT accu
 along = pd.DataFrame(along, columns=names)
 print(along.round(3).to_string(index=False))
 
-figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+
+def half_way(values):
+    """Returns the first step at which a line has gone half of its way."""
+    gone = (values - values.iloc[0]) / (values.iloc[-1] - values.iloc[0])
+    return along["step"][(gone >= 0.5).to_numpy().argmax()]
+
+
+for line in ("composition", "induction score", "accuracy"):
+    print(f"{line}: half of its way by step {half_way(along[line])}")
+figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 where = along["step"].clip(lower=20)  # step 0 stands at 20 on the log axis
 axes[0].plot(where, along["accuracy"], color=BLUE, marker="o", label="CRATE")
 axes[0].plot(where, along["GPT accuracy (card)"], color=GREY, ls="--", marker="s", label="GPT")
@@ -511,8 +520,9 @@ axes[1].plot(where, along["induction score"], color=BLUE, marker="o", label="ind
 axes[1].set_title("CRATE: what forms", fontsize=10)
 for ax in axes:
     ax.set(xscale="log", xlabel="step (the first is 0)", ylim=(0, 1.1))
-    ax.legend(frameon=False, fontsize=8)
     ax.spines[["top", "right"]].set_visible(False)
+axes[0].legend(frameon=False, fontsize=8)
+axes[1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
