@@ -226,12 +226,12 @@ def test_the_page_begins_with_what_was_found(tmp_path, monkeypatch, low, high, v
 def test_the_page_of_scores_fits_both_widths_and_schemes(driven, tmp_path):  # noqa: F811
     result = ci.segment(model(), dataset(9), untrained=1, progress=False)
     page = ci.viz.segment_page(result, tmp_path)
-    # numbers on the cells of the heat map stand on a picture, whose colours the check does not see
-    assert not [
-        words for words in looked_over(driven, page) if not re.search(r'text\..*"\.\d\d"', words)
-    ]
-    with opened(driven, page, 1200) as shown:
-        assert shown.page.locator("table:visible").count() == 1  # the others are folded
+    assert looked_over(driven, page) == []
+    with opened(driven, page, 1200) as shown:  # beside the map of heads; the others are folded
+        assert shown.page.locator("table:not(.heat):visible").count() == 1
+        heads = result.table("heads").query("rule == 'mass' and resolution == 'token'")
+        values = [float(text) for text in shown.page.locator(".heat td").all_inner_texts()]
+        np.testing.assert_allclose(values, heads["value"], atol=0.0051)
 
 
 def test_labels_are_called_what_the_data_calls_them():

@@ -19,7 +19,7 @@ from scipy import stats
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
 from crate_interp.sweeps.text import as_text
-from crate_interp.viz.heat import written
+from crate_interp.viz.heat import ink_on, written
 from crate_interp.viz.page import render
 from crate_interp.viz.summary import summary
 
@@ -182,6 +182,17 @@ def test_numbers_stay_away_where_they_do_not_fit_and_nan_is_grey():
 )  # fmt: skip
 def test_numbers_are_short(value, most, text):
     assert written(value, most) == text
+
+
+def test_numbers_are_written_in_the_ink_that_is_read_better():
+    def contrast(colour, ink):
+        linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+        low, high = sorted([linear @ (0.2126, 0.7152, 0.0722) + 0.05, 0.05 + (ink == "white")])
+        return high / low
+
+    for colour in np.random.default_rng(0).random((50, 3)):
+        inks = {ink: contrast(colour, ink) for ink in ("black", "white")}
+        assert inks[ink_on(colour.tolist())] == max(inks.values()) > 4.5
 
 
 @pytest.fixture(scope="module")

@@ -159,10 +159,18 @@ def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
     if longest * SMALL > wide - 0.5 or SMALL + 0.8 > tall:
         return
     for (row, column), text in texts.items():
-        red, green, blue, _ = image.cmap(image.norm(grid[row, column]))
-        shade = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+        shade = ink_on(image.cmap(image.norm(grid[row, column])))
         centred: Any = {"ha": "center", "va": "center"}
         axes.text(column, row, text, color=shade, fontsize=SMALL, **centred)
+
+
+def ink_on(colour: Sequence[float]) -> str:
+    """Returns "black" or "white", whichever is read better on a colour, by WCAG's luminance."""
+    parts = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour[:3]]
+    luminance = sum(
+        part * share for part, share in zip(parts, (0.2126, 0.7152, 0.0722), strict=True)
+    )
+    return "black" if luminance > 0.179 else "white"
 
 
 def written(value: float, most: float) -> str:

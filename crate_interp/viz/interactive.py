@@ -70,30 +70,33 @@ def attention(
             "which cannot be drawn."
         )
     number = layer % len(model.blocks)
-    called = [f"L{number}H{head}" for head in chosen]
     is_text = model.cfg.kind == "text"
-    causal = bool(is_text and model.cfg.causal)
-    finding, first = _finding(values, called, causal)
-    title = f"{_model_name(cache)}: what each token attends to"
-    patches = [] if is_text or tokens is not None else list(_grid(model, grid))
+    pattern = {
+        "tokens": names,
+        "heads": [f"L{number}H{head}" for head in chosen],
+        "causal": bool(is_text and model.cfg.causal),
+        "grid": None if is_text or tokens is not None else _grid(model, grid),
+    }
+    return _matrix(f"{_model_name(cache)}: what each token attends to", values, pattern, sample)
+
+
+def _matrix(
+    title: str, values: Float[np.ndarray, "head query key"], pattern: dict[str, Any], sample: int
+) -> Html:
+    """Returns the page of a matrix for each head."""
+    finding, first = _finding(values, pattern["heads"], pattern["causal"])
+    layer = pattern["heads"][0].split("H")[0].removeprefix("L")
     page = render(
         "attention.html",
         title=title,
-        layer=number,
+        layer=layer,
         sample=sample,
         finding=finding,
-        count=len(names),
-        has_grid=bool(patches),
-        pattern={
-            "tokens": names,
-            "heads": called,
-            "first": first,
-            "causal": causal,
-            "grid": patches or None,
-            **_packed(values),
-        },
+        count=len(pattern["tokens"]),
+        has_grid=pattern["grid"] is not None,
+        pattern={**pattern, "first": first, **_packed(values)},
     )
-    return Html(f"{title}, layer {number}, sample {sample}", page)
+    return Html(f"{title}, layer {layer}, sample {sample}", page)
 
 
 def _packed(values: Float[np.ndarray, "head query key"]) -> dict[str, Any]:
@@ -269,13 +272,11 @@ def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
     model: Any = cache.model
     if model.cfg.kind != "text" or model.tokenizer is None or "hook_embed" not in cache:
         return None
-    held = cache["hook_embed"][sample].detach()
-    with torch.no_grad():
-        table = model.W_E
-        if model.cfg.rotary:
-            table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
-        ids = torch.cdist(held.float(), table.float()).argmin(dim=-1)
-    same = torch.allclose(table[ids].float(), held.float(), rtol=1e-5, atol=1e-6)
+    held, table = cache["hook_embed"][sample].detach().float(), model.W_E.detach().float()
+    if model.cfg.rotary:
+        table = torch.nn.functional.rms_norm(table, table.shape[-1:], eps=model.cfg.ln_eps)
+    ids = torch.cdist(held, table).argmin(dim=-1)
+    same = torch.allclose(table[ids], held, rtol=1e-5, atol=1e-6)
     return ids.tolist() if same else None
 
 

@@ -14,7 +14,7 @@ from crate_interp.probes.masks import RESOLUTIONS, RULES
 from crate_interp.segmentation.result import SegmentResult, number
 from crate_interp.viz.canvas import TEXT, canvas
 from crate_interp.viz.colours import CHANCE, TRAINED, UNTRAINED
-from crate_interp.viz.heat import heatmap
+from crate_interp.viz.heat import ink_on
 from crate_interp.viz.lettering import as_written
 from crate_interp.viz.page import model_name, render, sources
 from crate_interp.viz.pictures import inline_svg, map_tile, outline, png_uri
@@ -166,36 +166,35 @@ def _sections(result: SegmentResult) -> list[dict[str, Any]]:
 
 
 def _heads(result: SegmentResult) -> dict[str, Any]:
-    """Returns a heat map of every head, with a ring around what was chosen, and a table."""
+    """Returns the cells of a heat map of every head, which was chosen, and a table."""
+    import matplotlib
+    from matplotlib.colors import to_hex
+
     rows: Any = result.table("heads")
     rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
-    best = rows.loc[rows["value"].idxmax()]
-    alt = (
-        f"Jaccard index of every head by layer; highest: layer {best['layer']}, "
-        f"head {best['head']}, {best['value']:.3f}"
-    )
     wide = rows.pivot(index="layer", columns="head", values="value").to_numpy()
-    figure = heatmap(wide, unit="Jaccard index (higher is better)", title="")
-    for place in _chosen(result):
-        _ring(figure, place)
+    low, high = float(wide.min()), float(wide.max())
+    colours = matplotlib.colormaps["cividis"]((wide - low) / max(high - low, 1e-30))
+    cells = [
+        {
+            "value": wide[place],
+            "ground": to_hex(colours[place]),
+            "ink": ink_on(colours[place].tolist()),
+            "ringed": place in _chosen(result),
+        }
+        for place in np.ndindex(wide.shape)
+    ]
     texts = rows.assign(text=[_with_interval(row) for row in rows.to_dict("records")])
-    cells = texts.pivot(index="layer", columns="head", values="text")
+    lines = texts.pivot(index="layer", columns="head", values="text")
     return {
-        "svg": inline_svg(figure, alt, salt="heads"),
-        "header": ["layer", *(f"head {head}" for head in cells.columns)],
+        "map": [
+            cells[start : start + wide.shape[1]] for start in range(0, wide.size, wide.shape[1])
+        ],
+        "header": ["layer", *(f"head {head}" for head in lines.columns)],
         "rows": [
-            [str(layer), *line] for layer, line in zip(cells.index, cells.to_numpy(), strict=True)
+            [str(layer), *line] for layer, line in zip(lines.index, lines.to_numpy(), strict=True)
         ],
     }
-
-
-def _ring(figure: Any, place: tuple[int, int]) -> None:
-    from matplotlib.patches import Rectangle
-
-    corner = (place[1] - 0.5, place[0] - 0.5)
-    for colour, width in (("white", 4.0), ("#c00000", 2.0)):
-        box = Rectangle(corner, 1, 1, fill=False, ec=colour, lw=width, clip_on=False, zorder=5)
-        figure.axes[0].add_patch(box)
 
 
 def _with_interval(row: dict[str, Any]) -> str:
