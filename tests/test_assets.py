@@ -135,3 +135,41 @@ def test_the_language_model_has_learned():
     assert tokens[0, 0] == 0 and lm.to_string(tokens) == ["<|bos|>" + passage]
     assert lm.generate("In the beginning", 8).startswith("In the beginning")
     assert lm.cfg.prepend_bos and lm.cfg.family == "crate-lm" and lm.cfg.d_vocab == 1024
+
+
+def test_the_language_model_attends():
+    """Attention is far from even in every layer, and made even it costs in every layer.
+
+    The card has the shares of the largest entropy over all windows of two books; these are 12
+    windows of one.
+    """
+    lm = ci.load("crate-tiny-lm")
+    tokens = lm.windows(list(ci.data.embedded("held-out-text")["text"]))[:12]
+    even = torch.ones(128, 128).tril() / torch.arange(1, 129)[:, None]
+    largest = torch.log(torch.arange(1.0, 129.0)).mean()
+
+    def made_even(pattern, hook):
+        return even.expand_as(pattern)
+
+    with torch.no_grad():
+        loss, cache = lm.run_with_cache(tokens, return_type="loss")
+        shares = [
+            (ci.measures.attention_entropy(cache["pattern", layer]).mean() / largest).item()
+            for layer in range(lm.cfg.n_layers)
+        ]
+        costs = [
+            lm.run_with_hooks(
+                tokens,
+                return_type="loss",
+                fwd_hooks=[
+                    (f"blocks.{layer}.attn.hook_pattern", lambda p, hook: even.expand_as(p))
+                ],
+            )
+            - loss
+            for layer in range(lm.cfg.n_layers)
+        ]
+    assert max(shares) < 0.9 and min(costs) > 0.05
+    card = (ASSETS / "crate-tiny-lm" / "README.md").read_text()
+    row = next(line for line in card.splitlines() if line.startswith("| crate-tiny-lm | 0.0"))
+    said = [float(cell) for cell in row.split("|")[2:] if cell.strip()]
+    assert shares == pytest.approx(said, abs=0.05)

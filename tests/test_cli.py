@@ -134,8 +134,8 @@ def test_verify(tmp_path):
         "each hook edit changes the output",
     ]
     assert (
-        report["params"] == 741376
-        and report["config"]["n_heads"] == 4
+        report["params"] == 1110144
+        and report["config"]["n_heads"] == 6
         and len(report["fingerprint"]) == 8
     )
     assert (

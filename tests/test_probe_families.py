@@ -321,4 +321,4 @@ def test_embedded_text_is_what_the_tiny_model_has_not_seen():
     )
     with torch.no_grad():
         loss = lm(windows[:64], return_type="loss").item()
-    assert 2.5 < loss < 4.2  # 3.59 over all of it, 6.95 untrained
+    assert 2.5 < loss < 4.2  # 3.32 over all of it, 6.95 untrained
