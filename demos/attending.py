@@ -74,6 +74,25 @@ def evenness_of(model: HookedCrateLM, tokens: torch.Tensor) -> list[float]:
     return total.tolist()
 
 
+@torch.no_grad()
+def cost_of_even(model: HookedCrateLM, tokens: torch.Tensor) -> list[float]:
+    """Returns for each layer by how much the loss rises if its attention is made even."""
+
+    def made_even(pattern: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.ones_like(pattern).tril() / torch.arange(1, pattern.shape[-1] + 1)[:, None]
+
+    points = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
+    losses = []
+    for point in [None, *points]:
+        hooks: Any = [(point, made_even)] if point else []
+        parts = [
+            model.run_with_hooks(batch, return_type="loss", fwd_hooks=hooks).item() * len(batch)
+            for batch in tokens.split(32)
+        ]
+        losses.append(sum(parts) / len(tokens))
+    return [loss - losses[0] for loss in losses[1:]]
+
+
 def too_even(shares: torch.Tensor) -> torch.Tensor:
     """Returns by how much heads [layer, head] are more even than EVEN, a mean over all."""
     return (shares - EVEN).clamp_min(0).mean()

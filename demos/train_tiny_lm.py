@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attending import EVEN, Gathered, evenness_of, groups, start, too_even
+from attending import EVEN, Gathered, cost_of_even, evenness_of, groups, start, too_even
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm.auto import tqdm
 from training import WARMUP, learning_rate, save_resume, save_step, size_of
@@ -85,6 +85,9 @@ Made for trying out crate_interp without a network; not a model to build on.
 
 {attention}
 
+* "Nats if made even" is by how much the loss of a token rises if the attention of that layer alone
+  is made even (every eighth window).
+* Heads near {even:g} are where the term held them. It has no weight left at the end.
 * The recipe was chosen by loss and entropy on training text; the script lists what was tried. The
   held-out books were first read when the training had ended.
 * Held-out loss, over windows of {n_ctx} tokens that do not overlap:
@@ -245,6 +248,11 @@ def losses(
 def attention(models: dict[str, HookedCrateLM], held: torch.Tensor) -> str:
     """Returns the card's table of the evenness of each layer, a row a model."""
     found = {name: evenness_of(model, held) for name, model in models.items()}
+    found |= {
+        f"{name}: nats if made even": cost_of_even(model, held[::8])
+        for name, model in models.items()
+        if "untrained" not in name
+    }
     count = max(map(len, found.values()))
     lines = [
         "| | " + " | ".join(f"layer {i}" for i in range(count)) + " |",

@@ -161,9 +161,7 @@ def test_the_language_model_attends():
             lm.run_with_hooks(
                 tokens,
                 return_type="loss",
-                fwd_hooks=[
-                    (f"blocks.{layer}.attn.hook_pattern", lambda p, hook: even.expand_as(p))
-                ],
+                fwd_hooks=[(f"blocks.{layer}.attn.hook_pattern", made_even)],
             )
             - loss
             for layer in range(lm.cfg.n_layers)
