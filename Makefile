@@ -8,7 +8,7 @@
 # make fuzz       10,000 damaged files for each layout
 # make kill       200 SIGKILLs at random moments of everything that writes a folder
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
-# make pictures   open the pages in headless Chromium and keep screenshots in runs/pictures
+# make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures
 # make maskcut    300 grids against the dense solver, an hour
 # make clean      remove what make made
 
