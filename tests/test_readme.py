@@ -109,6 +109,8 @@ def test_the_sentences_about_the_audit_are_those_of_its_table():
     # one layer of those that are broken raises it
     worse = sum(int(row["broken"]) for row in of["lasso falls"])
     assert f"and less in {worse - 1}" in section
+    undecided = sum("undecided" in row["other"] for row in of["lasso falls"])
+    assert f"Of {undecided} layers it is undecided" in section
     assert sum(ends(row["value"])[1] > 0 for row in of["lasso falls"]) == 1
 
 

@@ -37,8 +37,8 @@ def ablations(
     code of the atom is set to 0 at every token and the layers above run anew. Chosen are the 20
     atoms of each layer with the largest first-order effects, by their root mean square, on the
     *other* samples of `effects`, so that the choice does not depend on the samples it is judged by.
-    (The mean is a worse guide: effects of either sign cancel in it. On 64 windows of crate-tiny-lm
-    the exact effects of the atoms chosen by the mean are no larger than those of random atoms.)
+    (The mean is a worse guide: effects of either sign cancel in it. In a CRATE-LM of 6 layers, on
+    64 windows, the atoms chosen by the mean had no larger exact effects than random atoms.)
     numbers: those of the inputs in the data. The table is empty if there are no inputs.
     """
     if inputs is None:
