@@ -182,6 +182,20 @@ def opened(
     context.close()
 
 
+def drawn(page: Any, script: str = "true") -> None:
+    """Waits until the explorer has drawn what was chosen last, and then for a condition."""
+    page.evaluate(
+        "async () => { for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame); }"
+    )
+    for _ in range(100):
+        if page.evaluate(
+            f"() => Boolean(document.getElementById('readout').textContent && {script})"
+        ):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(f"it never came to {script}")
+
+
 def overflow(page: Any) -> list[str]:
     """Returns what is wider than the window; an empty list is right."""
     return page.evaluate(_OVERFLOW)
@@ -213,8 +227,9 @@ def looked_over(browser: Any, path: Path, pictures: Path | None = None) -> list[
     """
     found_wrong: list[str] = []
     for width in WIDTHS:
-        for scheme in SCHEMES:
-            with opened(browser, path, width, scheme) as shown:
+        with opened(browser, path, width) as shown:
+            for scheme in SCHEMES:
+                shown.page.emulate_media(color_scheme=scheme)
                 scrolled(shown.page)
                 asked = [f"asked for {url}" for url in shown.asked]
                 wrong = overflow(shown.page) + low_contrast(shown.page) + asked + shown.wrong

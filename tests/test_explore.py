@@ -33,6 +33,15 @@ def blob(page, name):
     return zlib.decompress(base64.b64decode(found[1])) if found else None
 
 
+def parts_of(page):
+    """The names of what the page carries of each layer's attention."""
+    names = re.findall(r'id="(codes|keys|largest|rows)-(\d+)"', page.html())
+    return [
+        sorted(name for name, layer in names if int(layer) == each)
+        for each in range(data_of(page)["layers"])
+    ]
+
+
 def halves(data, *shape):
     """float16 from two planes, in the plainest way."""
     count = len(data) // 2
@@ -80,7 +89,7 @@ def test_ranked_numbers_are_the_largest():
 @pytest.mark.parametrize("sample", range(BATCH))
 def test_codes_give_the_attention_of_images(cache, images, sample):
     page = ci.viz.explore(cache, images, sample=sample)
-    assert data_of(page)["parts"] == [["codes"]] * LAYERS
+    assert parts_of(page) == [["codes"]] * LAYERS
     for layer in range(LAYERS):
         wanted = cache["pattern", layer][sample].numpy()
         assert worst(attention_in(page, layer, HEADS, 13), wanted) < LIMIT
@@ -94,10 +103,11 @@ def test_codes_give_the_attention_of_texts(name):
     _, cache = lm.run_with_cache(tokens)
     page = ci.viz.explore(cache, tokens, sample=1)
     two = [["codes", "keys"]] if name == "gpt-baseline" else [["codes"]]
-    assert data_of(page)["parts"] == two * LAYERS
+    assert parts_of(page) == two * LAYERS
     for layer in range(LAYERS):
         found = attention_in(page, layer, HEADS, 11, causal=True)
         assert worst(found, cache["pattern", layer][1].numpy()) < LIMIT
+    assert data_of(page)["alike"] == ("queries" if name == "gpt-baseline" else "codes")
     assert data_of(page)["names"] == [str(token) for token in tokens[1].tolist()]
 
 
@@ -107,16 +117,19 @@ def test_attention_that_is_not_of_the_codes_is_stored():
     tokens = torch.randint(47, (1, 13), generator=torch.Generator().manual_seed(4))
     _, cache = lm.run_with_cache(tokens)
     page = ci.viz.explore(cache, tokens)
-    assert data_of(page)["parts"] == [["codes", "largest", "rows"], ["codes"], ["codes"]]
+    assert parts_of(page) == [["codes", "largest", "rows"], ["codes"], ["codes"]]
     assert worst(attention_in(page, 0, HEADS, 13), cache["pattern", 0][0].numpy()) < LIMIT / 2
     assert "The attention of layer 0 is stored" in page.html()
+    sees = [(cache["pattern", layer][0] > 0).sum(-1).max().item() for layer in range(LAYERS)]
+    assert data_of(page)["sees"] == sees == [7, 13, 13]
+    assert "In layer 0 a token sees only itself and the 6 before it." in page.html()
 
 
 def test_an_edited_pattern_is_shown_as_it_was_used(cache, images):
     shares = cache["pattern", 1]
     cache.cache_dict["blocks.1.attn.hook_pattern"] = torch.full_like(shares, 1 / 13)
     page = ci.viz.explore(cache, images)
-    assert data_of(page)["parts"][1] == ["codes", "largest", "rows"]
+    assert parts_of(page)[1] == ["codes", "largest", "rows"]
     assert np.allclose(attention_in(page, 1, HEADS, 13), 1 / 13, rtol=1e-3)
     assert "The attention of layer 1 is stored" in page.html()
 
@@ -182,13 +195,34 @@ def test_what_the_cache_lacks_is_left_out_and_said(model, images):
     only = {"names_filter": lambda name: name.endswith("attn.hook_pattern")}
     _, cache = model.run_with_cache(images, **only)
     page = ci.viz.explore(cache, images)
-    assert data_of(page)["parts"] == [["largest", "rows"]] * LAYERS
+    assert parts_of(page) == [["largest", "rows"]] * LAYERS
     assert worst(attention_in(page, 2, HEADS, 13), cache["pattern", 2][0].numpy()) < LIMIT / 2
     for words in ("Similar codes, masks and components left out", "Atoms left out", "hook_pooled"):
         assert words in page.html()
     assert data_of(page)["overlays"] is None and blob(page, "atoms-0") is None
     some = {"names_filter": lambda name: name.endswith(POINTS)}
     assert "left out:" not in ci.viz.explore(model.run_with_cache(images, **some)[1], images).html()
+
+
+def edited(name, factor, model, inputs):
+    """The cache of a run in which a point was multiplied."""
+    with model.hooks(fwd_hooks=[(name, lambda value, hook: value * factor)]):
+        return model.run_with_cache(inputs)[1]
+
+
+def test_the_page_opens_where_a_look_is_largest_in_even_shares():
+    """Half of three tokens' attention says less than a third of twelve's."""
+    lm = make_lm("crate-lm")
+    tokens = torch.randint(47, (1, 13))
+    _, cache = lm.run_with_cache(tokens)
+    shares = torch.eye(13).repeat(1, HEADS, 1, 1)
+    shares[0, 1, 2] = torch.tensor([0.0, 0.5, 0.5] + [0] * 10)
+    shares[0, 3, 11] = torch.tensor([0.0] * 7 + [1 / 3, 0, 0, 0, 2 / 3, 0])
+    for layer in range(LAYERS):
+        cache.cache_dict[f"blocks.{layer}.attn.hook_pattern"] = torch.eye(13).repeat(1, HEADS, 1, 1)
+    cache.cache_dict["blocks.1.attn.hook_pattern"] = shares
+    start = data_of(ci.viz.explore(cache, tokens))["start"]
+    assert start == {"layer": 1, "head": 3, "query": 11}
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -210,8 +244,17 @@ def test_what_does_not_fit_is_said(model, images, cache):
             model.run_with_cache(images[:1], remove_batch_dim=True)[1], images[:1])),
         (ValueError, "does not belong", (
             model.run_with_cache(images, pos_slice=slice(0, 4))[1], images)),
-        (ValueError, "NaN or Inf in layer 0 for sample 0", (
+        (ValueError, "NaN, Inf or a share below 0 in layer 0 for sample 0", (
             model.run_with_cache(images * torch.nan)[1], images)),
+        (ValueError, "a share below 0 in layer 1", (
+            edited("blocks.1.attn.hook_pattern", -1.0, model, images), images)),
+        (ValueError, "hook_pooled holds NaN", (
+            edited("hook_pooled", torch.nan, model, images), images)),
+        (ValueError, "the logit lens reads NaN", (
+            edited("blocks.2.hook_resid_post", torch.nan, lm, tokens), tokens)),
+        (ValueError, "inputs hold NaN", (cache, images * torch.nan)),
+        (ValueError, "tokens go from 99", (lm.run_with_cache(tokens)[1], tokens * 0 + 99)),
+        (ValueError, "whole numbers", (lm.run_with_cache(tokens)[1], tokens / 2)),
         (ValueError, "does not belong to inputs", (lm.run_with_cache(tokens)[1], tokens[:, :4])),
     ):  # fmt: skip
         with pytest.raises(kind, match=words):
@@ -255,7 +298,7 @@ def test_the_size_of_a_page(name, most):
     page = ci.viz.explore(cache, inputs)
     assert "logit lens left out: call model.eval() first" in page.html() or not text
     assert 2_000_000 < len(page.html()) < most
-    assert data_of(page)["parts"] == [["codes", "keys"] if text else ["codes"]] * 12
+    assert parts_of(page) == [["codes", "keys"] if text else ["codes"]] * 12
 
 
 def test_the_command(tmp_path):

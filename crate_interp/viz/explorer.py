@@ -106,8 +106,9 @@ def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
         "grid": seen.grid,
         "causal": seen.causal,
         "names": panels.token_names(seen),
+        "sees": panels.reaches(seen),
         "most": [each.most for each in attention],
-        "parts": [sorted(each.parts) for each in attention],
+        "alike": _alike(seen, attention),
         "start": _start(seen),
         "overlays": panels.overlays(seen),
         "answers": panels.lens_names(seen),
@@ -138,13 +139,20 @@ def _attention(seen: panels.Seen, layer: int) -> Attention:
 def _start(seen: panels.Seen) -> dict[str, int]:
     """Returns where the page opens: the token, layer and head that look at another token most.
 
-    Of an image CLS asks. A token's look at itself and at the first token does not count.
+    A look is measured in even shares: among three tokens a large share says little. Of an image CLS
+    asks. A token's look at itself and at the first token does not count.
     """
+    tokens = np.arange(seen.count)
+    sees = [
+        np.minimum(tokens + 1 if seen.causal else seen.count, reach)
+        for reach in panels.reaches(seen)
+    ]
     best: tuple[float, dict[str, int]] = (-1.0, {"layer": 0, "head": 0, "query": 0})
     for layer in range(len(seen.model.blocks)):
         shares = seen.at("attn.hook_pattern", layer).copy()
         shares[:, :, 0] = 0
         shares[:, range(seen.count), range(seen.count)] = 0
+        shares *= np.broadcast_to(sees[layer], seen.count)[:, None]
         shares = shares[:, :1] if seen.grid else shares
         head, query, _ = np.unravel_index(int(shares.argmax()), shares.shape)
         if float(shares.max()) > best[0]:
@@ -153,12 +161,26 @@ def _start(seen: panels.Seen) -> dict[str, int]:
     return best[1]
 
 
+def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
+    """Returns what the page compares: "codes", "queries" if keys are others; None for nothing."""
+    if not any("codes" in each.parts for each in attention):
+        return None
+    queries, keys = seen.codes("q", 0), seen.codes("k", 0)
+    one = queries is None or keys is None or np.array_equal(queries, keys)
+    return "codes" if one else "queries"
+
+
 def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
     """Returns sentences on what the page does not show, and on how it has its numbers."""
     notes = [f"{part} left out: {why}." for part, why in panels.left_out(seen)]
     hidden = panels.hidden_patches(seen)
     if hidden:
         notes.append(f"The model did not see {hidden} of the {seen.count - 1} patches.")
+    reaches = panels.reaches(seen)
+    short = [layer for layer, reach in enumerate(reaches) if reach < seen.count]
+    if short:
+        before = min(reaches) - 1
+        notes.append(f"In {words_of(short)} a token sees only itself and the {before} before it.")
     stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
     if stored:
         notes.append(

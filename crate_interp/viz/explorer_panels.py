@@ -15,11 +15,13 @@ from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.circuits import Circuit
-from crate_interp.circuits.circuit import LAST, place_of
+from crate_interp.circuits.circuit import LAST, number_of, place_of
 from crate_interp.measures import maskcut, pca_map
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.context import window_sizes
 from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.language import check_tokens
 from crate_interp.viz.explorer_packing import pack_ranked, pack_tops
 from crate_interp.viz.pictures import image_uri
 from crate_interp.words import LONGEST, plain, visible
@@ -63,9 +65,10 @@ class Seen:
     def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
         """Returns what a point of a layer held of the sample; ValueError for NaN and Inf."""
         values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
-        if not np.isfinite(values).all():
+        words = {"attn.hook_pattern": "NaN, Inf or a share below 0"}.get(point, "NaN or Inf")
+        if not np.isfinite(values).all() or ("share" in words and (values < 0).any()):
             raise ValueError(
-                f"{point} holds NaN or Inf in layer {layer} for sample {self.sample}, which cannot "
+                f"{point} holds {words} in layer {layer} for sample {self.sample}, which cannot "
                 "be drawn."
             )
         return values
@@ -94,6 +97,10 @@ class Seen:
                 return_type="probs",
             )
         ids, values = found.readout.top_ids, found.values
+        if not values.isfinite().all():
+            raise ValueError(
+                "the logit lens reads NaN or Inf in hook_resid_pre or hook_resid_post."
+            )
         return ids[1:, 0].cpu().numpy(), values[1:, 0].detach().float().cpu().numpy()
 
 
@@ -145,7 +152,19 @@ def _tensor(model: Any, inputs: object) -> Tensor:
         got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         wanted = "tokens [batch, pos]" if text else "images [batch, channels, height, width]"
         raise ValueError(f"inputs are {wanted}, what the model was run on; got {got}.")
+    if text:
+        check_tokens(inputs, model.cfg, inputs.shape[1])
+    elif not inputs.isfinite().all():
+        raise ValueError("inputs hold NaN or Inf: give the images that the model was run on.")
     return inputs
+
+
+def reaches(seen: Seen) -> list[int]:
+    """Returns how many tokens, itself among them, a token of each layer sees at most."""
+    if seen.grid is not None:
+        return [seen.count] * len(seen.model.blocks)
+    back = window_sizes(seen.model.cfg)
+    return [seen.count if size is None else min(seen.count, size + 1) for size in back]
 
 
 def token_names(seen: Seen) -> list[str] | None:
@@ -188,6 +207,8 @@ def answer(seen: Seen) -> tuple[str, float] | None:
         return None
     pooled = seen.cache.at("hook_pooled")[seen.sample].detach()
     shares = (pooled @ seen.model.W_U + seen.model.b_U).detach().float().softmax(dim=-1)
+    if not shares.isfinite().all():
+        raise ValueError(f"hook_pooled holds NaN or Inf for sample {seen.sample}.")
     best, labels = int(shares.argmax()), seen.model.cfg.labels
     name = f"class {best}" if labels is None else visible(labels[best], LONGEST)
     return name, float(shares[best])
@@ -282,7 +303,7 @@ def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] 
     nodes = []
     for name in shown.nodes():
         layer, kind = place_of(name)
-        number = int(name.split("HA"[kind])[1]) if name.startswith("L") else None
+        number = number_of(name) if name.startswith("L") else None
         if number is not None and (layer >= layers or number >= (heads, atoms)[kind]):
             raise ValueError(
                 f"the circuit has {name}, the model {layers} layers of {heads} heads and {atoms} "

@@ -4,9 +4,9 @@
 const byId = id => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const isText = data.kind === "text", WORD = isText ? "token" : "patch";
-const VERBS = {to: "attends to", from: "is attended by", alike: "has codes like"};
+const VERBS = {to: "attends to", from: "is attended by", alike: `has ${data.alike} like`};
 const LEGENDS = {
-  to: `Below: the largest share \u00b7 the effective number of tokens, at most ${data.count}.`,
+  to: "Below: the largest share \u00b7 the effective number of tokens, at most #.",
   from: "Below: the largest share \u00b7 the sum \u03a3, on average 1.",
   alike: "Below: the largest cosine to another token.",
 };
@@ -20,20 +20,16 @@ let layer = null;
 
 // ---- names
 
-function placeOf(token) { // [row, column] of a patch
-  const columns = data.grid[1];
-  return [Math.floor((token - 1) / columns), (token - 1) % columns];
-}
-
 function nameOf(token) {
   if (isText) { // long ones are cut: the page must not move under the pointer
     const words = shown(data.names[token]);
     return `\u201c${words.length > 24 ? `${words.slice(0, 23)}\u2026` : words}\u201d (${token})`;
   }
-  return token ? `patch (${placeOf(token).join(", ")})` : "CLS";
+  return token ? `patch (${patchOf(token, data.grid).join(", ")})` : "CLS";
 }
 
-const seenFrom = token => data.causal ? token + 1 : data.count; // how many tokens it sees
+const seenFrom = token => // how many tokens it sees
+  Math.min(data.causal ? token + 1 : data.count, data.sees[state.layer]);
 const inCircuit = (at, head) => (data.circuit?.nodes ?? []).some(node =>
   node.layer === at && node.kind === 0 && node.number === head);
 
@@ -63,9 +59,9 @@ function strongest(values) {
 function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
-  const rounded = effective.toFixed(effective < 9.95 ? 1 : 0);
+  const rounded = isFinite(effective) ? effective.toFixed(effective < 9.95 ? 1 : 0) : "0";
   if (state.mode === "to") return [`${digits(values[best])} · \u2248${rounded}`,
-    `largest share ${digits(values[best])}, effectively ${effective.toFixed(1)} tokens`];
+    `largest share ${digits(values[best])}, effectively ${rounded} tokens`];
   if (state.mode === "from") return [`${digits(values[best])} · \u03a3 ${sum.toFixed(2)}`,
     `largest share ${digits(values[best])}, sum ${sum.toFixed(2)}`];
   return [digits(values[best]), `largest cosine ${digits(values[best])}`];
@@ -76,7 +72,7 @@ function sentence(head, key, values) {
   const whom = key === state.query ? "itself" : nameOf(key);
   const where = `Layer ${state.layer}, head ${head}: `, best = key === strongest(values);
   if (state.mode === "alike")
-    return `${where}the codes of ${who} and ${whom} have the cosine ${value}.`;
+    return `${where}the ${data.alike} of ${who} and ${whom} have the cosine ${value}.`;
   const asker = state.mode === "to" ? state.query : key, even = 1 / seenFrom(asker);
   const words = state.mode === "to" ? `${who} gives ${best ? "most, " : ""}${value}, to ${whom}`
     : `${who} gets ${best ? "most, " : ""}${value}, from ${whom}`;
@@ -112,14 +108,6 @@ function drawTiles() {
   return every;
 }
 
-function mark(element, token) {
-  element.hidden = token === null || token === 0;
-  if (element.hidden) return;
-  const [row, column] = placeOf(token), [rows, columns] = data.grid;
-  const box = {left: column / columns, top: row / rows, width: 1 / columns, height: 1 / rows};
-  for (const [side, share] of Object.entries(box)) element.style[side] = `${100 * share}%`;
-}
-
 function drawChosen(every) {
   const head = state.head, values = every[head], most = largestOf(values, head);
   byId("chosen-name").textContent = `L${state.layer}H${head}`;
@@ -132,9 +120,8 @@ function drawChosen(every) {
   if (isText) return drawText(values, most);
   byId("keys-words").textContent = `for L${state.layer}H${head}`;
   paintMap(byId("map"), data.grid, values, most);
-  mark(byId("large-query"), state.query);
-  mark(byId("large-key"), state.key);
-  mark(byId("query-mark"), state.query);
+  for (const [name, token] of [["large-query", state.query], ["large-key", state.key],
+    ["query-mark", state.query]]) mark(byId(name), token, data.grid);
   byId("cls-key").textContent = `CLS ${digits(values[0])}`;
   byId("cls-key").style.setProperty("--share", Math.min(1, Math.abs(values[0]) / most));
   byId("cls-key").classList.toggle("below", values[0] < 0);
@@ -186,7 +173,8 @@ function drawLens() {
   byId("lens-layer").textContent = state.layer;
   const next = data.goesOn[state.query];
   ranked(byId("lens"), layer.lens.of(state.query).map(({place, value}) => ({share: value,
-    name: shown(data.answers[place]) + (place === next ? " \u2713" : ""), words: percent(value)})));
+    name: `\u201c${shown(data.answers[place])}\u201d${place === next ? " \u2713" : ""}`,
+    words: percent(value)})));
   byId("lens-words").textContent = next === undefined ? "This is the last token." :
     `The text goes on with \u201c${shown(data.names[state.query + 1])}\u201d.`;
 }
@@ -198,15 +186,15 @@ function drawAtoms() {
   const here = layer.atoms.of(state.query).filter(one => one.value > 0).slice(0, 8);
   const total = layer.atoms.total(state.query), most = here[0]?.value ?? 1;
   byId("atoms-words").textContent = `of ${nameOf(state.query)} in layer ${state.layer}`;
-  const atom = here.some(one => one.place === state.atom) ? state.atom : here[0]?.place ?? 0;
+  const atom = state.atom ?? here[0]?.place ?? 0;
   ranked(byId("atoms"), here.map(({place, value}) => ({name: `A${place}`, share: value / most,
     words: `${digits(value)} · ${percent(value / total)}`, chosen: place === atom,
-    pick: () => choose({atom: place})})));
+    pick: () => choose({atom: place === state.atom ? null : place})})));
   byId("atom-name").textContent = `L${state.layer}A${atom}`;
   const values = layer.atoms.where(atom), largest = values.reduce((a, b) => Math.max(a, b), 1e-30);
-  const on = values.filter(value => value > 0).length;
+  const on = values.filter(value => value > 0).length, where = values.indexOf(largest);
   byId("atom-words").textContent = `Among the ${layer.atoms.ranks} largest atoms of ${on} of `
-    + `${data.count} tokens; largest ${digits(largest)}.`;
+    + `${data.count} tokens${on ? `; largest at ${nameOf(where)}, ${digits(largest)}` : ""}.`;
   if (!isText) return paintMap(byId("atom-map"), data.grid, values, largest);
   byId("atom-tokens").querySelectorAll("span").forEach((token, number) =>
     token.style.setProperty("--share", values[number] / largest));
@@ -236,15 +224,16 @@ function drawNow() {
   drawChosen(every);
   drawLens();
   drawAtoms();
-  byId("tiles-words").textContent = LEGENDS[state.mode];
+  byId("tiles-words").textContent = LEGENDS[state.mode].replace("#", seenFrom(state.query));
   byId("layer").value = state.layer;
   byId("layer-number").textContent = byId("heads-layer").textContent = state.layer;
-  const head = state.seenHead ?? state.head, key = state.key ?? strongest(every[head]);
+  const head = state.seenHead ?? state.head, key = state.key ?? strongest(every[head]) ?? state.query;
   byId("readout").textContent = sentence(head, key, every[head]);
   byId("explorer").classList.toggle("pinned", state.pinned);
   byId("kept").textContent = state.pinned ? `${nameOf(state.query)} is kept` : "";
   for (const node of document.querySelectorAll("#circuit .node"))
-    node.classList.toggle("here", node.dataset.name === `L${state.layer}H${state.head}`);
+    node.classList.toggle("here", [`H${state.head}`, `A${state.atom}`].some(name =>
+      node.dataset.name === `L${state.layer}${name}`));
   for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
     button.checked = button.value === state[name];
   remember();
@@ -259,7 +248,7 @@ function choose(what) {
 }
 
 function toLayer(number) {
-  choose({layer: Math.max(0, Math.min(data.layers - 1, number)), key: null});
+  choose({layer: Math.max(0, Math.min(data.layers - 1, number)), key: null, atom: null});
 }
 
 function toHead(number) {
@@ -283,18 +272,21 @@ function step(columns, rows) { // moves the token that is asked about
 
 function remember() { // in the address, where a page may change it
   const names = ["layer", "head", "mode", "scale", "over", ...(state.pinned ? ["query"] : [])];
-  const kept = names.map(name => `${name}=${state[name]}`);
+  const kept = `#${names.map(name => `${name}=${state[name]}`).join("&")}`;
+  if (kept === location.hash) return; // browsers let an address change 200 times in 10 seconds
   try {
-    history.replaceState(null, "", `#${kept.join("&")}`);
+    history.replaceState(null, "", kept);
   } catch { /* a frame without an origin of its own has no address to change */ }
 }
 
 function recall() {
   const most = {layer: data.layers, head: data.heads, query: data.count};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
-    if (name in most && /^\d+$/.test(value) && +value < most[name]) state[name] = +value;
-    if (name === "query") state.pinned = true;
-    if (name === "mode" && value in VERBS) state.mode = value;
+    if (Object.hasOwn(most, name) && /^\d+$/.test(value) && +value < most[name]) {
+      state[name] = +value;
+      if (name === "query") state.pinned = true;
+    }
+    if (name === "mode" && Object.hasOwn(VERBS, value)) state.mode = value;
     if (name === "scale" && ["row", "head", "absolute"].includes(value)) state.scale = value;
     if (name === "over" && ["none", "masks", "0", "1", "2"].includes(value)) state.over = value;
   }
@@ -312,11 +304,13 @@ const KEYS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDow
 function key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") return choose({pinned: false, key: null});
-  if (event.target.closest("input, select, .scroller")) return; // they have arrow keys of their own
   if (event.key === "[") return toHead(state.head - 1);
   if (event.key === "]") return toHead(state.head + 1);
   const arrow = KEYS[event.key];
-  if (!arrow) return;
+  // these have arrow keys of their own, a circuit if it is too wide to be seen at once
+  const field = event.target.closest("input, select, .scroller");
+  const own = field?.id === "circuit" ? field.scrollWidth > field.clientWidth : field;
+  if (!arrow || (own && !event.shiftKey)) return;
   // up and down scroll the page, unless the picture or the text has the focus
   if (!event.shiftKey && arrow[1] && !event.target.closest("#surface")) return;
   event.preventDefault();
@@ -340,7 +334,10 @@ function listen() {
   byId("over")?.addEventListener("change", event => choose({over: event.target.value}));
   byId("cls")?.addEventListener("click", () => click(0));
   for (const name of ["mode", "scale"]) for (const button of document.getElementsByName(name))
-    button.addEventListener("change", () => choose({[name]: button.value}));
+    button.addEventListener("click", event => { // keys send clicks, too, and keep the focus
+      if (event.detail) button.blur(); // the arrow keys are for layers again
+      choose({[name]: button.value});
+    });
   document.addEventListener("keydown", key);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   byId("scheme")?.addEventListener("change", draw);
@@ -355,7 +352,9 @@ function pointKeys(element, canvas, head) {
     const box = canvas.getBoundingClientRect(), place = (event.clientX - box.left) / box.width;
     return place >= 0 && place < 1 ? Math.floor(place * data.count) : null;
   };
-  element.addEventListener("pointermove", event => choose({key: at(event), seenHead: head}));
+  const show = event => choose({key: at(event), seenHead: head});
+  element.addEventListener("pointermove", show);
+  if (head === null) element.addEventListener("click", show); // a finger does not hover
   element.addEventListener("pointerleave", () => choose({key: null, seenHead: null}));
 }
 
@@ -376,10 +375,12 @@ function build() {
   if (!data.circuit) return;
   byId("circuit-panel").hidden = false;
   const {all, edges, note} = data.circuit;
-  byId("circuit-note").textContent = note
-    + (edges.length < all ? ` (the ${edges.length} largest of ${all} edges)` : "");
-  byId("circuit").append(circuitDrawing(data.circuit, node => choose(
-    {layer: node.layer, ...(node.kind ? {atom: node.number} : {head: node.number}), key: null})));
+  byId("circuit-note").textContent = note + (!all ? " (no edges)"
+    : edges.length < all ? ` (the ${edges.length} largest of ${all} edges)` : "");
+  if (all) byId("circuit").append(circuitDrawing(data.circuit, node => {
+    toLayer(node.layer);
+    choose(node.kind ? {atom: node.number} : {head: node.number});
+  }));
 }
 
 document.addEventListener("DOMContentLoaded", () => {

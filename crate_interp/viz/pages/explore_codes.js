@@ -240,6 +240,19 @@ function patchAt(event, element, [rows, columns]) {
   return inside ? 1 + row * columns + column : null;
 }
 
+function patchOf(token, [, columns]) { // [row, column]
+  return [Math.floor((token - 1) / columns), (token - 1) % columns];
+}
+
+// Puts a frame around the patch of a token; CLS has none.
+function mark(element, token, grid) {
+  element.hidden = token === null || token === 0;
+  if (element.hidden) return;
+  const [row, column] = patchOf(token, grid), [rows, columns] = grid;
+  const box = {left: column / columns, top: row / rows, width: 1 / columns, height: 1 / rows};
+  for (const [side, share] of Object.entries(box)) element.style[side] = `${100 * share}%`;
+}
+
 // A circuit: a column for each layer's heads and atoms, and an edge as wide as its weight.
 function circuitDrawing({nodes, edges}, pick) {
   const [wide, tall, across, down, above] = [64, 34, 118, 46, 40];
