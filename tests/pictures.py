@@ -38,6 +38,9 @@ def views(out: Path) -> Pages:
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
     view, atoms = ci.viz, range(8)
+    edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L4H3 -0.3")
+    parts = [edge.split() for edge in edges]
+    drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
     pages: dict[str, tuple[Any, list[str]]] = {
         "attention-image": (view.attention(cache, 3), [f"L3H{head}" for head in range(6)]),
         "attention-text": (view.attention(texts, 2, tokens=TEXT), ["L2H0", "L2H3"]),
@@ -45,13 +48,12 @@ def views(out: Path) -> Pages:
         "atoms-text": (view.activations(texts, atoms, tokens=TEXT), ["beg", "Layer"]),
         "top-tokens": (view.top_tokens(texts, range(5), tokens=[TEXT]), ["sample 0"]),
         "heads": (view.head_grid(cache, images), ["head 5"]),
+        "explorer-image": (view.explore(cache, images), ["The model sees", "patch ("]),
+        "explorer-text": (
+            view.explore(texts, TEXT, circuit=drawn),
+            ["the model expects", "goes on with"],
+        ),
     }
-    if hasattr(view, "explore"):
-        edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L4H3 -0.3")
-        parts = [edge.split() for edge in edges]
-        drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
-        pages["explorer-image"] = (view.explore(cache, images), ["layer"])
-        pages["explorer-text"] = (view.explore(texts, TEXT, circuit=drawn), ["layer"])
     return {name: (page.save(out / f"{name}.html"), words) for name, (page, words) in pages.items()}
 
 
