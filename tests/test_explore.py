@@ -178,7 +178,7 @@ def test_the_logit_lens_is_the_librarys():
     logits, cache = lm.run_with_cache(text)
     page, count = ci.viz.explore(cache, text), logits.shape[1]
     data = data_of(page)
-    for layer in (0, 5):
+    for layer in (0, len(lm.blocks) - 1):
         raw = blob(page, f"lens-{layer}")
         ids = np.frombuffer(raw, "<u4")[: 5 * count].reshape(count, 5)
         shares = np.frombuffer(raw, "<f4")[5 * count : 10 * count].reshape(count, 5)
