@@ -38,7 +38,7 @@ def views(out: Path) -> Pages:
         _, cache = model.run_with_cache(images)
         _, texts = lm.run_with_cache(TEXT)
     view, atoms = ci.viz, range(8)
-    edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L4H3 -0.3")
+    edges = ("embed L0H1 0.4", "L0H1 L2H0 0.9", "L2H0 logits 0.7", "L0H1 L3H3 -0.3")
     parts = [edge.split() for edge in edges]
     drawn = ci.circuits.Circuit([ci.circuits.Edge(a, b, float(c)) for a, b, c in parts])
     pages: dict[str, tuple[Any, list[str]]] = {
