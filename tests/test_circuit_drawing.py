@@ -28,7 +28,7 @@ def parts(figure):
 
 
 def test_a_figure_has_every_node_and_edge_by_its_weight():
-    figure = ci.viz.circuit(Circuit(EDGES, note="paths of $x"), dpi=50)
+    figure = ci.viz.circuit(Circuit(EDGES, note="paths of $x"), dpi=50.0)
     axes, edges, boxes, words = parts(figure)
     assert figure.dpi == 50 and axes.get_title() == "paths of $x"
     assert len(edges) == len(EDGES) and len(boxes) == 5
@@ -68,8 +68,38 @@ def test_it_draws_into_axes_and_without_a_title():
     assert "widest edge: 0.5" in parts(ci.viz.circuit(positive))[3]
 
 
+def test_words_of_strangers_stay_inside_and_the_formulas_of_others_stay_formulas():
+    """A title is plain, on lines that fit; what else a caller's figure has is left alone."""
+    for words in ("word " * 60, "e" * 300, "$\\nonsense$ \x1b[31m\x00 <b>"):
+        for drawn in (
+            ci.viz.circuit(Circuit(EDGES[:1]), title=words),
+            ci.viz.circuit(Circuit(EDGES[:1], note=words)),
+        ):
+            drawn.canvas.draw()  # a formula or a missing letter would raise
+            box = drawn.axes[0].title.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= drawn.bbox.x1
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    figure.suptitle("$x^2$")
+    left.set_title("$x^2$")
+    ci.viz.circuit(Circuit(EDGES[:1]), ax=right, title="$x^2$")
+    texts = (left.title, *figure.texts, right.title)
+    assert [text.get_parse_math() for text in texts] == [True, True, False]
+
+
+def test_edges_without_weight_are_not_said_to_have_one():
+    figure = ci.viz.circuit(Circuit([Edge("L0H0", "logits", 0.0)]))
+    _, (edge,), _, words = parts(figure)
+    assert "widest edge: 0" in words and edge.get_linewidth() == pytest.approx(0.6)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="ax is a Figure: give one matplotlib Axes"):
+        ci.viz.circuit(Circuit(EDGES), ax=Figure())
+    for dpi in (0.0, float("nan"), "a"):
+        with pytest.raises(ValueError, match="dpi="):
+            ci.viz.circuit(Circuit(EDGES), dpi=dpi)
     with pytest.raises(ValueError, match="a circuit without edges to draw"):
         ci.viz.circuit(Circuit(()))
     with pytest.raises(ValueError, match="there is list to draw"):

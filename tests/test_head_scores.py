@@ -93,7 +93,12 @@ def test_what_does_not_fit_is_said():
     for words, call in {
         "give whole numbers \\[batch, pos\\]": lambda: repeat_targets(tokens.float()),
         "give whole numbers, such as": lambda: repeat_targets(tokens, (0.5,)),
+        "tokens are a list": lambda: repeat_targets([[1, 2]]),
+        "tokens are torch.bool": lambda: repeat_targets(tokens > 0),
         "no bool tensor": lambda: head_scores(cache, {"x": good.float()}),
+        "got a dict and {'x'": lambda: head_scores({}, {"x": good}),
+        "targets by name": lambda: head_scores(cache, {}),
+        "got a CrateCache and tensor": lambda: head_scores(cache, good),
         "the patterns": lambda: head_scores(cache, {"x": good[:, :-1]}),
         "no query sees a target 'x'": lambda: head_scores(cache, {"x": good.mT}),
     }.items():
@@ -101,6 +106,24 @@ def test_what_does_not_fit_is_said():
             call()
     with pytest.raises(KeyError, match="hook_pattern"):
         head_scores(model.run_with_cache(tokens, names_filter=["hook_embed"])[1], {"x": good})
+
+
+def test_some_positions_of_text_are_refused_and_of_an_image_scored():
+    """Which keys a query of a text may see depends on where it stands: the cache does not say."""
+    model, tokens = ready("crate-lm")
+    previous = repeat_targets(tokens)["previous"]
+    for places in (-1, slice(2, 5), [3, 1]):
+        _, cache = model.run_with_cache(tokens, pos_slice=places)
+        kept = previous[:, [places] if places == -1 else places]
+        with pytest.raises(ValueError, match="of 11 queries: run_with_cache without pos_slice"):
+            head_scores(cache, {"x": kept})
+    model, images = ready("crate")
+    _, whole = model.run_with_cache(images)
+    _, cache = model.run_with_cache(images, pos_slice=[0])
+    first = torch.zeros_like(whole["pattern", 0][:, 0], dtype=torch.bool)
+    first[:, 0, 3] = True
+    own = head_scores(cache, {"x": first[:, :1]})["score"]
+    np.testing.assert_allclose(own, head_scores(whole, {"x": first})["score"], rtol=1e-5)
 
 
 def scored(metric, **options):
@@ -150,3 +173,30 @@ def test_the_interval_is_that_of_resampled_inputs():
 def test_a_metric_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"a tensor \[2\] for .* inputs"):
         scored(lambda logits: logits[:2, 2])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_evaluated_is_said_before_it_runs():
+    def first(logits):
+        return logits[:, 2]
+
+    model, images = ready("crate-alpha")
+    for words, change in {
+        "inputs is NoneType: give a tensor": {"inputs": None},
+        "reference is str: give a tensor": {"reference": "x"},
+        "both of one shape but": {"reference": images[..., 1:]},
+        "seed=None: give a whole number": {"seed": None},
+        "seed=-1": {"seed": -1},
+    }.items():
+        options = {"inputs": images, "random": 1, "progress": False} | change
+        with pytest.raises(ValueError, match=words):
+            evaluate(model, [(0, 0)], metric=first, **options)
+    with pytest.raises(ValueError, match=r"a tensor \[8\], not all finite"):
+        scored(lambda logits: logits[:, 2] / torch.arange(8).sub(1).clamp(min=0).log())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_metric_may_be_a_number_of_numpy():
+    _, _, whole = scored(lambda logits: logits[:, 2].mean().detach().numpy()[()])
+    _, _, same = scored(lambda logits: logits[:, 2].mean())
+    np.testing.assert_allclose(whole.table()["value"], same.table()["value"], rtol=1e-6)

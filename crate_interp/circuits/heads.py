@@ -23,10 +23,16 @@ def repeat_targets(
     where duplicate-token heads look. "copy+1" is the token after such a copy, where induction heads
     look. offsets: the places around a copy, 0 for itself: -1 adds "copy-1", the token before it.
 
-    Raises ValueError for tokens that are no whole numbers `[batch, pos]`, and for offsets that are
-    no whole numbers.
+    Raises ValueError for tokens that are no tensor of whole numbers `[batch, pos]`, and for offsets
+    that are no whole numbers.
     """
-    if tokens.ndim != 2 or tokens.is_floating_point() or 0 in tokens.shape:
+    if not isinstance(tokens, Tensor):
+        raise ValueError(
+            f"tokens are a {type(tokens).__name__}: give a tensor [batch, pos], such as "
+            "model.to_tokens(text)."
+        )
+    other = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim != 2 or other or 0 in tokens.shape:
         raise ValueError(
             f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers "
             "[batch, pos]."
@@ -60,9 +66,14 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
     by name, such as `repeat_targets(tokens)`, or your own. In language models, keys after the query
     do not count.
 
-    Raises ValueError for targets of another shape, or that no query has, and KeyError for a cache
-    without patterns.
+    Raises ValueError for targets of another shape, or that no query has, for a cache of a language
+    model that holds some positions only (`pos_slice`), and KeyError for one without patterns.
     """
+    if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
+        raise ValueError(
+            f"head_scores got a {type(cache).__name__} and {checks.shown(targets)}: give the cache "
+            "of model.run_with_cache(tokens), and targets by name, such as repeat_targets(tokens)."
+        )
     model = cache.model
     if model.towers:
         raise ValueError("a CLIP is two models: give the cache of a tower, cache.visual.")
@@ -92,8 +103,13 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
 
 
 def _seen(pattern: Tensor, causal: bool) -> Bool[Tensor, "query key"]:
-    """Returns which keys a query may see."""
-    ones = torch.ones(pattern.shape[-2:], dtype=torch.bool, device=pattern.device)
+    """Returns which keys a query may see; raises ValueError if that cannot be known."""
+    queries, keys = pattern.shape[-2:]
+    if causal and queries != keys:  # it is not known which of the queries these are
+        raise ValueError(
+            f"the cache holds {queries} of {keys} queries: run_with_cache without pos_slice."
+        )
+    ones = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
     return ones.tril() if causal else ones
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 import numpy as np
 from jaxtyping import Float
@@ -51,7 +52,7 @@ def as_number(value: Tensor | float) -> float:
 
     Raises ValueError unless it is one finite number.
     """
-    one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    one = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
     number = float(value) if one else math.nan
     if not math.isfinite(number):
         raise ValueError(
@@ -78,7 +79,9 @@ def as_values(value: Tensor | float, samples: int) -> Float[np.ndarray, "sample"
 
 def returned(value: object) -> str:
     """Returns what a metric returned, as an error shows it."""
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    if not isinstance(value, Tensor):
+        return checks.shown(value)
+    return f"a tensor {list(value.shape)}" + ", not all finite" * (not value.isfinite().all())
 
 
 def _described(inputs: object) -> str:

@@ -102,20 +102,17 @@ def evaluate(
     belong to no head. random: how many circuits of the same number of heads, drawn from all heads,
     to compare with.
 
-    Raises ValueError for a circuit that has no head, all heads, or heads that the model does not
-    have; for a metric that returns neither one finite number nor one for each input; and for one
-    that does not change if every head is ablated.
+    Raises ValueError for inputs that are no tensor, or a reference of another shape; for a circuit
+    that has no head, all heads, or heads that the model does not have; for a metric that returns
+    neither one finite number nor one for each input; and for one that does not change if every head
+    is ablated.
     """
     check_hooked(model)
     checks.one_of("ablation", ablation, ABLATIONS)
     random = checks.count("random", random, least=0)
     subsets = checks.count("subsets", subsets, least=0)
-    source = inputs if reference is None else reference
-    if ablation == "mean" and len(source) < 2:
-        raise ValueError(
-            "the mean over one input is that input: give reference=, several inputs, or "
-            "ablation='zero'."
-        )
+    seed = checks.count("seed", seed, least=0)
+    source = _source(inputs, reference, ablation)
     own, every = _own_and_every(model, circuit)
     runs = _Runs(model, inputs, metric, _ablations(model, source, ablation), every)
     whole, none = (float(runs.kept(one).mean()) for one in (frozenset(every), frozenset()))
@@ -127,13 +124,31 @@ def evaluate(
     circuits = [own, *_drawn(every, len(own), random, seed)]
     bar = tqdm(circuits, desc="circuits", disable=not progress)
     found = [_scores(runs, one, _subsets(one, subsets, seed), one is own, seed) for one in bar]
-    settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": int(seed)}
+    settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
     costs = [
         (head_name(*head), cost[0], *_interval(cost)) for head, cost in sorted(found[0][1].items())
     ]
     heads = pd.DataFrame(costs, columns=["head", "cost", "low", "high"])
     return CircuitScores({"scores": _table([values for values, _ in found]), "heads": heads}, meta)
+
+
+def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
+    """Returns what the means are taken over; raises ValueError if it or the inputs do not fit."""
+    source = inputs if reference is None else reference
+    for name, given in (("inputs", inputs), ("reference", source)):
+        if not isinstance(given, Tensor) or given.shape[1:] != inputs.shape[1:]:
+            got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(
+                f"{name} is {got}: give a tensor of preprocessed images or tokens, both of one "
+                "shape but for the number of samples."
+            )
+    if ablation == "mean" and len(source) < 2:
+        raise ValueError(
+            "the mean over one input is that input: give reference=, several inputs, or "
+            "ablation='zero'."
+        )
+    return source
 
 
 def _own_and_every(

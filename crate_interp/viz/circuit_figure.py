@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from crate_interp.circuits.circuit import LAST, Circuit, place_of
 from crate_interp.circuits.drawing import BOX, Point, bend, layout
+from crate_interp.viz.canvas import canvas
 from crate_interp.viz.lettering import as_written
 from crate_interp.words import plain
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _ABOVE, _BELOW, _INK, _CARD = "#1f66a3", "#b8601f", "#1a1d20", "#f4f6f8"
 _INCHES = 1 / 108  # of a unit of the layout: six columns are 6.2 inches wide
 _THIN, _THICK = 0.6, 3.5  # points
+_SIGNS = 38  # of a title fit on a line of the narrowest figure
 _BELOW_NODES = 10  # room for two lines of words
 
 
@@ -23,16 +25,17 @@ def circuit(
     *,
     ax: "matplotlib.axes.Axes | None" = None,
     title: str | None = None,
-    dpi: float | int | None = None,
+    dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of a circuit, layers from left to right.
 
     The wider an edge the larger its weight. Edges with a weight below 0 are orange and dashed. The
     line below says which weight the widest edge has. Of more than 1,000 edges the largest are
     drawn. ax: the axes to draw into, instead of a figure of its own. title: None for the circuit's
-    note, "" for none. dpi: that of a new figure.
+    note, "" for none. dpi: that of the figure.
 
-    Raises ValueError if it is not a Circuit, or one without edges.
+    Raises ValueError if it is not a Circuit, or one without edges, if ax is no matplotlib Axes, or
+    if dpi is not above 0.
     """
     if not isinstance(circuit, Circuit) or not circuit.edges:
         got = "a circuit without edges" if isinstance(circuit, Circuit) else type(circuit).__name__
@@ -41,35 +44,28 @@ def circuit(
     pairs = [(edge.source, edge.target) for edge in shown.edges]
     spots, width, height = layout({name: place_of(name) for name in shown.nodes()}, pairs)
     height += _BELOW_NODES
-    axes = _axes(width, height, dpi) if ax is None else ax
+    figure, axes = canvas(ax, 1.0, dpi)
+    if ax is None:
+        figure.set_size_inches(max(3.2, width * _INCHES), max(1.5, height * _INCHES + 0.3))
     size = 8.0 if ax is None else _font_size(ax, width)
-    largest = max(abs(edge.weight) for edge in shown.edges) or 1.0
+    largest = max(abs(edge.weight) for edge in shown.edges)
     for edge in sorted(shown.edges, key=lambda edge: abs(edge.weight)):
-        share = abs(edge.weight) / largest
+        share = abs(edge.weight) / (largest or 1.0)
         _draw_edge(axes, spots[edge.source], spots[edge.target], edge.weight < 0, share)
     for name, spot in spots.items():
         _draw_node(axes, name, spot, size)
     _draw_columns(axes, spots, height, size)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.set_axis_off()
-    if title is None:
-        words = plain(shown.note or f"Circuit of {len(shown.nodes())} nodes", 120)
-        title = fill(words, width // 8)
-    if title:
-        axes.set_title(title, fontsize=9, color=_INK)
+    note = shown.note or f"Circuit of {len(shown.nodes())} nodes"
+    words = fill(plain(note if title is None else title, 120), max(_SIGNS, width // 8))
+    if words:
+        axes.set_title(words, fontsize=9, color=_INK)
     below = any(edge.weight < 0 for edge in shown.edges)
     scale = f"widest edge: {largest:.2g}" + "; dashed: below 0" * below
     look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": size - 1, "color": _INK}
     axes.text(width / 2, height - 2, scale, **look)
-    return as_written(axes.figure)
-
-
-def _axes(width: int, height: int, dpi: float | int | None) -> Any:
-    # not pyplot: a library must neither choose a backend nor keep figures open
-    from matplotlib.figure import Figure
-
-    size = (max(3.2, width * _INCHES), max(1.5, height * _INCHES + 0.3))
-    return Figure(figsize=size, dpi=dpi, layout="constrained").add_subplot()
+    return as_written(figure, *([] if ax is None else [axes]))
 
 
 def _font_size(axes: Any, width: int) -> float:
