@@ -15,18 +15,23 @@
 # token itself, its key the token *before*: two different things. In CRATE both are the same code,
 # so that a pair of tokens gets one score, whichever of the two asks.
 #
-# **What was found: the position tells the two apart.** The code of an early position holds the
-# token before it, the code of a late position the token itself. So late tokens ask and early ones
-# answer. Exchange the positions, and the head prefers the token *before* the earlier copy. A GPT of
-# the same shape has a query and a key of their own, and its head does not turn round.
+# **What was found: the position tells the two apart.** At an early position the code holds mostly
+# the token before it, at a late position mostly the token itself. So late tokens can ask and early
+# ones answer. This holds in all three networks that were trained; in an untrained one the code
+# holds the token itself everywhere. Exchange the positions by hand, and in two of the three the
+# head turns round: it prefers the token *before* the earlier copy to the one after it. In the
+# third, neither gets as much attention as an even head would give. A GPT of the same shape (one
+# network) has a query and a key of their own. Its head does not turn round.
 #
 # The model, `crate-tiny-induction`, has 3 layers of 4 heads and was trained on nothing but strings
-# of random tokens that repeat. Each number has its interval, and the last cell sums them up.
+# of random tokens that repeat. Two more networks of other seeds have a section of their own.
+# Intervals are over sequences. The last cell sums the numbers up.
 
 # %%
 # %matplotlib inline
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -89,17 +94,21 @@ def parts(model, layer, head, role, places, count=1000):
 
 # %% [markdown]
 # ## In one picture
-# What the code of the strongest induction head holds, by position. Left: CRATE, where query and key
-# are this one code. The lines cross. Right: the GPT's head. Its query holds the token itself and
-# its key an earlier token, wherever they stand. The longest first copy of the training ends at
-# position 24, the thin line.
+# What the code of the strongest induction head holds, by position: how much of its variance the
+# token itself explains, and the two tokens before it. Chance is 0. Left: CRATE, where query and key
+# are this one code. The lines cross. Right: the GPT's head. Its query holds mostly the token
+# itself and its key an earlier token, wherever they stand. The thin line is position 24, where the
+# longest first copy of the training ends.
 
 # %%
 targets = repeat_targets(find, offsets=(0, 1, 2))
-scores = {
-    which: head_scores(model.run_with_cache(find)[1], targets)
-    for which, model in {**models, "untrained": untrained}.items()
-}
+
+
+def scored(model):
+    return head_scores(model.run_with_cache(find)[1], targets)
+
+
+scores = {which: scored(model) for which, model in {**models, "untrained": untrained}.items()}
 
 
 def strongest(which, target):
@@ -133,12 +142,26 @@ for ax, (which, role, words) in zip(axes, panels, strict=True):
 axes[0].set_ylabel("share of the code's variance")
 axes[0].legend(frameon=False)
 plt.show()
+
+
+def crossing(shares):
+    """Returns from which position on the token itself has more than the token before, or None."""
+    behind = [place for place, more in zip(places, shares[0] > shares[1], strict=True) if not more]
+    later = [place for place in places if place > max(behind, default=LENGTH)]
+    return later[0] if later else None
+
+
 own, before = shares["CRATE", "q"][:2]
-crossing = places[int((own > before).int().argmax())]
 print(
     f"CRATE {name(*best['CRATE'])}: at position {places[0]} the token before explains "
     f"{before[0]:.2f} of its code and the token itself {own[0]:.2f}; at position {places[-1]} "
-    f"{before[-1]:.2f} and {own[-1]:.2f}. From position {crossing} on the token itself has more."
+    f"{before[-1]:.2f} and {own[-1]:.2f}. The token itself has more from position "
+    f"{crossing(shares['CRATE', 'q'])} on."
+)
+own, before = parts(untrained, *best["CRATE"], "q", places)[:2]
+print(
+    f"untrained: the token itself {own.min():.2f} to {own.max():.2f}, the token before "
+    f"{before.min():.2f} to {before.max():.2f}, at all positions"
 )
 
 # %% [markdown]
@@ -188,8 +211,9 @@ print(f"  {'chance':16} {1 / SEPARATOR:.3f}")
 # Three scores for every head: how much of its attention goes to the token before, to earlier copies
 # of the token, and to the tokens right after those. Dashed: the same network untrained. Dotted: an
 # even head, which is also what any head has on average if its keys are permuted. A head belongs to
-# a kind if it has at least two thirds of the highest score of that kind, and more than any
-# untrained head and than even.
+# a kind if it has at least two thirds of the highest score of that kind, and more than even and
+# than any untrained head. A head can be of two kinds: it may look at the copy and at the token
+# after it.
 
 # %%
 KINDS = {
@@ -263,7 +287,9 @@ for layer in range(3):
 # Composition asks of the weights alone: how much of what one head writes lies in the subspace that
 # a later head reads? Path patching asks of the model at work: what is lost if only this path
 # carries what the sender wrote on *other* strings of the same periods? It is done for the query,
-# the key and the value of the receivers by themselves.
+# the key and the value of the receivers by themselves. A path can cost more than the 3.47 nats of
+# chance, because the heads then predict the other string. These numbers have no interval: each is
+# one mean over the judging set.
 
 # %%
 pairs = ci.circuits.composition(crate).table()
@@ -314,21 +340,28 @@ circuit = ci.circuits.Circuit(edges, "nats lost per token if the path carries an
 
 # %% [markdown]
 # ## A circuit
-# The found heads alone, with every other head at its mean, on sequences and periods that did not
-# choose them. Faithfulness is the share of the accuracy that they keep. It stands beside 100 random
-# circuits of the same size. Minimality is what the least of the heads adds. Completeness asks of
-# random parts of the circuit whether they can be missed as well with the other heads there: 0 would
-# be best.
+# The found heads work alone, with every other head at its mean, on sequences and periods that did
+# not choose them. All heads together add some accuracy to what is left without any. Faithfulness is
+# the share of it that the found heads keep. It stands beside 100 random circuits of the same size.
+# Minimality is what the least of the found heads adds to them. For completeness, parts of the
+# circuit are taken out twice, with and without the other heads there. It is the largest gap between
+# the two: 0 would be best, and means that no other head does the same work.
 
 # %%
 chosen = sorted({*previous, *duplicate, *induction})
-options = dict(reference=find, progress=False)
-result = ci.circuits.evaluate(crate, chosen, judge, right, random=100, subsets=0, **options)
-parts_of = ci.circuits.evaluate(crate, chosen, judge, right, random=0, subsets=10, **options)
+
+
+def judged(which, heads, random, subsets=0):
+    options = dict(reference=find, random=random, subsets=subsets, progress=False)
+    return ci.circuits.evaluate(models[which], heads, judge, right, **options)
+
+
+result = judged("CRATE", chosen, 100)
+parts_of = judged("CRATE", chosen, 0, subsets=10)
 row, part = (one.table().set_index("measure") for one in (result, parts_of))
 print(result.table().drop(index=1).round(3).to_string(index=False))
 print(
-    "completeness over 10 random parts {value:.3f} ({low:.3f} to {high:.3f})".format(
+    "completeness of it and 10 random parts {value:.3f} ({low:.3f} to {high:.3f})".format(
         **part.loc["completeness"]
     )
 )
@@ -336,14 +369,15 @@ print(result.table("heads").round(3).to_string(index=False))
 
 # %% [markdown]
 # ## What the tie changes, shown by editing
-# In CRATE query i and key j have the score of query j and key i: first line below. One token later
-# in the string the same two tokens stand the other way round. So without positions, the token after
-# the copy and the token *before* it would get the same attention.
+# In CRATE query i and key j have the score of query j and key i: first line below. Say that b
+# follows a. The second a asks about the first b, the token after its copy. The second b asks about
+# the first a, the token *before* its copy. Without positions the codes of both copies would be the
+# same, and so would the two scores.
 #
 # Here the same strings stand at early and at late positions, and the induction head alone gets its
 # query or its key from the other run (`hook_q`, `hook_k`). Bars show the attention around the
 # earlier copy, dark the place that the head looks at in the model as it is. The last column gives
-# queries the early positions and keys the late ones.
+# queries the early positions and keys the late ones: the positions are exchanged.
 
 # %%
 layer, head = best["CRATE"]
@@ -423,9 +457,11 @@ for which in models:
         )
 
 # %% [markdown]
-# The preference goes with the positions, not with who asks: if keys are late it is gone, and if the
-# queries are early as well it points the other way. The GPT's head looks at the same place or at no
-# place. Late keys are new to both models, because a first copy never ends after position 24.
+# The preference goes with the positions, not with who asks. If the keys are late, little of it is
+# left; if the queries are early as well, it points the other way. (The copy itself gets the most
+# attention then: a code is like itself.) The GPT's head looks at the same place or at no place.
+# Late keys are unusual for both models: in the training every string has a first copy that ends by
+# position 24.
 #
 # The second edit unties the roles. A run gets what the layer of the previous-token heads gathers
 # from *other positions* out of other strings, so that the tokens before are wrong; or everything
@@ -476,9 +512,83 @@ names = ["model", "wrong", "in the", "accuracy", "attention to the target"]
 print(pd.DataFrame(roles_table, columns=names).to_string(index=False))
 
 # %% [markdown]
+# ## The other two seeds
+# So far this is one network. Two more were trained by the same script, from other random numbers.
+# The functions above look at all three. Each has its own strongest induction head, and 20 random
+# circuits of the size of its own (seed 0: the 100 of above). The search compares with the untrained
+# network of seed 0. A head turns round if it gives the token before the copy more than the token
+# after it, the intervals apart, and more than an even head would give.
+
+# %%
+early, swapped = "queries and keys early", "queries early, keys late"
+
+
+def is_above(own, first, second):
+    """Tells whether one score is above another, and their intervals apart."""
+    return own.loc[first, "low"] > own.loc[second, "high"]
+
+
+def turns_round(which):
+    """Tells whether, exchanged, the mirrored place has more, and more than even."""
+    own, ahead, behind = looked[which, swapped], after[which], after[which].replace("+", "-")
+    return is_above(own, behind, ahead) and own.loc[behind, "low"] > own.loc[behind, "even"]
+
+
+def in_short(which):
+    """Returns what is said of a network, and which of it holds: {claim: True or False}."""
+    kinds = {target: found(which, target) for target in KINDS}
+    heads = sorted(set(sum(kinds.values(), [])))
+    place = crossing(parts(models[which], *best[which], "q", places))
+    if which == "CRATE":  # looked at above
+        own = row.loc["faithfulness"]
+    else:
+        looked.update({(which, words): looks_at(which, *RUNS[words]) for words in (early, swapped)})
+        own = judged(which, heads, 20).table().set_index("measure").loc["faithfulness"]
+    ahead, behind = "copy+1", "copy-1"
+    words = {f"heads: {words}": " ".join(name(*one) for one in kinds[target])
+             for target, words in KINDS.items()}  # fmt: skip
+    words |= {
+        "strongest induction head": name(*best[which]),
+        "the lines cross at position": place or "none",
+        "attention after the copy": shown(which, early, ahead),
+        "attention before it": shown(which, early, behind),
+        "exchanged: after the copy": shown(which, swapped, ahead),
+        "exchanged: before it": shown(which, swapped, behind),
+        "an even head": f"{looked[which, swapped].loc[behind, 'even']:.3f}",
+        "faithfulness": "{value:.3f} ({low:.3f} to {high:.3f})".format(**own),
+        "random circuits": "{random_mean:.3f} ({random_low:.3f} to {random_high:.3f})".format(
+            **own
+        ),
+    }
+    holds = {
+        "the lines cross": place is not None,
+        "the head looks after the copy": is_above(looked[which, early], ahead, behind),
+        "exchanged positions turn it round": turns_round(which),
+        "the found heads are a circuit": own["low"] > max(0.8, own["random_high"]),
+    }
+    return words, holds
+
+
+networks = {"seed 0": "CRATE"}
+for folder in sorted(Path("weights").glob("crate-tiny-induction-seed-*")):
+    which = networks[f"seed {folder.name[-1]}"] = folder.name
+    models[which] = ci.load(folder)
+    scores[which] = scored(models[which])
+    after[which], best[which] = "copy+1", strongest(which, "copy+1")[0]
+if len(networks) == 1:
+    print("The other two are in demos/weights of the repository: put that folder beside this file.")
+shorts = {seed: in_short(which) for seed, which in networks.items()}
+print(pd.DataFrame({seed: words for seed, (words, _) in shorts.items()}).to_string())
+
+# %% [markdown]
+# Not every network builds the same circuit. In seed 1 the duplicate-token heads stand in layer 1
+# and the induction heads behind them in layer 2. That is the network whose head does not turn
+# round.
+#
 # ## When it forms
-# Eight steps of the training. Accuracy on the judging set, the strongest induction score, and the
-# composition of the heads that are found at the end. The GPT's accuracy is that of its card.
+# Eight steps of the training of seed 0. Accuracy on the judging set, the strongest induction score,
+# and the composition of the heads that are found at the end. The GPT's accuracy is that of its
+# card.
 
 # %%
 card = (files("crate_interp") / "assets/gpt-tiny-induction/README.md").read_text(encoding="utf-8")
@@ -548,9 +658,7 @@ ci.viz.explore(crate.run_with_cache(judge[:1])[1], judge[:1], circuit=circuit)
 
 # %%
 lm = ci.load("crate-tiny-lm")
-with torch.random.fork_rng():
-    torch.manual_seed(0)
-    no_lm = ci.HookedCrateLM(lm.cfg).eval()
+no_lm = ci.load("crate-tiny-lm", revision="step-0")
 texts = list(ci.data.embedded("held-out-text")["text"])
 windows = lm.windows(texts)
 ends_of_texts = torch.tensor([lm.to_tokens(text, prepend_bos=False).shape[1] + 1 for text in texts])
@@ -564,7 +672,8 @@ first, second = loss[:, :40].mean().item(), loss[:, 41:].mean().item()
 target = {"copy+1": repeat_targets(twice)["copy+1"]}
 text_best = head_scores(cache, target).sort_values("score").iloc[-1]
 text_none = head_scores(no_lm.run_with_cache(twice)[1], target)["high"].max()
-print(f"loss in the first copy {first:.2f} nats, in the second {second:.2f}")
+even = np.log(lm.cfg.d_vocab)
+print(f"loss in the first copy {first:.2f} nats, in the second {second:.2f}, of a guess {even:.2f}")
 print(
     f"highest induction score {text_best['score']:.3f} ({text_best['low']:.3f} to "
     f"{text_best['high']:.3f}), untrained at most {text_none:.3f}, even {text_best['even']:.3f}"
@@ -606,16 +715,11 @@ print(
 # %% [markdown]
 # ## Conclusion
 # The sentences are made from the numbers above. Intervals are over sequences (of the quotes: over
-# texts). They do not say what another training would have found: this is one network, of one seed.
-# `demos/train_tiny_induction.py --seed 1` trains another, and `ci.load` takes its folder.
+# texts). They do not say what another training would have found. For that there are the three
+# seeds, of CRATE only: the sentence on the GPT is of one network.
 
 
 # %%
-def is_above(own, first, second):
-    """Tells whether one score is above another, and their intervals apart."""
-    return own.loc[first, "low"] > own.loc[second, "high"]
-
-
 def role_words(which):
     """Returns in which roles the token before must be right: there the accuracy falls by .1."""
     whole = right(models[which](judge))
@@ -624,11 +728,10 @@ def role_words(which):
     return ", ".join(words[role] for role in needed) or "no role"
 
 
-early, swapped = "queries and keys early", "queries early, keys late"
-for which in models:
+for which in ("CRATE", "GPT"):
     ahead, behind = after[which], mirrored[which]
     as_is = is_above(looked[which, early], ahead, behind)
-    turned = is_above(looked[which, swapped], behind, ahead)
+    turned = turns_round(which)
     print(
         f"{which}: {name(*best[which])} {'looks' if as_is else 'does not look'} after the copy, "
         f"{shown(which, early, ahead)} against {shown(which, early, behind)} before it. With the "
@@ -636,11 +739,15 @@ for which in models:
         f"{shown(which, swapped, ahead)} against {shown(which, swapped, behind)}. "
         f"It needs the token before in: {role_words(which)}."
     )
+for claim in shorts["seed 0"][1]:
+    count = sum(holds[claim] for _, holds in shorts.values())
+    print(f"{claim}: in {count} of {len(shorts)} networks")
 is_there = text_best["low"] > max(2 * text_best["even"], text_none) and second < 0.9 * first
 print(
     f"In text: {'there may be an' if is_there else 'no'} induction head; an open quote "
     f"{'moves' if quote[1] > max(no_quote[2], 0) else 'does not measurably move'} the preference "
-    f"for closing it, by {quote[0]:.3f} nats ({quote[1]:.3f} to {quote[2]:.3f})."
+    f"for closing it, by {quote[0]:.3f} nats ({quote[1]:.3f} to {quote[2]:.3f}; untrained "
+    f"{no_quote[0]:.3f})."
 )
 own = row.loc["faithfulness"]
 print(
