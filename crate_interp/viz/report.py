@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from crate_interp.files import write_text
+from crate_interp.probes import DEFAULT
 from crate_interp.results import ENOUGH, counted
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
@@ -182,6 +183,8 @@ def _command(
     words = ["crate-interp", "report", str(result.meta["model"] or "MODEL")]
     words += ["--data", data or "DATA", "--out", "OUT"]
     words += ["--limit", str(result.meta["n_samples"]), "--untrained", str(len(twins))]
+    probes = list(result.meta["probes"])
+    words += [] if probes == list(DEFAULT) else ["--probes", ",".join(probes)]
     return words + ["--audit"] * audited
 
 
