@@ -135,6 +135,28 @@ def test_top_tokens():
     assert props["tokens"] == [list("abcdefg"), list("hijklmn")]
 
 
+def test_atoms_say_which_is_on_most_and_where(cache):
+    code = torch.stack([cache["post", layer][1][:, [3, 1]] for layer in (0, 2)])
+    layer, pos, atom = (int(k) for k in (code == code.max()).nonzero()[0])
+    where = "CLS" if pos == 0 else f"patch {(pos - 1) // 4},{(pos - 1) % 4}"
+    said = f"Atom {(3, 1)[atom]} of layer {(0, 2)[layer]} is on most: {code.max():.3g} at {where}."
+    share = (
+        f"Over all tokens {100 * (code > 0).double().mean():.3g}\u00a0% of the values are above 0."
+    )
+    assert f"{said} {share}" in ci.viz.activations(cache, [3, 1], layers=[0, 2], sample=1).html()
+
+    lm = make_lm("crate-lm")
+    _, told = lm.run_with_cache(torch.randint(47, (2, 3)))
+    held = told["blocks.1.mlp.hook_post"]
+    held[:], held[1, 2, 5] = -1, 7.5
+    names = [list("abc"), list("def")]
+    page = ci.viz.top_tokens(told, [5, 2], layers=[1], tokens=names).html()
+    assert "Atom 5 of layer 1 is on most: 7.5 at the token \u201cf\u201d. Over all" in page
+    held[:] = 0
+    page = ci.viz.activations(told, 2, layers=[1], tokens=list("abc")).html()
+    assert "None of these atoms is above 0 in any token." in page
+
+
 def test_words_of_the_data_cannot_end_the_script(cache):
     bad = ["</script><b>"] * 13
     html = ci.viz.activations(cache, 0, tokens=bad).html()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.models.cache import CrateCache
+from crate_interp.results import counted
 from crate_interp.viz.page import Html, render
 from crate_interp.words import LONGEST, visible
 
@@ -157,8 +158,10 @@ def activations(
         "firstDimensionLabels": [str(layer) for layer in chosen],
         "secondDimensionLabels": [str(atom) for atom in picked],
     }
-    title = f"{_model_name(cache)}: {point}, sample {sample}"
-    return _page(title, "TextNeuronActivations", properties)
+    called = _places(cache.model, known, len(held[0]), grid)
+    title = f"{_model_name(cache)}: where atoms are on"
+    finding = _most_on(values, called, chosen, picked)
+    return _page(title, f"{point}, sample {sample}", finding, "TextNeuronActivations", properties)
 
 
 def top_tokens(
@@ -187,7 +190,8 @@ def top_tokens(
         )
     # of a single sample circuitsvis would show a single atom
     samples = list(range(n)) if n > 1 else [0, 0]
-    names, best = [], {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
+    best = {"topkVals": [], "topkIdxs": [], "bottomkVals": [], "bottomkIdxs": []}
+    names, seen, places, picked = [], [], [], []
     for sample in samples:
         held = [_held(cache, layer, point, sample).flatten(1) for layer in chosen]
         picked = _numbers("atoms", atoms, held[0].shape[1])
@@ -199,6 +203,8 @@ def top_tokens(
         best["bottomkVals"].append(_rounded(low.values.flip(1)))
         best["bottomkIdxs"].append(low.indices.flip(1).tolist())
         names.append(_names(cache.model, given[sample], values.shape[1], None))
+        seen.append(values.transpose(0, 1))
+        places += _places(cache.model, given[sample], values.shape[1], None)
     properties = {
         "tokens": names,
         **best,
@@ -207,14 +213,43 @@ def top_tokens(
         "sampleLabels": [f"sample {sample}" for sample in samples],
         "firstDimensionLabels": [str(layer) for layer in chosen],
     }
-    return _page(f"{_model_name(cache)}: top tokens of {point}", "TopkTokens", properties)
+    title = f"{_model_name(cache)}: in which tokens atoms are largest"
+    finding = _most_on(torch.cat(seen), places, chosen, picked)
+    return _page(title, f"{point}, {counted(n, 'samples')}", finding, "TopkTokens", properties)
 
 
-def _page(title: str, component: str, properties: dict[str, Any]) -> Html:
+def _places(model: Any, tokens: Any, count: int, grid: Any) -> list[str]:
+    """Returns what a sentence calls the tokens: CLS, a patch by row and column, or in quotes."""
+    names = _names(model, tokens, count, grid)
+    if tokens is None and model.cfg.kind != "text":
+        return [names[0], *(f"patch {name}" for name in names[1:])]
+    return [f"the token \u201c{name}\u201d" for name in names]
+
+
+def _most_on(
+    values: Float[Tensor, "pos layer atom"], places: list[str], layers: list[int], atoms: list[int]
+) -> str:
+    """Returns which atom is largest, where, and how often the atoms are above 0."""
+    on = values > 0
+    if not on.any():
+        return "None of these atoms is above 0 in any token."
+    pos, layer, atom = np.unravel_index(int(values.argmax()), values.shape)
+    largest, share = float(values[pos, layer, atom]), 100 * float(on.double().mean())
+    return (
+        f"Atom {atoms[atom]} of layer {layers[layer]} is on most: {largest:.3g} at {places[pos]}. "
+        f"Over all tokens {share:.3g}\u00a0% of the values are above 0."
+    )
+
+
+def _page(
+    title: str, kicker: str, finding: str, component: str, properties: dict[str, Any]
+) -> Html:
     """Returns a page with one component of circuitsvis."""
     page = render(
         "interactive.html",
         title=title,
+        kicker=kicker,
+        finding=finding,
         circuitsvis=_bundle(),
         component=component,
         properties=properties,
