@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import crate_interp as ci
+from browser import driven, opened  # noqa: F401
 from conftest import LAYERS, leftover_hooks, make
 from crate_interp.sweeps import twins
 
@@ -82,6 +83,7 @@ def test_it_is_readable(report, page):
     assert len(links) >= 8 and set(links) <= anchors
     assert len(statistics) >= 24
     words = " ".join(page.words)
+    assert "--untrained 2" in words and "--probes" not in words
     assert (
         "mine & <yours>" in words
         and "untrained, 2 seeds" in words
@@ -134,6 +136,7 @@ def test_without_twins_and_with_other_probes(model, data, tmp_path):
     text = path.read_text().partition("</style>")[2]
     assert "untrained" not in re.sub("untrained twins|--untrained 0", "", text)
     assert "compression" not in text
+    assert "--limit 2 --untrained 0 --probes sparsity</pre>" in text
     assert ci.SweepResult.load(tmp_path).meta["n_samples"] == 2
     assert leftover_hooks(model) == []
 
@@ -188,3 +191,11 @@ def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrain
 def test_it_is_silent_without_progress(model, data, tmp_path, capsys):
     ci.report(model, data, tmp_path, untrained=0, limit=2, progress=False)
     assert "report:" not in capsys.readouterr().err
+
+
+def test_it_fits_on_paper(driven, report):  # noqa: F811
+    with opened(driven, report, 794, "dark") as shown:  # A4 at 96 dpi
+        shown.page.emulate_media(media="print")
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= 794
+        folds = shown.page.locator("details table").all()
+        assert folds and all(table.bounding_box()["height"] > 20 for table in folds)
