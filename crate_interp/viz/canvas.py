@@ -25,9 +25,7 @@ def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.fi
     Raises ValueError if `ax` is no matplotlib Axes or `dpi` is not above 0.
     """
     figure = _figure(ax, (WIDTH, height), dpi)
-    if ax is not None:
-        return figure, ax
-    axes = figure.add_subplot()
+    axes: Any = figure.add_subplot() if ax is None else ax
     axes.tick_params(labelsize=SMALL)
     return figure, axes
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
 _ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: of a row, of all rows
+_BELOW = 0.25  # inches from the cells to the bar of colours: the numbers of the heads and a gap
 _DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths, as shares of the size of letters
 
 
@@ -68,6 +69,8 @@ def heatmap(
         raise ValueError(
             f"interval: give its lower and its upper ends, each {list(grid.shape)} as the values."
         )
+    if ends is not None and (ends[0] > ends[1]).any():
+        raise ValueError("interval: a lower end is above its upper end: give lower, then upper.")
     tall = min(max(_LEAST, _ROW * len(grid)), _MOST)
     figure, axes = canvas(ax, tall + 1.0, dpi)
     bar = _draw(figure, axes, grid, ends, label(unit or ""))
@@ -142,7 +145,11 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str) -> Any
         place = (column - 0.43, row - 0.43)
         axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9))
     # below, so that twelve heads and their numbers have the width of a column
-    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, fraction=0.05, pad=0.03)
+    pad = 0.03
+    if figure.get_layout_engine() is None:  # nothing keeps it off the numbers of the heads
+        box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+        pad = _BELOW / box.height
+    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, fraction=0.05, pad=pad)
     bar.ax.tick_params(labelsize=SMALL)
     bar.set_label(unit, fontsize=TEXT)
     return bar
