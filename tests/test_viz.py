@@ -20,7 +20,7 @@ import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.heat import ink_on, written
-from crate_interp.viz.page import render
+from crate_interp.viz.page import _superscripts, render
 from crate_interp.viz.summary import summary
 
 
@@ -233,6 +233,18 @@ def test_every_figure_draws_into_the_axes_it_is_given(drawings):
         assert len(legend) == (name in ("layers", "several", "beside")), name
 
 
+def test_a_heat_map_keeps_its_bar_off_its_numbers_in_plain_axes():
+    for rows, size in ((1, (3.3, 2.4)), (2, (6.6, 5))):
+        figure = Figure(figsize=size, dpi=200)
+        axes = figure.subplots(rows, rows, squeeze=False)[0, 0]
+        ci.viz.heatmap(signed((12, 12))[0], ax=axes)
+        figure.draw_without_rendering()
+        bar = axes.child_axes[0] if axes.child_axes else figure.axes[-1]
+        low = min(text.get_window_extent().y0 for text in axes.get_xticklabels())
+        assert bar.get_window_extent().y1 <= low
+        assert {text.get_fontsize() for text in axes.get_xticklabels()} == {7.0}
+
+
 def test_titles_are_words_or_the_callers_or_none(drawings):
     for name, draw in drawings.items():
         titles = {}
@@ -277,6 +289,12 @@ def test_what_cannot_be_drawn_is_refused(result):
     }.items():
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_ends_of_an_interval_the_wrong_way_round_are_refused():
+    values, _ = signed((2, 3))
+    with pytest.raises(ValueError, match="a lower end is above its upper end: give lower, then"):
+        ci.viz.heatmap(values, interval=(values + 1, values - 1))
 
 
 def test_unknown_statistics(result):
@@ -348,3 +366,9 @@ def test_the_text_of_a_page_is_escaped_before_it_is_raised():
     assert "<h1>&lt;b&gt;x&lt;/b&gt; &amp; Z<sup>l+1/2</sup>, R<sup>c</sup></h1>" in page
     with pytest.raises(UndefinedError, match="'title' is undefined"):
         render("base.html")
+
+
+def test_letters_below_are_set_in_formulas_and_stay_in_names():
+    shown = str(_superscripts("each U_k, W_O is U_k^T <b>; n_heads, L_ab, blocks.0.W_O"))
+    assert shown.startswith("each U<sub>k</sub>, W<sub>O</sub> is U<sub>k</sub><sup>T</sup> &lt;b")
+    assert shown.endswith("n_heads, L_ab, blocks.0.W_O")

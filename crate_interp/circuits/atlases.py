@@ -112,26 +112,30 @@ class Atlas(AtomResult):
         That atom is the one with the largest first-order effects, by their root mean square. If it
         was set to 0, the sentence has what happened then, on samples that did not choose it.
         """
+        clear, every = self.clear("ablation")
+        words = f"{super().headline()} {self.largest()}"
+        if not every:
+            return words
+        return (
+            f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval without 0 "
+            f"({0.05 * every:.0f} would by chance)."
+        )
+
+    def largest(self) -> str:
+        """Returns what the loss does without the atom of the largest first-order effects."""
         table: Any = self._table("atlas")
         unit, n = self.meta["unit"], self.meta["n_samples"]
         row = table.loc[self._first_by_the_others(table)]
         tried = int(row["ablated"]) > 0
         kind, samples = ("ablation", int(row["ablated"])) if tried else ("first_order", n)
         low, high = row[f"{kind}_low"], row[f"{kind}_high"]
-        words = (
-            f"{super().headline()} The largest first-order effects on the loss"
+        return (
+            f"The largest first-order effects on the loss"
             f"{f' of other {unit}' * tried} are those of atom {row['atom']} of layer "
             f"{row['layer']}: "
             f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
             f"loss by {row[kind]:+.2g} nats (95 % interval {low:+.2g} to {high:+.2g}, "
             f"{counted(samples, unit)})."
-        )
-        if not tried:
-            return words
-        clear, every = self.clear("ablation")
-        return (
-            f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval without 0 "
-            f"({0.05 * every:.0f} would by chance)."
         )
 
     def clear(self, effect: str) -> tuple[int, int]:

@@ -151,7 +151,7 @@ def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
         is_text=_is_text(atlas),
         block=BLOCK,
         finding=_finding(atlas, counts),
-        headline=atlas.headline(),
+        largest=atlas.largest(),
         loss=LOSSES[atlas.meta["loss"]],
         logits=_logits(atlas),
         counts=counts,
