@@ -240,7 +240,8 @@ def test_a_heat_map_keeps_its_bar_off_its_numbers_in_plain_axes():
         ci.viz.heatmap(signed((12, 12))[0], ax=axes)
         figure.draw_without_rendering()
         bar = axes.child_axes[0] if axes.child_axes else figure.axes[-1]
-        low = min(text.get_window_extent().y0 for text in axes.get_xticklabels())
+        words = [axes.xaxis.label, *axes.get_xticklabels()]
+        low = min(text.get_window_extent().y0 for text in words)
         assert bar.get_window_extent().y1 <= low
         assert {text.get_fontsize() for text in axes.get_xticklabels()} == {7.0}
 

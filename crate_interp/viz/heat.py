@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
 _ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: of a row, of all rows
-_BELOW = 0.25  # inches from the cells to the bar of colours: the numbers of the heads and a gap
+_BELOW = 0.42  # inches from the cells to the bar of colours: numbers of heads, and "head"
 _DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths, as shares of the size of letters
 
 
