@@ -308,7 +308,7 @@ def test_a_matrix_is_seen_whole_in_a_notebook(driven, views, tmp_path):  # noqa:
                 "() => { const b = document.querySelector('#matrix').getBoundingClientRect();"
                 " return [b.top, b.bottom, innerHeight, b.width, b.height]; }"
             )
-            assert seen[0] >= 0 and seen[1] <= seen[2] == 576, seen
+            assert seen[0] >= 0 and seen[1] <= seen[2] == 44 * 16, seen
             assert seen[3] == pytest.approx(seen[4]) and seen[3] > 200
             count, box = len(pattern[0]), frame.locator("#matrix").bounding_box()
             query, key = count - 2, 1
