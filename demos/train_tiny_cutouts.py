@@ -35,7 +35,7 @@ from plain_vit import PlainViT
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, read_idx, save_resume, save_step, size_of
+from training import WARMUP, learning_rate, load_resume, read_idx, save_resume, save_step, size_of
 
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
@@ -174,12 +174,8 @@ def train(
     )
     settings = dict(steps=args.steps, lr=args.lr, decay=args.decay, model=args.model)
     resume = args.out / "resume.pt"
-    if resume.exists():
-        saved = torch.load(resume, weights_only=True)
-        if saved["settings"] != settings:
-            raise SystemExit(
-                f"{resume} belongs to a run with other settings: remove it, or give another --out."
-            )
+    saved = load_resume(resume, settings)
+    if saved is not None:
         model.load_state_dict(saved["weights"])
         optimizer.load_state_dict(saved["optimizer"])
         step, facts = saved["step"], saved["facts"]

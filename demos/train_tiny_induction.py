@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from tqdm.auto import tqdm
-from training import learning_rate, save_resume, save_step, size_of
+from training import learning_rate, load_resume, save_resume, save_step, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
@@ -197,12 +197,8 @@ def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
         model.parameters(), lr=PEAK, weight_decay=DECAY, betas=(0.9, 0.98)
     )
     resume, settings = args.out / "resume.pt", [args.family, args.seed, args.steps]
-    if resume.exists():
-        saved = torch.load(resume, weights_only=True)
-        if saved["settings"] != settings:
-            raise SystemExit(
-                f"{resume} belongs to a run with other settings: remove it, or give another --out."
-            )
+    saved = load_resume(resume, settings)
+    if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, seconds = saved["step"], saved["seconds"]

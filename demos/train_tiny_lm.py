@@ -49,7 +49,7 @@ import torch
 from attending import EVEN, Gathered, cost_of_even, evenness_of, groups, start, too_even
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, save_resume, save_step, size_of
+from training import WARMUP, learning_rate, load_resume, save_resume, save_step, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
@@ -281,12 +281,8 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
     optimizer = torch.optim.AdamW(groups(model, args.decay), lr=args.lr, betas=(0.9, 0.98))
     resume = args.out / "resume.pt"
     settings = [args.layers, args.width, args.steps, args.lr, args.decay, args.push, args.fade]
-    if resume.exists():
-        saved = torch.load(resume, weights_only=True)
-        if saved["settings"] != settings:
-            raise SystemExit(
-                f"{resume} belongs to a run with other settings: remove it, or give another --out."
-            )
+    saved = load_resume(resume, settings)
+    if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, seconds = saved["step"], saved["seconds"]

@@ -41,6 +41,21 @@ def save_resume(state: dict[str, Any], path: Path) -> None:
     write(path, partial(torch.save, state))
 
 
+def load_resume(path: Path, settings: Any) -> dict[str, Any] | None:
+    """Returns the state that `save_resume` saved, or None if there is none.
+
+    Raises SystemExit if it belongs to a run with other settings.
+    """
+    if not path.exists():
+        return None
+    state = torch.load(path, weights_only=True)
+    if state["settings"] != settings:
+        raise SystemExit(
+            f"{path} belongs to a run with other settings: remove it, or give another --out."
+        )
+    return state
+
+
 def size_of(model: nn.Module) -> dict[str, int]:
     """Returns what a model's card states about its size."""
     shape = {name: getattr(model.cfg, name) for name in ("d_model", "n_layers", "n_heads")}
