@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import crate_hooks as hooks
-    from crate_interp import circuits, data, maps, measures, probes, surgeries, viz
+    from crate_interp import bridge, circuits, data, maps, measures, probes, saes, surgeries, viz
     from crate_interp.audits import AuditResult, audit
+    from crate_interp.bridge import from_bridge, to_bridge
     from crate_interp.checkpoints.convert import convert
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import list_models
     from crate_interp.checkpoints.verify import verify
-    from crate_interp.circuits import Atlas, atlas
+    from crate_interp.circuits import Atlas, HeadAblation, ablate_heads, atlas
+    from crate_interp.comparisons import Comparison, compare
     from crate_interp.config import CrateConfig
     from crate_interp.errors import CheckpointError
     from crate_interp.models.autoencoder import HookedCrateMAE
@@ -45,7 +47,9 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "AtomResult": ("crate_interp.sweeps", "AtomResult"),
     "AuditResult": ("crate_interp.audits", "AuditResult"),
     "CheckpointError": ("crate_interp.errors", "CheckpointError"),
+    "Comparison": ("crate_interp.comparisons", "Comparison"),
     "CrateConfig": ("crate_interp.config", "CrateConfig"),
+    "HeadAblation": ("crate_interp.circuits", "HeadAblation"),
     "HookedCrate": ("crate_interp.models.vision", "HookedCrate"),
     "HookedCrateCLIP": ("crate_interp.models.clip", "HookedCrateCLIP"),
     "HookedCrateLM": ("crate_interp.models.language", "HookedCrateLM"),
@@ -57,12 +61,16 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SurgeryResult": ("crate_interp.surgeries", "SurgeryResult"),
     "SweepResult": ("crate_interp.sweeps", "SweepResult"),
+    "ablate_heads": ("crate_interp.circuits", "ablate_heads"),
     "atlas": ("crate_interp.circuits", "atlas"),
     "atoms": ("crate_interp.sweeps", "atoms"),
     "audit": ("crate_interp.audits", "audit"),
+    "bridge": ("crate_interp.bridge", None),
     "circuits": ("crate_interp.circuits", None),
+    "compare": ("crate_interp.comparisons", "compare"),
     "convert": ("crate_interp.checkpoints.convert", "convert"),
     "data": ("crate_interp.data", None),
+    "from_bridge": ("crate_interp.bridge", "from_bridge"),
     "hooks": ("crate_hooks", None),
     "linear_probe": ("crate_interp.sweeps", "linear_probe"),
     "list_models": ("crate_interp.checkpoints.registry", "list_models"),
@@ -72,10 +80,12 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "probe": ("crate_interp.sweeps", "probe"),
     "probes": ("crate_interp.probes", None),
     "report": ("crate_interp.reports", "report"),
+    "saes": ("crate_interp.saes", None),
     "segment": ("crate_interp.segmentation", "segment"),
     "surgeries": ("crate_interp.surgeries", None),
     "surgery": ("crate_interp.surgeries", "surgery"),
     "sweep": ("crate_interp.sweeps", "sweep"),
+    "to_bridge": ("crate_interp.bridge", "to_bridge"),
     "verify": ("crate_interp.checkpoints.verify", "verify"),
     "viz": ("crate_interp.viz", None),
 }
@@ -86,7 +96,9 @@ __all__ = [
     "AtomResult",
     "AuditResult",
     "CheckpointError",
+    "Comparison",
     "CrateConfig",
+    "HeadAblation",
     "HookedCrate",
     "HookedCrateCLIP",
     "HookedCrateLM",
@@ -98,12 +110,16 @@ __all__ = [
     "SparseAutoencoder",
     "SurgeryResult",
     "SweepResult",
+    "ablate_heads",
     "atlas",
     "atoms",
     "audit",
+    "bridge",
     "circuits",
+    "compare",
     "convert",
     "data",
+    "from_bridge",
     "hooks",
     "linear_probe",
     "list_models",
@@ -113,10 +129,12 @@ __all__ = [
     "probe",
     "probes",
     "report",
+    "saes",
     "segment",
     "surgeries",
     "surgery",
     "sweep",
+    "to_bridge",
     "verify",
     "viz",
 ]

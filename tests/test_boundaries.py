@@ -27,6 +27,7 @@ LEVELS = [
     {"probes", "maps"},
     {"sweeps"},
     {"audits", "segmentation", "circuits", "surgeries"},
+    {"bridge", "comparisons", "saes"},
     {"viz"},
     {"reports"},
     {"cli"},
@@ -36,8 +37,9 @@ LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints
 FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:6], {"data"})
 
 FUNCTIONS = (
-    "atlas", "atoms", "audit", "convert", "linear_probe", "list_models", "load", "probe", "report",
-    "segment", "surgery", "sweep", "verify",
+    "ablate_heads", "atlas", "atoms", "audit", "compare", "convert", "from_bridge",
+    "linear_probe", "list_models", "load", "probe", "report", "segment", "surgery", "sweep",
+    "to_bridge", "verify",
 )  # fmt: skip
 
 
@@ -143,12 +145,13 @@ def test_viz_draws_and_runs_nothing():
 
 def test_public_names():
     assert ci.__all__ == [
-        "Atlas", "AtomResult", "AuditResult", "CheckpointError", "CrateConfig", "HookedCrate",
-        "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE", "LinearProbeResult", "Past", "Probe",
-        "SegmentResult", "SparseAutoencoder", "SurgeryResult", "SweepResult", "atlas", "atoms",
-        "audit", "circuits", "convert", "data", "hooks", "linear_probe", "list_models", "load",
-        "maps", "measures", "probe", "probes", "report", "segment", "surgeries", "surgery", "sweep",
-        "verify", "viz",
+        "Atlas", "AtomResult", "AuditResult", "CheckpointError", "Comparison", "CrateConfig",
+        "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
+        "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder",
+        "SurgeryResult", "SweepResult", "ablate_heads", "atlas", "atoms", "audit", "bridge",
+        "circuits", "compare", "convert", "data", "from_bridge", "hooks", "linear_probe",
+        "list_models", "load", "maps", "measures", "probe", "probes", "report", "saes", "segment",
+        "surgeries", "surgery", "sweep", "to_bridge", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -1,0 +1,32 @@
+"""Between hooked models and TransformerLens' bridge, in both directions."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crate_interp.bridge.foreign import from_bridge
+    from crate_interp.bridge.loading import load
+    from crate_interp.bridge.native import to_bridge
+    from crate_interp.bridge.registration import register
+
+# public name -> module; each loads when it is touched, since TransformerLens' bridge takes seconds
+_PUBLIC = {
+    "from_bridge": "crate_interp.bridge.foreign",
+    "load": "crate_interp.bridge.loading",
+    "register": "crate_interp.bridge.registration",
+    "to_bridge": "crate_interp.bridge.native",
+}
+
+__all__ = ["from_bridge", "load", "register", "to_bridge"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(
+            f"module 'crate_interp.bridge' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

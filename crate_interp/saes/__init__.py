@@ -1,0 +1,3 @@
+"""Sparse autoencoders on hook points."""
+
+__all__: list[str] = []
