@@ -127,69 +127,6 @@ def test_the_cache_of_keys_and_values_changes_nothing(name, pieces, seed):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-4)
 
 
-def test_greedy_generation(lm):
-    """Appends the likeliest token, again and again, without a cache; from the last n_ctx tokens."""
-    tokens = ids(pos=5)
-    made = lm.generate(tokens, 12)
-    assert made.shape == (2, 17) and torch.equal(made[:, :5], tokens)
-    slow = tokens
-    with torch.no_grad():
-        for _ in range(12):
-            slow = torch.cat([slow, lm(slow[:, -N_CTX:])[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(made, slow)
-    assert torch.equal(lm.generate(tokens, 0), tokens)
-
-
-def test_sampled_generation(lm):
-    tokens = ids(pos=5)
-
-    def draw(seed, **more):
-        return lm.generate(
-            tokens, 6, do_sample=True, generator=torch.Generator().manual_seed(seed), **more
-        )
-
-    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
-    assert torch.equal(draw(1, top_k=1), lm.generate(tokens, 6))
-    assert torch.equal(draw(1, temperature=1e-4), lm.generate(tokens, 6))
-    one = tokens[:1].expand(4000, -1)
-    with torch.no_grad():
-        chances = (lm(tokens[:1])[0, -1] / 2).softmax(-1)
-    drawn = lm.generate(
-        one, 1, do_sample=True, temperature=2.0, generator=torch.Generator().manual_seed(0)
-    )[:, -1]
-    seen = torch.bincount(drawn, minlength=VOCAB) / 4000
-    spread = (chances * (1 - chances) / 4000).sqrt()
-    assert ((seen - chances).abs() < 5 * spread + 1e-3).all()
-    best = chances.topk(3).indices
-    drawn = lm.generate(
-        one, 1, do_sample=True, top_k=3, generator=torch.Generator().manual_seed(0)
-    )[:, -1]
-    assert set(drawn.tolist()) <= set(best.tolist())
-
-
-def test_hooks_act_while_generating(lm):
-    tokens = ids(pos=5)
-    bent = [(f"blocks.{LAYERS - 1}.hook_resid_post", lambda value, hook: -value)]
-    with lm.hooks(fwd_hooks=bent):
-        made = lm.generate(tokens, 4)
-        slow = tokens
-        with torch.no_grad():
-            for _ in range(4):
-                slow = torch.cat([slow, lm(slow)[:, -1:].argmax(-1)], dim=1)
-    assert torch.equal(made, slow) and not torch.equal(made, lm.generate(tokens, 4))
-
-
-def test_bad_generation(lm):
-    tokens = ids(pos=5)
-    refuses("max_new_tokens=-1", lambda: lm.generate(tokens, -1))
-    refuses(
-        "temperature=0: give a number above 0",
-        lambda: lm.generate(tokens, 1, do_sample=True, temperature=0),
-    )
-    refuses("top_k=0: give a whole number", lambda: lm.generate(tokens, 1, top_k=0))
-    refuses("there is no token", lambda: lm.generate(tokens[:, :0], 1))
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_bad_tokens(lm):
     refuses(
@@ -230,8 +167,6 @@ def test_text(chat):
     assert chat.to_tokens(["the", "the"]).shape == (2, 2)
     with torch.no_grad():
         assert torch.equal(chat("the thing"), chat(chat.to_tokens("the thing")))
-    assert chat.generate("the", 3) == chat.to_string(chat.generate(chat.to_tokens("the"), 3)[0, 1:])
-    assert chat.generate("the", 0) == "the" and chat.generate("the", 0, prepend_bos=False) == "the"
     assert (
         chat.to_str_tokens(["the", "x"]) == [["<|bos|>", "the"], ["<|bos|>", "x"]]
         and chat.to_single_str_token(260) == "the"

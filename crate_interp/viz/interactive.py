@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp import checks
+from crate_interp.errors import CheckpointError
 from crate_interp.models.cache import CrateCache
 from crate_interp.results import counted
 from crate_interp.viz.page import Html, render
@@ -305,7 +306,7 @@ def _numbers(what: str, wanted: Any, count: int) -> list[int]:
 def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
     """Returns the ids of a text's tokens, found by what was embedded; None if that is not known."""
     model: Any = cache.model
-    if model.cfg.kind != "text" or model.tokenizer is None or "hook_embed" not in cache:
+    if model.cfg.kind != "text" or "hook_embed" not in cache or not _has_tokenizer(model):
         return None
     held, table = cache["hook_embed"][sample].detach().float(), model.W_E.detach().float()
     if model.cfg.rotary:
@@ -313,6 +314,14 @@ def _tokens_of(cache: CrateCache, sample: int) -> list[int] | None:
     ids = torch.cdist(held, table).argmin(dim=-1)
     same = torch.allclose(table[ids], held, rtol=1e-5, atol=1e-6)
     return ids.tolist() if same else None
+
+
+def _has_tokenizer(model: Any) -> bool:
+    """Tells whether there is a tokenizer; one that cannot be fetched is none."""
+    try:
+        return model.tokenizer is not None
+    except CheckpointError:
+        return False
 
 
 def _grid(model: Any, grid: Any) -> tuple[int, int]:

@@ -1,0 +1,300 @@
+"""Generation: TransformerLens' arguments, against slow loops and runs of single texts."""
+
+import pytest
+import torch
+from transformer_lens.utilities import sample_logits
+
+import crate_interp as ci
+from conftest import FIXTURES, LAYERS, make_lm
+from crate_interp.models.padding import padded
+from crate_interp.models.sampling import Sampling
+
+FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+VOCAB, N_CTX = 47, 13
+GREEDY = dict(do_sample=False, stop_at_eos=False, verbose=False)
+DRAWN = dict(stop_at_eos=False, verbose=False)
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request):
+    return make_lm(request.param)
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ci.load(FIXTURES / "nanochat_crate_alpha")
+
+
+def ids(batch=2, pos=5, seed=3):
+    return torch.randint(VOCAB, (batch, pos), generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def refuses(match, call, error=ValueError):
+    with pytest.raises(error, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_greedy_generation(lm):
+    """Appends the likeliest token, again and again, without a cache; from the last n_ctx tokens."""
+    tokens = ids()
+    slow = tokens
+    with torch.no_grad():
+        for _ in range(12):
+            slow = torch.cat([slow, lm(slow[:, -N_CTX:])[:, -1:].argmax(-1)], dim=1)
+    for cached in (True, False):
+        made = lm.generate(tokens, 12, use_past_kv_cache=cached, **GREEDY)
+        assert torch.equal(made, slow)
+    assert torch.equal(lm.generate(tokens, 0, **GREEDY), tokens)
+    assert torch.equal(lm.generate(tokens[0], 12, **GREEDY), slow[:1])
+    assert torch.equal(lm.generate(tokens, 12, temperature=0.0, **DRAWN), slow)
+
+
+def test_rows_of_unequal_length_are_the_single_rows(lm):
+    """Also past n_ctx, where the padding has gone and the oldest tokens go."""
+    lm = lm.double()
+    rows = [ids(1, length, seed)[0].tolist() for seed, length in enumerate((6, 2, 4))]
+    tokens, real = padded(rows, 5, "left")
+    for cached in (True, False):
+        told = dict(use_past_kv_cache=cached, attention_mask=real.long(), **GREEDY)
+        made = lm.generate(tokens, 12, **told)
+        for row, prompt in enumerate(rows):
+            alone = lm.generate(torch.tensor([prompt]), 12, **GREEDY)[0]
+            assert torch.equal(made[row, 6 - len(prompt) :], alone)
+    assert not torch.equal(made[1, 6:], lm.generate(tokens, 12, **GREEDY)[1, 6:])
+
+
+def test_sampled_generation(lm):
+    tokens = ids()
+
+    def draw(seed, **more):
+        return lm.generate(tokens, 6, generator=seeded(seed), **DRAWN, **more)
+
+    greedy = lm.generate(tokens, 6, **GREEDY)
+    assert torch.equal(draw(1), draw(1)) and not torch.equal(draw(1), draw(2))
+    assert torch.equal(draw(1, top_k=1), greedy) and torch.equal(draw(1, top_p=1e-9), greedy)
+    assert torch.equal(draw(1, temperature=1e-4), greedy)
+    assert torch.equal(draw(1, do_sample=False), greedy)
+    one = tokens[:1].expand(4000, -1)
+    with torch.no_grad():
+        chances = (lm(tokens[:1])[0, -1] / 2).softmax(-1)
+    drawn = lm.generate(one, 1, temperature=2.0, generator=seeded(0), **DRAWN)[:, -1]
+    seen = torch.bincount(drawn, minlength=VOCAB) / 4000
+    spread = (chances * (1 - chances) / 4000).sqrt()
+    assert ((seen - chances).abs() < 5 * spread + 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        dict(temperature=0.7),
+        dict(top_k=3),
+        dict(top_k=99),
+        dict(top_p=0.6),
+        dict(freq_penalty=0.8),
+        dict(repetition_penalty=1.7),
+        dict(top_p=0.9, freq_penalty=0.3, repetition_penalty=0.8, temperature=1.3),
+        dict(temperature=0.0, repetition_penalty=5.0),
+    ],
+)
+def test_tokens_are_drawn_as_transformerlens_draws_them(told):
+    logits, tokens = torch.randn(50, VOCAB, generator=seeded(0)) * 2, ids(50, 9)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        theirs = sample_logits(logits, tokens=tokens, **told)
+    ours = Sampling(generator=seeded(7), **told).choose(logits, tokens, None)
+    assert torch.equal(ours, theirs)
+    real = torch.rand(50, 9, generator=seeded(1)) > 0.3  # what is padding counts in no penalty
+    kept = [
+        Sampling(True, top_k=1, **told | {"top_p": None, "temperature": 1.0}).choose(
+            logits[row : row + 1], tokens[row : row + 1, real[row]], None
+        )
+        for row in range(50)
+        if "top_k" not in told
+    ]
+    if kept:
+        once = Sampling(True, top_k=1, **told | {"top_p": None, "temperature": 1.0})
+        assert torch.equal(once.choose(logits, tokens, real), torch.cat(kept))
+
+
+def test_hooks_act_while_generating(lm):
+    tokens = ids()
+    bent = [(f"blocks.{LAYERS - 1}.hook_resid_post", lambda value, hook: -value)]
+    with lm.hooks(fwd_hooks=bent):
+        made = lm.generate(tokens, 4, **GREEDY)
+        slow = tokens
+        with torch.no_grad():
+            for _ in range(4):
+                slow = torch.cat([slow, lm(slow)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(made, slow) and not torch.equal(made, lm.generate(tokens, 4, **GREEDY))
+
+
+def test_rows_end_at_their_stop_token():
+    lm = make_lm("gpt-baseline")
+    for seed in range(20):  # the third token of row 0 is to be new there, and none of row 1
+        tokens = ids(seed=seed)
+        free = lm.generate(tokens, 6, **GREEDY)[:, 5:]
+        if free[0, 2] not in [*free[0, :2], *free[1]]:
+            break
+    end = int(free[0, 2])
+    told = dict(do_sample=False, verbose=False)
+    made = lm.generate(tokens, 6, eos_token_id=end, **told)[:, 5:]
+    assert made[0].tolist() == [*free[0, :3].tolist(), end, end, end]
+    assert torch.equal(made[1], free[1])
+    several = lm.generate(tokens, 6, eos_token_id=[end, int(free[1, 0])], **told)[:, 5:]
+    assert several.shape[1] == 3 and several[1].tolist() == [int(free[1, 0])] + [end] * 2
+    refuses("stop_at_eos=True needs an eos_token_id", lambda: lm.generate(tokens), AssertionError)
+    refuses("stop_at_eos=True needs an eos_token_id", lambda: lm.generate(tokens), ValueError)
+
+
+def test_criteria_end_rows(chat):
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class AtLength(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            assert scores.shape == (len(input_ids), chat.cfg.d_vocab)
+            return torch.tensor([input_ids.shape[1] >= 4 + row for row in range(len(input_ids))])
+
+    tokens = chat.to_tokens(["the", "the"])
+    for criteria in (AtLength(), [AtLength()], StoppingCriteriaList([AtLength()])):
+        made = chat.generate(tokens, 9, stopping_criteria=criteria, **GREEDY)
+        assert made.shape == (2, 5) and made[0, 4] == chat.tokenizer.pad_token_id
+    free = chat.generate("the", 4, **GREEDY)
+    stop = free[3:][:2]
+    made = chat.generate("the", 4, stop_strings=stop, **GREEDY)
+    assert made.startswith("the") and stop in made and len(made) <= len(free)
+    assert chat.generate("the", 4, stop_strings=[], **GREEDY) == free
+    refuses(
+        "stopping_criteria is int", lambda: chat.generate("the", stopping_criteria=3), TypeError
+    )
+    odd = type("Odd", (StoppingCriteria,), {"__call__": lambda self, ids, scores: ids > 0})
+    refuses("a per-row bool", lambda: chat.generate("the", stopping_criteria=odd(), verbose=False))
+    bare = make_lm()
+    refuses(
+        "stop_strings needs a tokenizer", lambda: bare.generate(ids(), stop_strings="a", **GREEDY)
+    )
+    refuses(
+        "need a padding token",
+        lambda: bare.generate(ids(), stopping_criteria=AtLength(), **GREEDY),
+    )
+
+
+def test_text_comes_back_as_it_went_in(chat):
+    one = chat.generate("the", 3, **GREEDY)
+    tokens = chat.generate("the", 3, return_type="tokens", **GREEDY)
+    assert torch.equal(tokens, chat.generate(chat.to_tokens("the"), 3, **GREEDY))
+    plain = chat.tokenizer.decode(tokens[0], skip_special_tokens=True)
+    assert one == plain and one.startswith("the")
+    assert chat.generate("the", 0) == "the" and chat.generate("the", 0, prepend_bos=False) == "the"
+    words = ["the", "the theory", "xyz"]
+    alone = [chat.generate(word, 6, **GREEDY) for word in words]
+    for cached in (True, False):
+        assert chat.generate(words, 6, use_past_kv_cache=cached, **GREEDY) == alone
+    assert chat.generate(words[:1], 6, **GREEDY) == alone[0]  # as TransformerLens does
+    side = dict(padding_side="left", return_type="str", **GREEDY)
+    assert chat.generate(chat.to_tokens(words, padding_side="left"), 6, **side) == alone
+    out, read = chat.generate("the", 2, return_input_tokens=True, **GREEDY)
+    assert torch.equal(read, chat.to_tokens("the")) and isinstance(out, str)
+    full = chat.generate("the", 3, output_logits=True, **GREEDY)
+    assert torch.equal(full.sequences, tokens) and len(full.logits) == 3
+    with torch.no_grad():
+        whole = chat(tokens)
+    for step, logits in enumerate(full.logits):
+        torch.testing.assert_close(logits, whole[:, 1 + step], atol=1e-5, rtol=1e-5)
+
+
+def test_the_cache_of_what_was_generated():
+    lm, tokens = make_lm("nanochat-crate"), ids(1)
+    mask = torch.tensor([[0, 1, 0, 1, 1]])
+    made, cache, read = lm.generate(
+        tokens, 4, return_cache=True, return_input_tokens=True, attention_mask=mask, **GREEDY
+    )
+    longer = torch.cat([mask, torch.ones(1, 4)], dim=1)
+    with torch.no_grad():
+        _, wanted = lm.run_with_cache(made, attention_mask=longer)
+    assert torch.equal(read, tokens) and set(cache) == set(wanted)
+    assert all(torch.equal(cache[name], wanted[name]) for name in wanted)
+    some = lm.generate(tokens, 4, return_cache=True, names_filter="hook_embed", **GREEDY)[1]
+    assert list(some) == ["hook_embed"]
+    batched = lambda: lm.generate(ids(), return_cache=True, **GREEDY)  # noqa: E731
+    refuses("not batched", batched, NotImplementedError)
+    refuses("up to 14 tokens", lambda: lm.generate(tokens, 9, return_cache=True, **GREEDY))
+
+
+def test_streams(chat, lm):
+    tokens = ids()
+    parts = list(lm.generate_stream(tokens, 9, 3, **GREEDY))
+    assert [part.shape[1] for part in parts] == [6, 3, 3, 2]
+    assert torch.equal(torch.cat(parts, dim=1), lm.generate(tokens, 9, **GREEDY))
+    told = dict(generator=seeded(1), **DRAWN)
+    drawn = torch.cat(list(lm.generate_stream(tokens, 7, 2, **told)), dim=1)
+    assert torch.equal(drawn, lm.generate(tokens, 7, generator=seeded(1), **DRAWN))
+    words = ["the", "the theory"]
+    whole = chat.generate(words, 9, **GREEDY)
+    pieces = list(chat.generate_stream(words, 9, 1, **GREEDY))
+    assert ["".join(row) for row in zip(*pieces, strict=True)] == whole
+    single = "".join(chat.generate_stream("the", 9, 1, **GREEDY))
+    assert single == chat.generate("the", 9, **GREEDY)
+    assert torch.equal(
+        *(
+            torch.cat(list(chat.generate_stream(chat.to_tokens("the"), 0, **GREEDY)), dim=1),
+            chat.to_tokens("the"),
+        )
+    )
+    refuses("max_tokens_per_yield=0", lambda: next(lm.generate_stream(tokens, 3, 0)))
+    with lm.hooks([("hook_embed", lambda value, hook: value * 0)]):  # the grad mode comes back
+        next(lm.generate_stream(tokens, 9, 1, **GREEDY))
+        assert torch.is_grad_enabled()
+
+
+def test_a_character_of_several_tokens_comes_whole(chat):
+    """A hook on the logits spells the bytes of a euro sign, one token each."""
+    spelled = chat.to_tokens("\u20ac", prepend_bos=False)[0].tolist()
+    assert len(spelled) == 3
+    todo = iter([*spelled, *chat.to_tokens("the", prepend_bos=False)[0].tolist()])
+
+    class Spelling(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.one_hot(
+                torch.full(x.shape[:2], next(todo)), chat.cfg.d_vocab
+            ).float()
+
+    other = ci.load(FIXTURES / "nanochat_crate_alpha")
+    other.unembed = Spelling()
+    parts = list(other.generate_stream("x", 4, 1, **GREEDY))
+    assert parts == ["x", "", "\u20acthe"] or "".join(parts) == "x\u20acthe"
+    assert not any("\ufffd" in part for part in parts)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_generation(lm):
+    tokens = ids()
+    refuses("max_new_tokens=-1", lambda: lm.generate(tokens, -1, **DRAWN))
+    for name, value in (
+        ("temperature", -1), ("temperature", float("nan")), ("top_k", 0), ("top_k", 1.5),
+        ("top_p", 0), ("top_p", 1.5), ("freq_penalty", -1), ("repetition_penalty", 0),
+    ):  # fmt: skip
+        refuses(
+            f"{name}={value}: give", lambda n=name, v=value: lm.generate(tokens, **DRAWN, **{n: v})
+        )
+    refuses("top_k and top_p both", lambda: lm.generate(tokens, top_k=2, top_p=0.5, **DRAWN))
+    refuses("there is no token", lambda: lm.generate(tokens[:, :0], 1, **DRAWN))
+    refuses(
+        "return_type='embeds': give", lambda: lm.generate(tokens, return_type="embeds", **DRAWN)
+    )
+    refuses("has no tokenizer", lambda: lm.generate(tokens, return_type="str", **DRAWN))
+    refuses("has no tokenizer", lambda: lm.generate("text", **DRAWN), AssertionError)
+    refuses("padding_side='up'", lambda: lm.generate(tokens, padding_side="up", **DRAWN))
+    refuses("eos_token_id='a'", lambda: lm.generate(tokens, eos_token_id="a"))
+    refuses("encoder-decoder", lambda: lm.generate(tokens, forced_bos_token_id=1))
+    ends = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    refuses("ends in padding", lambda: lm.generate(tokens, attention_mask=ends, **DRAWN))
+    refuses("the prompt .2, 5.", lambda: lm.generate(tokens, attention_mask=ends[:, 1:], **DRAWN))
+    stream = torch.zeros(1, 5, lm.cfg.d_model)
+    refuses("inputs_embeds", lambda: lm.generate(stream), NotImplementedError)
+    refuses("multimodal", lambda: lm.generate(tokens, pixel_values=stream), NotImplementedError)
