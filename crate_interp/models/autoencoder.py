@@ -24,6 +24,7 @@ from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import layer_range
 from crate_interp.models.norm import HookedLayerNorm
+from crate_interp.models.tracing import readable
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             target = (target - mean) / (variance + 1e-6).sqrt()
         errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
         removed = mask.sum()
-        return (errors * mask).sum() / removed if removed > 0 else errors.mean()
+        some = removed > 0  # no branch: under torch.export nobody can look at it
+        mean = (errors * mask).sum() / torch.where(some, removed, 1)
+        return torch.where(some, mean, errors.mean())
 
     def patchify(
         self, images: Float[Tensor, "batch channels height width"]
@@ -278,13 +281,11 @@ def random_mask(
     """Returns 1 for patches to remove, 0 for the int(n (1 - ratio)) patches of lowest noise."""
     if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
-    shape = (len(images), n_patches)
+    shape = (images.shape[0], n_patches)
     if noise is None:
         noise = torch.rand(shape, device=images.device)
-    right = (
-        isinstance(noise, Tensor) and tuple(noise.shape) == shape and bool(noise.isfinite().all())
-    )
-    if not right:
+    right = isinstance(noise, Tensor) and tuple(noise.shape) == shape
+    if not right or (readable(noise) and not bool(noise.isfinite().all())):
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
             f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}, or a ratio, "

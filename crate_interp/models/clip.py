@@ -13,10 +13,10 @@ from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import hooked_positions
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.images import Images
-from crate_interp.models.language import check_tokens
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.models.text import TextMixin
+from crate_interp.models.token_checks import check_tokens
 from crate_interp.models.vision import HookedCrate
 
 
@@ -72,7 +72,7 @@ class HookedTextTower(TextMixin, HookedModel):
                 f"n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
             )
         return self.hook_embed(self.embed(tokens)) + hooked_positions(
-            self.hook_pos_embed, self.pos_embed, len(tokens)
+            self.hook_pos_embed, self.pos_embed, tokens.shape[0]
         )
 
     def to_tokens(

@@ -18,6 +18,8 @@ from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.text import GenerateMixin
+from crate_interp.models.token_checks import check_tokens
+from crate_interp.models.tracing import readable
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
 
@@ -149,7 +151,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
         first = past.length if past else 0
         table = self.pos_embed[first : first + tokens.shape[1]]
-        return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, len(tokens))
+        return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
         """Returns the stream as layer `layer` takes it."""
@@ -169,7 +171,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
                 f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a "
                 "stream."
             )
-        if self.cfg.rotary and bool(self.x0_lambdas[start + 1 :].any()):
+        later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
+        if later is not None and readable(later) and bool(later.any()):
             raise ValueError(
                 f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
@@ -228,31 +231,6 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             directions * self.ln_final.weight
             if isinstance(self.ln_final, HookedLayerNorm)
             else directions
-        )
-
-
-def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
-    """Checks a batch of token ids.
-
-    Raises ValueError for another dtype or shape, for ids that the vocabulary lacks, and if `count`
-    exceeds n_ctx.
-    """
-    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
-        raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
-            "numbers [batch, pos]."
-        )
-    if 0 in tokens.shape:
-        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
-    if count > cfg.n_ctx:
-        raise ValueError(
-            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them "
-            "shorter."
-        )
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= cfg.d_vocab:
-        raise ValueError(
-            f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}."
         )
 
 

@@ -80,11 +80,11 @@ class HookedCrate(ImageMixin, HookedModel):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch pos d_model"]:
         patches = self.embed(images)
-        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(len(patches), -1, -1), patches))
+        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(patches.shape[0], -1, -1), patches))
         height, width = self.cfg.patch_size
         grid = (images.shape[2] // height, images.shape[3] // width)
         table = interpolate_positions(self.pos_embed, self.cfg.grid, grid)
-        return tokens + hooked_positions(self.hook_pos_embed, table, len(patches))
+        return tokens + hooked_positions(self.hook_pos_embed, table, patches.shape[0])
 
     def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
         if self.cfg.pool == "mean":
