@@ -183,4 +183,3 @@ def test_a_vision_model_is_compiled_whole():
 def test_in_a_process_without_type_checks(what):
     done = subprocess.run([sys.executable, TRACED, what], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["done", what]

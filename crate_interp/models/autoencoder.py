@@ -20,7 +20,7 @@ from crate_interp.models.embed import (
     hooked_positions,
     interpolate_positions,
 )
-from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import layer_range
 from crate_interp.models.norm import HookedLayerNorm
@@ -96,7 +96,8 @@ class CrateDecoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
-        return self.hook_resid_post(mid + self.hook_attn_out(-self.attn(mid, self.ln2)))
+        out = -self.attn.of_stream(mid, self.ln2, None)
+        return self.hook_resid_post(mid + self.hook_attn_out(out))
 
 
 class HookedCrateMAE(ImageMixin, HookedModel):
@@ -137,7 +138,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.decoder_pred = nn.Linear(cfg.d_model, cfg.patch_values)
         self.hook_pred = HookPoint()
         self._initialise()
-        set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
+        self._follow()
         self.setup()
 
     def _initialise(self) -> None:

@@ -14,9 +14,10 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.context import Past, contexts
 from crate_interp.models.embed import hooked_positions
-from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
+from crate_interp.models.offload import at_hand
 from crate_interp.models.text import GenerateMixin
 from crate_interp.models.token_checks import check_tokens
 from crate_interp.models.tracing import readable
@@ -41,7 +42,7 @@ class Unembed(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The map from the normalised stream to logits (before the softcap)."""
-        table = self._tied[0].weight if self._tied else self.weight
+        table = at_hand(self._tied[0] if self._tied else self)
         return table[: self.d_vocab].T
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
@@ -84,7 +85,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         self.ln_final: Any = NoNorm() if no_norm else make_norm(cfg, cfg.ln_final_eps)
         self.unembed: Any = Unembed(cfg, self.embed)
         self._initialise()
-        set_runtime(cfg, device=self.embed.weight.device, dtype=self.embed.weight.dtype)
+        self._follow()
         self.setup()
 
     def _initialise(self) -> None:
@@ -201,12 +202,12 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding of each token."""
-        return self.embed.weight[: self.cfg.d_vocab]
+        return at_hand(self.embed)[: self.cfg.d_vocab]
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embeddings; raises AttributeError if positions are rotations."""
-        return self.pos_embed
+        return at_hand(self, "pos_embed")
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -228,7 +229,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         directions = self.W_U.T[index]
         return (
-            directions * self.ln_final.weight
+            directions * at_hand(self.ln_final)
             if isinstance(self.ln_final, HookedLayerNorm)
             else directions
         )

@@ -16,6 +16,6 @@ def readable(x: Tensor) -> bool:
         torch.compiler.is_compiling()
         or x.is_meta
         or type(x) not in (Tensor, torch.nn.Parameter)
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or torch.jit.is_tracing()
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     )
