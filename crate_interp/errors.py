@@ -1,4 +1,4 @@
-"""The error of everything that can be wrong with a checkpoint."""
+"""The errors of a checkpoint, and of text that a model cannot take."""
 
 from crate_interp.words import plain
 
@@ -14,3 +14,14 @@ class CheckpointError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(plain(message, _LONGEST))
+
+
+class NoTokenizerError(CheckpointError):
+    """A model whose tokenizer lies beside its weights, where there is none."""
+
+
+class TextError(ValueError, AssertionError):
+    """Text that a model cannot take, or a token that is not there.
+
+    It is an AssertionError too, since TransformerLens raises one in these places.
+    """

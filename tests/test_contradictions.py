@@ -16,6 +16,7 @@ import crate_interp as ci
 from conftest import FIXTURES, make, make_lm, without_digests
 from crate_interp.checkpoints import registry
 from crate_interp.checkpoints.layouts.layout import check_depth
+from crate_interp.models.tokenizer import to_json
 from published import GIVEN, published
 from reference import published_layout
 
@@ -136,7 +137,7 @@ def test_tokenizers_beside_the_weights(tmp_path):
         lm.to_tokens("the")  # it was trained with that of GPT-2, whatever lies beside it
     make_lm("crate-lm").save_pretrained(folder)
     assert not (folder / "tokenizer.json").exists()  # the one of the model before
-    content = json.loads(chat._tokenizer().to_json())
+    content = json.loads(to_json(chat.tokenizer))
     content |= {
         "truncation": {
             "max_length": 3,

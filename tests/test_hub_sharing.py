@@ -8,6 +8,7 @@ from huggingface_hub import constants
 
 import crate_interp as ci
 from conftest import FIXTURES
+from crate_interp.models.tokenizer import to_json
 from test_hub import fails
 
 
@@ -62,8 +63,8 @@ def test_a_published_layout_in_a_repo_nobody_listed(hub, tmp_path):
 
 
 def test_the_tokenizers_of_the_hub(hub, tmp_path):
-    tokenizer = ci.load(FIXTURES / "nanochat_crate_alpha" / "model.safetensors")._tokenizer()
-    content = json.loads(tokenizer.to_json())
+    tokenizer = ci.load(FIXTURES / "nanochat_crate_alpha" / "model.safetensors").tokenizer
+    content = json.loads(to_json(tokenizer))
     content["added_tokens"] = [content["added_tokens"][0] | {"content": "<|endoftext|>", "id": 276}]
     hub.repo("openai-community/gpt2").commit({"tokenizer.json": json.dumps(content).encode()})
     file = FIXTURES / "crate_lm_overcomplete" / "ckpt-crate-12l-overparam-600000.pt"

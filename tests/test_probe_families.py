@@ -317,7 +317,7 @@ def test_embedded_text_is_what_the_tiny_model_has_not_seen():
     assert (
         windows.shape[1] == 128
         and len(windows) > 300
-        and bool((windows[:, 0] == lm.tokenizer.bos).all())
+        and bool((windows[:, 0] == lm.tokenizer.bos_token_id).all())
     )
     with torch.no_grad():
         loss = lm(windows[:64], return_type="loss").item()

@@ -3,13 +3,17 @@
 A small stack machine reads the pickle; it cannot call anything.
 """
 
+import json
 from pickletools import genops
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from crate_interp.errors import CheckpointError
 from crate_interp.models.split_patterns import check_pattern
-from crate_interp.models.tokenizer import Tokenizer, safely
+from crate_interp.models.tokenizer import build, safely
 from crate_interp.models.tokenizer_rules import check_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _ENCODING = ("tiktoken.core", "Encoding")
 _VALUES = (
@@ -36,7 +40,7 @@ class _Encoding(dict):
     """Takes the place of a tiktoken.Encoding: the state that was pickled."""
 
 
-def read_tokenizer(content: bytes) -> Tokenizer:
+def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
     """Returns the tokenizer in a pickle.
 
     Raises CheckpointError for a pickle that imports anything but tiktoken.core.Encoding, or
@@ -124,7 +128,7 @@ def _after_mark(stack: list[Any]) -> list[Any]:
     return items
 
 
-def _build(record: dict[str, Any]) -> Tokenizer:
+def _build(record: dict[str, Any]) -> "PreTrainedTokenizerFast":
     """Returns the byte-level BPE of ranks and a pattern.
 
     Of the pairs in a piece, the one whose union has the lowest rank merges first.
@@ -145,7 +149,8 @@ def _build(record: dict[str, Any]) -> Tokenizer:
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     core.decoder = decoders.ByteLevel()
-    return Tokenizer(core=core, specials=dict(specials))
+    added = [{"id": index, "content": name, "special": True} for name, index in specials.items()]
+    return build(json.loads(core.to_str()) | {"added_tokens": added})
 
 
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:

@@ -2,14 +2,17 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
 from crate_interp.checkpoints import hub
 from crate_interp.checkpoints.tiktoken_pickle import read_tokenizer
-from crate_interp.errors import CheckpointError
-from crate_interp.models.tokenizer import Tokenizer, parse
+from crate_interp.errors import CheckpointError, NoTokenizerError
+from crate_interp.models.tokenizer import parse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _ON_THE_HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
 TOKENIZER_FILES = _JSON, _PICKLE = "tokenizer.json", "tokenizer.pkl"
@@ -20,8 +23,8 @@ Model = TypeVar("Model", bound=nn.Module)
 def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
     """Returns the model after noting where its tokenizer is.
 
-    The tokenizer is read when the model is first given text. folder: where the weights lie, or
-    None. net: options of hub.fetch.
+    The tokenizer is read when `model.tokenizer` is first asked for, or text is given. folder: where
+    the weights lie, or None. net: options of hub.fetch.
     """
     part: Any = getattr(model, "text", model)
     if getattr(getattr(part, "cfg", None), "tokenizer", None):
@@ -30,18 +33,18 @@ def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
     return model
 
 
-def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> Tokenizer:
+def _fetch(kind: str, folder: Path | None, net: dict[str, Any]) -> "PreTrainedTokenizerFast":
     beside = [folder / name for name in TOKENIZER_FILES] if folder and kind == "file" else []
     found = next((path for path in beside if path.exists()), None)
     if found is None and kind == "file":
         where = f"in {folder}" if folder else "where a state dict comes from"
-        raise CheckpointError(
+        raise NoTokenizerError(
             f"there is no {_JSON} and no {_PICKLE} {where}: give token ids, or put the file there."
         )
     return _read(found or hub.fetch(_ON_THE_HUB[kind], _JSON, **net))
 
 
-def _read(path: Path) -> Tokenizer:
+def _read(path: Path) -> "PreTrainedTokenizerFast":
     if not path.is_file():
         raise CheckpointError(f"{path} is no regular file.")
     if path.stat().st_size > _MAX_BYTES[path.name]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.language import next_token_loss
+from crate_interp.models.losses import next_token_loss
 from crate_interp.sweeps.atom_statistics import CODE
 from crate_interp.sweeps.bootstrap import CONFIDENCE
 from crate_interp.sweeps.stream import Chunk

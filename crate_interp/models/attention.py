@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
@@ -219,7 +219,20 @@ def _pattern(
     scores *= q.shape[-1] ** -0.5  # the largest tensor of a layer: in place, before hooks see it
     if context:
         scores = scores.masked_fill(~context.mask, -torch.inf)
-    return attn.hook_pattern(attn.hook_attn_scores(scores).softmax(dim=-1))
+    scores = attn.hook_attn_scores(scores)
+    if context and context.blind is not None:
+        return attn.hook_pattern(_softmax_of_seen(scores, context.blind))
+    return attn.hook_pattern(scores.softmax(dim=-1))
+
+
+def _softmax_of_seen(
+    scores: Float[Tensor, "batch head query key"], blind: Bool[Tensor, "batch one query one"]
+) -> Float[Tensor, "batch head query key"]:
+    """Returns the softmax, with zeros for queries that see no key.
+
+    Their scores are all -inf, whose softmax and its gradient are NaN.
+    """
+    return scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
 
 
 def sum_of_results(

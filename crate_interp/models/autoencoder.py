@@ -167,6 +167,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. Raises ValueError for
         bad images, noise of another shape or not finite, and a ratio outside [0, 1).
         """
+        self.watch_hooks()
         if start_at_layer is not None:
             raise ValueError(
                 "start_at_layer: a masked autoencoder needs its images for the loss; edit "

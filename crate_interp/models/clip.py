@@ -49,14 +49,22 @@ class HookedTextTower(TextMixin, HookedModel):
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
+        attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "..."]:
         """Returns features of token ids `[batch, n_ctx]` or of text.
 
-        `stop_at_layer` and `start_at_layer` are as in HookedCrate.
+        `stop_at_layer` and `start_at_layer` are as in HookedCrate. Raises ValueError for an
+        attention mask: this tower has none.
         """
+        if attention_mask is not None:
+            raise ValueError(
+                "this tower was trained without an attention mask, every token sees every other, "
+                "and padding too: leave attention_mask out."
+            )
+        self.watch_hooks()
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
-            z = self._tokens(self._as_tokens(tokens, None))
+            z = self._tokens(self._read(tokens, None, None, None, None)[0])
         else:
             stream: Any = tokens
             z = check_stream(self, stream)
@@ -75,17 +83,26 @@ class HookedTextTower(TextMixin, HookedModel):
             self.hook_pos_embed, self.pos_embed, tokens.shape[0]
         )
 
-    def to_tokens(
-        self, text: str | Sequence[str], prepend_bos: bool | None = None
-    ) -> Int[Tensor, "batch pos"]:
+    def _rows(
+        self,
+        input: str | Sequence[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        truncate: bool = True,
+    ) -> tuple[Int[Tensor, "batch pos"], None]:
         """Returns [CLS] and wordpieces, cut to n_ctx and padded with zeros.
 
-        There is no [SEP], as in the JAX training code.
+        There is no [SEP], as in the JAX training code. Raises ValueError for another padding.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        if padding_side == "left" or not truncate:
+            raise ValueError(
+                f"this tower takes texts of exactly n_ctx={self.cfg.n_ctx} tokens, cut or padded "
+                "with zeros on the right: leave padding_side and truncate out."
+            )
+        texts = [input] if isinstance(input, str) else list(input)
         rows = [self._encode(one, prepend_bos)[: self.cfg.n_ctx] for one in texts]
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
-        return torch.tensor(padded, dtype=torch.long, device=self.cfg.device)
+        return torch.tensor(padded, dtype=torch.long), None
 
     def windows(self, texts: list[str]) -> Int[Tensor, "text n_ctx"]:
         """Returns each text as `to_tokens` does: this tower pads, and a text is a sample."""

@@ -36,14 +36,10 @@ class CompiledMixin(HookedRootModule):
             state[1] = str(int(state[1]) + 1)
         state[0] = state[1] if hooked else ""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and self._watched():
-            pass  # the compiler has seen the state, and compiles anew when it is another
-        return super().__call__(*args, **kwargs)
-
-    def _watched(self) -> bool:
-        self._note_compiled()
-        return self._hook_state[0] != ""
+    def watch_hooks(self) -> None:
+        """Shows the state of the hooks to torch's compiler; every forward begins with it."""
+        if torch.compiler.is_compiling() and self._note_compiled() and self._hook_state[0]:
+            pass  # it has looked at the state, and compiles anew when that is another
 
     def _note_compiled(self) -> bool:
         self.__dict__.setdefault("_said_of_compiling", False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crate_interp.config import CrateConfig
@@ -13,10 +13,11 @@ from crate_interp.config import CrateConfig
 class Past:
     """Keys and values `[batch, pos, head, d_head]` of the tokens that a language model has seen.
 
-    They are kept layer by layer.
+    They are kept layer by layer. mask: which of the tokens are real, `[batch, pos]`; None is all.
     """
 
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    mask: Bool[Tensor, "batch pos"] | None = None
 
     @property
     def length(self) -> int:
@@ -33,27 +34,58 @@ class Past:
 
 
 @dataclass(frozen=True)
+class Padding:
+    """The tokens of a batch that are real, `[batch, key]`; those of the past come first.
+
+    A token that is not is seen by no other, and it counts neither as a position nor in a loss.
+    """
+
+    real: Bool[Tensor, "batch key"]
+
+    @property
+    def positions(self) -> Int[Tensor, "batch key"]:
+        """How many real tokens come before each token."""
+        return self.real.cumsum(dim=1) - self.real.long()
+
+    def of_new(self, count: int) -> Bool[Tensor, "batch pos"]:
+        """Returns which of the last `count` tokens are real."""
+        return self.real[:, self.real.shape[1] - count :]
+
+
+@dataclass(frozen=True)
 class Context:
     """What one layer needs: `mask`, True where a query sees a key; `rotation`, (cos, sin); `past`.
 
-    The rotation is that of the new tokens.
+    The rotation is that of the new tokens. blind: with padding, the queries that see no key at
+    all, which are padding before the first token; None without.
     """
 
-    mask: Bool[Tensor, "query key"]
+    mask: Bool[Tensor, "*batch_one query key"]
+    blind: Bool[Tensor, "batch one query one"] | None = None
     rotation: tuple[Tensor, Tensor] | None = None
     past: Past | None = None
     layer: int = 0
 
 
 def contexts(
-    cfg: CrateConfig, n_new: int, past: Past | None, device: torch.device
+    cfg: CrateConfig,
+    n_new: int,
+    past: Past | None,
+    device: torch.device,
+    padding: Padding | None = None,
 ) -> list[Context]:
-    """Returns the context of every layer for `n_new` tokens after those in `past`."""
+    """Returns the context of every layer for `n_new` tokens after those in `past`.
+
+    Without padding a mask is `[query, key]`, with it `[batch, 1, query, key]`.
+    """
     start = past.length if past else 0
-    rotation = rotary_table(cfg, start, n_new, device) if cfg.rotary else None
+    places = torch.arange(start + n_new, device=device)
+    if padding is not None:
+        places = padding.positions
     windows = window_sizes(cfg)
-    masks = {window: causal_mask(start, n_new, window, device) for window in set(windows)}
-    return [Context(masks[window], rotation, past, layer) for layer, window in enumerate(windows)]
+    rotation = rotary_table(cfg, places[..., start:]) if cfg.rotary else None
+    seen = {window: _seen(start, n_new, window, padding, device) for window in set(windows)}
+    return [Context(*seen[window], rotation, past, layer) for layer, window in enumerate(windows)]
 
 
 def causal_mask(
@@ -64,6 +96,22 @@ def causal_mask(
         start + n_new, device=device
     )
     return ahead >= 0 if window is None else (ahead >= 0) & (ahead <= window)
+
+
+def _seen(
+    start: int, n_new: int, window: int | None, padding: Padding | None, device: torch.device
+) -> tuple[Bool[Tensor, "*batch_one query key"], Bool[Tensor, "batch one query one"] | None]:
+    """Returns the mask of a layer and, with padding, the queries that see no key.
+
+    With padding a query sees real keys, and a window counts them alone.
+    """
+    if padding is None:
+        return causal_mask(start, n_new, window, device), None
+    mask = causal_mask(start, n_new, None, device) & padding.real[:, None]
+    if window is not None:
+        places = padding.positions
+        mask = mask & (places[:, start:, None] - places[:, None] <= window)
+    return mask[:, None], ~mask.any(dim=-1)[:, None, :, None]
 
 
 def window_sizes(cfg: CrateConfig) -> list[int | None]:
@@ -79,18 +127,15 @@ def window_sizes(cfg: CrateConfig) -> list[int | None]:
 
 
 def rotary_table(
-    cfg: CrateConfig, start: int, n_new: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin `[pos, 1, d_head / 2]` of position / base^(2 i / d_head).
+    cfg: CrateConfig, places: Int[Tensor, "*batch pos"]
+) -> tuple[Float[Tensor, "*batch pos one half"], Float[Tensor, "*batch pos one half"]]:
+    """Returns cos and sin of `place / base^(2 i / d_head)`, i below d_head / 2.
 
     They are rounded to bfloat16 as the code's tables are.
     """
-    steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=device)
-    angles = torch.outer(
-        torch.arange(start, start + n_new, dtype=torch.float32, device=device),
-        1.0 / (cfg.rotary_base ** (steps / cfg.d_head)),
-    )
-    return angles.cos().bfloat16()[:, None], angles.sin().bfloat16()[:, None]
+    steps = torch.arange(0, cfg.d_head, 2, dtype=torch.float32, device=places.device)
+    angles = places.float()[..., None] * (1.0 / (cfg.rotary_base ** (steps / cfg.d_head)))
+    return angles.cos().bfloat16()[..., None, :], angles.sin().bfloat16()[..., None, :]
 
 
 def rotate(

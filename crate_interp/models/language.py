@@ -12,13 +12,16 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
-from crate_interp.models.context import Past, contexts
+from crate_interp.models.context import Padding, Past, contexts
 from crate_interp.models.embed import hooked_positions
+from crate_interp.models.generation import GenerateMixin
 from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.layers import check_stream, layer_range
+from crate_interp.models.losses import check_labels, next_token_loss
 from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.offload import at_hand
-from crate_interp.models.text import GenerateMixin
+from crate_interp.models.outputs import causal_output, one_of
+from crate_interp.models.padding import padding_of
 from crate_interp.models.token_checks import check_tokens
 from crate_interp.models.tracing import readable
 
@@ -99,59 +102,117 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     def forward(
         self,
-        tokens: Tensor | str | Sequence[str],
+        input: Tensor | str | Sequence[str] | None = None,
         return_type: str | None = "logits",
-        *,
         loss_per_token: bool = False,
         prepend_bos: bool | None = None,
-        stop_at_layer: int | None = None,
+        padding_side: str | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Int[Tensor, "batch pos"] | None = None,
         start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+        *,
         past: Past | None = None,
+        input_ids: Int[Tensor, "batch pos"] | None = None,
     ) -> Any:
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
-        Text becomes tokens by `to_tokens`. return_type: "logits", "loss" (next-token cross-entropy
-        in nats, mean over positions; each one with `loss_per_token`), "both" or None.
+        Text becomes tokens by `to_tokens`; texts of unequal length are padded, and masked. Tokens
+        are taken as they stand unless `attention_mask` `[batch, pos]` says by 0 which are padding:
+        these are seen by no token, and neither positions nor losses count them. With a
+        `padding_side`, the pad tokens at that side of tokens are padding, as in TransformerLens'
+        generate.
+
+        return_type: "logits", "loss" (next-token cross-entropy in nats, mean over positions; each
+        one with `loss_per_token`), "both" or None, which runs all but the unembedding. labels:
+        token ids to predict in place of the tokens; they are shifted inside, and -100 is left out.
+        Tokens given as `input_ids`, as Hugging Face does, make a transformers `CausalLMOutput`
+        with `.loss` (if there are labels) and `.logits`, unless return_type asks for another.
+
         `stop_at_layer=l` returns the stream before layer l `[batch, pos, d_model]`, as its
         hook_resid_pre sees it; `start_at_layer=l` takes that stream in place of tokens. `past`: the
-        tokens follow those it holds, and it grows. Raises ValueError for ids that the vocabulary
-        lacks, no tokens, and more than n_ctx of them.
+        tokens follow those it holds, and it grows; `attention_mask` then covers both. Raises
+        ValueError for ids that the vocabulary lacks, no tokens, more than n_ctx of them, and a row
+        that is masked as a whole.
         """
+        self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
+        given = one_of(input, input_ids)
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
-            tokens = self._as_tokens(tokens, prepend_bos)
+            tokens, mask = self._read(given, prepend_bos, padding_side, attention_mask, past)
             check_tokens(tokens, self.cfg, tokens.shape[-1] + (past.length if past else 0))
-            z = x0 = self._embed(tokens, past)
+            if labels is not None:
+                labels = check_labels(labels, tokens, self.cfg.d_vocab)
         else:
-            z, x0 = self._check_start(tokens, start, return_type), None
-        visible = contexts(self.cfg, z.shape[1], past, z.device)
-        for layer in range(start, self.cfg.n_layers if stop is None else stop):
+            self._check_start(given, start, return_type, labels)
+            tokens, mask = given, attention_mask
+        padding = padding_of(mask, tokens.shape[0], tokens.shape[1], past, tokens.device)
+        z = self._embed(tokens, past, padding) if start_at_layer is None else tokens
+        z = self._through(z, start, stop, start_at_layer is None, past, padding)
+        if stop is not None:
+            return z
+        return self._answer(
+            z, tokens, return_type, loss_per_token, padding, labels, input_ids is not None
+        )
+
+    def _through(
+        self,
+        z: Float[Tensor, "batch pos d_model"],
+        start: int,
+        stop: int | None,
+        embedded: bool,
+        past: Past | None,
+        padding: Padding | None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the stream after the layers, or as layer `stop` takes it.
+
+        embedded: whether z is the embedding; else it is what layer `start` takes.
+        """
+        x0 = z if embedded else None
+        visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
+        if past is not None:
+            past.mask = None if padding is None else padding.real
+        last = self.cfg.n_layers if stop is None else stop
+        for layer in range(start, last):
             z = z if x0 is None and layer == start else self._mixed(z, x0, layer)
             z = self.blocks[layer](z, visible[layer])
-        if stop is not None:
-            given = stop == self.cfg.n_layers or (x0 is None and stop == start)
-            return z if given else self._mixed(z, x0, stop)
-        return self._answer(z, tokens, return_type, loss_per_token)
+        given = last == self.cfg.n_layers or (x0 is None and last == start)
+        return z if given else self._mixed(z, x0, last)
 
-    def _answer(self, z: Tensor, tokens: Any, return_type: str | None, loss_per_token: bool) -> Any:
+    def _answer(
+        self,
+        z: Tensor,
+        tokens: Tensor,
+        return_type: str | None,
+        loss_per_token: bool,
+        padding: Padding | None,
+        labels: Tensor | None,
+        as_output: bool,
+    ) -> Any:
+        x = self.ln_final(z)  # without an answer too: the cache of a run has it
         if return_type is None:
             return None
-        logits = self.unembed(self.ln_final(z))
-        if return_type == "logits":
-            return logits
-        loss = next_token_loss(logits, tokens, per_token=loss_per_token)
-        return loss if return_type == "loss" else (logits, loss)
+        logits = self.unembed(x)
+        as_output = as_output and return_type == "logits"
+        loss = None
+        if return_type != "logits" or (as_output and labels is not None):
+            real = None if padding is None else padding.of_new(tokens.shape[1])
+            loss = next_token_loss(logits, tokens, loss_per_token, real, labels)
+        if as_output:
+            return causal_output(logits, loss)
+        return {"logits": logits, "loss": loss, "both": (logits, loss)}[return_type]
 
     def _embed(
-        self, tokens: Int[Tensor, "batch pos"], past: Past | None
+        self, tokens: Int[Tensor, "batch pos"], past: Past | None, padding: Padding | None
     ) -> Float[Tensor, "batch pos d_model"]:
         x = self.embed(tokens)
         if self.cfg.rotary:
             return self.hook_embed(F.rms_norm(x, x.shape[-1:], eps=self.cfg.ln_eps))
         first = past.length if past else 0
-        table = self.pos_embed[first : first + tokens.shape[1]]
+        new = slice(first, first + tokens.shape[1])
+        table = self.pos_embed[new if padding is None else padding.positions[:, new]]
         return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
@@ -161,16 +222,18 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         z = self.resid_lambdas[layer] * z
         return z if x0 is None else z + self.x0_lambdas[layer] * x0
 
-    def _check_start(self, z: Any, start: int, return_type: str | None) -> Tensor:
+    def _check_start(self, z: Any, start: int, return_type: str | None, labels: object) -> None:
         if not isinstance(z, Tensor) or not z.is_floating_point():
             raise ValueError(
                 "start_at_layer takes the stream of floats [batch, pos, d_model] in place of "
                 "tokens."
             )
-        if return_type in ("loss", "both"):
+        if return_type in ("loss", "both") or labels is not None:
             raise ValueError(
                 f"return_type={return_type!r} needs tokens, and start_at_layer={start} takes a "
                 "stream."
+                if labels is None
+                else f"labels need tokens, and start_at_layer={start} takes a stream."
             )
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
         if later is not None and readable(later) and bool(later.any()):
@@ -182,7 +245,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             raise ValueError(
                 f"the stream is {z.dtype}, the model {self.cfg.dtype}: use z.to(model.cfg.dtype)."
             )
-        return check_stream(self, z)
+        check_stream(self, z)
 
     @property
     def lens_positions(self) -> None:
@@ -196,8 +259,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward through every layer, without logits."""
-        return {"return_type": None}
+        """The keyword arguments of a forward through every layer, and no further."""
+        return {"stop_at_layer": self.cfg.n_layers}
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
@@ -233,22 +296,3 @@ class HookedCrateLM(GenerateMixin, HookedModel):
             if isinstance(self.ln_final, HookedLayerNorm)
             else directions
         )
-
-
-def next_token_loss(
-    logits: Float[Tensor, "batch pos d_vocab"],
-    tokens: Int[Tensor, "batch pos"],
-    per_token: bool = False,
-) -> Float[Tensor, "..."]:
-    """Returns the cross-entropy in nats of each token given those before it.
-
-    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`.
-    """
-    if tokens.shape[1] < 2:
-        raise ValueError(
-            "the loss needs at least two tokens: the second is predicted from the first."
-        )
-    losses = F.cross_entropy(
-        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
-    )
-    return losses.unflatten(0, (tokens.shape[0], -1)) if per_token else losses.mean()

@@ -13,7 +13,7 @@ from torch import nn
 from crate_interp.errors import CheckpointError
 from crate_interp.files import write_text
 from crate_interp.folders import is_free, read_index, replacing
-from crate_interp.models.tokenizer import Tokenizer
+from crate_interp.models.tokenizer import to_json
 from crate_interp.words import markdown
 
 LIBRARY = "crate_interp"
@@ -64,7 +64,7 @@ def save(model: nn.Module, folder: Path) -> Path:
     with replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
         _write_weights(weights, stage / WEIGHTS)
         if tokenizer is not None:
-            write_text(stage / TOKENIZER, tokenizer.to_json())
+            write_text(stage / TOKENIZER, tokenizer)
     if not (folder / CARD).exists():
         write_text(folder / CARD, card)
     return folder
@@ -90,16 +90,19 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
     return _CARD.format(name=markdown(name), params=params, family=values["family"], fields=fields)
 
 
-def _tokenizer(model: nn.Module) -> Tokenizer | None:
-    """Returns the tokenizer that belongs in the folder, or None.
+def _tokenizer(model: nn.Module) -> str | None:
+    """Returns the tokenizer.json that belongs in the folder, or None.
 
-    One that lay beside the weights does, one from the Hub does not.
+    A tokenizer that lay beside the weights does, one from the Hub does not.
     """
     text: Any = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
         return None
     try:
-        return text.tokenizer or (text.fetch_tokenizer and text.fetch_tokenizer())
+        held = text.tokenizer
+        if held is None and text.fetch_tokenizer is not None:
+            held = text.fetch_tokenizer()  # which says why there is none
+        return None if held is None else to_json(held)
     except CheckpointError as error:
         warnings.warn(f"the tokenizer is not saved: {error}", stacklevel=4)
         return None

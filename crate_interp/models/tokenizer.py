@@ -1,89 +1,81 @@
-"""Text to token ids and back, for tokenizers that the `tokenizers` library runs."""
+"""Text to token ids and back, by Hugging Face tokenizers whose parts have been checked."""
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crate_interp.errors import CheckpointError
 from crate_interp.models.tokenizer_rules import check_added, check_content, lone_surrogate
 
-_SEPARATORS = ("<|bos|>", "<|endoftext|>", "[CLS]")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# the names by which published tokenizers know what Hugging Face calls bos, eos, ...; the first
+# that a tokenizer has counts
+ROLES = {
+    "bos_token": ("<|bos|>", "<|endoftext|>", "[CLS]"),
+    "eos_token": ("<|endoftext|>", "[SEP]", "<|bos|>"),
+    "pad_token": ("<|pad|>", "[PAD]", "<|endoftext|>", "<|bos|>", "[SEP]"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "mask_token": ("[MASK]",),
+}
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-@dataclass(frozen=True)
-class Tokenizer:
-    """A tokenizer of the `tokenizers` library. Text never becomes a special token.
+def encode(tokenizer: object, text: str) -> list[int]:
+    """Returns token ids of a text, with nothing added.
 
-    core: a tokenizers.Tokenizer without special tokens; specials: their names and ids.
+    tokenizer: one of Hugging Face's, or anything with `encode`. Raises ValueError for a text with
+    half of a surrogate pair, and CheckpointError if the library fails.
     """
+    if half := lone_surrogate(text):
+        raise ValueError(
+            f"character {half.start()} of the text is half of a surrogate pair, "
+            f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
+            "replacement mark there: text.encode('utf-16', 'surrogatepass')"
+            ".decode('utf-16', 'replace')."
+        )
+    options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
+    held: Any = tokenizer
+    return safely(lambda: held.encode(text, **options))
 
-    core: Any
-    specials: dict[str, int]
 
-    @property
-    def bos(self) -> int | None:
-        """The id of the separator that may begin a text.
+def decode(tokenizer: object, ids: Sequence[int]) -> str:
+    """Returns the text of token ids, special tokens by their names.
 
-        It is <|bos|>, GPT-2's <|endoftext|>, or BERT's [CLS].
-        """
-        return next((self.specials[name] for name in _SEPARATORS if name in self.specials), None)
+    Raises ValueError for an id that no token has.
+    """
+    held: Any = tokenizer
+    if not is_hugging_face(tokenizer):
+        return held.decode(ids)
+    known = (0 <= index < 2**32 and held.convert_ids_to_tokens(index) for index in ids)
+    unknown = [index for index, name in zip(ids, known, strict=True) if not isinstance(name, str)]
+    if unknown:
+        raise ValueError(f"no token has the id {unknown[0]}: the tokenizer has {len(held)} tokens.")
+    return safely(lambda: held.decode(ids, clean_up_tokenization_spaces=False))
 
-    def encode(self, text: str) -> list[int]:
-        """Returns token ids of a text, with nothing added.
 
-        The name of a special token is text like any other. Raises ValueError for a text with
-        half of a surrogate pair, and CheckpointError if the library fails.
-        """
-        if half := lone_surrogate(text):
-            raise ValueError(
-                f"character {half.start()} of the text is half of a surrogate pair, "
-                f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
-                "replacement mark there: text.encode('utf-16', 'surrogatepass')"
-                ".decode('utf-16', 'replace')."
-            )
-        return safely(lambda: self.core.encode(text, add_special_tokens=False).ids)
+def separator(tokenizer: object) -> int | None:
+    """Returns the id of the separator that may begin a text, or None."""
+    held: Any = tokenizer
+    return held.bos_token_id if is_hugging_face(tokenizer) else held.bos
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of token ids, special tokens by their names.
 
-        Raises ValueError for an id that no token has.
-        """
-        names = {index: name for name, index in self.specials.items()}
-        parts, run = [], []
-        for index in ids:
-            if index in names:
-                parts += [self._plain(run), names[index]]
-                run = []
-            else:
-                run.append(index)
-        return "".join([*parts, self._plain(run)])
+def is_hugging_face(tokenizer: object) -> bool:
+    """Tells whether a tokenizer has what Hugging Face's have, and not `encode` and `bos` alone."""
+    return hasattr(tokenizer, "bos_token_id")
 
-    def _plain(self, ids: list[int]) -> str:
-        unknown = [
-            index for index in ids if not 0 <= index < 2**32 or self.core.id_to_token(index) is None
-        ]
-        if unknown:
-            raise ValueError(
-                f"no token has the id {unknown[0]}: the tokenizer has "
-                f"{self.core.get_vocab_size()} tokens."
-            )
-        return safely(lambda: self.core.decode(ids, skip_special_tokens=False)) if ids else ""
 
-    def to_json(self) -> str:
-        """Returns the content of a tokenizer.json, for `parse` and Hugging Face's libraries."""
-        content = json.loads(self.core.to_str())
-        flags = {
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        content["added_tokens"] += [
-            {"id": index, "content": name} | flags for name, index in self.specials.items()
-        ]
-        return json.dumps(content, ensure_ascii=False)
+def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Returns the content of a tokenizer.json, for `parse` and Hugging Face's libraries.
+
+    Raises CheckpointError for a tokenizer that `parse` would not read back.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    text = json.dumps(content | {"truncation": None, "padding": None}, ensure_ascii=False)
+    _checked(text)
+    return text
 
 
 def safely(call: Callable[[], Any]) -> Any:
@@ -100,23 +92,62 @@ def safely(call: Callable[[], Any]) -> Any:
         raise
 
 
-def parse(text: str) -> Tokenizer:
+def parse(text: str) -> "PreTrainedTokenizerFast":
     """Returns the tokenizer of a tokenizer.json.
 
     Raises CheckpointError for parts that are not admitted; any other exception means that the
     text is no tokenizer.json.
     """
-    from tokenizers import Tokenizer as Core
+    return build(_checked(text))
 
+
+def _checked(text: str) -> dict[str, Any]:
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
     check_added(added)
-    specials = {token["content"]: token["id"] for token in added if token["special"]}
     if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
         raise ValueError("the ids of added tokens are no ids")
-    plain = [token for token in added if not token["special"]]  # these do match text
     # the tokens of a text are all of them, and no others
-    complete = {"added_tokens": plain, "truncation": None, "padding": None}
-    checked = json.dumps(check_content(content) | complete)
-    core = safely(lambda: Core.from_str(checked))
-    return Tokenizer(core=core, specials=specials)
+    complete = {"added_tokens": added, "truncation": None, "padding": None}
+    return check_content(content) | complete
+
+
+def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
+    """Returns the Hugging Face tokenizer of what a tokenizer.json says, which has been checked.
+
+    Text never becomes a special token, whose name is text like any other. That is different from
+    Hugging Face's default, which `tokenizer(text, split_special_tokens=False)` asks for. Its
+    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. Where nothing is made
+    for padding, the separator pads, as TransformerLens does.
+    """
+    from tokenizers import Tokenizer as Core
+    from transformers import PreTrainedTokenizerFast
+
+    added = sorted(content["added_tokens"], key=lambda token: token["id"])
+    specials = {token["content"]: token["id"] for token in added if token["special"]}
+    content = content | {"added_tokens": [_with_flags(token) for token in added]}
+    core = safely(lambda: Core.from_str(json.dumps(content)))
+    for name, index in specials.items():
+        if core.token_to_id(name) != index:
+            raise CheckpointError(
+                f"the tokenizer gives the special token {name!r} the id {index}, and the "
+                f"tokenizers library reads it as {core.token_to_id(name)}: give token ids."
+            )
+    found = {
+        role: next(name for name in names if name in specials)
+        for role, names in ROLES.items()
+        if set(names) & set(specials)
+    }
+    unknown = content["model"].get("unk_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        **found | ({"unk_token": unknown} if unknown else {}),
+    )
+
+
+def _with_flags(token: dict[str, Any]) -> dict[str, Any]:
+    """Returns an added token as the library takes it: a special one matches no text."""
+    return token | dict.fromkeys(_FLAGS, False) if token["special"] else token

@@ -68,6 +68,7 @@ class HookedCrate(ImageMixin, HookedModel):
         (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), and no
         images.
         """
+        self.watch_hooks()
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             z = self._tokens(self._check_images(images))

@@ -12,7 +12,7 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.language import next_token_loss
+from crate_interp.models.losses import next_token_loss
 from crate_interp.surgeries.replacing import Hook
 from crate_interp.sweeps.stream import last_point
 

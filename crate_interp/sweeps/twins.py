@@ -10,6 +10,7 @@ import torch
 from crate_interp.bars import tqdm
 from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.text import TOKENIZER_STATE
 
 T = TypeVar("T")
 SAMPLES = 64  # on which twins are measured
@@ -46,9 +47,9 @@ def twin(model: HookedModel, seed: int) -> Any:
     """
     with _seeded(seed):
         other = type(model)(model.cfg)
-    for name in ("tokenizer", "fetch_tokenizer"):
-        if hasattr(model, name):
-            setattr(other, name, getattr(model, name))
+    for name in TOKENIZER_STATE:
+        if name in vars(model):
+            vars(other)[name] = vars(model)[name]
     return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
 
 

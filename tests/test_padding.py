@@ -1,0 +1,263 @@
+"""Texts of unequal length in one batch: each row is what the text alone is."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import crate_interp as ci
+from conftest import FIXTURES, make_lm
+from crate_interp.models.clip import HookedTextTower
+from crate_interp.models.padding import padded, read_off
+
+FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+VOCAB, N_CTX = 47, 13
+LENGTHS = (6, 2, 4)
+# a row alone and in a batch go through other shapes of the same products
+CLOSE = dict(atol=1e-6, rtol=1e-6)
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request):
+    return make_lm(request.param).double()
+
+
+def texts(seed=3):
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randint(VOCAB, (length,), generator=draw).tolist() for length in LENGTHS]
+
+
+def refuses(match, call, error=ValueError):
+    with pytest.raises(error, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def real_of(row, real, value):
+    """The part of a batch's value, whose axis 1 is tokens, that is the row's real tokens."""
+    return value[row][real[row]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_row_is_the_text_alone(lm, side):
+    rows = texts()
+    tokens, real = padded(rows, 5, side)
+    with torch.no_grad():
+        logits, cache = lm.run_with_cache(tokens, attention_mask=real)
+        other = tokens.masked_fill(~real, 11)
+        assert torch.equal(logits[real], lm(other, attention_mask=real.long())[real])
+        each = lm(tokens, "loss", loss_per_token=True, attention_mask=real)
+        mean = lm(tokens, "loss", attention_mask=real)
+        nats = []
+        for row, ids in enumerate(rows):
+            one = torch.tensor([ids])
+            alone, single = lm.run_with_cache(one)
+            torch.testing.assert_close(real_of(row, real, logits), alone[0], **CLOSE)
+            for name in ("blocks.1.hook_resid_post", "blocks.2.attn.hook_k"):
+                torch.testing.assert_close(
+                    real_of(row, real, cache[name]), single[name][0], **CLOSE
+                )
+            for layer in range(3):
+                pattern = cache["pattern", layer][row]
+                assert not pattern[:, :, ~real[row]].any()  # exactly no weight, for any query
+                torch.testing.assert_close(
+                    pattern[:, real[row]][:, :, real[row]], single["pattern", layer][0], **CLOSE
+                )
+            nats += lm(one, "loss", loss_per_token=True)[0].tolist()
+    assert each[each != 0].tolist() == pytest.approx(
+        nats, rel=1e-6
+    ) and mean.item() == pytest.approx(sum(nats) / len(nats), rel=1e-6)
+
+
+def test_a_window_counts_real_tokens():
+    lm = make_lm("nanochat-crate", window=True, window_pattern="S").double()  # 6 tokens back
+    row = torch.randint(VOCAB, (9,), generator=torch.Generator().manual_seed(1)).tolist()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1]])
+    tokens = torch.zeros(1, N_CTX, dtype=torch.long)
+    tokens[mask.bool()] = torch.tensor(row)
+    with torch.no_grad():
+        alone = lm(torch.tensor([row]))
+        torch.testing.assert_close(lm(tokens, attention_mask=mask)[mask.bool()], alone[0], **CLOSE)
+
+
+def test_a_zero_in_the_middle_takes_the_token_out(lm):
+    row = texts()[0]
+    mask = torch.tensor([1, 1, 0, 1, 0, 1])
+    with torch.no_grad():
+        held = lm(torch.tensor(row), attention_mask=mask)[0, mask.bool()]
+        kept = [token for token, one in zip(row, mask, strict=True) if one]
+        torch.testing.assert_close(held, lm(torch.tensor([kept]))[0], **CLOSE)
+
+
+def test_a_mask_of_ones_changes_no_bit(lm):
+    tokens = torch.tensor([texts()[0]])
+    with torch.no_grad():
+        for dtype in (torch.bool, torch.long, torch.float32):
+            ones = torch.ones(1, 6, dtype=dtype)
+            assert torch.equal(lm(tokens, attention_mask=ones), lm(tokens))
+
+
+def test_gradients_with_padding_are_finite_and_those_of_the_texts(lm):
+    rows = texts()
+    tokens, real = padded(rows, 5, "left")
+    lm(tokens, "loss", attention_mask=real).backward()
+    got = {name: value.grad.clone() for name, value in lm.named_parameters()}
+    lm.zero_grad()
+    count = sum(len(row) - 1 for row in rows)
+    sum(
+        lm(torch.tensor([row]), "loss", loss_per_token=True).sum() / count for row in rows
+    ).backward()
+    for name, value in lm.named_parameters():
+        torch.testing.assert_close(got[name], value.grad, atol=1e-9, rtol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("cuts", [(4, 6), (1, 3, 6), (2, 4, 5, 6)])
+def test_the_cache_of_keys_and_values_knows_padding(lm, cuts):
+    tokens, real = padded(texts(), 5, "left")
+    with torch.no_grad():
+        whole, past, start = lm(tokens, attention_mask=real), ci.Past(), 0
+        if not real[:, : cuts[0]].any(dim=1).all():
+            refuses(
+                "hides every token of row 1",
+                lambda: lm(tokens[:, :1], past=past, attention_mask=real[:, :1]),
+            )
+            return
+        for stop in cuts:
+            part = lm(tokens[:, start:stop], past=past, attention_mask=real[:, :stop])
+            torch.testing.assert_close(
+                part[real[:, start:stop]], whole[:, start:stop][real[:, start:stop]], **CLOSE
+            )
+            start = stop
+        more = lm(tokens[:, :2], past=past)  # tokens that follow are real without a mask
+        longer = torch.cat([real, torch.ones(3, 2, dtype=torch.bool)], dim=1)
+        again = lm(torch.cat([tokens, tokens[:, :2]], dim=1), attention_mask=longer)
+    torch.testing.assert_close(more, again[:, -2:], **CLOSE)
+    refuses(
+        "tells otherwise of the 8 tokens of the past",
+        lambda: lm(tokens[:, :1], past=past, attention_mask=torch.ones(3, 9)),
+    )
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_masks(lm):
+    tokens, real = padded(texts(), 5, "left")
+    refuses(
+        "attention_mask has shape .3, 5.: .* .3, 6.", lambda: lm(tokens, attention_mask=real[:, 1:])
+    )
+    refuses("attention_mask has shape", lambda: lm(tokens, attention_mask=real[:, None, None]))
+    refuses("other numbers than 0 and 1", lambda: lm(tokens, attention_mask=real * 2))
+    refuses("other numbers than 0 and 1", lambda: lm(tokens, attention_mask=real.float() - 1))
+    real[1] = False
+    refuses("hides every token of row 1", lambda: lm(tokens, attention_mask=real))
+    refuses("padding_side='top': give 'left' or 'right'", lambda: lm(tokens, padding_side="top"))
+    past = ci.Past()
+    with torch.no_grad():
+        lm(tokens, past=past)
+    refuses(
+        "the 6 of the past first, .3, 8.",
+        lambda: lm(tokens[:, :2], past=past, attention_mask=real[:, :2]),
+    )
+
+
+def test_a_stream_takes_the_mask_too():
+    lm = make_lm("crate-lm").double()
+    tokens, real = padded(texts(), 5, "left")
+    with torch.no_grad():
+        z = lm(tokens, stop_at_layer=1, attention_mask=real)
+        there = lm(z, start_at_layer=1, attention_mask=real)
+        assert torch.equal(there, lm(tokens, attention_mask=real))
+
+
+def test_clip_has_no_mask():
+    size = dict(family="clipa-text", d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
+    text = HookedTextTower(ci.CrateConfig(**size, d_embed=4))
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    refuses("trained without an attention mask", lambda: text(tokens, attention_mask=tokens + 1))
+
+
+def test_padding_that_is_read_off_the_tokens():
+    rows = torch.tensor([[0, 0, 3, 0, 4], [5, 6, 7, 0, 0], [0, 0, 0, 0, 9]])
+    assert read_off(rows, 0, "left", None).tolist() == [[0, 0, 1, 1, 1], [1] * 5, [0, 0, 0, 0, 1]]
+    assert read_off(rows, 0, "right", 0).tolist() == [[1] * 5, [1, 1, 1, 0, 0], [1] * 5]
+    # the separator is the token that pads: one of them begins the text
+    assert read_off(rows, 0, "left", 0).tolist() == [[0, 1, 1, 1, 1], [1] * 5, [0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_of_unequal_length(side):
+    chat = ci.load(FIXTURES / "nanochat_crate_alpha")
+    words = ["the", "the theory", "xyz"]
+    tokens = chat.to_tokens(words, padding_side=side)
+    alone = [chat.to_tokens(word) for word in words]
+    with torch.no_grad():
+        logits, loss = chat(words, "both", padding_side=side)
+        for row, one in enumerate(alone):
+            n = one.shape[1]
+            place = slice(-n, None) if side == "left" else slice(n)
+            assert torch.equal(tokens[row, place], one[0])
+            torch.testing.assert_close(logits[row, place], chat(one)[0], atol=1e-5, rtol=1e-5)
+        nats = torch.cat([chat(one, "loss", loss_per_token=True)[0] for one in alone])
+        assert loss.item() == pytest.approx(nats.mean().item(), rel=1e-5)
+        # tokens that are padded already are taken as they stand, unless a side is given
+        again = chat(tokens, padding_side=side)
+        real = torch.ones_like(tokens, dtype=torch.bool)
+        for row, one in enumerate(alone):
+            real[row, : -one.shape[1]] = side == "right"
+            real[row, one.shape[1] :] &= side == "left"
+        torch.testing.assert_close(again[real], logits[real], atol=1e-6, rtol=1e-6)
+        if side == "left":
+            assert (chat(tokens)[real] - logits[real]).abs().max() > 1e-3
+    chat.tokenizer.padding_side = side
+    assert torch.equal(chat.to_tokens(words), tokens)
+
+
+def test_what_hugging_face_gives_and_takes(lm):
+    from transformers.modeling_outputs import CausalLMOutput
+
+    tokens, real = padded(texts(), 5, "left")
+    labels = tokens.masked_fill(~real, -100)
+    labels[0, 3] = -100
+    with torch.no_grad():
+        out = lm(input_ids=tokens, attention_mask=real, labels=labels)
+        assert isinstance(out, CausalLMOutput) and torch.equal(
+            out.logits, lm(tokens, attention_mask=real)
+        )
+        wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        # transformers counts what is predicted from the last of the padding too
+        first = [(row, int(real[row].long().argmax())) for row in range(3)]
+        skipped = labels.clone()
+        for row, place in first:
+            skipped[row, place] = -100
+        exact = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), skipped[:, 1:].flatten())
+        assert out.loss.item() == pytest.approx(exact.item(), rel=1e-9) and wanted > 0
+        assert lm(tokens, "loss", attention_mask=real, labels=labels).item() == out.loss.item()
+        bare = lm(input_ids=tokens)
+        assert bare.loss is None and list(bare) == ["logits"]
+        plain = lm(input_ids=tokens, labels=tokens).loss.item()
+        assert plain == pytest.approx(lm(tokens, "loss").item(), rel=1e-9)
+        assert torch.equal(lm(input_ids=tokens, return_type="loss"), lm(tokens, "loss"))
+    refuses("give the model tokens or text, or token ids as input_ids", lambda: lm())
+    refuses("one of them", lambda: lm(tokens, input_ids=tokens))
+    refuses(
+        "labels are torch.int64 of shape .3, 5.", lambda: lm(tokens, "loss", labels=labels[:, 1:])
+    )
+    refuses("labels go from 0 to 99", lambda: lm(tokens, labels=torch.full_like(tokens, 99) * real))
+    refuses("the loss counts no token", lambda: lm(tokens, "loss", labels=tokens * 0 - 100))
+    refuses(
+        "labels need tokens",
+        lambda: lm(torch.zeros(3, 6, lm.cfg.d_model).double(), labels=tokens, start_at_layer=2),
+    )
+
+
+def test_a_run_without_an_answer_ends_with_the_final_norm():
+    lm = make_lm("gpt-baseline")
+    tokens = torch.tensor([texts()[0]])
+    with torch.no_grad():
+        out, cache = lm.run_with_cache(tokens, return_type=None)
+        logits, whole = lm.run_with_cache(tokens)
+    assert out is None
+    for found, wanted in zip(
+        cache.logit_attrs(cache.decompose_resid(), 5),
+        whole.logit_attrs(whole.decompose_resid(), 5),
+        strict=True,
+    ):
+        assert torch.equal(found, wanted)
