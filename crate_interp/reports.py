@@ -15,6 +15,7 @@ from crate_interp.bars import stream, tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.folders import discard, locked
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.probes import resolve
 from crate_interp.saved import META
 from crate_interp.sweeps.result import SweepResult
@@ -28,6 +29,7 @@ from crate_interp.viz.report import AttentionPictures, report_page
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
 
 
+@with_weights
 def report(
     model: HookedModel,
     data: Data,

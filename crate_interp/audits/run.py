@@ -20,6 +20,7 @@ from crate_interp.bars import stream, tqdm
 from crate_interp.data import Data, Samples, part
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.results import by, counted
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
@@ -31,6 +32,7 @@ _EPS = (1e-4, 1e4)
 _TIMED = 5  # samples, to estimate the time
 
 
+@with_weights
 def audit(
     model: HookedModel,
     data: Data,

@@ -24,7 +24,6 @@ from crate_interp.config import FAMILIES, CrateConfig
 from crate_interp.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
-from crate_interp.models.hooked import set_runtime
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
@@ -198,8 +197,6 @@ def build(
     )
     check_weights(tensors, where, dtype)
     model.load_state_dict(_take(tensors, named, dtype, owned), assign=True)
-    for part in model.runtime_configs():
-        set_runtime(part, device=torch.device("cpu"), dtype=dtype)
     return model.eval()
 
 

@@ -14,6 +14,7 @@ from crate_interp.circuits.excerpts import ENTIRE, excerpts
 from crate_interp.circuits.logit_effects import logit_effects, named
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.results import Result, by, counted, first, sums
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_tables
 from crate_interp.sweeps.provenance import data_meta
@@ -164,6 +165,7 @@ class Atlas(AtomResult):
         return table.sort_values("first_order", key=abs, ascending=False).head(20)[_SHOWN]
 
 
+@with_weights
 def atlas(
     model: HookedModel,
     data: Data,

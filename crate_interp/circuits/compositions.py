@@ -17,6 +17,7 @@ from crate_interp.circuits.linear import normed, pushed, stepped
 from crate_interp.data import Data
 from crate_interp.measures.checks import qr
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.results import Result, sums
 from crate_interp.sweeps.provenance import data_meta, model_meta
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
@@ -119,6 +120,7 @@ def _names(row: Any) -> tuple[str, str]:
     return head_name(row.from_layer, row.from_head), head_name(row.to_layer, row.to_head)
 
 
+@with_weights
 def composition(
     model: HookedModel,
     data: Data | None = None,

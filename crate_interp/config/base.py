@@ -91,11 +91,12 @@ class CrateConfig:
 
     # What TransformerLens reads and its tools switch while a model lives. A model owns a copy
     # of its config and writes these with models.hooked.set_runtime. They are neither saved nor
-    # compared. The first two are a torch.device and a torch.dtype.
-    device: Any = field(default=None, init=False, compare=False, repr=False)
-    dtype: Any = field(default=None, init=False, compare=False, repr=False)
+    # compared.
     use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
+
+    # where a model's own config reads device and dtype: crate_interp/models/runtime.py
+    _runtime: ClassVar[Any] = None
 
     def __new__(cls, **values: Any) -> Any:
         if cls is CrateConfig:
@@ -268,7 +269,21 @@ class CrateConfig:
         """Whether the output map of attention has a bias."""
         return bool(self.facts["output_bias"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy of this config holds: not the model that this one belongs to."""
+        return {name: value for name, value in self.__dict__.items() if name != "_runtime"}
+
     # The names that TransformerLens' utilities read from a config.
+    @property
+    def device(self) -> Any:
+        """The torch.device of the model whose own config this is, now; None of any other."""
+        return self._runtime and self._runtime.device
+
+    @property
+    def dtype(self) -> Any:
+        """The torch.dtype of the model whose own config this is, now; None of any other."""
+        return self._runtime and self._runtime.dtype
+
     @property
     def d_vocab_out(self) -> int:
         return self.d_vocab

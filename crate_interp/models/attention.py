@@ -10,6 +10,7 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.context import Context, rotate
 from crate_interp.models.norm import HookedNorm, is_hooked
+from crate_interp.models.offload import at_hand
 
 
 class Attention(nn.Module):
@@ -30,6 +31,18 @@ class Attention(nn.Module):
     def b_O(self) -> Float[Tensor, "d_model"]:
         """The output bias; zeros if the layer has none."""
         raise NotImplementedError
+
+    def of_stream(
+        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the attention of norm(z).
+
+        The norm is called before the layer and not in it, so that tools that walk through the
+        modules as they run count it once; but inside where each role has an input of its own.
+        """
+        if self.cfg.use_split_qkv_input:
+            return self(z, norm, context)
+        return self(norm(z), None, context)
 
 
 class MSSA(Attention):
@@ -75,7 +88,7 @@ class MSSA(Attention):
     @property
     def U(self) -> Float[Tensor, "head d_model d_head"]:
         """The subspace bases as stored; not orthonormal unless training made them so."""
-        rows = self.u_proj.weight.view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+        rows = at_hand(self.u_proj).view(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
         return rows.transpose(1, 2)  # [head, d_model, d_head]
 
     W_Q = W_K = W_V = U
@@ -89,14 +102,14 @@ class MSSA(Attention):
     def b_O(self) -> Float[Tensor, "d_model"]:
         """The output bias; zeros if the layer has none."""
         if self.out_proj is not None and self.out_proj.bias is not None:
-            return self.out_proj.bias
-        return self.u_proj.weight.new_zeros(self.cfg.d_model)
+            return at_hand(self.out_proj, "bias")
+        return at_hand(self.u_proj).new_zeros(self.cfg.d_model)
 
     def _output_weight(self) -> Float[Tensor, "d_model inner"]:
         """Returns the output matrix as torch's Linear stores it."""
-        weight = self.u_proj.weight  # [inner, d_model]
         if self.out_proj is not None:
-            return self.out_proj.weight
+            return at_hand(self.out_proj)
+        weight = at_hand(self.u_proj)  # [inner, d_model]
         if self.cfg.variant == "c":
             return weight.T
         if self.cfg.variant == "n":
@@ -108,17 +121,17 @@ class MSSA(Attention):
     def forward(
         self,
         z: Float[Tensor, "batch pos d_model"],
-        norm: HookedNorm,
+        norm: HookedNorm | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns MSSA(norm(z)).
+        """Returns MSSA(norm(z)), or MSSA(z) of a z that is normalised already.
 
-        The norm is an argument because split inputs are normalised once per role.
+        The norm is an argument where inputs are split, which are normalised once per role.
         """
         roles = (
             self._split_codes(z, norm, context)
-            if self.cfg.use_split_qkv_input
-            else self._tied_codes(norm(z), context)
+            if norm is not None and self.cfg.use_split_qkv_input
+            else self._tied_codes(z if norm is None else norm(z), context)
         )
         return self._combine(self.hook_z(attend(self, *roles, context)))
 

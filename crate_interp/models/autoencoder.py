@@ -20,10 +20,11 @@ from crate_interp.models.embed import (
     hooked_positions,
     interpolate_positions,
 )
-from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import layer_range
 from crate_interp.models.norm import HookedLayerNorm
+from crate_interp.models.tracing import readable
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class CrateDecoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
-        return self.hook_resid_post(mid + self.hook_attn_out(-self.attn(mid, self.ln2)))
+        out = -self.attn.of_stream(mid, self.ln2, None)
+        return self.hook_resid_post(mid + self.hook_attn_out(out))
 
 
 class HookedCrateMAE(ImageMixin, HookedModel):
@@ -136,7 +138,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         self.decoder_pred = nn.Linear(cfg.d_model, cfg.patch_values)
         self.hook_pred = HookPoint()
         self._initialise()
-        set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
+        self._follow()
         self.setup()
 
     def _initialise(self) -> None:
@@ -165,6 +167,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         `stop_at_layer=l` returns Z^l of the encoder `[batch, pos, d_model]`. Raises ValueError for
         bad images, noise of another shape or not finite, and a ratio outside [0, 1).
         """
+        self.watch_hooks()
         if start_at_layer is not None:
             raise ValueError(
                 "start_at_layer: a masked autoencoder needs its images for the loss; edit "
@@ -216,7 +219,9 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             target = (target - mean) / (variance + 1e-6).sqrt()
         errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
         removed = mask.sum()
-        return (errors * mask).sum() / removed if removed > 0 else errors.mean()
+        some = removed > 0  # no branch: under torch.export nobody can look at it
+        mean = (errors * mask).sum() / torch.where(some, removed, 1)
+        return torch.where(some, mean, errors.mean())
 
     def patchify(
         self, images: Float[Tensor, "batch channels height width"]
@@ -278,13 +283,11 @@ def random_mask(
     """Returns 1 for patches to remove, 0 for the int(n (1 - ratio)) patches of lowest noise."""
     if not isinstance(mask_ratio, (int, float)) or not 0 <= mask_ratio < 1:
         raise ValueError(f"mask_ratio={mask_ratio!r}: give a number of at least 0 and below 1.")
-    shape = (len(images), n_patches)
+    shape = (images.shape[0], n_patches)
     if noise is None:
         noise = torch.rand(shape, device=images.device)
-    right = (
-        isinstance(noise, Tensor) and tuple(noise.shape) == shape and bool(noise.isfinite().all())
-    )
-    if not right:
+    right = isinstance(noise, Tensor) and tuple(noise.shape) == shape
+    if not right or (readable(noise) and not bool(noise.isfinite().all())):
         got = f"shape {list(noise.shape)}" if isinstance(noise, Tensor) else f"{noise!r}"
         raise ValueError(
             f"noise is {got}: give finite numbers [batch, patch], here {list(shape)}, or a ratio, "

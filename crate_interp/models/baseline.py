@@ -13,6 +13,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.attention import Attention, attend, sum_of_results
 from crate_interp.models.context import Context
 from crate_interp.models.norm import HookedNorm, is_hooked
+from crate_interp.models.offload import at_hand
 from crate_interp.models.step import SparseStep
 
 
@@ -41,7 +42,7 @@ class SelfAttention(Attention):
         self.hook_result = HookPoint()
 
     def _role(self, index: int) -> Float[Tensor, "head d_model d_head"]:
-        rows = self.qkv_proj.weight.unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))[index]
+        rows = at_hand(self.qkv_proj).unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))[index]
         return rows.transpose(1, 2)  # [head, d_model, d_head]
 
     @property
@@ -58,27 +59,29 @@ class SelfAttention(Attention):
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        return self.out_proj.weight.T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
+        return at_hand(self.out_proj).T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
-        return (
-            self.out_proj.weight.new_zeros(self.cfg.d_model)
-            if self.out_proj.bias is None
-            else self.out_proj.bias
-        )
+        if self.out_proj.bias is None:
+            return at_hand(self.out_proj).new_zeros(self.cfg.d_model)
+        return at_hand(self.out_proj, "bias")
 
     def forward(
         self,
         z: Float[Tensor, "batch pos d_model"],
-        norm: HookedNorm,
+        norm: HookedNorm | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the attention of norm(z).
+        """Returns the attention of norm(z), or of a z that is normalised already.
 
-        The norm is an argument because split inputs are normalised once per role.
+        The norm is an argument where inputs are split, which are normalised once per role.
         """
-        split = self._split_roles(z, norm) if self.cfg.use_split_qkv_input else self._roles(norm(z))
+        split = (
+            self._split_roles(z, norm)
+            if norm is not None and self.cfg.use_split_qkv_input
+            else self._roles(z if norm is None else norm(z))
+        )
         points: Any = (self.hook_q, self.hook_k, self.hook_v)
         # a hooked role gets memory of its own: the three are views of one tensor, which may not be
         # edited in place
@@ -108,7 +111,7 @@ class SelfAttention(Attention):
         ]
         if self.qkv_proj.bias is None:
             return roles
-        biases = self.qkv_proj.bias.unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))
+        biases = at_hand(self.qkv_proj, "bias").unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))
         return [role + bias for role, bias in zip(roles, biases, strict=True)]
 
 
@@ -142,13 +145,14 @@ class MLP(SparseStep):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        return self.fc_in.weight.T
+        return at_hand(self.fc_in).T
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        return self.fc_out.weight.T
+        return at_hand(self.fc_out).T
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
-        weight = self.fc_out.weight
-        return torch.zeros_like(weight[:, 0]) if self.fc_out.bias is None else self.fc_out.bias
+        if self.fc_out.bias is None:
+            return torch.zeros_like(at_hand(self.fc_out)[:, 0])
+        return at_hand(self.fc_out, "bias")

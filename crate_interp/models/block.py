@@ -52,7 +52,7 @@ class CrateBlock(nn.Module):
         self, z: Float[Tensor, "batch pos d_model"], context: Context | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
         z = self.hook_resid_pre(z)
-        mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn(z, self.ln1, context)))
+        mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
         out = self.mlp(self.ln2(mid))
         if self.residual:
             return self.hook_resid_post(mid + self.hook_mlp_out(out))

@@ -11,12 +11,12 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import hooked_positions
-from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.images import Images
-from crate_interp.models.language import check_tokens
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.models.text import TextMixin
+from crate_interp.models.token_checks import check_tokens
 from crate_interp.models.vision import HookedCrate
 
 
@@ -40,7 +40,7 @@ class HookedTextTower(TextMixin, HookedModel):
         self.hook_pooled = HookPoint()
         self.unembed = nn.Linear(cfg.d_model, int(cfg.d_embed), bias=False)
         nn.init.normal_(self.embed.weight, std=0.02)
-        set_runtime(cfg, device=self.pos_embed.device, dtype=self.pos_embed.dtype)
+        self._follow()
         self.setup()
 
     def forward(
@@ -61,6 +61,7 @@ class HookedTextTower(TextMixin, HookedModel):
                 "this tower was trained without an attention mask, every token sees every other, "
                 "and padding too: leave attention_mask out."
             )
+        self.watch_hooks()
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             z = self._tokens(self._read(tokens, None, None, None, None)[0])
@@ -79,7 +80,7 @@ class HookedTextTower(TextMixin, HookedModel):
                 f"n_ctx={self.cfg.n_ctx}: use model.to_tokens(text)."
             )
         return self.hook_embed(self.embed(tokens)) + hooked_positions(
-            self.hook_pos_embed, self.pos_embed, len(tokens)
+            self.hook_pos_embed, self.pos_embed, tokens.shape[0]
         )
 
     def _rows(
@@ -140,10 +141,11 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        # one count of open contexts: the hook points are the same
+        # one count of open contexts, one state: the hook points are the same
         for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
-        set_runtime(self.cfg, device=self.logit_scale.device, dtype=self.logit_scale.dtype)
+            tower._hook_state = self._hook_state
+        self._follow()
         self.setup()
 
     def forward(

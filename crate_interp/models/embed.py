@@ -9,6 +9,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.norm import is_hooked
+from crate_interp.models.offload import at_hand
 
 
 class CratePatchEmbed(nn.Module):
@@ -35,7 +36,7 @@ class CratePatchEmbed(nn.Module):
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
-        return self.proj.weight.T
+        return at_hand(self.proj).T
 
 
 class ConvPatchEmbed(nn.Module):
@@ -61,7 +62,7 @@ class ConvPatchEmbed(nn.Module):
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
-        return self.conv.weight.flatten(1).T  # patch values in the order (channel, row, column)
+        return at_hand(self.conv).flatten(1).T  # patch values in the order (channel, row, column)
 
 
 def interpolate_positions(

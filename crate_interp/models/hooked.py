@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import FactoredMatrix, HookedRootModule
+from transformer_lens import FactoredMatrix
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities.slice import Slice
 
@@ -17,6 +17,8 @@ from crate_interp import checks
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.compiled import CompiledMixin
+from crate_interp.models.runtime import follow
 from crate_interp.models.sharing import SharedModel
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
@@ -57,11 +59,8 @@ def own_config(
     return dataclasses.replace(cfg)
 
 
-def set_runtime(cfg: CrateConfig, **values: bool | torch.device | torch.dtype) -> None:
-    """Sets fields of a model's own config that change while it lives.
-
-    These are device, dtype and TransformerLens' switches.
-    """
+def set_runtime(cfg: CrateConfig, **values: bool) -> None:
+    """Sets TransformerLens' switches in a model's own config."""
     for name, value in values.items():
         object.__setattr__(cfg, name, value)
 
@@ -93,7 +92,7 @@ def check_hooked(model: object) -> None:
     raise ValueError(f"cannot measure {type(model).__name__}{advice}")
 
 
-class HookedModel(HookedRootModule, SharedModel):
+class HookedModel(CompiledMixin, SharedModel):
     """The one base class of the hooked models.
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what its samples are
@@ -288,12 +287,13 @@ class HookedModel(HookedRootModule, SharedModel):
         """Returns the configs that follow the model's switches and device, its parts' too."""
         return [self.cfg]
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "HookedModel":
-        super()._apply(fn, recurse)
-        first = next(self.parameters())
-        for cfg in self.runtime_configs():
-            set_runtime(cfg, device=first.device, dtype=first.dtype)
-        return self
+    def _follow(self) -> None:
+        """Lets the configs that no part of this model has claimed say its device and dtype."""
+        follow(self, *(cfg for cfg in self.runtime_configs() if cfg._runtime is None))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._follow()  # a copied or unpickled config follows nothing
 
     def _stacked(self, name: str) -> Tensor:
         return torch.stack([getattr(block.attn, name) for block in self.blocks])

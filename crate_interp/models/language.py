@@ -15,12 +15,15 @@ from crate_interp.models.block import CrateBlock
 from crate_interp.models.context import Padding, Past, contexts
 from crate_interp.models.embed import hooked_positions
 from crate_interp.models.generation import GenerateMixin
-from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.losses import check_labels, next_token_loss
 from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
+from crate_interp.models.offload import at_hand
 from crate_interp.models.outputs import causal_output, one_of
 from crate_interp.models.padding import padding_of
+from crate_interp.models.token_checks import check_tokens
+from crate_interp.models.tracing import readable
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
 
@@ -42,7 +45,7 @@ class Unembed(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The map from the normalised stream to logits (before the softcap)."""
-        table = self._tied[0].weight if self._tied else self.weight
+        table = at_hand(self._tied[0] if self._tied else self)
         return table[: self.d_vocab].T
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
@@ -85,7 +88,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         self.ln_final: Any = NoNorm() if no_norm else make_norm(cfg, cfg.ln_final_eps)
         self.unembed: Any = Unembed(cfg, self.embed)
         self._initialise()
-        set_runtime(cfg, device=self.embed.weight.device, dtype=self.embed.weight.dtype)
+        self._follow()
         self.setup()
 
     def _initialise(self) -> None:
@@ -132,6 +135,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         ValueError for ids that the vocabulary lacks, no tokens, more than n_ctx of them, and a row
         that is masked as a whole.
         """
+        self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
         given = one_of(input, input_ids)
@@ -209,7 +213,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         first = past.length if past else 0
         new = slice(first, first + tokens.shape[1])
         table = self.pos_embed[new if padding is None else padding.positions[:, new]]
-        return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, len(tokens))
+        return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
         """Returns the stream as layer `layer` takes it."""
@@ -231,7 +235,8 @@ class HookedCrateLM(GenerateMixin, HookedModel):
                 if labels is None
                 else f"labels need tokens, and start_at_layer={start} takes a stream."
             )
-        if self.cfg.rotary and bool(self.x0_lambdas[start + 1 :].any()):
+        later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
+        if later is not None and readable(later) and bool(later.any()):
             raise ValueError(
                 f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
@@ -260,12 +265,12 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding of each token."""
-        return self.embed.weight[: self.cfg.d_vocab]
+        return at_hand(self.embed)[: self.cfg.d_vocab]
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embeddings; raises AttributeError if positions are rotations."""
-        return self.pos_embed
+        return at_hand(self, "pos_embed")
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -287,32 +292,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         directions = self.W_U.T[index]
         return (
-            directions * self.ln_final.weight
+            directions * at_hand(self.ln_final)
             if isinstance(self.ln_final, HookedLayerNorm)
             else directions
-        )
-
-
-def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
-    """Checks a batch of token ids.
-
-    Raises ValueError for another dtype or shape, for ids that the vocabulary lacks, and if `count`
-    exceeds n_ctx.
-    """
-    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
-        raise ValueError(
-            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
-            "numbers [batch, pos]."
-        )
-    if 0 in tokens.shape:
-        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
-    if count > cfg.n_ctx:
-        raise ValueError(
-            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them "
-            "shorter."
-        )
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= cfg.d_vocab:
-        raise ValueError(
-            f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}."
         )

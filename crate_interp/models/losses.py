@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.models.padding import is_traced
+from crate_interp.models.tracing import readable
 
 IGNORED = -100  # the label of a token that no loss counts, as in torch and transformers
 
@@ -40,7 +40,7 @@ def next_token_loss(
     losses, n = losses.masked_fill(~counted, 0.0), counted.sum()
     if per_token:
         return losses
-    if not is_traced(n) and not bool(n):
+    if readable(n) and not bool(n):
         raise ValueError("the loss counts no token: all of them are padding, or labelled -100.")
     return losses.sum() / n
 
@@ -57,7 +57,7 @@ def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "b
             f"labels are {labels.dtype} of shape {list(labels.shape)}: give a token id, or -100, "
             f"for each of the tokens {list(tokens.shape)}. They are shifted inside."
         )
-    if not is_traced(labels):
+    if readable(labels):
         told = labels[labels != IGNORED]
         if told.numel() and (int(told.min()) < 0 or int(told.max()) >= d_vocab):
             raise ValueError(

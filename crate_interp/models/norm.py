@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
+from crate_interp.models.tracing import readable
 
 
 def is_hooked(point: HookPoint) -> bool:
@@ -18,10 +19,15 @@ def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
     """Returns a scale as the point's hooks leave it, and whether the fused kernel may stand in.
 
     It may if they returned the same values and no gradient is at stake: a scale cut from the graph
-    is meant as a constant, and a backward hook wants the gradient of the scale itself.
+    is meant as a constant, and a backward hook wants the gradient of the scale itself. Nor may it
+    where the values cannot be compared (crate_interp/models/tracing.py).
     """
     edited = point(scale.clone())
-    same = torch.equal(edited, scale) and edited.requires_grad == scale.requires_grad
+    same = (
+        readable(edited)
+        and torch.equal(edited, scale)
+        and edited.requires_grad == scale.requires_grad
+    )
     return edited, same and not (point._backward_hooks and scale.requires_grad)
 
 

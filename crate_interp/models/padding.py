@@ -1,12 +1,13 @@
 """Padding: which tokens of a batch are real, and where each stands among the real ones."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from crate_interp.models.context import Padding, Past
+from crate_interp.models.tracing import readable
 
 SIDES = ("left", "right")
 
@@ -34,7 +35,7 @@ def padding_of(
             f"per token{whole}, [{batch}, {length + n_new}]."
         )
     real = mask.to(device).bool()
-    if not is_traced(mask):
+    if readable(mask):
         _check_values(mask, real, before, length)
         if before is None and bool(real.all()):
             return None  # the same bits, and the same cost, as without a mask
@@ -63,13 +64,6 @@ def _check_values(mask: Tensor, real: Tensor, before: Tensor | None, length: int
             f"attention_mask tells otherwise of the {length} tokens of the past than the mask they "
             "were read with: give that one, followed by the new tokens, or none."
         )
-
-
-def is_traced(tensor: Tensor) -> bool:
-    """Tells whether a tensor's values cannot be read: under compile, export or torch.func."""
-    functions: Any = torch._C
-    wrapped = functions._functorch.is_functorch_wrapped_tensor(tensor)
-    return torch.compiler.is_compiling() or wrapped
 
 
 def check_side(side: str | None) -> None:

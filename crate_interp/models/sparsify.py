@@ -10,6 +10,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.baseline import MLP
+from crate_interp.models.offload import at_hand
 from crate_interp.models.step import Lasso, SparseStep
 
 
@@ -117,15 +118,15 @@ class OvercompleteODL(SparseStep):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        return self.D
+        return at_hand(self, "D")
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        return (self.D if self.tied else self.D1).T
+        return at_hand(self, "D" if self.tied else "D1").T
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
-        return self.D.new_zeros(self.D.shape[0])
+        return at_hand(self, "D").new_zeros(self.D.shape[0])
 
 
 class ThresholdODL(SparseStep):
@@ -162,15 +163,15 @@ class ThresholdODL(SparseStep):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        return self.D
+        return at_hand(self, "D")
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        return self.D1.T
+        return at_hand(self, "D1").T
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
-        return self.D.new_zeros(self.D.shape[0])
+        return at_hand(self, "D").new_zeros(self.D.shape[0])
 
 
 def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:

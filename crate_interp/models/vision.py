@@ -16,10 +16,11 @@ from crate_interp.models.embed import (
     hooked_positions,
     interpolate_positions,
 )
-from crate_interp.models.hooked import HookedModel, own_config, set_runtime
+from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm
+from crate_interp.models.offload import at_hand, onloaded
 
 
 class HookedCrate(ImageMixin, HookedModel):
@@ -49,7 +50,7 @@ class HookedCrate(ImageMixin, HookedModel):
         if self.features is not None:
             self.hook_features = HookPoint()
         self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes, bias=cfg.head_bias)
-        set_runtime(cfg, device=self.cls_token.device, dtype=self.cls_token.dtype)
+        self._follow()
         self.setup()
 
     def forward(
@@ -67,6 +68,7 @@ class HookedCrate(ImageMixin, HookedModel):
         (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), and no
         images.
         """
+        self.watch_hooks()
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             z = self._tokens(self._check_images(images))
@@ -80,11 +82,12 @@ class HookedCrate(ImageMixin, HookedModel):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch pos d_model"]:
         patches = self.embed(images)
-        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(len(patches), -1, -1), patches))
+        batch = patches.shape[0]  # not len(): torch.export would take it for a constant
+        tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
         height, width = self.cfg.patch_size
         grid = (images.shape[2] // height, images.shape[3] // width)
         table = interpolate_positions(self.pos_embed, self.cfg.grid, grid)
-        return tokens + hooked_positions(self.hook_pos_embed, table, len(patches))
+        return tokens + hooked_positions(self.hook_pos_embed, table, batch)
 
     def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
         if self.cfg.pool == "mean":
@@ -104,16 +107,15 @@ class HookedCrate(ImageMixin, HookedModel):
     @property
     def W_U(self) -> Float[Tensor, "d_model n_classes"]:
         """The unembedding: `hook_pooled @ W_U + b_U` are the logits."""
-        if self.features is None:
-            return super().W_U
-        return self.features.weight.T @ self.unembed.weight.T
+        head = at_hand(self.unembed).T
+        return head if self.features is None else at_hand(self.features).T @ head
 
     @property
     def b_U(self) -> Float[Tensor, "n_classes"]:
         """The bias of the unembedding."""
-        if self.features is None:
-            return super().b_U
-        return self.unembed(self.features.bias)
+        with onloaded(self.unembed):
+            features = self.features
+            return super().b_U if features is None else self.unembed(at_hand(features, "bias"))
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
@@ -123,7 +125,7 @@ class HookedCrate(ImageMixin, HookedModel):
     @property
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
         """The position embeddings, CLS first."""
-        return self.pos_embed[0]
+        return at_hand(self, "pos_embed")[0]
 
     def to_single_token(self, label: str) -> int:
         """Returns the class index of a label; raises ValueError if cfg.labels lacks it."""
@@ -154,4 +156,4 @@ class HookedCrate(ImageMixin, HookedModel):
         logit less its constant part `ln_final.bias @ W_U + b_U`, at the CLS token.
         """
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
-        return self.W_U.T[index] * self.ln_final.weight
+        return self.W_U.T[index] * at_hand(self.ln_final)

@@ -11,6 +11,7 @@ from crate_interp import checks
 from crate_interp.data import Data, Samples
 from crate_interp.measures import mass_mask, top_mask
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.probes import segmentation
 from crate_interp.probes.masks import RESOLUTIONS, Targets
 from crate_interp.segmentation.examples import examples, no_examples
@@ -24,6 +25,7 @@ LEAST = 4  # images with an object
 _OF_A_SWEEP = ("format", "result", "seconds", "counts", "statistics")  # not in this result's meta
 
 
+@with_weights
 def segment(
     model: HookedModel,
     data: Data,

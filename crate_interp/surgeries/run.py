@@ -33,6 +33,7 @@ from crate_interp import checks
 from crate_interp.data import Data
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.surgeries.answers import Answers, answers, check_answers, classes_of
 from crate_interp.surgeries.replacing import Hook, check_mix, check_step, hooks_of, mixed
 from crate_interp.surgeries.result import ALL, SurgeryResult
@@ -68,6 +69,7 @@ class _Rows:
     random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # [direction]
 
 
+@with_weights
 def surgery(
     model: HookedModel,
     data: Data,

@@ -13,6 +13,7 @@ from crate_interp import checks
 from crate_interp.data import Data
 from crate_interp.measures import condition_number, mutual_coherence
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.probes.shared import dictionary
 from crate_interp.results import Result, counted, first
 from crate_interp.sweeps import atom_sums
@@ -146,6 +147,7 @@ class AtomResult(Result):
         return width
 
 
+@with_weights
 def atoms(
     model: HookedModel,
     data: Data,

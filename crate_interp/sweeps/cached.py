@@ -7,6 +7,7 @@ import torch
 from crate_hooks import full_name
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.cache import CrateCache
+from crate_interp.models.offload import with_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations, on_final
 from crate_interp.probes.shared import LayerActs
@@ -18,6 +19,7 @@ from crate_interp.sweeps.tables import tables_of
 from crate_interp.sweeps.tally import Tally
 
 
+@with_weights
 def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     """Measures the cache of `model.run_with_cache(x)`, with the weights that the model has now.
 

@@ -14,6 +14,7 @@ from crate_interp import checks
 from crate_interp.bars import tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.sweeps.provenance import data_meta
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
@@ -58,6 +59,7 @@ class LinearProbeResult(SweepResult):
         )
 
 
+@with_weights
 def linear_probe(
     model: HookedModel,
     data: Data,

@@ -13,6 +13,7 @@ from crate_interp import checks
 from crate_interp.data import Data, Samples, forms
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.offload import with_weights
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
@@ -37,6 +38,7 @@ from crate_interp.sweeps.twins import twin
 Probes = str | Probe | Sequence[str | Probe] | None
 
 
+@with_weights
 def sweep(
     model: HookedModel,
     data: Data,

@@ -21,7 +21,7 @@ from crate_interp.models.cache import CrateCache
 from crate_interp.models.context import window_sizes
 from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.language import check_tokens
+from crate_interp.models.token_checks import check_tokens
 from crate_interp.viz.explorer_packing import pack_ranked, pack_tops
 from crate_interp.viz.pictures import image_uri
 from crate_interp.words import LONGEST, plain, visible

@@ -1,0 +1,91 @@
+"""Hooks and torch.compile: a compiled model that notices when hooks come and go.
+
+torch's compiler looks at the hooks of a model once, when it compiles: one that is added later
+never fires, and one that is removed goes on firing. It does look at plain attributes before each
+call, so a model keeps its hooks' state in one.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformer_lens import HookedRootModule
+
+
+class CompiledMixin(HookedRootModule):
+    """What makes hooks reach a compiled model.
+
+    `torch.compile(model)` is compiled anew for each set of hooks, and for none at all once.
+    `model.compile()` runs uncompiled while there are hooks. Only hooks that the model itself adds
+    and removes count (add_hook, hooks, run_with_hooks, reset_hooks), not those of
+    `register_forward_hook` on a point.
+    """
+
+    # a list, because a tower shares it with the larger model, as it shares the points: "" without
+    # hooks, else a text that no other set of hooks has had; and the last such text
+    _hook_state: list[str]
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self._hook_state = ["", "0"]
+
+    def _hooks_changed(self, hooked: bool) -> None:
+        state = self._hook_state
+        if hooked:
+            state[1] = str(int(state[1]) + 1)
+        state[0] = state[1] if hooked else ""
+
+    def watch_hooks(self) -> None:
+        """Shows the state of the hooks to torch's compiler; every forward begins with it."""
+        if torch.compiler.is_compiling() and self._note_compiled() and self._hook_state[0]:
+            pass  # it has looked at the state, and compiles anew when that is another
+
+    def _note_compiled(self) -> bool:
+        self.__dict__.setdefault("_said_of_compiling", False)
+        return True
+
+    # what torch.compiler.assume_constant_result sets: the compiler calls it once and not as a part
+    # of the model. The decorator itself would take two seconds to import
+    _note_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    def compile(self, *args: object, **kwargs: object) -> None:
+        """Compiles the model in place, as torch.nn.Module.compile does; arguments as there.
+
+        Different from it: while the model has hooks it runs uncompiled, so that they fire.
+        """
+        super().compile(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        fast: Any = self._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (self._call_impl if self._hook_state[0] else fast)(*args, **kwargs)
+
+        self._compiled_call_impl = call
+
+    def add_hook(
+        self,
+        name: str | Callable[[str], bool],
+        hook: Callable[..., Any],
+        *args: object,
+        **kwargs: object,
+    ) -> None:
+        """Adds a hook as TransformerLens does, and warns once if the model has been compiled."""
+        super().add_hook(name, hook, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        self._hooks_changed(True)
+        if self.__dict__.get("_said_of_compiling") is False:
+            self.__dict__["_said_of_compiling"] = True
+            warnings.warn(
+                "this model has been compiled with torch.compile, which compiles it anew for this "
+                "hook, and for each set of hooks to come: that takes long. For a few runs use "
+                "run_with_hooks or run_with_cache, which run the model as it is.",
+                stacklevel=3,
+            )
+
+    def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Any) -> None:
+        super()._enable_hook(name, hook, dir)
+        self._hooks_changed(True)
+
+    def remove_all_hook_fns(self, *args: object, **kwargs: object) -> None:
+        """Removes hooks as TransformerLens does; arguments as there."""
+        super().remove_all_hook_fns(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        self._hooks_changed(any(point.has_hooks() for point in self.hook_dict.values()))

@@ -1,0 +1,76 @@
+"""Weights that accelerate keeps elsewhere, on the CPU or on disk, until a layer runs.
+
+Between the runs of a layer its parameters are on the meta device, which holds no numbers. What
+reads weights outside of a layer's own forward brings them back first. Nothing here imports
+accelerate: a module has its hook if accelerate put it there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def align_hooks(module: nn.Module) -> list[Any]:
+    """Returns the hooks of accelerate on a module that move its weights."""
+    hook = module.__dict__.get("_hf_hook")
+    return [one for one in getattr(hook, "hooks", (hook,)) if hasattr(one, "execution_device")]
+
+
+@contextmanager
+def onloaded(part: nn.Module) -> Iterator[None]:
+    """Keeps the weights of a module and of all in it where they are used, while it is open.
+
+    A module that nothing offloads is left alone.
+    """
+    away = [
+        (module, hook)
+        for module in part.modules()
+        for hook in align_hooks(module)
+        if getattr(hook, "offload", False)
+    ]
+    brought = []
+    try:
+        for module, hook in away:
+            hook.pre_forward(module)
+            hook.offload = False  # or a forward would take them away again
+            brought.append((module, hook))
+        yield
+    finally:
+        for module, hook in reversed(brought):
+            hook.offload = True
+            hook.post_forward(module, None)
+
+
+def at_hand(module: nn.Module, name: str = "weight") -> Tensor:
+    """Returns a parameter of a module, brought back if it is elsewhere."""
+    value = getattr(module, name)
+    if not value.is_meta:
+        return value
+    with onloaded(module):
+        return getattr(module, name)
+
+
+def with_weights(
+    measure: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], T]:
+    """Returns a function that has the weights of its first argument at hand while it runs.
+
+    That is a model, or a cache of one; anything else is left to the function to refuse.
+    """
+
+    @wraps(measure)
+    def run(subject: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        part = getattr(subject, "model", subject)
+        part = part if isinstance(part, nn.Module) else getattr(part, "model", None)
+        if not isinstance(part, nn.Module):
+            return measure(subject, *args, **kwargs)
+        with onloaded(part):
+            return measure(subject, *args, **kwargs)
+
+    return run

@@ -1,0 +1,35 @@
+"""The check of token ids before a model looks them up."""
+
+import torch
+from torch import Tensor
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.tracing import readable
+
+
+def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
+    """Checks a batch of token ids.
+
+    Raises ValueError for another dtype or shape, if `count` exceeds n_ctx, and for ids that the
+    vocabulary lacks. While a model is traced (crate_interp/models/tracing.py) the ids cannot be
+    read; what the lookup does with a bad one is then torch's affair.
+    """
+    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
+            "numbers [batch, pos]."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
+    if count > cfg.n_ctx:
+        raise ValueError(
+            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them "
+            "shorter."
+        )
+    if not readable(tokens):
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= cfg.d_vocab:
+        raise ValueError(
+            f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}."
+        )
