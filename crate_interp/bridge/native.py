@@ -50,7 +50,10 @@ def to_bridge(model: HookedModel) -> "TransformerBridge":
     _check(model)
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
+    from transformer_lens.model_bridge.sources import (
+        build_bridge_from_module,
+        detect_tokenizer_bos_eos,
+    )
 
     from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
 
@@ -59,16 +62,22 @@ def to_bridge(model: HookedModel) -> "TransformerBridge":
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
     cfg = model.cfg
-    return build_bridge_from_module(
+    bridge = build_bridge_from_module(
         bare_copy(model),
         type(model).__name__,
         tl_config=TransformerBridgeConfig(
             d_model=cfg.d_model, d_head=cfg.d_head, n_layers=cfg.n_layers, n_ctx=cfg.n_ctx,
             n_heads=cfg.n_heads, device=str(cfg.device),
         ),
-        tokenizer=_tokenizer(model),
         model_name=cfg.model_name or cfg.family,
     )  # fmt: skip
+    tokenizer = _tokenizer(model)
+    if tokenizer is not None:
+        # not an argument of the builder, which looks for a tokenizer with bos on the Hub
+        found = detect_tokenizer_bos_eos(tokenizer)
+        bridge.cfg.tokenizer_prepends_bos, bridge.cfg.tokenizer_appends_eos = found
+        bridge.tokenizer = tokenizer
+    return bridge
 
 
 def bare_copy(model: HookedModel) -> HookedModel:
@@ -85,11 +94,20 @@ def bare_copy(model: HookedModel) -> HookedModel:
 
 
 def _tokenizer(model: Any) -> Any:
-    """Returns a copy of the model's tokenizer if a bridge takes it: the bridge changes its own."""
+    """Returns a copy of the model's tokenizer, or None if a bridge does not take such ones.
+
+    In the copy the name of a special token in a text is that token: so a bridge puts bos first.
+    """
     from transformers import PreTrainedTokenizerBase
 
-    tokenizer = getattr(model, "tokenizer", None)
-    return copy.deepcopy(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+    held = getattr(model, "tokenizer", None)
+    if not isinstance(held, PreTrainedTokenizerBase):
+        return None
+    tokenizer: Any = copy.deepcopy(held)
+    tokenizer.split_special_tokens = False
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.bos_token
+    return tokenizer
 
 
 def _check(model: object) -> None:
