@@ -5,9 +5,10 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.models.hooked import HookedModel
 
 # Within a layer: name on a bridge -> our name. Both are one HookPoint, which carries our name.
+# `hook_out` is missing: JacobianLens looks for a point that carries this name, so a layer's part
+# has one of its own, behind hook_resid_post.
 _IN_BLOCK = {
     "hook_in": "hook_resid_pre",
-    "hook_out": "hook_resid_post",
     "ln1.hook_in": "hook_resid_pre",
     "ln1.hook_out": "ln1.hook_normalized",
     "attn.hook_in": "ln1.hook_normalized",
