@@ -1,12 +1,20 @@
 """Pairs of a hooked model and its bridge, for the tests of the bridge."""
 
+import pytest
 import torch
 
 import crate_interp as ci
-from conftest import make, make_lm
+from conftest import IMAGE, make, make_lm
 
 VISION = ["crate", "crate-alpha"]
 TEXT = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+EVERY = VISION + TEXT
+# the rest are as slow as they are many
+FEW = [
+    pytest.param(name, marks=() if name in ("crate", "nanochat-crate") else pytest.mark.slow)
+    for name in EVERY
+]
+FEW_TEXT = [one for one in FEW if one.values[0] in TEXT]
 
 
 def model_of(name):
@@ -24,6 +32,17 @@ def pair(name):
     """A model, a bridge over it, and an input."""
     model = model_of(name)
     return model, ci.to_bridge(model), input_of(name)
+
+
+def make_mae():
+    size = dict(d_model=30, n_layers=2, n_heads=5, decoder_n_heads=5, decoder_n_layers=3)
+    return ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", **size, **IMAGE)).eval()
+
+
+def make_clip():
+    size = dict(d_model=30, n_layers=2, n_heads=5, **IMAGE)
+    text = dict(d_embed=8, text_d_model=12, text_n_layers=1, text_n_heads=2, n_ctx=5, d_vocab=11)
+    return ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()
 
 
 def metric(logits):

@@ -23,7 +23,7 @@ _HOOKS = (
 _LENS_HOOKS = ("fwd_hooks", "bwd_hooks")
 
 
-def to_bridge(model: HookedModel) -> "TransformerBridge":
+def to_bridge(model: object) -> "TransformerBridge":
     """Returns TransformerLens' TransformerBridge over a copy of a hooked model.
 
     Its logits are the model's bit for bit, and its hook points are the model's: each is there under
