@@ -24,12 +24,18 @@ from crate_interp.models.vision import HookedCrate
 class CrateHubConfig(PreTrainedConfig):
     """What config.json of a saved folder says. `config`: the fields of the CrateConfig.
 
-    Raises ValueError if they make no CrateConfig.
+    Raises ValueError if they make no CrateConfig. A class without an __init__ of its own would get
+    one that knows nothing but its annotated fields.
     """
 
-    config: dict[str, Any] | None = None
+    config: dict[str, Any] | None
 
-    def __post_init__(self, **kwargs: object) -> None:
+    def __init__(self, **values: object) -> None:
+        fields: Any = values
+        super().__init__(**fields)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.config = kwargs.pop("config", None)
         cfg: Any = self.crate()
         if cfg.kind == "vision" and self.id2label is None:
             labels = cfg.labels or [f"LABEL_{index}" for index in range(cfg.n_classes)]
@@ -73,11 +79,17 @@ class CrateVisionConfig(CrateHubConfig):
 
     model_type = "crate_vision"
 
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+
 
 class CrateTextConfig(CrateHubConfig):
     """The config of a CrateForCausalLM."""
 
     model_type = "crate_text"
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
 
     @property
     def vocab_size(self) -> int:
@@ -94,11 +106,17 @@ class CrateMAEConfig(CrateHubConfig):
 
     model_type = "crate_mae"
 
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+
 
 class CrateCLIPConfig(CrateHubConfig):
     """The config of a CrateCLIPModel."""
 
     model_type = "crate_clip"
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
 
 
 class CrateHubModel(PreTrainedModel):

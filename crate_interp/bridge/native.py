@@ -47,7 +47,7 @@ def to_bridge(model: object) -> "TransformerBridge":
 
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
-    _check(model)
+    hooked = _checked(model)
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
     from transformer_lens.model_bridge.sources import (
@@ -61,17 +61,17 @@ def to_bridge(model: object) -> "TransformerBridge":
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
-    cfg = model.cfg
+    cfg = hooked.cfg
     bridge = build_bridge_from_module(
-        bare_copy(model),
-        type(model).__name__,
+        bare_copy(hooked),
+        type(hooked).__name__,
         tl_config=TransformerBridgeConfig(
             d_model=cfg.d_model, d_head=cfg.d_head, n_layers=cfg.n_layers, n_ctx=cfg.n_ctx,
             n_heads=cfg.n_heads, device=str(cfg.device),
         ),
         model_name=cfg.model_name or cfg.family,
     )  # fmt: skip
-    tokenizer = _tokenizer(model)
+    tokenizer = _tokenizer(hooked)
     if tokenizer is not None:
         # not an argument of the builder, which looks for a tokenizer with bos on the Hub
         found = detect_tokenizer_bos_eos(tokenizer)
@@ -110,9 +110,9 @@ def _tokenizer(model: Any) -> Any:
     return tokenizer
 
 
-def _check(model: object) -> None:
+def _checked(model: object) -> HookedModel:
     if isinstance(model, (HookedCrate, HookedCrateLM)):
-        return
+        return model
     name = type(model).__name__
     if isinstance(model, HookedModel) and model.towers:
         advice = "it has two towers and no logits: give the image tower, model.visual."

@@ -36,9 +36,14 @@ class Part(GeneralizedComponent):
         setattr(self, end, point)
         self.linked.add(end)
 
-    def forward(self, first: Any, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def own(self) -> Any:
+        """The wrapped module of the model."""
+        return self._modules["_original_component"]
+
+    def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
         given = first if "hook_in" in self.linked else self.hook_in(first)
-        out = self._modules["_original_component"](given, *args, **kwargs)
+        out = self.own(given, *args, **kwargs)
         return out if "hook_out" in self.linked else self.hook_out(out)
 
 
@@ -49,13 +54,12 @@ class EmbedPart(Part):
         super().__init__(name)
         self.__dict__["given"] = None
 
-    def forward(self, first: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
         return super().forward(first, *args, **kwargs) if self.given is None else self.given
 
     @property
     def W_E(self) -> Float[Tensor, "rows d_model"]:
-        own = self._modules["_original_component"]
-        return own.W_E if hasattr(own, "W_E") else self.root.W_E
+        return self.own.W_E if hasattr(self.own, "W_E") else self.root.W_E
 
 
 class PositionsPart(Part):
@@ -71,24 +75,22 @@ class UnembedPart(Part):
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        own: Any = self._modules["_original_component"]
         features = getattr(self.root, "features", None)
         if features is not None:
-            return features.weight.T @ own.weight.T
-        return own.W_U if hasattr(own, "W_U") else own.weight.T
+            return features.weight.T @ self.own.weight.T
+        return self.own.W_U if hasattr(self.own, "W_U") else self.own.weight.T
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
-        own: Any = self._modules["_original_component"]
         features = getattr(self.root, "features", None)
         if features is not None:
-            return own(features.bias)
-        bias = getattr(own, "bias", None)
+            return self.own(features.bias)
+        bias = getattr(self.own, "bias", None)
         return self.W_U.new_zeros(self.W_U.shape[1]) if bias is None else bias
 
 
 class BlockPart(Part):
-    """One layer. TransformerLens sets the `_idx` fields for `stop_at_layer` and `start_at_layer`."""
+    """One layer. TransformerLens sets the fields for `stop_at_layer` and `start_at_layer`."""
 
     is_list_item = True
     hook_out_is_single_residual_stream = True
@@ -96,7 +98,7 @@ class BlockPart(Part):
     _start_at_layer_idx: int | None = None
     _start_residual: Tensor | None = None
 
-    def forward(self, first: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
         layer = int(str(self.name).rsplit(".", 1)[-1])
         if layer == self._stop_at_layer_idx:
             raise StopAtLayerException(first)
@@ -123,32 +125,51 @@ class AttentionPart(Part, PositionEmbeddingsAttentionBridge):
 
     supports_attn_result = True
 
-    def set_original_component(self, original_component: nn.Module) -> None:
+    def set_original_component(self, component: nn.Module) -> None:  # pyright: ignore
         """Takes the module to wrap, which has no projections of the base class's kind."""
-        GeneralizedComponent.set_original_component(self, original_component)
+        GeneralizedComponent.set_original_component(self, component)
 
     def setup_hook_compatibility(self) -> None:
         """Does nothing: the points have TransformerLens' shapes already."""
 
-    def _own(self, name: str) -> Tensor:
-        return getattr(self._modules["_original_component"], name)
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        return self.own.W_Q
 
-    def _bias(self, role: int) -> Tensor:
+    @property
+    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        return self.own.W_K
+
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        return self.own.W_V
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        return self.own.W_O
+
+    @property
+    def b_O(self) -> Float[Tensor, "d_model"]:
+        return self.own.b_O
+
+    @property
+    def b_Q(self) -> Float[Tensor, "head d_head"]:
+        return self._bias(0)
+
+    @property
+    def b_K(self) -> Float[Tensor, "head d_head"]:
+        return self._bias(1)
+
+    @property
+    def b_V(self) -> Float[Tensor, "head d_head"]:
+        return self._bias(2)
+
+    def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
         """Returns a bias of queries, keys or values: zeros where the codes have none."""
-        own: Any = self._modules["_original_component"]
-        cfg, projection = own.cfg, getattr(own, "qkv_proj", None)
+        cfg, projection = self.own.cfg, getattr(self.own, "qkv_proj", None)
         if projection is None or projection.bias is None:
-            return own.W_Q.new_zeros(cfg.n_heads, cfg.d_head)
+            return self.own.W_Q.new_zeros(cfg.n_heads, cfg.d_head)
         return projection.bias.unflatten(0, (3, cfg.n_heads, cfg.d_head))[role]
-
-    W_Q = property(lambda self: self._own("W_Q"))
-    W_K = property(lambda self: self._own("W_K"))
-    W_V = property(lambda self: self._own("W_V"))
-    W_O = property(lambda self: self._own("W_O"))
-    b_O = property(lambda self: self._own("b_O"))
-    b_Q = property(lambda self: self._bias(0))
-    b_K = property(lambda self: self._bias(1))
-    b_V = property(lambda self: self._bias(2))
 
 
 class StepPart(Part):
@@ -157,8 +178,7 @@ class StepPart(Part):
     @property
     def b_in(self) -> Float[Tensor, "d_mlp"]:
         """What is added to `W_in`'s output before the ReLU: the bias, or minus the thresholds."""
-        own: Any = self._modules["_original_component"]
-        if hasattr(own, "threshold"):
-            return -own.threshold
-        bias = own.fc_in.bias if hasattr(own, "fc_in") else None
-        return torch.zeros_like(own.W_in[0]) if bias is None else bias
+        if hasattr(self.own, "threshold"):
+            return -self.own.threshold
+        bias = self.own.fc_in.bias if hasattr(self.own, "fc_in") else None
+        return torch.zeros_like(self.own.W_in[0]) if bias is None else bias

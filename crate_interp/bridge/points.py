@@ -1,4 +1,4 @@
-"""Names of hook points that TransformerLens' own bridges use, and our points of the same tensors."""
+"""Names of points on TransformerLens' own bridges, and our points of the same tensors."""
 
 from transformer_lens.hook_points import HookPoint
 

@@ -1,15 +1,18 @@
 """register: saved folders as models of the transformers library."""
 
+from typing import Any
+
 
 def register() -> None:
     """Makes transformers know the models of this library: its AutoConfig, AutoModel and the like.
 
     Then a folder of `model.save_pretrained`, or a repo of `model.push_to_hub`, loads by
     `AutoConfig`, `AutoModel`, `AutoModelForImageClassification` or `AutoModelForCausalLM`, and
-    `AutoTokenizer`, all `.from_pretrained(folder)`, without trust_remote_code. Logits are those of
-    `ci.load(folder)` bit for bit, in the dtype of the file where ci.load takes float32. The hooked
-    model is `.model` of what is loaded. Folders of versions without `model_type` in
-    config.json are to be saved again.
+    `AutoTokenizer`, all `.from_pretrained(folder)`; no code of the folder runs. Logits are those of
+    `ci.load(folder)` bit for bit, in the dtype of the file where ci.load takes float32, but the
+    digests in config.json are not checked. The hooked model is `.model` of what is
+    loaded. A folder of an earlier version, whose config.json has no `model_type`, is to be saved
+    again.
 
     This is the one function here that changes another library for the whole process; nothing else
     calls it. It may be called more than once.
@@ -38,9 +41,10 @@ def register() -> None:
         (hub.CrateCLIPModel, (AutoModel,)),
     )
     for model, classes in models:
-        AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+        config: Any = model.config_class
+        AutoConfig.register(config.model_type, config, exist_ok=True)
         for auto in classes:
-            auto.register(model.config_class, model, exist_ok=True)
+            auto.register(config, model, exist_ok=True)
     AutoTokenizer.register(
         hub.CrateTextConfig, tokenizer_class=PreTrainedTokenizerFast, exist_ok=True
     )
