@@ -43,7 +43,7 @@ def loaded(model, folder, auto=None):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("crate", "crate-lm") else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "crate-lm" else pytest.mark.slow)
         for name in EVERY
     ],
 )
@@ -69,6 +69,7 @@ def test_a_folder_is_an_auto_model(name, tmp_path):
     assert (tmp_path / "again/config.json").read_text() == (tmp_path / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_frozen_tied_and_half_precision_weights(tmp_path):
     for number, over in enumerate(
         (dict(variant="fix"), dict(variant="c"), dict(variant="identity", d_head=1, d_model=5))
@@ -86,6 +87,7 @@ def test_frozen_tied_and_half_precision_weights(tmp_path):
     assert torch.equal(wide(tokens).logits, ci.load(tmp_path / "half")(tokens))
 
 
+@pytest.mark.slow
 def test_labels_and_models_without_logits(tmp_path):
     labels = [f"class {index}" for index in range(11)]
     config, _, _ = loaded(make(labels=labels), tmp_path / "named")
@@ -133,7 +135,7 @@ def test_the_tokenizer_of_a_folder(tmp_path):
     assert found.decode(found(text)["input_ids"]) == text
 
 
-@pytest.mark.parametrize("name", ["crate", "crate-lm"])
+@pytest.mark.parametrize("name", ["crate", pytest.param("crate-lm", marks=pytest.mark.slow)])
 def test_a_bridge_over_the_transformers_model(name, tmp_path):
     model, x = model_of(name), input_of(name)
     config, found, wanted = loaded(model, tmp_path)
