@@ -16,7 +16,7 @@ from crate_interp.models.context import Past, contexts
 from crate_interp.models.embed import hooked_positions
 from crate_interp.models.hooked import HookedModel, own_config, set_runtime
 from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.norm import NoNorm, make_norm
+from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.text import GenerateMixin
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
@@ -224,8 +224,11 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         directions = self.W_U.T[index]
-        weight = getattr(self.ln_final, "weight", None)  # also where a bridge wraps the norm
-        return directions if weight is None else directions * weight
+        return (
+            directions * self.ln_final.weight
+            if isinstance(self.ln_final, HookedLayerNorm)
+            else directions
+        )
 
 
 def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
