@@ -42,10 +42,7 @@ def loaded(model, folder, auto=None):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name == "crate-lm" else pytest.mark.slow)
-        for name in EVERY
-    ],
+    [pytest.param(name, marks=() if name == "crate-lm" else pytest.mark.slow) for name in EVERY],
 )
 def test_a_folder_is_an_auto_model(name, tmp_path):
     model, x = model_of(name), input_of(name)

@@ -177,4 +177,5 @@ def test_transformerlens_verifies_it(written, name):
     found = check(written[1], **needs)
     assert found.passed, found
     missed = (found.details or {}).get("didnt_fire", [])
-    assert all(point.endswith(("hook_result", "_input")) for point in missed), missed
+    gated = ("hook_result", "_input", "hook_attn_in", "hook_mlp_in")
+    assert all(point.endswith(gated) for point in missed), missed

@@ -35,7 +35,7 @@ _VISION = ("HookedCrate", "CrateForImageClassification")
 _SAME = (
     "d_model", "d_head", "n_heads", "n_layers", "n_ctx", "d_mlp", "act_fn", "eps", "model_name",
     "normalization_type", "final_rms", "positional_embedding_type", "default_prepend_bos",
-    "use_attn_result", "use_split_qkv_input",
+    "use_attn_result", "use_split_qkv_input", "use_attn_in", "use_hook_mlp_in",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ class CrateAdapter(ArchitectureAdapter):
         """Takes the config from the model, and lets its forward take what a bridge passes."""
         model = self._hooked(hf_model)
         for name in _SAME:
-            setattr(self.cfg, name, getattr(model.cfg, name))
+            setattr(self.cfg, name, getattr(model.cfg, name, getattr(self.cfg, name)))
         self.cfg.attention_dir = "causal" if model.cfg.causal else "bidirectional"
         self.cfg.d_vocab = self.cfg.d_vocab_out = model.W_U.shape[1]
         softcap = getattr(model.cfg, "softcap", None)

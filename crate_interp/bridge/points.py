@@ -9,28 +9,26 @@ from crate_interp.models.hooked import HookedModel
 # has one of its own, behind hook_resid_post.
 _IN_BLOCK = {
     "hook_in": "hook_resid_pre",
+    "hook_attn_in": "attn.hook_attn_in",
+    "hook_q_input": "attn.hook_q_input",
+    "hook_k_input": "attn.hook_k_input",
+    "hook_v_input": "attn.hook_v_input",
     "ln1.hook_in": "hook_resid_pre",
     "ln1.hook_out": "ln1.hook_normalized",
     "attn.hook_in": "ln1.hook_normalized",
-    "attn.hook_out": "hook_attn_out",
+    "attn.q.hook_out": "attn.hook_q",
+    "attn.k.hook_out": "attn.hook_k",
+    "attn.v.hook_out": "attn.hook_v",
     "attn.o.hook_in": "attn.hook_z",
     "attn.o.hook_out": "hook_attn_out",
+    "attn.hook_out": "hook_attn_out",
     "ln2.hook_in": "hook_resid_mid",
     "ln2.hook_out": "ln2.hook_normalized",
     "mlp.hook_in": "ln2.hook_normalized",
+    "mlp.in.hook_out": "mlp.hook_pre",
+    "mlp.out.hook_in": "mlp.hook_post",
+    "mlp.out.hook_out": "hook_mlp_out",
     "mlp.hook_out": "hook_mlp_out",
-}
-# what the three projections return: before rotations, if there are any
-_ROLES = {f"attn.{role}.hook_out": f"attn.hook_{role}" for role in "qkv"}
-_ROTATED = dict.fromkeys(_ROLES, "attn.hook_u")
-# by the config's `sparse_step`: what D^T (or W_in) returns, and what the decoder reads
-_STEPS = {
-    "ista": {},
-    "odl": {"mlp.in.hook_out": "mlp.hook_corr", "mlp.out.hook_in": "mlp.hook_post"},
-    "tied-odl": {"mlp.in.hook_out": "mlp.hook_corr", "mlp.out.hook_in": "mlp.hook_post"},
-    "threshold": {"mlp.out.hook_in": "mlp.hook_post"},
-    "mlp-relu": {"mlp.in.hook_out": "mlp.hook_pre", "mlp.out.hook_in": "mlp.hook_post"},
-    "mlp-gelu": {"mlp.in.hook_out": "mlp.hook_pre", "mlp.out.hook_in": "mlp.hook_post"},
 }
 _AT_ROOT = {
     "embed.hook_out": "hook_embed",
@@ -41,11 +39,9 @@ _AT_ROOT = {
 
 def bridge_names(model: HookedModel) -> dict[str, HookPoint]:
     """Returns the points of a model under the names that a bridge has for them."""
-    cfg = model.cfg
-    inside = _IN_BLOCK | (_ROTATED if cfg.rotary else _ROLES) | _STEPS[cfg.sparse_step]
     names = _AT_ROOT | {
         f"blocks.{layer}.{name}": f"blocks.{layer}.{ours}"
-        for layer in range(cfg.n_layers)
-        for name, ours in inside.items()
+        for layer in range(model.cfg.n_layers)
+        for name, ours in _IN_BLOCK.items()
     }
     return {name: model.hook_dict[ours] for name, ours in names.items() if ours in model.hook_dict}
