@@ -1,6 +1,130 @@
-"""to_bridge."""
+"""to_bridge: a hooked model behind TransformerLens' bridge."""
+
+import copy
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.models.hooked import HookedModel, hooked_part
+from crate_interp.models.language import HookedCrateLM
+from crate_interp.models.vision import HookedCrate
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
+# where torch and TransformerLens keep the hooks of a module
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
+    "_backward_pre_hooks",
+)  # fmt: skip
+_LENS_HOOKS = ("fwd_hooks", "bwd_hooks")
 
 
-def to_bridge(model: object) -> object:
-    """Returns a TransformerBridge over a copy of a hooked model."""
-    raise NotImplementedError
+def to_bridge(model: object) -> "TransformerBridge":
+    """Returns TransformerLens' TransformerBridge over a copy of a hooked model.
+
+    Its logits are the model's bit for bit, and its hook points are the model's: each is there under
+    its own name (`blocks.0.hook_resid_pre`, `blocks.0.attn.hook_u`), which is the point's `name`,
+    and under the one that other bridges have for it (`blocks.0.hook_in`, `blocks.0.attn.hook_in`).
+    The copy has the model's weights, switches, mode and tokenizer, and none of its hooks; the
+    model itself is left alone, and later changes of one do not reach the other.
+
+    model: a HookedCrate (also the image tower of a CLIP, `clip.visual`) or a HookedCrateLM. Use it
+    for what asks for a bridge: `attention_head_subspace_affinity`, `JacobianLens`, `ioi_eval`.
+    Everything else of TransformerLens takes the model itself.
+
+    What a bridge does otherwise than the model: `pos_slice` cuts axis 1 of every point, so the
+    classes of `unembed.hook_out` in an image model; a `names_filter` that is a function may match
+    no point in silence; `start_at_layer` is for language models, and recomputes the layers before;
+    `generate` runs the whole text anew for each token; `tokens_to_residual_directions` leaves out
+    the weight of ln_final. Refused is what needs norms folded into weights
+    (`enable_compatibility_mode`), and with it `direct_logit_attribution`: both give CRATE other
+    weights than it computes with. `direct_logit_attribution(model, ...)` on the model itself is
+    exact.
+
+    Raises ValueError for a model without logits or for anything but a hooked model.
+    """
+    hooked = _checked(model)
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+    from transformer_lens.model_bridge.sources import (
+        build_bridge_from_module,
+        detect_tokenizer_bos_eos,
+    )
+
+    from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
+
+    # also where crate_interp lies on the path without being installed
+    ArchitectureAdapterFactory.discover_entry_points()
+    for name in ARCHITECTURES:
+        ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
+    cfg = hooked.cfg
+    bridge = build_bridge_from_module(
+        bare_copy(hooked),
+        type(hooked).__name__,
+        tl_config=TransformerBridgeConfig(
+            d_model=cfg.d_model, d_head=cfg.d_head, n_layers=cfg.n_layers, n_ctx=cfg.n_ctx,
+            n_heads=cfg.n_heads, device=str(cfg.device),
+        ),
+        model_name=cfg.model_name or cfg.family,
+    )  # fmt: skip
+    tokenizer = _tokenizer(hooked)
+    if tokenizer is not None:
+        # not an argument of the builder, which looks for a tokenizer with bos on the Hub
+        found = detect_tokenizer_bos_eos(tokenizer)
+        bridge.cfg.tokenizer_prepends_bos, bridge.cfg.tokenizer_appends_eos = found
+        bridge.tokenizer = tokenizer
+    return bridge
+
+
+def bare_copy(model: HookedModel) -> HookedModel:
+    """Returns a copy of a model without its hooks, which need not be such as can be copied."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        names = _HOOKS + (_LENS_HOOKS if isinstance(module, HookPoint) else ())
+        for name in names:
+            kept = module.__dict__[name]
+            memo[id(kept)] = OrderedDict() if isinstance(kept, dict) else []
+    tokenizer = getattr(model, "tokenizer", None)
+    memo[id(tokenizer)] = tokenizer
+    return copy.deepcopy(model, memo)
+
+
+def _tokenizer(model: Any) -> Any:
+    """Returns a copy of the model's tokenizer, or None if a bridge does not take such ones.
+
+    In the copy the name of a special token in a text is that token: so a bridge puts bos first.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    held = getattr(model, "tokenizer", None)
+    if not isinstance(held, PreTrainedTokenizerBase):
+        return None
+    tokenizer: Any = copy.deepcopy(held)
+    tokenizer.split_special_tokens = False
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.bos_token
+    return tokenizer
+
+
+def _checked(model: object) -> HookedModel:
+    if isinstance(model, (HookedCrate, HookedCrateLM)):
+        return model
+    name = type(model).__name__
+    if isinstance(model, HookedModel) and model.towers:
+        advice = "it has two towers and no logits: give the image tower, model.visual."
+    elif isinstance(model, HookedModel):
+        advice = (
+            "its forward returns no logits, which every bridge does: use the model as it is, its "
+            "run_with_cache and run_with_hooks take the same names."
+        )
+    elif name == "TransformerBridge":
+        advice = "it is a bridge already. ci.from_bridge(bridge) makes a hooked model of it."
+    elif isinstance(model, nn.Module) and hooked_part(model):
+        advice = f"it wraps a hooked model: give that one, {hooked_part(model)}."
+    else:
+        advice = "give a hooked model, such as ci.load(...) returns."
+    raise ValueError(f"cannot make a bridge of {name}: {advice}")

@@ -19,6 +19,14 @@ from crate_interp.words import markdown
 LIBRARY = "crate_interp"
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
+# the transformers classes of crate_interp/bridge/hugging_face.py: (model_type, architecture)
+HUGGING_FACE = {
+    "HookedCrate": ("crate_vision", "CrateForImageClassification"),
+    "HookedCrateLM": ("crate_text", "CrateForCausalLM"),
+    "HookedCrateMAE": ("crate_mae", "CrateMAEModel"),
+    "HookedCrateCLIP": ("crate_clip", "CrateCLIPModel"),
+}
+
 _CARD = """---
 library_name: crate_interp
 tags: [{family}, white-box-transformer]
@@ -58,7 +66,7 @@ def save(model: nn.Module, folder: Path) -> Path:
     # made before anything is written
     cfg: Any = model.cfg
     values = cfg.to_dict()
-    content = {"library": LIBRARY, "format": 1, "config": values}
+    content = {"library": LIBRARY, "format": 1, "config": values} | _auto_class(model)
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
     with replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
@@ -68,6 +76,12 @@ def save(model: nn.Module, folder: Path) -> Path:
     if not (folder / CARD).exists():
         write_text(folder / CARD, card)
     return folder
+
+
+def _auto_class(model: nn.Module) -> dict[str, Any]:
+    """Returns what AutoConfig and AutoModel look for; nothing for a model that they do not know."""
+    known = HUGGING_FACE.get(type(model).__name__)
+    return {} if known is None else {"model_type": known[0], "architectures": [known[1]]}
 
 
 def _write_weights(weights: dict[str, Any], path: Path) -> None:

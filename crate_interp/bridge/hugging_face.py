@@ -1,0 +1,241 @@
+"""Hooked models as models of the transformers library: thin, with the same files.
+
+Importing this takes seconds and registers nothing; `ci.bridge.register()` does.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.autoencoder import HookedCrateMAE
+from crate_interp.models.clip import HookedCrateCLIP
+from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.language import HookedCrateLM
+from crate_interp.models.vision import HookedCrate
+
+
+class CrateHubConfig(PreTrainedConfig):
+    """What config.json of a saved folder says. `config`: the fields of the CrateConfig.
+
+    Raises ValueError if they make no CrateConfig. A class without an __init__ of its own would get
+    one that knows nothing but its annotated fields.
+    """
+
+    config: dict[str, Any] | None
+
+    def __init__(self, **values: object) -> None:
+        fields: Any = values
+        super().__init__(**fields)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.config = kwargs.pop("config", None)
+        cfg: Any = self.crate()
+        if cfg.kind == "vision" and self.id2label is None:
+            labels = cfg.labels or [f"LABEL_{index}" for index in range(cfg.n_classes)]
+            self.id2label = dict(enumerate(labels))
+            self.label2id = {label: index for index, label in enumerate(labels)}
+        super().__post_init__(**kwargs)
+
+    def crate(self) -> CrateConfig:
+        """Returns the CrateConfig; raises ValueError if the fields make none."""
+        if not isinstance(self.config, dict):
+            raise ValueError(
+                f"{type(self).__name__} takes config=, the fields of a CrateConfig: use "
+                "AutoConfig.from_pretrained(folder), or config=model.cfg.to_dict()."
+            )
+        return CrateConfig.from_dict(self.config)
+
+    # the names that transformers and TransformerLens read
+    @property
+    def hidden_size(self) -> int:
+        return self.crate().d_model
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.crate().n_layers
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.crate().n_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.crate().d_head
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.crate().d_mlp
+
+
+class CrateVisionConfig(CrateHubConfig):
+    """The config of a CrateForImageClassification."""
+
+    model_type = "crate_vision"
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+
+
+class CrateTextConfig(CrateHubConfig):
+    """The config of a CrateForCausalLM."""
+
+    model_type = "crate_text"
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+
+    @property
+    def vocab_size(self) -> int:
+        cfg: Any = self.crate()
+        return cfg.d_vocab
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.crate().n_ctx
+
+
+class CrateMAEConfig(CrateHubConfig):
+    """The config of a CrateMAEModel."""
+
+    model_type = "crate_mae"
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+
+
+class CrateCLIPConfig(CrateHubConfig):
+    """The config of a CrateCLIPModel."""
+
+    model_type = "crate_clip"
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(**values)
+
+
+class CrateHubModel(PreTrainedModel):
+    """A transformers model around a hooked one, `.model`, which ci.probe and the others take.
+
+    It reads and writes the folders of `model.save_pretrained`: the same weights, in the dtype in
+    which they lie there unless told another.
+    """
+
+    base_model_prefix = "model"
+    hooked: ClassVar[type[HookedModel]]
+
+    def __init__(self, config: CrateHubConfig) -> None:
+        super().__init__(config)
+        make: Any = self.hooked
+        self.model: Any = make(config.crate())
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Does nothing: the hooked model drew its weights, or they come from a file."""
+
+    @classmethod
+    def from_pretrained(cls, *args: object, **kwargs: object) -> Any:  # pyright: ignore
+        """Loads a folder or repo as transformers does; arguments as there.
+
+        Parameters that the hooked model keeps frozen are frozen here too.
+        """
+        load: Any = super().from_pretrained
+        loaded = load(*args, **kwargs)
+        model = loaded[0].model if isinstance(loaded, tuple) else loaded.model
+        with torch.device("meta"):
+            fresh = dict(type(model)(model.cfg).named_parameters())
+        for name, value in model.named_parameters():
+            value.requires_grad_(fresh[name].requires_grad)
+        first = next(model.parameters())
+        for cfg in model.runtime_configs():
+            set_runtime(cfg, device=first.device, dtype=first.dtype)
+        return loaded
+
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, save_directory: str | Path, **kwargs: object
+    ) -> None:
+        """Writes the hooked model's folder, which ci.load and AutoModel read.
+
+        `push_to_hub` and `repo_id` are as in transformers, and its other options have no meaning.
+        """
+        shared: Any = {name: kwargs[name] for name in ("push_to_hub", "repo_id") if name in kwargs}
+        self.model.save_pretrained(save_directory, **shared)
+
+    def forward(self, *args: object, **kwargs: object) -> Any:
+        """Returns what the hooked model returns."""
+        return self.model(*args, **kwargs)
+
+
+class CrateForImageClassification(CrateHubModel):
+    """A HookedCrate as transformers' image classifiers are."""
+
+    config_class = CrateVisionConfig
+    main_input_name = "pixel_values"
+    hooked = HookedCrate
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        pixel_values: Float[Tensor, "batch channels height width"],
+        labels: Int[Tensor, "batch"] | None = None,
+        **kwargs: object,
+    ) -> ImageClassifierOutput:
+        """Returns logits `[batch, n_classes]`, and the cross-entropy if there are labels.
+
+        Other arguments, such as output_attentions, are ignored: hooks show what is inside.
+        """
+        logits = self.model(pixel_values)
+        loss = None if labels is None else F.cross_entropy(logits, labels)
+        return ImageClassifierOutput(loss=loss, logits=logits)
+
+
+class CrateForCausalLM(CrateHubModel):
+    """A HookedCrateLM as transformers' language models are. `.model.generate` writes text."""
+
+    config_class = CrateTextConfig
+    main_input_name = "input_ids"
+    hooked = HookedCrateLM
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        input_ids: Int[Tensor, "batch pos"] | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Int[Tensor, "batch pos"] | None = None,
+        inputs_embeds: Float[Tensor, "batch pos d_model"] | None = None,
+        **kwargs: object,
+    ) -> CausalLMOutput:
+        """Returns logits `[batch, pos, d_vocab]`, and the loss if there are labels.
+
+        The loss is the cross-entropy of each label given the tokens before it; -100 is left out.
+        inputs_embeds: in a bridge alone. Other arguments are ignored, as use_cache: there is none.
+        """
+        given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
+        if inputs_embeds is not None:
+            logits = self.model(inputs_embeds=inputs_embeds, **given)
+        else:
+            logits = self.model(input_ids, **given)
+        if labels is None:
+            return CausalLMOutput(logits=logits)
+        after = labels[:, 1:].to(logits.device)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), after.flatten(), ignore_index=-100)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+class CrateMAEModel(CrateHubModel):
+    """A HookedCrateMAE; its forward is that of `.model`."""
+
+    config_class = CrateMAEConfig
+    main_input_name = "images"
+    hooked = HookedCrateMAE
+
+
+class CrateCLIPModel(CrateHubModel):
+    """A HookedCrateCLIP; its forward is that of `.model`."""
+
+    config_class = CrateCLIPConfig
+    main_input_name = "images"
+    hooked = HookedCrateCLIP

@@ -1,0 +1,345 @@
+"""A bridge over a hooked model: logits, activations, edits and gradients are the model's."""
+
+import copy
+import subprocess
+import sys
+from functools import partial
+from importlib.metadata import entry_points
+from threading import Lock
+
+import pytest
+import torch
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+import crate_interp as ci
+from bridged import (
+    EVERY,
+    FEW,
+    FEW_TEXT,
+    VISION,
+    input_of,
+    make_clip,
+    make_mae,
+    metric,
+    model_of,
+    pair,
+)
+from conftest import LAYERS, make
+from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
+
+
+# what fires only behind a switch
+GATED = ("hook_result", "_input", "hook_attn_in", "hook_mlp_in")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_logits_and_activations_are_the_models(name):
+    model, bridge, x = pair(name)
+    assert isinstance(bridge, TransformerBridge)
+    assert torch.equal(bridge(x), model(x))
+    logits, ours = model.run_with_cache(x)
+    same, theirs = bridge.run_with_cache(x)
+    assert torch.equal(same, logits)
+    for point, value in ours.items():
+        assert torch.equal(theirs[point], value), point
+    for point in ours:
+        assert bridge.hook_dict[point].name == point
+    # no point has two names, whatever it is asked for by
+    names = {id(point): point.name for point in bridge.hook_dict.values()}
+    assert len(set(names.values())) == len(names)
+
+
+@pytest.mark.parametrize("name", ["crate", "gpt-baseline", "nanochat-crate"])
+def test_names_of_other_bridges_are_the_same_points(name):
+    model, bridge, x = pair(name)
+    _, cache = bridge.run_with_cache(x)
+    alias = {
+        "blocks.1.hook_in": "blocks.1.hook_resid_pre",
+        "blocks.1.hook_out": "blocks.1.hook_resid_post",
+        "blocks.1.ln1.hook_out": "blocks.1.ln1.hook_normalized",
+        "blocks.1.attn.hook_in": "blocks.1.ln1.hook_normalized",
+        "blocks.1.attn.hook_out": "blocks.1.hook_attn_out",
+        "blocks.1.attn.v.hook_out": "blocks.1.attn.hook_v",
+        "blocks.1.attn.o.hook_in": "blocks.1.attn.hook_z",
+        "blocks.1.mlp.in.hook_out": "blocks.1.mlp.hook_pre",
+        "blocks.1.ln2.hook_in": "blocks.1.hook_resid_mid",
+        "blocks.1.mlp.hook_in": "blocks.1.ln2.hook_normalized",
+        "blocks.1.mlp.hook_out": "blocks.1.hook_mlp_out",
+        "embed.hook_out": "hook_embed",
+        "ln_final.hook_out": "ln_final.hook_normalized",
+    }
+    for other, own in alias.items():
+        assert torch.equal(cache[other], cache[own]), other
+    assert torch.equal(cache["embed.hook_in"], x)
+    assert torch.equal(cache["ln_final.hook_in"], cache[f"blocks.{LAYERS - 1}.hook_resid_post"])
+    assert torch.equal(cache["unembed.hook_out"], model(x))
+    silent = set(bridge.hook_dict) - set(cache)
+    assert all(point.endswith(GATED) for point in silent), silent
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_edits_and_gradients_are_the_models(name):
+    model, bridge, x = pair(name)
+    points = ["blocks.1.hook_resid_pre", "blocks.1.attn.hook_pattern", "blocks.2.mlp.hook_post"]
+
+    def halve(value, hook):
+        assert hook.name in points
+        return value / 2
+
+    hooks = [(point, halve) for point in points]
+    edited = model.run_with_hooks(x, fwd_hooks=hooks)
+    assert not torch.equal(edited, model(x))
+    assert torch.equal(bridge.run_with_hooks(x, fwd_hooks=hooks), edited)
+    other = bridge.run_with_hooks(x, fwd_hooks=[("blocks.1.hook_in", halve)])
+    own = model.run_with_hooks(x, fwd_hooks=[("blocks.1.hook_resid_pre", halve)])
+    assert torch.equal(other, own)
+
+    grads = {"model": {}, "bridge": {}}
+    for key, one in (("model", model), ("bridge", bridge)):
+
+        def keep(grad, hook, kept=grads[key]):
+            kept[hook.name] = grad.clone()
+
+        with one.hooks(bwd_hooks=[(point, keep) for point in points]):
+            metric(one(x)).backward()
+    assert set(grads["model"]) == set(points)
+    for point in points:
+        assert torch.equal(grads["bridge"][point], grads["model"][point])
+    theirs = dict(bridge.named_parameters())
+    assert len(theirs) == len(list(model.parameters()))
+    own = [value.grad for value in model.parameters()]
+    for value, wanted in zip(bridge.parameters(), own, strict=True):
+        assert (wanted is None and value.grad is None) or torch.equal(value.grad, wanted)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_model_is_left_alone(name):
+    model = model_of(name)
+    model.add_perma_hook("blocks.0.hook_resid_pre", lambda value, hook: None)
+
+    def state():
+        return {
+            "weights": {key: value.clone() for key, value in model.state_dict().items()},
+            "names": {key: point.name for key, point in model.hook_dict.items()},
+            "modules": [(key, type(module)) for key, module in model.named_modules()],
+            "cfg": (model.cfg.to_dict(), model.cfg.dtype, model.cfg.device),
+            "hooks": [len(point.fwd_hooks) for point in model.hook_dict.values()],
+            "fields": sorted(model.__dict__),
+            "modes": [module.training for module in model.modules()],
+        }
+
+    before = state()
+    bridge = ci.to_bridge(model)
+    bridge.run_with_cache(input_of(name))
+    bridge.set_use_attn_result(True)
+    bridge.train()
+    with torch.no_grad():
+        for value in bridge.parameters():
+            value.zero_()
+    after = state()
+    assert list(after["weights"]) == list(before["weights"])
+    for key, value in before["weights"].items():
+        assert torch.equal(after["weights"][key], value), key
+    assert {**after, "weights": 0} == {**before, "weights": 0}
+
+
+def test_the_copy_has_none_of_the_models_hooks():
+    model, x = make(), input_of("crate")
+    plain = model(x)
+    lock = Lock()  # cannot be copied
+
+    def zero(value, hook, lock):
+        with lock:
+            return value * 0
+
+    model.add_hook("blocks.0.hook_resid_pre", partial(zero, lock=lock))
+    model.add_perma_hook("blocks.1.hook_resid_pre", partial(zero, lock=lock))
+    model.blocks[2].register_forward_hook(partial(lambda lock, *args: args[-1] * 0, lock))
+    bridge = ci.to_bridge(model)
+    assert torch.equal(bridge(x), plain)
+    assert not torch.equal(model(x), plain)
+    assert not any(point.fwd_hooks for point in bridge.hook_points())
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_stop_and_start_at_a_layer(name):
+    model, bridge, x = pair(name)
+    for layer in range(-LAYERS, LAYERS):
+        wanted = model(x, stop_at_layer=layer)
+        assert torch.equal(bridge(x, stop_at_layer=layer), wanted)
+        assert torch.equal(bridge.run_with_cache(x, stop_at_layer=layer)[0], wanted)
+    stream = torch.randn(2, 5, model.cfg.d_model)
+    if name in VISION:
+        with pytest.raises(NotImplementedError, match="vision"):
+            bridge(stream, start_at_layer=1)
+        return
+    wanted = model(stream, start_at_layer=LAYERS - 1)
+    assert torch.equal(bridge(stream, start_at_layer=LAYERS - 1), wanted)
+    if name == "nanochat-crate":  # later layers add the embedding
+        with pytest.raises(ValueError, match="x0_lambdas"):
+            bridge(stream, start_at_layer=0)
+    else:
+        assert torch.equal(bridge(stream, start_at_layer=1), model(stream, start_at_layer=1))
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_it_follows_to_other_dtypes(name):
+    model, bridge, x = pair(name)
+    model.double()
+    wide = x.double() if name in VISION else x
+    wanted = model(wide)
+    other = pair(name)[1].double()
+    for moved in (ci.to_bridge(model), bridge.to(torch.float64, print_details=False), other):
+        assert moved(wide).dtype == torch.float64
+        assert (moved(wide) - wanted).abs().max() < 1e-10
+        assert moved.original_model.cfg.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", FEW_TEXT)
+def test_vectors_in_place_of_tokens_losses_and_generation(name):
+    model, bridge, x = pair(name)
+    assert torch.equal(bridge(model.embed(x)), model(x))
+    assert torch.allclose(bridge(x, return_type="loss"), model(x, return_type="loss"))
+    options = dict(do_sample=False, verbose=False, stop_at_eos=False)
+    written = bridge.generate(x, max_new_tokens=4, **options)
+    for _ in range(4):
+        x = torch.cat([x, model(x)[:, -1].argmax(dim=-1, keepdim=True)], dim=1)
+    assert torch.equal(written, x)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_switches_reach_the_copy(name):
+    model, bridge, x = pair(name)
+    with pytest.raises(ValueError, match="use_attn_result"):
+        bridge.add_hook("blocks.0.attn.hook_result", lambda value, hook: None)
+    for one in (model, bridge):
+        one.set_use_attn_result(True)
+        one.set_use_split_qkv_input(True)
+    _, ours = model.run_with_cache(x)
+    _, theirs = bridge.run_with_cache(x)
+    for point in ("blocks.1.attn.hook_result", "blocks.1.attn.hook_k_input"):
+        assert torch.equal(theirs[point], ours[point])
+    bridge.cfg.use_split_qkv_input = False
+    assert not bridge.original_model.cfg.use_split_qkv_input
+    assert ci.to_bridge(model).cfg.use_attn_result
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_weights_by_transformerlens_names(name):
+    model, bridge, _ = pair(name)
+    for weight in ("W_Q", "W_K", "W_V", "W_O", "b_O", "W_U", "b_U", "W_E"):
+        assert torch.equal(getattr(bridge, weight), getattr(model, weight)), weight
+    if name != "nanochat-crate":
+        assert torch.equal(bridge.W_pos, model.W_pos)
+    params = bridge.tl_parameters()
+    if "ista" in model.cfg.sparse_step:  # no decoder: left out, not filled with zeros
+        assert not any(".mlp." in key for key in params)
+    else:
+        assert torch.equal(params["blocks.1.mlp.W_out"], model.blocks[1].mlp.W_out)
+    if name == "gpt-baseline":
+        attn, mlp = model.blocks[1].attn, model.blocks[1].mlp
+        biases = attn.qkv_proj.bias.view(3, model.cfg.n_heads, model.cfg.d_head)
+        for role, bias in zip("QKV", biases, strict=True):
+            assert torch.equal(params[f"blocks.1.attn.b_{role}"], bias)
+        assert torch.equal(params["blocks.1.mlp.b_in"], mlp.fc_in.bias)
+    if name == "nanochat-crate":
+        assert torch.equal(params["blocks.1.mlp.b_in"], -model.blocks[1].mlp.threshold)
+
+
+def test_a_classifier_behind_features():
+    model, x = make(d_features=7), input_of("crate")
+    bridge = ci.to_bridge(model)
+    assert torch.equal(bridge(x), model(x))
+    assert torch.equal(bridge.W_U, model.W_U)
+    assert torch.allclose(bridge.b_U, model.b_U)
+
+
+def test_a_copy_of_a_bridge_and_the_tower_of_a_clip():
+    model, bridge, x = pair("crate")
+    twin = copy.deepcopy(bridge)
+    with torch.no_grad():
+        next(bridge.parameters()).zero_()
+    assert torch.equal(twin(x), model(x))
+    clip = make_clip()
+    size = (2, 3, *clip.visual.cfg.image_size)
+    images = torch.randn(size)
+    assert torch.equal(ci.to_bridge(clip.visual)(images), clip.visual(images))
+
+
+class Wrapped(torch.nn.Module):
+    """As torch.compile wraps a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._orig_mod = model
+
+
+@pytest.mark.parametrize(
+    "what, says",
+    [
+        (lambda: torch.nn.Linear(2, 2), "cannot make a bridge of Linear: give a hooked model"),
+        (lambda: "crate", "cannot make a bridge of str: give a hooked model"),
+        (lambda: Wrapped(make()), "give that one, model._orig_mod"),
+        (lambda: ci.to_bridge(make()), "it is a bridge already"),
+        (make_clip, "give the image tower, model.visual"),
+        (make_mae, "its forward returns no logits"),
+        (lambda: make_clip().text, "its forward returns no logits"),
+    ],
+)
+def test_what_is_no_hooked_model_with_logits_is_refused(what, says):
+    with pytest.raises(ValueError, match=says):
+        ci.to_bridge(what())
+
+
+def test_transformerlens_builds_it_by_the_adapters_name():
+    for architecture in ARCHITECTURES:
+        ArchitectureAdapterFactory.register_adapter(architecture, CrateAdapter)
+    for name in ("crate", "crate-lm"):
+        model, x = model_of(name), input_of(name)
+        cfg = TransformerBridgeConfig(d_model=31, d_head=7, n_heads=5, n_layers=LAYERS, n_ctx=13)
+        twin = copy.deepcopy(model)
+        bridge = build_bridge_from_module(twin, type(model).__name__, tl_config=cfg)
+        assert torch.equal(bridge(x), model(x))
+        assert bridge.cfg.d_head == model.cfg.d_head
+        assert bridge.cfg.d_vocab == model.W_U.shape[1]
+
+
+def test_the_installed_package_names_the_adapter():
+    found = entry_points(group="transformer_lens.architectures")
+    ours = {one.name: one for one in found if one.value.startswith("crate_interp.")}
+    assert set(ours) == set(ARCHITECTURES)
+    assert all(one.load() is CrateAdapter for one in ours.values())
+
+
+ALONE = """
+import sys, torch, transformer_lens
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+assert not any(name.startswith("crate_interp") for name in sys.modules)
+cfg = TransformerBridgeConfig(
+    d_model=8, d_head=4, n_layers=1, n_ctx=5, n_heads=2, architecture="HookedCrateLM"
+)
+adapter = ArchitectureAdapterFactory.select_architecture_adapter(cfg)
+assert type(adapter).__module__ == "crate_interp.bridge.adapter", adapter
+assert "crate_interp.checkpoints.load" not in sys.modules  # cheap, no more than it needs
+assert "sklearn" not in sys.modules and "matplotlib" not in sys.modules
+
+import crate_interp as ci
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+size = dict(d_model=8, d_head=4, n_layers=1, n_ctx=5, n_heads=2, d_vocab=11)
+model = ci.HookedCrateLM(ci.CrateConfig(family="crate-lm", **size)).eval()
+tokens = torch.tensor([[1, 2, 3]])
+wanted = model(tokens)
+bridge = build_bridge_from_module(model, "HookedCrateLM", tl_config=cfg)
+assert torch.equal(bridge(tokens), wanted)
+print("found")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_imports_transformerlens_alone_finds_the_adapter():
+    run = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert run.stdout == "found\n", run.stderr
