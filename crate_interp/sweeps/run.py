@@ -157,7 +157,8 @@ def _readings(
 
     def measure_final(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
         for item in probes:
-            tally.add(item, layer + 1, on_final(item, acts["hook_resid_post"]), batch.start)
+            answer = on_final(item, acts["hook_resid_post"], layers[layer])
+            tally.add(item, layer + 1, answer, batch.start)
 
     readings = []
     for item in reading:

@@ -45,7 +45,7 @@ def twin(model: HookedModel, seed: int) -> Any:
     torch's global random state is left as it was.
     """
     with _seeded(seed):
-        other = type(model)(model.cfg)
+        other: Any = model.fresh()
     for name in ("tokenizer", "fetch_tokenizer"):
         if hasattr(model, name):
             setattr(other, name, getattr(model, name))

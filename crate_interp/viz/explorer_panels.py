@@ -127,6 +127,11 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         rows, columns = (
             side // patch for side, patch in zip(shape[2:], model.cfg.patch_size, strict=True)
         )
+        if model.cfg.n_special != 1:
+            raise ValueError(
+                f"the network has {model.cfg.n_special} tokens before its patches, and the page "
+                "has room for CLS alone: look at ci.maps.attention(cache, layer)."
+            )
         grid, count = (rows, columns), rows * columns + 1
     if first is not None and list(first.shape[::2]) + [first.shape[3]] != [shape[0], count, count]:
         raise ValueError(
