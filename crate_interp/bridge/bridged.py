@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
+from crate_interp import checks
 from crate_interp.bridge.building import build
 from crate_interp.bridge.views import BridgedBlock, BridgedNorm
 from crate_interp.config import CrateConfig
@@ -150,7 +151,11 @@ class BridgedVision(ImageMixin, BridgedModel):
         layer l. Raises ValueError for images that the model does not take.
         """
         given = self._check_images(images)
-        out = self._stopping(stop_at_layer, pixel_values=given)
+        own = checks.size("image_size", self.network.config.image_size)
+        # DINOv2 interpolates its positions without being told, and takes no such word
+        told = given.shape[2:] != own and "Dinov2" not in str(self.cfg.architecture)
+        more = {"interpolate_pos_encoding": True} if told else {}
+        out = self._stopping(stop_at_layer, pixel_values=given, **more)
         if isinstance(out, Tensor):
             return out
         return out.logits if self.has_logits else out.last_hidden_state[:, 0]

@@ -38,7 +38,8 @@ class Probe:
     `[batch, height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample
     the mask of the next one (for the last the mask of the first); and acts["sample"] `[batch]`,
     their numbers. partial: a sample may have no such number (NaN), in any head, and is then left
-    out of the statistic's means.
+    out of the statistic's means. subspaces: the probe measures against U; where a black box has
+    something else in its place, the result's settings say what.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Probe:
     masks: bool = False
     partial: bool = False
     final_block: bool = False
+    subspaces: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name, "probe")

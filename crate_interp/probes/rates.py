@@ -88,6 +88,7 @@ def compression(
         final=partial(_final, eps=eps, tokens=tokens) if "pre" in at and not norm else None,
         settings=settings,
         final_block=True,
+        subspaces=True,
     )
 
 

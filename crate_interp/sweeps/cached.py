@@ -58,7 +58,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
             tally.add(item, len(model.blocks), answer, 0)
         tally.flush(chosen)
     blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
-    meta = model_meta(model, n) | probes_meta(chosen)
+    meta = model_meta(model, n) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 

@@ -73,7 +73,7 @@ def sweep(
     check_masks(chosen, samples)
     started = time.perf_counter()
     layers: Any = getattr(model, blocks)
-    meta = data_meta(model, samples, batch_size) | probes_meta(chosen)
+    meta = data_meta(model, samples, batch_size) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "n_layers": len(layers), "controls": controls}
     if model.cfg.kind == "mae" and forward is run:
         meta["mask_ratio"] = 0.0
