@@ -30,6 +30,7 @@ _OF_ATTENTION = {
     "hook_pattern": "hook_pattern",
     "hook_z": "o.hook_in",
 }
+_ROTATED = {"hook_q": "hook_rot_q", "hook_k": "hook_rot_k"}
 _OF_MLP = {"hook_pre": "hook_pre", "hook_post": "hook_post"}
 _OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}
 
@@ -88,6 +89,8 @@ class BridgedNorm(nn.Module):
         inner: Any = self.inner
         return inner.forward(x)
 
+    forward = plain  # for what applies the norm by itself, such as a logit lens
+
 
 class BridgedAttention(nn.Module):
     """The attention of a layer. U are the columns of the map that `cfg.subspaces` names.
@@ -96,7 +99,7 @@ class BridgedAttention(nn.Module):
     tied. `hook_u` holds `LN(Z) U_k`, the chosen role without its bias. Where several query heads
     share a key and value, keys and values have a head for each group, and so has U (but for
     subspaces="query"); W_K and W_V are repeated, as in TransformerLens. `hook_q` and `hook_k` are
-    before a rotation by positions.
+    after a rotation by positions, as in our own models.
     """
 
     def __init__(self, cfg: CrateConfig, block: nn.Module) -> None:
@@ -104,7 +107,8 @@ class BridgedAttention(nn.Module):
         self.cfg = cfg
         attn = found(block, "attn")
         self._block, self._attn = (block,), (attn,)
-        _relay(self, attn, _OF_ATTENTION)
+        rotates = getattr(cfg, "rotations", False)
+        _relay(self, attn, _OF_ATTENTION | (_ROTATED if rotates else {}))
         self.hook_u = HookPoint()
         role = ROLES[cfg.subspaces]
         bias = Bias(attn, role, len(self.U))

@@ -76,7 +76,11 @@ class Seen:
     def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
         """Returns the codes of a role, "q" or "k"; None if they were not cached."""
         point = f"attn.hook_{role}"
-        return self.at(point, layer).swapaxes(0, 1) if self.has(point, layer) else None
+        if not self.has(point, layer):
+            return None
+        codes = self.at(point, layer).swapaxes(0, 1)
+        # heads of some black boxes share their keys
+        return np.repeat(codes, self.model.cfg.n_heads // len(codes), axis=0)
 
     @property
     def has_lens(self) -> bool:
