@@ -267,7 +267,7 @@ def models() -> None:
 
 
 def _load(source: str, family: str | None, revision: str | None, config: list[str] | None) -> Any:
-    return ci.load(source, family=family, revision=revision, **_fields(config))
+    return ci.bridge.load(source, family=family, revision=revision, **_fields(config))
 
 
 def _one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:

@@ -39,11 +39,14 @@ def attention(
     """
     if scaled and cls_key:  # what the model computed, with the edits that hooks made
         pattern = _whole_pattern(cache, layer)
-        grid = _grid(cache, pattern.shape[-1] - 1, grid)
-        return pattern[:, :, _position(query, grid), 1:].unflatten(-1, grid)
+        first = cache.model.cfg.n_special
+        grid = _grid(cache, pattern.shape[-1] - first, grid)
+        return pattern[:, :, _position(query, grid, first), first:].unflatten(-1, grid)
     q, k = (_point(cache, layer, f"attn.hook_{role}").transpose(1, 2) for role in "qk")
-    grid = _grid(cache, q.shape[2] - 1, grid)
-    return attention_map(q, k, _position(query, grid), scaled, cls_key).unflatten(-1, grid)
+    first = cache.model.cfg.n_special
+    grid = _grid(cache, q.shape[2] - first, grid)
+    place = _position(query, grid, first)
+    return attention_map(q, k, place, scaled, cls_key, first).unflatten(-1, grid)
 
 
 def codes(
@@ -66,7 +69,8 @@ def codes(
     count = values.shape[-1]
     if not wanted or not all(checks.is_int(atom) and 0 <= atom < count for atom in wanted):
         raise ValueError(f"atoms={atoms!r}: give whole numbers from 0 to {count - 1}.")
-    patches = values[:, 1:, wanted].transpose(1, 2)  # [batch, atom, patch]
+    first = cache.model.cfg.n_special
+    patches = values[:, first:, wanted].transpose(1, 2)  # [batch, atom, patch]
     return patches.unflatten(-1, _grid(cache, patches.shape[-1], grid))
 
 
@@ -84,7 +88,8 @@ def components(
     "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or one of the stream, such
     as "hook_resid_post". grid, and what is raised: as in `attention`.
     """
-    features = _point(cache, layer, point).flatten(2)[:, 1:]  # [batch, patch, d]
+    values = _point(cache, layer, point)
+    features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
     return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
 
 
@@ -98,8 +103,10 @@ def rollout(
     """
     count = len(cache.model.blocks)
     patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
-    grid = _grid(cache, patterns.shape[-1] - 1, grid)
-    return attention_rollout(patterns)[:, _position(query, grid), 1:].unflatten(-1, grid)
+    first = cache.model.cfg.n_special
+    grid = _grid(cache, patterns.shape[-1] - first, grid)
+    place = _position(query, grid, first)
+    return attention_rollout(patterns)[:, place, first:].unflatten(-1, grid)
 
 
 def windowed(
@@ -211,9 +218,12 @@ def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
     return rows, columns
 
 
-def _position(query: Query, grid: Grid) -> int:
-    """Returns the place of a query among the tokens: CLS, then the patches row by row."""
-    count = grid[0] * grid[1] + 1
+def _position(query: Query, grid: Grid, first: int) -> int:
+    """Returns the place of a query among the tokens: CLS, then the patches row by row.
+
+    first: the place of the first patch, 1 but in models with other special tokens.
+    """
+    count = grid[0] * grid[1] + first
     if isinstance(query, (tuple, list)) and len(query) == 2 and all(map(checks.is_int, query)):
         row, column = query
         if not (0 <= row < grid[0] and 0 <= column < grid[1]):
@@ -221,7 +231,7 @@ def _position(query: Query, grid: Grid) -> int:
                 f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to "
                 f"{grid[1] - 1}."
             )
-        return 1 + row * grid[1] + column
+        return first + row * grid[1] + column
     if not checks.is_int(query):
         raise ValueError(
             f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch."

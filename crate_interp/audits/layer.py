@@ -14,7 +14,7 @@ from crate_interp.audits.claims import ATTENTION, CLAIM_OF, CLAIMS, NUMBERS, SPA
 from crate_interp.audits.draws import randoms_like
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.models.step import Lasso
-from crate_interp.probes.shared import dictionary, subspaces
+from crate_interp.probes.shared import dictionary, tied_subspaces
 
 POINTS = (
     "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",
@@ -38,7 +38,7 @@ class Audited:
 
 def audited(block: Any, index: int, setting: Setting) -> Audited:
     """Returns a layer of a model; the random dictionaries depend on the seed and the layer."""
-    u, d, lasso = subspaces(block), dictionary(block), block.mlp.lasso()
+    u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
     random: tuple[Tensor, ...] = ()
     if isinstance(lasso, Lasso) and "random D" in setting.nulls:
         draws = [_generator(setting.seed, index, draw) for draw in range(sparse.DRAWS)]
@@ -65,7 +65,7 @@ def why_not(block: Any) -> dict[str, str]:
             "complete",
             "incoherent",
         )
-        if needs_u and subspaces(block) is None:
+        if needs_u and tied_subspaces(block) is None:
             reasons[name] = "queries, keys and values are three codes: the layer has no subspaces U"
         elif CLAIMS[CLAIM_OF[name]].group == SPARSE and isinstance(lasso, str):
             reasons[name] = lasso
@@ -79,7 +79,7 @@ def why_not(block: Any) -> dict[str, str]:
                 if d.shape[1] > d.shape[0]
                 else "the code is not as wide as the stream"
             )
-    if subspaces(block) is not None and len(block.attn.U) < 2:
+    if tied_subspaces(block) is not None and len(block.attn.U) < 2:
         reasons["incoherent"] = "the layer has one head"
     return reasons
 

@@ -14,7 +14,7 @@ from crate_interp.measures import (
     output_map_cosine,
     scale_free_defect,
 )
-from crate_interp.probes.shared import dictionary, subspaces
+from crate_interp.probes.shared import dictionary, tied_subspaces
 
 
 def of_weights(block: Any) -> dict[str, tuple[float, float]]:
@@ -22,7 +22,7 @@ def of_weights(block: Any) -> dict[str, tuple[float, float]]:
 
     The null of the overlap is that of random subspaces, p / d.
     """
-    u, d = subspaces(block), dictionary(block)
+    u, d = tied_subspaces(block), dictionary(block)
     none = float("nan")
     numbers: dict[str, tuple[float, float]] = {}
     if u is not None:
@@ -49,7 +49,7 @@ def of_heads(block: Any) -> pd.DataFrame:
     Columns: head, cosine, null (the mean cosine with the other heads' U_j), spread (the standard
     deviation of the cosine of random matrices, 1 / sqrt(p d)).
     """
-    u = subspaces(block)
+    u = tied_subspaces(block)
     columns = ["head", "cosine", "null", "spread"]
     if u is None:
         return pd.DataFrame(columns=columns)

@@ -1,6 +1,197 @@
-"""load."""
+"""ci.bridge.load: any model by name, folder or repo, a CRATE or a black box of transformers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crate_interp import checks
+from crate_interp.bridge.preprocessor import preprocessing
+from crate_interp.checkpoints import hub, registry
+from crate_interp.checkpoints.load import load as load_crate
+from crate_interp.checkpoints.tensors import read_json
+from crate_interp.config.families import SUBSPACES
+from crate_interp.errors import CheckpointError
+from crate_interp.models.hooked import HookedModel
+
+# model_type in config.json -> classes of transformers that it may name; the last stands in for any
+# other, and has no head
+BLACK_BOXES: dict[str, tuple[str, ...]] = {
+    "vit": ("ViTForImageClassification", "ViTModel"),
+    "deit": ("DeiTForImageClassification", "DeiTModel"),
+    "dinov2": ("Dinov2ForImageClassification", "Dinov2Model"),
+    "dinov2_with_registers": (
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersModel",
+    ),
+    "gpt2": ("GPT2LMHeadModel",),
+    "llama": ("LlamaForCausalLM",),
+    "mistral": ("MistralForCausalLM",),
+    "qwen2": ("Qwen2ForCausalLM",),
+}
+_POOLED = ("ViTModel", "DeiTModel")  # with a pooler unless told otherwise, which is no part of it
+_WEIGHTS, _SHARDS, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+_TOKENIZER = "tokenizer.json"
+_BESIDE = (
+    "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
 
 
-def load(source: str) -> object:
-    """Returns the hooked model of a folder or repo, a black box too."""
-    raise NotImplementedError
+def load(
+    source: str | Path,
+    *,
+    subspaces: str = "value",
+    family: str | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+    **config: Any,
+) -> HookedModel:
+    """Returns the hooked model of a name, folder or repo, whether a CRATE or a black box.
+
+    A folder or repo whose config.json has a known model_type (`BLACK_BOXES`: vit, deit, dinov2,
+    gpt2, llama, ...) is loaded by transformers, bridged, and given to `ci.from_bridge` with
+    `subspaces` and `config`. Its weights must be safetensors: pickles and code of the repo are
+    never read. `model.preprocess` does what its preprocessor_config.json says. Everything else goes
+    to `ci.load` with the same arguments but `subspaces`.
+
+    Raises CheckpointError, in one line, for everything that can be wrong with a source.
+    """
+    checks.one_of("subspaces", subspaces, SUBSPACES)
+    net: dict[str, Any] = {
+        "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token,
+    }  # fmt: skip
+    folder = _folder(source, revision, net, family, config)
+    if folder is None:
+        options = {"family": family, "revision": revision, "device": device, "dtype": dtype}
+        return load_crate(source, **options, **net, **config)
+    try:
+        model = _bridged(folder, subspaces, dtype or torch.float32, config, str(source))
+        return model.to(torch.device(device))
+    except CheckpointError:
+        raise
+    except (ValueError, OSError, RuntimeError, KeyError, TypeError, ImportError) as error:
+        raise CheckpointError(f"{source} cannot be loaded: {error}") from error
+
+
+def _folder(
+    source: str | Path, revision: str | None, net: dict, family: str | None, given: dict
+) -> Path | None:
+    """Returns the folder of a black box, downloaded if need be; None if it is none."""
+    if not isinstance(source, (str, Path)) or family not in (None, "vit", "gpt") or "file" in given:
+        return None
+    path = Path(source).expanduser()
+    if os.path.isdir(path):
+        if _type_of(path) is None:
+            return None
+        if revision is not None:
+            raise CheckpointError(f"revision={revision!r} has no meaning for the folder {path}.")
+        return path
+    name = str(source)
+    is_repo = name.count("/") == 1 and not path.is_absolute() and not os.path.exists(path)
+    if not is_repo or path.suffix in (".pth", ".pt", ".safetensors", ".npz"):
+        return None
+    if registry.find(name) is not None or registry.of_repo(name):
+        return None
+    try:
+        config = hub.fetch(name, _CONFIG, revision=revision, **net)
+    except hub.MissingFile:
+        return None  # ci.load says what to do
+    return _downloaded(name, config, net) if _type_of(config.parent) else None
+
+
+def _type_of(folder: Path) -> str | None:
+    """Returns the model_type of a black box in a folder, or None."""
+    content = read_json(folder / _CONFIG)
+    if not isinstance(content, dict) or content.get("library") == "crate_interp":
+        return None
+    kind = content.get("model_type")
+    return kind if isinstance(kind, str) and kind in BLACK_BOXES else None
+
+
+def _downloaded(repo: str, config: Path, net: dict) -> Path:
+    """Returns the folder of a repo's snapshot, with the weights and what belongs to them."""
+    commit = config.parent.name  # of the config: a branch may move meanwhile
+    try:
+        files = [hub.fetch(repo, _WEIGHTS, revision=commit, **net).name]
+    except hub.MissingFile:
+        try:
+            index = read_json(hub.fetch(repo, _SHARDS, revision=commit, **net))
+        except hub.MissingFile:
+            raise CheckpointError(_no_safetensors(repo)) from None
+        shards = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(shards, dict):
+            raise CheckpointError(f"{repo}/{_SHARDS} has no weight_map.") from None
+        files = sorted({str(name) for name in shards.values()})
+    for name in files:
+        hub.fetch(repo, name, revision=commit, **net)
+    for name in _BESIDE:
+        try:
+            hub.fetch(repo, name, revision=commit, **net)
+        except (hub.MissingFile, hub.NotCached):
+            continue
+    return config.parent
+
+
+def _no_safetensors(where: str) -> str:
+    return (
+        f"{where} has no {_WEIGHTS}, and pickled weights are not read: load it with transformers, "
+        "save it with network.save_pretrained(folder), and load that folder."
+    )
+
+
+def _bridged(
+    folder: Path, subspaces: str, dtype: torch.dtype, given: dict[str, Any], name: str
+) -> HookedModel:
+    if not (folder / _WEIGHTS).exists() and not (folder / _SHARDS).exists():
+        raise CheckpointError(_no_safetensors(str(folder)))
+    from crate_interp.bridge.building import build
+    from crate_interp.bridge.foreign import from_bridge
+
+    network = _network(folder, dtype)
+    fields = preprocessing(folder, network.config) | given
+    if "model_name" not in fields:
+        fields["model_name"] = name if "/" in name and name.count("/") == 1 else folder.name
+    return from_bridge(build(network, tokenizer=_tokenizer(folder)), subspaces=subspaces, **fields)
+
+
+def _network(folder: Path, dtype: torch.dtype) -> Any:
+    """Returns the network of transformers, with every parameter from the file."""
+    import transformers
+
+    config = read_json(folder / _CONFIG)
+    known = BLACK_BOXES[config["model_type"]]
+    asked = (config.get("architectures") or [None])[0]
+    name = asked if asked in known else known[-1]
+    whole = {"add_pooling_layer": False} if name in _POOLED and asked != name else {}
+    network, info = getattr(transformers, name).from_pretrained(
+        folder,
+        attn_implementation="eager",
+        use_safetensors=True,
+        local_files_only=True,
+        dtype=dtype,
+        output_loading_info=True,
+        **whole,
+    )
+    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
+        wrong = [str(one) for one in info.get(what) or ()]
+        if wrong:
+            words = what.replace("_", " ")
+            raise CheckpointError(
+                f"the weights in {folder} do not fit {name}: {words} {wrong[:8]}."
+            )
+    return network.eval()
+
+
+def _tokenizer(folder: Path) -> object:
+    """Returns the tokenizer that lies beside the weights, or None."""
+    if not (folder / _TOKENIZER).exists():
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

@@ -10,6 +10,7 @@ eps is always the epsilon of the papers, not squared.
 """
 
 from crate_interp.config.base import CrateConfig, check_names, field_names
+from crate_interp.config.bridged import BridgedImageConfig, BridgedTextConfig
 from crate_interp.config.clip import CLIPConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.config.images import ImageConfig
@@ -23,10 +24,14 @@ CrateConfig.classes = {
     "mae": MAEConfig,
     "text": TextConfig,
     "clip": CLIPConfig,
+    "bridged vision": BridgedImageConfig,
+    "bridged text": BridgedTextConfig,
 }
 
 __all__ = [
     "FAMILIES",
+    "BridgedImageConfig",
+    "BridgedTextConfig",
     "CLIPConfig",
     "CrateConfig",
     "ImageConfig",

@@ -53,7 +53,8 @@ class CrateConfig:
     """
 
     kind: ClassVar[str]  # which forward: "vision", "mae", "text" or "clip"
-    classes: ClassVar[dict[str, type["CrateConfig"]]]  # kind -> class, set in config/__init__.py
+    # kind, after "bridged " for a black box -> class; set in config/__init__.py
+    classes: ClassVar[dict[str, type["CrateConfig"]]]
     derived: ClassVar[tuple[str, ...]] = ()  # fields that follow from others and are not saved
     checked: ClassVar[dict[str, Check]] = {
         "variant": choice(VARIANTS),
@@ -101,7 +102,7 @@ class CrateConfig:
     def __new__(cls, **values: Any) -> Any:
         if cls is CrateConfig:
             family = checks.one_of("family", values.get("family"), FAMILIES)
-            cls = CrateConfig.classes[FAMILIES[family]["kind"]]
+            cls = CrateConfig.classes[class_name(FAMILIES[family])]
         cls._check_own(values)
         return object.__new__(cls)
 
@@ -112,7 +113,7 @@ class CrateConfig:
 
     def __post_init__(self) -> None:
         checks.one_of("family", self.family, FAMILIES)
-        if self.facts["kind"] != self.kind:
+        if not isinstance(self, CrateConfig.classes[class_name(self.facts)]):
             raise ValueError(
                 f"family={self.family!r} is of kind {self.facts['kind']!r}, not {self.kind!r}: "
                 "use CrateConfig(family=...), which makes a config of the right kind."
@@ -141,7 +142,7 @@ class CrateConfig:
     def _who_has(cls, name: str) -> str:
         """Returns the kinds and families that have a field, as words of an error."""
         kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
-        families = [family for family, facts in FAMILIES.items() if facts["kind"] in kinds]
+        families = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
         return f"models of kind {' and '.join(kinds)} have it: {', '.join(families)}"
 
     @classmethod
@@ -312,6 +313,11 @@ class CrateConfig:
     attn_only = False
     gated_mlp = False
     act_fn = "relu"
+
+
+def class_name(facts: Facts) -> str:
+    """Returns the key in CrateConfig.classes of a family's class of configs."""
+    return f"bridged {facts['kind']}" if facts.get("bridged") else facts["kind"]
 
 
 def field_names() -> tuple[str, ...]:

@@ -6,6 +6,7 @@ VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 TOKENIZERS = ("gpt2", "bert", "file")
+SUBSPACES = ("value", "key", "query")  # what a black box has in place of U
 
 
 class Facts(TypedDict):
@@ -26,6 +27,7 @@ class Facts(TypedDict):
     causal: NotRequired[bool]
     prepend_bos: NotRequired[bool]
     softcap: NotRequired[float]
+    bridged: NotRequired[bool]  # whether its models are black boxes behind a bridge
 
 
 FAMILIES: dict[str, Facts] = {
@@ -75,6 +77,16 @@ FAMILIES: dict[str, Facts] = {
         "tied": False, "output_bias": None, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "causal": False, "prepend_bos": True,
     },
+    "vit": {  # any network of images behind a bridge: crate_interp/bridge/foreign.py
+        "kind": "vision", "sparse_step": "mlp", "d_mlp_ratio": 4, "residual": True,
+        "tied": False, "output_bias": True, "norm": "LN",
+        "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.0, "bridged": True,
+    },
+    "gpt": {  # any causal language model behind a bridge
+        "kind": "text", "sparse_step": "mlp", "d_mlp_ratio": 4, "residual": True,
+        "tied": False, "output_bias": True, "norm": "LN",
+        "ln_eps": 1e-5, "ln_final_eps": 1e-5, "lambd": 0.0, "causal": True, "bridged": True,
+    },
 }  # fmt: skip
 
 # Steps whose dictionary is square, and whose code replaces the stream.
@@ -91,4 +103,5 @@ FIELD_ORDER = (
     "softcap", "rotary_base", "tokenizer", "prepend_bos", "decoder_n_layers", "decoder_n_heads",
     "norm_pix_loss", "d_embed", "text_d_model", "text_n_layers", "text_n_heads", "pool",
     "interpolate_pos", "resize", "crop", "interpolation", "mean", "std", "labels", "model_name",
+    "architecture", "subspaces", "value_heads", "special_tokens", "rms_norm", "rotations",
 )  # fmt: skip

@@ -117,9 +117,14 @@ class ImageConfig(CrateConfig):
         return height // patch_h, width // patch_w
 
     @property
+    def n_special(self) -> int:
+        """How many tokens come before the patches: CLS, and in a black box maybe others."""
+        return 1
+
+    @property
     def n_tokens(self) -> int:
         """Tokens of an image, CLS included."""
-        return self.grid[0] * self.grid[1] + 1
+        return self.grid[0] * self.grid[1] + self.n_special
 
     @property
     def patch_values(self) -> int:

@@ -22,6 +22,7 @@ def attention_map(
     query: int = 0,
     scaled: bool = True,
     cls_key: bool = True,
+    special: int = 1,
 ) -> Float[Tensor, "*batch head patch"]:
     """Returns how much one query attends to each patch.
 
@@ -31,7 +32,8 @@ def attention_map(
     CRATE both are the codes. query: the position of the query, 0 for CLS. cls_key: whether CLS is
     in the sum of the softmax; its own weight is left out either way. scaled=False, cls_key=False is
     arXiv 2308.16271 eq. 10. scaled=True, cls_key=True is what the model computes (hook_pattern) and
-    what DINO `visualize_attention.py` draws. Leaving CLS out changes neither the order of the
+    what DINO `visualize_attention.py` draws. special: how many tokens come before the patches, CLS
+    first; all of them are left out as CLS is. Leaving CLS out changes neither the order of the
     patches nor their ratios; the scale changes their ratios. Raises ValueError if the shapes
     differ, if there is no such query, or if there is no patch.
     """
@@ -43,7 +45,7 @@ def attention_map(
             "give both as [..., head, pos, d_head]."
         )
     count = keys.shape[-2]
-    if count < 2:
+    if count <= special:
         raise ValueError(
             f"there is no patch to attend to: give CLS and at least one patch, got {count} tokens."
         )
@@ -53,8 +55,8 @@ def attention_map(
     if scaled:
         logits = logits * keys.shape[-1] ** -0.5
     if cls_key:
-        return logits.softmax(dim=-1)[..., 1:]
-    return logits[..., 1:].softmax(dim=-1)
+        return logits.softmax(dim=-1)[..., special:]
+    return logits[..., special:].softmax(dim=-1)
 
 
 @in_full_precision

@@ -46,12 +46,15 @@ def own_config(
     right = (
         isinstance(cfg, CrateConfig)
         and cfg.kind in kinds
+        and not cfg.facts.get("bridged")
         and (families is None or cfg.family in families)
     )
     if not right:
         got = f"family {cfg.family!r}" if isinstance(cfg, CrateConfig) else type(cfg).__name__
         wanted = families or tuple(
-            name for name, facts in FAMILIES.items() if facts["kind"] in kinds
+            name
+            for name, facts in FAMILIES.items()
+            if facts["kind"] in kinds and not facts.get("bridged")
         )
         raise ValueError(
             f"{model} takes a CrateConfig of family {' or '.join(map(repr, wanted))}, got {got}."
@@ -83,6 +86,10 @@ def check_hooked(model: object) -> None:
     """Raises ValueError for anything but a hooked model."""
     if isinstance(model, HookedModel):
         return
+    if type(model).__name__ == "TransformerBridge":  # its class takes seconds to import
+        raise ValueError(
+            "cannot measure a TransformerBridge as it is: give model = ci.from_bridge(bridge)."
+        )
     place = hooked_part(model)
     advice = (
         ": give a hooked model, such as ci.load(...) returns."
@@ -119,6 +126,13 @@ class HookedModel(CompiledMixin, SharedModel):
         Such a forward computes nothing that is not needed for that.
         """
         return {}
+
+    def fresh(self) -> "HookedModel":
+        """Returns the same architecture with its official random initialisation.
+
+        It is drawn from torch's global generator.
+        """
+        return type(self)(self.cfg)
 
     def full_forward(self, batch: Tensor) -> None:
         """Runs every layer on every token of a batch, for the hooks on the way.

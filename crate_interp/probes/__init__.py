@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from crate_interp import checks
+from crate_interp.probes.activity import activity
 from crate_interp.probes.codes import sparsity
 from crate_interp.probes.masks import segmentation
 from crate_interp.probes.objectives import objective
 from crate_interp.probes.patterns import attention
 from crate_interp.probes.probe import Probe
+from crate_interp.probes.ranks import ranks
 from crate_interp.probes.rates import compression
 from crate_interp.probes.weights import alignment
 
@@ -18,17 +20,21 @@ _BUILT_IN = {
     "alignment": alignment,
     "segmentation": segmentation,
     "objective": objective,
+    "ranks": ranks,
+    "activity": activity,
 }
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
 
 __all__ = [
     "DEFAULT",
     "Probe",
+    "activity",
     "alignment",
     "attention",
     "available",
     "compression",
     "objective",
+    "ranks",
     "resolve",
     "segmentation",
     "sparsity",

@@ -9,7 +9,7 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
 from crate_interp.probes.probe import Acts, Probe, Statistic
-from crate_interp.probes.shared import Block, has_cls
+from crate_interp.probes.shared import Block, has_cls, n_special
 
 IGNORED = 255
 RULES = ("mass", "top")
@@ -96,7 +96,7 @@ def _measure(
 ) -> dict[str, Tensor]:
     if not has_cls(block):
         raise ValueError("maps of attention are read from a model of images with a CLS token.")
-    maps = _maps(acts, query, scaled, cls_key)  # [batch, head, patch]
+    maps = _maps(acts, query, scaled, cls_key, n_special(block))  # [batch, head, patch]
     orders = torch.stack(
         [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
     ).to(maps.device)
@@ -127,15 +127,15 @@ def _measure(
     return answer
 
 
-def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool) -> Tensor:
+def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool, special: int) -> Tensor:
     if "attn.hook_pattern" not in acts:
-        codes = [acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k")]
-        return attention_map(*codes, query=query, scaled=scaled, cls_key=cls_key)
+        q, k = (acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k"))
+        return attention_map(q, k, query, scaled, cls_key, special)
     pattern = acts["attn.hook_pattern"]
     count = pattern.shape[-2]
     if not -count <= query < count:
         raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
-    return pattern[:, :, query, 1:]
+    return pattern[:, :, query, special:]
 
 
 def random_order(count: int, sample: int) -> Tensor:

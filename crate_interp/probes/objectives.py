@@ -64,6 +64,7 @@ def objective(
         measure=partial(_measure, eps=eps, lambd=lambd, tokens=tokens),
         statistics=_STATISTICS,
         settings={"eps": eps, "lambd": lambd, "tokens": tokens},
+        subspaces=True,
     )
 
 

@@ -27,7 +27,8 @@ class Probe:
     none; captions and axes are made from it.
 
     The rest is optional. optional: points that are read if the model has them. `final(z)` returns
-    {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, which is reported as layer n_layers.
+    {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, which is reported as layer n_layers;
+    with `final_block` it is `final(z, block)` and gets the last block too.
     `weights(block)` returns {statistic: `[]` or `[head]`} and runs once. counts: statistics
     `[batch]` that are summed over samples and layers into the result's meta and have no table.
     settings: written into the result, with JSON values. per_head: statistics `[batch, head]` that
@@ -37,14 +38,15 @@ class Probe:
     `[batch, height, width]` as `Samples.masks` returns them; acts["other_masks"], for each sample
     the mask of the next one (for the last the mask of the first); and acts["sample"] `[batch]`,
     their numbers. partial: a sample may have no such number (NaN), in any head, and is then left
-    out of the statistic's means.
+    out of the statistic's means. subspaces: the probe measures against U; where a black box has
+    something else in its place, the result's settings say what.
     """
 
     name: str
     points: Sequence[str]
     measure: Callable[..., Mapping[str, Tensor]]
     statistics: Mapping[str, Statistic]
-    final: Callable[[Tensor], Mapping[str, Tensor]] | None = None
+    final: Callable[..., Mapping[str, Tensor]] | None = None
     weights: Callable[..., Mapping[str, Tensor]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     optional: Sequence[str] = ()
@@ -52,6 +54,8 @@ class Probe:
     per_head: Sequence[str] = ()
     masks: bool = False
     partial: bool = False
+    final_block: bool = False
+    subspaces: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.name, "probe")
@@ -143,9 +147,12 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
     return _checked(probe, answer, (1, 2), batch)
 
 
-def on_final(probe: Probe, z: Tensor) -> dict[str, Tensor]:
+def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
     """Returns what the probe measures of Z^L, `[batch]` each; nothing for most probes."""
-    return _checked(probe, probe.final(z), (1,), len(z)) if probe.final else {}
+    if probe.final is None:
+        return {}
+    answer = probe.final(z, block) if probe.final_block else probe.final(z)
+    return _checked(probe, answer, (1,), len(z))
 
 
 def _edits(tensor: Tensor) -> int:

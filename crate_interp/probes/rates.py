@@ -87,6 +87,8 @@ def compression(
         counts=("zero_codes",),
         final=partial(_final, eps=eps, tokens=tokens) if "pre" in at and not norm else None,
         settings=settings,
+        final_block=True,
+        subspaces=True,
     )
 
 
@@ -192,9 +194,5 @@ def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     }
 
 
-def _final(z: Tensor, eps: float, tokens: Tokens) -> dict[str, Tensor]:
-    if tokens == "all":
-        return {"rate_pre": coding_rate(z, eps)}
-    if tokens == "patches":
-        return {"rate_pre": coding_rate(z[:, 1:], eps)}
-    return {"rate_pre": coding_rate(z[:, [int(place) for place in tokens]], eps)}
+def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    return {"rate_pre": coding_rate(picked(z, tokens, block), eps)}

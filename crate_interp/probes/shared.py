@@ -23,7 +23,7 @@ class StandIn:
 
 
 Block = CrateBlock | CrateDecoderBlock | StandIn
-Tokens = str | Sequence[int]  # "all", "patches" (without CLS), or positions
+Tokens = str | Sequence[int]  # "all", "patches" (without CLS and its like), or positions
 Store = dict[str, Tensor | tuple[Tensor, ...]]
 
 
@@ -56,9 +56,22 @@ def has_cls(block: Block) -> bool:
     return block.attn.cfg.kind in ("vision", "mae")
 
 
+def n_special(block: Block) -> int:
+    """Returns how many tokens come before the patches, CLS first; 0 in models of text."""
+    return block.attn.cfg.n_special if has_cls(block) else 0
+
+
 def subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
-    """Returns U, or None if queries, keys and values are three codes."""
+    """Returns U, or None if queries, keys and values are three codes.
+
+    In a black box it is the maps that stand in for U by choice (crate_interp/bridge/views.py).
+    """
     return getattr(block.attn, "U", None)
+
+
+def tied_subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
+    """Returns U where it is query, key and value at once, as the papers' claims need; else None."""
+    return subspaces(block) if block.attn.cfg.tied else None
 
 
 def dictionary(block: Block) -> Float[Tensor, "d_model d_mlp"] | None:
@@ -138,7 +151,8 @@ def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tenso
             raise ValueError(
                 "tokens='patches' leaves out CLS, and this model has none: give 'all' or positions."
             )
-        return tensor.narrow(axis, 1, tensor.shape[axis] - 1)
+        first = n_special(block)
+        return tensor.narrow(axis, first, tensor.shape[axis] - first)
     count = tensor.shape[axis]
     wrong = [place for place in tokens if not -count <= int(place) < count]
     if wrong:

@@ -74,6 +74,7 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
         statistics=_STATISTICS,
         weights=_of_weights,
         settings={"tokens": tokens},
+        subspaces=True,
     )
 
 

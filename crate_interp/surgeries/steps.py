@@ -20,7 +20,7 @@ from crate_interp.models.block import CrateBlock
 from crate_interp.models.context import contexts
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.step import Lasso
-from crate_interp.probes.shared import subspaces
+from crate_interp.probes.shared import tied_subspaces
 from crate_interp.results import counted
 from crate_interp.surgeries.visible import visible_gradient, visible_neumann
 
@@ -93,7 +93,7 @@ def visible_tokens(model: HookedModel, layer: int, pos: int) -> Tensor | None:
 def _attention(
     name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_model"]:
-    u = subspaces(block)
+    u = tied_subspaces(block)
     assert u is not None  # _no_u was asked before
     u = u.detach()
     if name in ("plus", "minus"):
@@ -140,7 +140,7 @@ def _lasso(block: CrateBlock) -> Lasso:
 
 
 def _no_u(block: CrateBlock) -> str:
-    if subspaces(block) is not None:
+    if tied_subspaces(block) is not None:
         return ""
     return "queries, keys and values are three codes: the layer has no subspaces U"
 

@@ -56,10 +56,11 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
             for item in reading:
                 tally.add(item, layer, on_activations(item, block, acts), 0)
         for item in (item for item in chosen if item.final):
-            tally.add(item, len(model.blocks), on_final(item, cache[last_point(model)]), 0)
+            answer = on_final(item, cache[last_point(model)], model.blocks[-1])
+            tally.add(item, len(model.blocks), answer, 0)
         tally.flush(chosen)
     blocks = "decoder_blocks" if isinstance(model, DecoderView) else "blocks"
-    meta = model_meta(model, n) | probes_meta(chosen)
+    meta = model_meta(model, n) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "controls": 0, "counts": tally.totals()}
     return SweepResult(tables_of(tally, None, len(model.blocks)), meta)
 

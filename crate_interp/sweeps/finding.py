@@ -75,13 +75,32 @@ def headline(result: Result) -> str:
     if step is not None:
         rises, falls = ((sign * (step.after - step.before) > 0).sum() for sign in (1, -1))
         word, many = ("higher", rises) if rises > falls else ("lower", falls)
+        after = "attention" if instead_of_u(result) else "MSSA"
         said.append(
-            f"R^c of {stream(result)} is {word} after MSSA than before in {many} of "
+            f"R^c of {stream(result)} is {word} after {after} than before in {many} of "
             f"{len(step.layers)} layers"
         )
     if along is not None:
         said.append(f"the authors' R^c, of tokens at length one, {path(along)}")
-    return f"{count}{': ' if said else ''}{', and '.join(said)}."
+    words = f"{count}{': ' if said else ''}{', and '.join(said)}."
+    return f"{words} {instead_of_u(result)}".rstrip()
+
+
+def instead_of_u(result: Result) -> str:
+    """Returns a sentence about what stands in for U in a black box, or "" if nothing does."""
+    config = result.meta["config"]
+    role = config.get("subspaces")
+    if role is None or not any("subspaces" in one["settings"] for one in _probes(result)):
+        return ""
+    shared = role != "query" and config["value_heads"] != config["n_heads"]
+    whose = "group of heads" if shared else "head"
+    return (
+        f"U_k is the {role} map of each {whose}: a choice, as this network ties none of its maps."
+    )
+
+
+def _probes(result: Result) -> list[dict[str, Any]]:
+    return list(result.meta.get("probes", {}).values())
 
 
 def stream(result: Result) -> str:

@@ -32,11 +32,19 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
     }
 
 
-def probes_meta(probes: list[Probe]) -> dict[str, Any]:
-    """Returns the points and settings of probes, and how to read each statistic."""
+def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[str, Any]:
+    """Returns the points and settings of probes, and how to read each statistic.
+
+    The settings of probes that measure against U say what a black box has in its place.
+    """
+    instead = getattr(model.cfg, "subspaces", None)
+    chosen = {} if instead is None else {"subspaces": instead}
     return {
         "probes": {
-            item.name: {"points": list(item.points), "settings": dict(item.settings)}
+            item.name: {
+                "points": list(item.points),
+                "settings": dict(item.settings) | (chosen if item.subspaces else {}),
+            }
             for item in probes
         },
         "statistics": {

@@ -75,7 +75,7 @@ def sweep(
     check_masks(chosen, samples)
     started = time.perf_counter()
     layers: Any = getattr(model, blocks)
-    meta = data_meta(model, samples, batch_size) | probes_meta(chosen)
+    meta = data_meta(model, samples, batch_size) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "n_layers": len(layers), "controls": controls}
     if model.cfg.kind == "mae" and forward is run:
         meta["mask_ratio"] = 0.0
@@ -159,7 +159,8 @@ def _readings(
 
     def measure_final(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
         for item in probes:
-            tally.add(item, layer + 1, on_final(item, acts["hook_resid_post"]), batch.start)
+            answer = on_final(item, acts["hook_resid_post"], layers[layer])
+            tally.add(item, layer + 1, answer, batch.start)
 
     readings = []
     for item in reading:

@@ -46,7 +46,7 @@ def twin(model: HookedModel, seed: int) -> Any:
     torch's global random state is left as it was.
     """
     with _seeded(seed):
-        other = type(model)(model.cfg)
+        other: Any = model.fresh()
     for name in TOKENIZER_STATE:
         if name in vars(model):
             vars(other)[name] = vars(model)[name]

@@ -76,7 +76,11 @@ class Seen:
     def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
         """Returns the codes of a role, "q" or "k"; None if they were not cached."""
         point = f"attn.hook_{role}"
-        return self.at(point, layer).swapaxes(0, 1) if self.has(point, layer) else None
+        if not self.has(point, layer):
+            return None
+        codes = self.at(point, layer).swapaxes(0, 1)
+        # heads of some black boxes share their keys
+        return np.repeat(codes, self.model.cfg.n_heads // len(codes), axis=0)
 
     @property
     def has_lens(self) -> bool:
@@ -127,6 +131,11 @@ def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
         rows, columns = (
             side // patch for side, patch in zip(shape[2:], model.cfg.patch_size, strict=True)
         )
+        if model.cfg.n_special != 1:
+            raise ValueError(
+                f"the network has {model.cfg.n_special} tokens before its patches, and the page "
+                "has room for CLS alone: look at ci.maps.attention(cache, layer)."
+            )
         grid, count = (rows, columns), rows * columns + 1
     if first is not None and list(first.shape[::2]) + [first.shape[3]] != [shape[0], count, count]:
         raise ValueError(

@@ -109,11 +109,12 @@ def maps_on(
         side // patch
         for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True)
     )
-    if (len(stored), tokens) != (len(images), height * width + 1):
+    special = cache.model.cfg.n_special
+    if (len(stored), tokens) != (len(images), height * width + special):
         raise ValueError(
             f"the cached {point} {list(stored.shape)} does not belong to images "
             f"{list(images.shape)}: wanted {len(images)} images of {height} x {width} patches and "
-            "a CLS token. Give the images that the model was run on."
+            f"{special} before them, CLS first. Give the images that the model was run on."
         )
     found = maps.attention(cache, layer, grid=(height, width), **options)
     return found.float().cpu().numpy()

@@ -10,6 +10,7 @@ import pandas as pd
 from crate_interp.files import write_text
 from crate_interp.probes import DEFAULT
 from crate_interp.results import ENOUGH, counted
+from crate_interp.sweeps.finding import instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.by_layer import layers
@@ -169,11 +170,10 @@ def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str
 
 
 def _caution(result: SweepResult) -> str:
-    """Returns a line of warning if there are too few samples for the intervals of the strip."""
+    """Returns a line of warning: what stands in for U, and whether intervals may be too narrow."""
     n = result.meta["n_samples"]
-    return (
-        f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
-    )
+    few = f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
+    return f"{instead_of_u(result)} {few}".strip()
 
 
 def _command(

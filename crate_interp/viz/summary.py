@@ -105,4 +105,6 @@ def controls_text(result: SweepResult) -> str:
 def rate_reduction_bound(result: SweepResult) -> float:
     """Returns d/2 ln K in nats: the most that R - R^c can be for complete orthonormal subspaces."""
     config = result.meta["config"]
-    return config["d_model"] / 2 * math.log(config["n_heads"])
+    grouped = config.get("subspaces", "query") != "query"  # there is one U_k for a group of heads
+    heads = config["value_heads"] if grouped else config["n_heads"]
+    return config["d_model"] / 2 * math.log(heads)

@@ -60,6 +60,20 @@ _TITLES: dict[str, tuple[str, str]] = {
         for size, norm in (("count", "the count of entries"), ("l1", "the sum of entries"))
         for frame, words in _FRAMES.items()
     },
+    "ranks.stream": ("Directions that the tokens fill", "more are more spread out"),
+    "ranks.code": ("Directions that the codes fill", "more are more spread out"),
+    "ranks.pattern": ("Stable rank of a head's attention", "1 is the same look from everywhere"),
+    "ranks.stable_u": ("Stable rank of each head's subspace map", "as wide as the head is even"),
+    "ranks.stable_out": ("Stable rank of each head's output map", "as wide as the head is even"),
+    "ranks.stable_in_mlp": ("Stable rank of the dictionary, or of W_in", "higher is more even"),
+    "ranks.stable_out_mlp": ("Stable rank of the decoder, W_out", "higher is more even"),
+    "activity.gini": ("Gini index of the code", _SPARSER),
+    "activity.near_zero": ("Entries of the code near zero", _SPARSER),
+    "activity.energy_support": ("Entries that hold 90 % of the energy", "lower is sparser"),
+    "activity.attention_support": (
+        "Share of the visible tokens that a head attends to",
+        _FOCUSED,
+    ),
     "linear.accuracy": ("Accuracy of a linear classifier", "higher is better"),
     "linear.permuted": ("Accuracy with permuted labels", "chance, with its noise"),
     "linear.chance": ("Share of the commonest class", "chance"),
@@ -72,6 +86,8 @@ SECTIONS = {
     "alignment": "Geometry: are the weights what the theory assumes",
     "objective": "The objective that a layer is meant to lower",
     "segmentation": "Segmentation: do attention maps find objects",
+    "ranks": "Ranks: how many directions there are",
+    "activity": "Activity: sparsity at any scale, without exact zeros",
     "linear": "What a linear classifier reads off",
 }
 
