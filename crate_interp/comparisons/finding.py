@@ -1,13 +1,15 @@
 """What a comparison found, in words: how many differences hold, and the largest of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from crate_interp.comparisons.contrasts import LEVEL
 from crate_interp.results import Result
+from crate_interp.sweeps.text import as_text
 
+_SIGNS = {1: "+", -1: "-", 0: "?", None: "."}
 SHOWN = 3  # of the statistics with the largest differences
 
 
@@ -18,6 +20,47 @@ def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHO
     """
     said = [words.removesuffix(".") for words in sentences(result, named, shown)]
     return f"{'; '.join([said[0], *(words[0].lower() + words[1:] for words in said[1:])])}."
+
+
+def sign(row: Mapping[str, Any]) -> int | None:
+    """Returns 1 where a is higher, -1 where it is lower, 0 where that is not told; None: no way to.
+
+    A statistic of the weights of single networks has no samples: untrained networks decide.
+    """
+    known, beyond = not np.isnan(row["p"]), not np.isnan(row["excess_p"])
+    if not known and not beyond:
+        return None
+    value, holds = (
+        (row["difference"], bool(row["holds"]))
+        if known
+        else (row["excess"], row["excess_p"] <= LEVEL)
+    )
+    return int(np.sign(value)) if holds else 0
+
+
+def overview(result: Result) -> str:
+    """Returns a row of signs for each statistic, and the lowest and highest difference, as text."""
+    table: Any = result.table("differences")
+    header = ["statistic", "layers", "a - b", "untrained", "minus untrained"]
+    rows: list[list[str]] = []
+    for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
+        signs = "".join(_SIGNS[sign(row)] for row in own.to_dict("records"))
+        cells = [span(own[name].to_numpy()) for name in ("difference", "untrained", "excess")]
+        rows.append([f"{probe}.{statistic}", signs, *cells])
+    return as_text(header, rows)
+
+
+def span(values: np.ndarray) -> str:
+    """Returns the lowest and the highest value, such as "-0.3 to +2", or "" if there is none."""
+    if np.isnan(values).all():
+        return ""
+    low, high = (signed(float(end)) for end in (np.nanmin(values), np.nanmax(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def signed(value: float) -> str:
+    """Returns a number with its sign and three digits; 0 has none."""
+    return "0" if value == 0 else f"{value:+.3g}"
 
 
 def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> list[str]:
@@ -38,7 +81,14 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     if table["excess_p"].notna().any():
         beyond = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
         words += f", {beyond} of them beyond untrained networks"
-    return [f"{words}.", f"The largest: {'; '.join(map(_said(named), largest(result, shown)))}."]
+    return [f"{words}.", f"The largest: {'; '.join(list_of_largest(result, named, shown))}."]
+
+
+def list_of_largest(
+    result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
+) -> list[str]:
+    """Returns the largest differences that hold in words, with direction and interval."""
+    return [_said(row, named) for row in largest(result, shown)]
 
 
 def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
@@ -58,17 +108,14 @@ def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
     return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
 
 
-def _said(named: Callable[[str], str]) -> Callable[[dict[str, Any]], str]:
-    def words(row: dict[str, Any]) -> str:
-        way = "higher" if row["difference"] > 0 else "lower"
-        name = named(f"{row['probe']}.{row['statistic']}")
-        beside = "" if np.isnan(row["untrained"]) else f"; untrained {row['untrained']:+.3g}"
-        return (
-            f"{name} is {way} in {place(row)}, {row['a']:.4g} against {row['b']:.4g} "
-            f"({row['difference']:+.3g}, {row['low']:+.3g} to {row['high']:+.3g}{beside})"
-        )
-
-    return words
+def _said(row: dict[str, Any], named: Callable[[str], str]) -> str:
+    way = "higher" if row["difference"] > 0 else "lower"
+    name = named(f"{row['probe']}.{row['statistic']}")
+    beside = "" if np.isnan(row["untrained"]) else f"; untrained {signed(row['untrained'])}"
+    return (
+        f"{name}: {way} in {place(row)}, {row['a']:.4g} against {row['b']:.4g} "
+        f"({signed(row['difference'])}, {signed(row['low'])} to {signed(row['high'])}{beside})"
+    )
 
 
 def place(row: dict[str, Any]) -> str:

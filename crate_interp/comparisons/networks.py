@@ -84,8 +84,8 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
     given = ranges.of(own.fingerprint, own.start, own.start + own.n)
     if any(one.meta["data"] != given for one in results):
         raise ValueError(
-            f"data has {own.n} samples of {own.fingerprint}, and a result is of others: give the data and "
-            "the limit that it was swept with, or the model in its place."
+            f"data has {own.n} samples of {own.fingerprint}, and a result is of others: give the "
+            "data and the limit that it was swept with, or the model in its place."
         )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.comparisons.finding import headline
+from crate_interp.comparisons.finding import headline, overview
 from crate_interp.results import Result, counted, first
 
 _FEW = 5  # networks, below which an interval over them is wide and rests on Student's t
@@ -54,6 +54,13 @@ class Comparison(Result):
         """Returns the statistics that were left out: statistic, reason."""
         rows = list(self.meta["not_compared"].items())
         return pd.DataFrame(rows, columns=["statistic", "reason"])
+
+    def text(self) -> str:
+        """Returns a table as text: a row per statistic, with a sign for each layer.
+
+        + a is higher, - a is lower, ? not told apart, . nothing to tell them apart by.
+        """
+        return overview(self)
 
     def headline(self) -> str:
         """Returns how many differences hold, and the largest of them."""
