@@ -228,6 +228,29 @@ def atlas(
 
 
 @app.command()
+def ablate(
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    how: Annotated[str, typer.Option(help="mean or zero: what takes a head's place.")] = "mean",
+    metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
+    limit: Limit = None,
+) -> None:
+    """Measure what each head does for the answers, by ablating it: a table and a heat map."""
+    ci.HeadAblation.check_folder(out)
+    model = _load(source, family, revision, config)
+    result = ci.ablate_heads(model, data, how=how, metric=metric, limit=limit)
+    with result.saved_with_pages(out) as stage:
+        ci.viz.head_ablation(result).savefig(stage / "heads.png")
+    table = result.heads().sort_values("drop", ascending=False).head(10)
+    _say(f"{table.to_string(index=False, float_format='{:.4g}'.format)}\n")
+    _say(f"{result.headline()} {result.caution()} The heat map: {out / 'heads.png'}")
+
+
+@app.command()
 def explore(
     source: Source,
     data: Data,

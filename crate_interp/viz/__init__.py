@@ -4,6 +4,7 @@ A figure is returned, neither shown nor saved. A page shows what its result hold
 runs a model or opens data.
 """
 
+from crate_interp.viz.ablated import head_ablation
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, layers
@@ -28,6 +29,7 @@ __all__ = [
     "compare",
     "compare_page",
     "explore",
+    "head_ablation",
     "head_grid",
     "heads",
     "heatmap",
