@@ -1,4 +1,4 @@
-"""The command line: crate-interp report | audit | segment | atlas | explore | convert | verify ...
+"""The command line: crate-interp report | audit | compare | segment | atlas | explore | verify ...
 
 Exit codes: 0 done; 1 verify found what fails; 2 it cannot be done as asked, and a line says why;
 3 an error that nobody expected, whose traceback --debug shows; 130 interrupted.
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
-from crate_interp import terminal
+from crate_interp import asked, terminal
 from crate_interp.folders import locked
 
 app = typer.Typer(
@@ -59,6 +59,17 @@ Config = Annotated[
     list[str] | None,
     typer.Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
 ]
+Side = Annotated[
+    str,
+    typer.Argument(
+        help="A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a "
+        "saved model or sweep; several with commas between them are seeds."
+    ),
+]
+ProbeNames = Annotated[
+    str | None,
+    typer.Option(help="Names of probes with commas between them. Default: the usual four."),
+]
 Limit = Annotated[int | None, typer.Option(help="Use the first samples only.")]
 Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
 
@@ -88,18 +99,15 @@ def report(
     family: Family = None,
     revision: Step = None,
     config: Config = None,
-    probes: Annotated[
-        str | None,
-        typer.Option(help="Names of probes with commas between them. Default: the usual four."),
-    ] = None,
+    probes: ProbeNames = None,
     limit: Limit = None,
     untrained: Untrained = 5,
     audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
 ) -> None:
     """Measure a model layer by layer beside the same network untrained, and write a page."""
     model = _load(source, family, revision, config)
-    names = None if probes is None else [name.strip() for name in probes.split(",")]
-    path = ci.report(model, data, out, probes=names, limit=limit, untrained=untrained, audit=audit)
+    options: dict[str, Any] = {"probes": _names(probes), "limit": limit, "untrained": untrained}
+    path = ci.report(model, data, out, audit=audit, **options)
     _say(path.with_name("summary.txt").read_text(encoding="utf-8"))
     seeds = f"{untrained} seed{'s' * (untrained > 1)}"
     twins = f" (in brackets: untrained, mean of {seeds})" if untrained else ""
@@ -128,6 +136,34 @@ def audit(
     page = ci.viz.audit_page(result, out)
     _say(result.text())
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
+    _say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
+
+
+@app.command()
+def compare(
+    a: Side,
+    b: Side,
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option(help="As of `report`; not for saved sweeps, which have theirs.")
+    ] = None,
+    family: Family = None,
+    config: Config = None,
+    probes: ProbeNames = None,
+    limit: Limit = None,
+    untrained: Annotated[
+        int | None, typer.Option(help="Untrained twins of each side. Default: 5, of models.")
+    ] = None,
+) -> None:
+    """Compare two networks, or groups of them, layer by layer beside their untrained twins."""
+    ci.Comparison.check_folder(out)
+    load = lambda source, revision: _load(source, family, revision, config)  # noqa: E731
+    (one, name), (two, other) = (asked.networks(side, load) for side in (a, b))
+    options: dict[str, Any] = {"probes": _names(probes), "limit": limit, "untrained": untrained}
+    result = ci.compare(one, two, data, names=(name, other), out=out, **options)
+    page = ci.viz.compare_page(result, out)
+    _say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
+    signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
     _say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
 
 
@@ -192,6 +228,29 @@ def atlas(
 
 
 @app.command()
+def ablate(
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    how: Annotated[str, typer.Option(help="mean or zero: what takes a head's place.")] = "mean",
+    metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
+    limit: Limit = None,
+) -> None:
+    """Measure what each head does for the answers, by ablating it: a table and a heat map."""
+    ci.HeadAblation.check_folder(out)
+    model = _load(source, family, revision, config)
+    result = ci.ablate_heads(model, data, how=how, metric=metric, limit=limit)
+    with result.saved_with_pages(out) as stage:
+        ci.viz.head_ablation(result).savefig(stage / "heads.png")
+    table = result.heads().sort_values("drop", ascending=False).head(10)
+    _say(f"{table.to_string(index=False, float_format='{:.4g}'.format)}\n")
+    _say(f"{result.headline()} {result.caution()} The heat map: {out / 'heads.png'}")
+
+
+@app.command()
 def explore(
     source: Source,
     data: Data,
@@ -207,7 +266,7 @@ def explore(
     """Write a page on which to point at a patch or token and see what every head does there."""
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
     model = _load(source, family, revision, config)
-    cache, inputs, name = _one_sample(model, data, sample)
+    cache, inputs, name = asked.one_sample(model, data, sample)
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
     _say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
 
@@ -270,26 +329,8 @@ def _load(source: str, family: str | None, revision: str | None, config: list[st
     return ci.bridge.load(source, family=family, revision=revision, **_fields(config))
 
 
-def _one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
-    """Returns a cache of one sample of the data, the sample itself, and what to call it."""
-    if getattr(model, "towers", True):
-        raise ValueError("only models of images and of texts can be explored.")
-    text = model.unit == "windows"
-    samples = (
-        ci.data.open_text(data, model.windows)
-        if text
-        else ci.data.open_data(data, model.preprocess)
-    )
-    if not 0 <= sample < samples.n:
-        raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
-    inputs = samples.read(sample, sample + 1).to(model.cfg.device)
-    every = {"names_filter": lambda name: not name.endswith("attn_scores")}
-    cache = model.requires_grad_(False).run_with_cache(inputs, **every, **model.full_options)[1]
-    label = None if samples.labels is None else samples.labels[sample]
-    called = samples.names or getattr(model.cfg, "labels", None)
-    if isinstance(label, int) and called is not None and 0 <= label < len(called):
-        label = called[label]
-    return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")
+def _names(probes: str | None) -> list[str] | None:
+    return None if probes is None else [name.strip() for name in probes.split(",")]
 
 
 def _fields(pairs: list[str] | None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ LEVELS = [
     {"bridge", "comparisons", "saes"},
     {"viz"},
     {"reports"},
+    {"asked"},
     {"cli"},
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called

@@ -20,6 +20,7 @@ def test_it_reads_public_names_only():
     modules = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in modules if node.module.startswith("crate_interp")]
     assert {(node.module, name.name) for node in ours for name in node.names} == {
+        ("crate_interp", "asked"),
         ("crate_interp", "terminal"),
         ("crate_interp.folders", "locked"),
     }

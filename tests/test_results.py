@@ -1,6 +1,7 @@
 """Results have one shape: saved, loaded, and merged from two halves, or refused in a line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,11 @@ def alone(model, data):
     inputs = data.read(0, N)
     labels = [place % 2 for place in range(N)]
     metric = lambda logits: logits[:, 3].mean()  # noqa: E731
+    named = replace(data, labels=labels)
+    few = dict(probes="sparsity", limit=4, progress=False)
     return {
+        "comparison": ci.compare(model, make("crate-alpha", seed=1), inputs, untrained=1, **few),
+        "head_ablation": ci.ablate_heads(model, named, progress=False),
         "linear_probe": ci.linear_probe(model, data, labels=labels, test=0.5, progress=False),
         "composition": composition(model),
         "circuit_scores": evaluate(
@@ -176,6 +181,8 @@ def test_caches_results_come_back(vision, tmp_path):
 
 def test_what_does_not_merge_says_why(vision, tmp_path):
     words = {
+        "comparison": "a comparison is of all its samples: merge the sweeps, then compare them",
+        "head_ablation": "the mean in a head's place is over all samples",
         "linear_probe": "a linear probe is fitted to its data and does not merge",
         "composition": "composition of weights does not depend on data",
         "circuit_scores": "circuit scores are ratios of a metric on one set of inputs",

@@ -6,8 +6,9 @@ from crate_interp.circuits.attribution import LogitAttribution, logit_attributio
 from crate_interp.circuits.circuit import Circuit, Edge
 from crate_interp.circuits.compositions import Composition, composition
 from crate_interp.circuits.gradients import attribution_patch
-from crate_interp.circuits.head_ablation import HeadAblation, ablate_heads
+from crate_interp.circuits.head_ablation import ablate_heads
 from crate_interp.circuits.heads import head_scores, repeat_targets
+from crate_interp.circuits.heads_ablated import HeadAblation
 from crate_interp.circuits.lens import LogitLens, logit_lens
 from crate_interp.circuits.paths import path_patch
 from crate_interp.circuits.scores import CircuitScores, evaluate

@@ -1,7 +1,109 @@
-"""Comparison."""
+"""Comparison: how two networks, or two groups of networks, differ in each statistic and layer."""
 
-from crate_interp.results import Result
+from typing import Any
+
+import pandas as pd
+
+from crate_interp.comparisons.finding import headline, overview
+from crate_interp.results import Result, counted, first
+
+_FEW = 5  # networks, below which an interval over them is wide and rests on Student's t
 
 
 class Comparison(Result):
-    """Paired differences of two models or results."""
+    """How two networks, or two groups of networks, differ, beside their untrained twins.
+
+    `table()` has a row per statistic and pair of layers. layer, layer_b: the layers of a and of b,
+    the same unless their depths differ. a, b: the means; difference: a - b, with its 95 % interval
+    low to high. p: two-sided, adjusted over the layers of the statistic (Holm); holds: p <= 0.05.
+    n: samples, or networks where a side has several; 1 for a statistic of the weights of single
+    networks, which has neither interval nor p. untrained_a, untrained_b, untrained: the means of
+    the untrained twins and their difference, with untrained_low, untrained_high. excess:
+    difference - untrained, with excess_low, excess_high and excess_p, adjusted as p is.
+    `ci.compare` says what the intervals are over.
+
+    Stored tables: `differences` and `networks`, a row per network (side, number, trained),
+    statistic and layer: mean, error (standard error over samples), n. meta: a and b with names and
+    digests, `layers` (which pairs), `not_compared` (with reasons), `noted` (settings that differ),
+    `heads_averaged` (statistics that are means over heads), `of_weights`.
+    """
+
+    KIND = "comparison"
+    META = {
+        "a": dict, "b": dict, "layers": list, "not_compared": dict, "noted": dict,
+        "heads_averaged": list, "of_weights": list, "statistics": dict, "probes": dict,
+    }  # fmt: skip
+    MAIN = "differences"
+    STORED = {"differences": first, "networks": first}
+    ALONE = "a comparison is of all its samples: merge the sweeps, then compare them."
+    INTERVALS = True
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one network against one, so that intervals are over samples."""
+        return len(self.meta["a"]["networks"]) == len(self.meta["b"]["networks"]) == 1
+
+    def networks(self) -> pd.DataFrame:
+        """Returns a row per network, statistic and layer.
+
+        Columns: side ("a" or "b"), network, trained, probe, statistic, layer, mean, error, n.
+        """
+        return self.table("networks")
+
+    def not_compared(self) -> pd.DataFrame:
+        """Returns the statistics that were left out: statistic, reason."""
+        rows = list(self.meta["not_compared"].items())
+        return pd.DataFrame(rows, columns=["statistic", "reason"])
+
+    def text(self) -> str:
+        """Returns a table as text: a row per statistic, with a sign for each layer.
+
+        + a is higher, - a is lower, ? not told apart, . nothing to tell them apart by.
+        """
+        return overview(self)
+
+    def headline(self) -> str:
+        """Returns how many differences hold, and the largest of them."""
+        return headline(self)
+
+    def caution(self) -> str:
+        """Returns what the intervals do not cover, and whether layers are paired by depth."""
+        said = []
+        sides = [self.meta[side] for side in "ab"]
+        if self.single:
+            said.append(super().caution())
+            said.append(
+                f"Intervals are over {self.meta['unit']} for these two networks: other seeds may "
+                "differ."
+            )
+        elif min(len(side["networks"]) for side in sides) < _FEW:
+            numbers = " and ".join(counted(len(side["networks"]), "networks") for side in sides)
+            said.append(f"Intervals over {numbers} are wide and rest on Student's t.")
+        if not all(side["untrained"] for side in sides):
+            said.append("No untrained networks stand beside both.")
+        if sides[0]["n_layers"] != sides[1]["n_layers"]:
+            said.append(
+                f"{sides[0]['n_layers']} layers stand beside {sides[1]['n_layers']} at the same "
+                "relative depth."
+            )
+        return " ".join(words for words in said if words)
+
+    def _check(self) -> None:
+        super()._check()
+        for side in "ab":
+            own: Any = self.meta[side]
+            texts = (own["name"], *own["networks"], *own["untrained"])
+            if not all(isinstance(text, str) for text in texts) or not own["networks"]:
+                raise ValueError(f"side {side} is not described")
+            if type(own["n_layers"]) is not int:
+                raise ValueError(f"side {side} has no number of layers")
+        for name, (unit, _, _, how) in self.meta["statistics"].items():
+            name.split(".")[1]
+            if {type(text) for text in (unit, how)} != {str}:
+                raise ValueError(f"the statistic {name} is not described")
+        self.networks()[["side", "network", "trained", "layer", "mean", "error", "n"]]
+
+    def _shown(self) -> pd.DataFrame:
+        table: Any = self._table("differences")
+        columns = ["probe", "statistic", "layer", "a", "b", "difference", "low", "high", "p"]
+        return table[[*columns, "holds", "untrained", "excess"]].head(40)

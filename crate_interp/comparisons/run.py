@@ -1,6 +1,276 @@
-"""compare."""
+"""ci.compare: two networks, or two groups of networks, on the same samples."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from crate_interp import checks
+from crate_interp.comparisons.matching import layer_pairs, noted, shared
+from crate_interp.comparisons.networks import (
+    Compared,
+    Measuring,
+    Network,
+    architecture,
+    check_models,
+    listed,
+    swept,
+    twins_of,
+)
+from crate_interp.comparisons.result import Comparison
+from crate_interp.comparisons.statistics import statistics_of
+from crate_interp.comparisons.tables import Side, differences, networks
+from crate_interp.data import Data
+from crate_interp.folders import locked
+from crate_interp.models.hooked import HookedModel
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.run import Probes
+from crate_interp.words import plain
+
+Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
+Names = tuple[str, str] | None
+SEEDS = 5  # untrained twins of each side, unless another number is asked for
+_NAME = 80  # characters
 
 
-def compare(a: object, b: object) -> object:
-    """Returns the paired differences of two results or two models."""
-    raise NotImplementedError
+def compare(
+    a: Compared,
+    b: Compared,
+    data: Data | None = None,
+    *,
+    probes: Probes = None,
+    limit: int | None = None,
+    untrained: Twins = None,
+    names: Names = None,
+    batch_size: int = 32,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Returns how two networks, or two groups of networks, differ in each statistic and layer.
+
+    a, b: a hooked model, a SweepResult, or a list of them, such as the seeds of one training.
+    Models are swept on `data` (probes, limit, batch_size: as in `ci.sweep`); results must be of the
+    same samples. Statistics per head are averaged over heads.
+
+    One against one: a - b is paired by sample, with the bootstrap-t interval of its mean
+    (crate_interp/sweeps/bootstrap.py): it is of these two networks, other seeds may differ. With a
+    list on either side networks are the unit: Welch's t of their means; a single network is
+    compared with one network more of the other side. p is two-sided, adjusted over the layers of a
+    statistic (Holm).
+
+    untrained: how many untrained twins to measure of each side, the same architecture with the
+    official random initialisation, seeds 0, 1, ...; None: 5 where there are models. For results
+    give those of the twins, `([...], [...])`. `excess` is the trained difference minus the
+    untrained one, with an interval over networks; a single network is taken to scatter as its twins
+    do.
+
+    Networks of different depths are compared at the same relative depth
+    (crate_interp/comparisons/matching.py). What one side alone has is in meta["not_compared"], with
+    the reason. names: what to call the sides. out: a folder for the result and, under `sweeps`, for
+    each sweep as soon as it is done; the same call again takes those that are there.
+
+    Raises ValueError, before work starts, for other things than models and results, models without
+    data, results with data or of different samples, and a list of different architectures; and if
+    the sides have no statistic in common.
+    """
+    sides = [listed("a", a), listed("b", b)]
+    models = any(isinstance(one, HookedModel) for side in sides for one in side)
+    _check_asked(models, names, data=data, probes=probes, limit=limit)
+    count, given = _twins_asked(untrained, models)
+    _check_results(sides, given)
+    checks.count("batch_size", batch_size)
+    place = None if out is None else Path(out)
+    how = Measuring(data, probes, limit, batch_size, place, progress)
+    if models:
+        check_models(sides, how)
+    with ExitStack() as stack:
+        if place is not None:
+            stack.enter_context(locked(place))
+            Comparison.check_folder(place)
+        result = _measured(sides, how, count, given, names)
+        if place is not None:
+            result.save(place)
+    return result
+
+
+def _measured(
+    sides: Sequence[list[Network]], how: Measuring, count: int, given: Any, names: Names
+) -> Comparison:
+    """Returns the comparison of what is swept now; `count` twins, or those that were given."""
+    started = time.perf_counter()
+    results = swept(sides, how)
+    _check_samples([one for side in results for one in side])
+    twins = twins_of(sides, count, how) if given is None else given
+    result = _compared(results, twins, names)
+    result.meta["seconds"] = round(time.perf_counter() - started, 3)
+    return result
+
+
+def _check_asked(models: bool, names: Names, **asked: object) -> None:
+    if names is not None and (len(names) != 2 or not all(isinstance(one, str) for one in names)):
+        raise ValueError(f"names={names!r}: give two texts, for a and for b.")
+    if models and asked["data"] is None:
+        raise ValueError(
+            "models are compared on data: ci.compare(a, b, data), such as "
+            '"embedded:fashion" or "imagefolder:DIR".'
+        )
+    idle = [name for name, value in asked.items() if value is not None]
+    if not models and idle:
+        raise ValueError(
+            f"{idle[0]} is for models, and these are results, which have been measured: leave it "
+            "out, or give the models."
+        )
+
+
+def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
+    """Returns how many twins to measure, and the results of twins that were given, or None."""
+    if untrained is None:
+        return (SEEDS if models else 0), None
+    if not isinstance(untrained, (tuple, list)):
+        count = checks.count("untrained", untrained, least=0)
+        if count and not models:
+            raise ValueError(
+                f"untrained={count}: results have no model to make twins of. Give the results of "
+                "the twins, untrained=([...], [...]), or the models."
+            )
+        return count, None
+    groups = [list(group) if isinstance(group, (list, tuple)) else [group] for group in untrained]
+    right = all(isinstance(one, SweepResult) for group in groups for one in group)
+    if len(groups) != 2 or not right:
+        raise ValueError(
+            "untrained: give a number, or two lists of SweepResult, those of a's and of b's "
+            "untrained twins."
+        )
+    return 0, (groups[0], groups[1])
+
+
+def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
+    """Raises ValueError if the results that were given cannot be compared."""
+    given = [[one for one in side if isinstance(one, SweepResult)] for side in sides]
+    extra = [] if twins is None else [*twins[0], *twins[1]]
+    _check_samples([*given[0], *given[1], *extra])
+    for name, side in zip("ab", sides, strict=True):
+        configs = [
+            one.cfg.to_dict() if isinstance(one, HookedModel) else one.meta["config"]
+            for one in side
+        ]
+        if len({architecture(config) for config in configs}) > 1:
+            raise ValueError(
+                f"{name} is a list of networks of different architectures: a list stands for "
+                "networks that differ in their seeds or their training. Compare others one by one."
+            )
+
+
+def _check_samples(results: Sequence[SweepResult]) -> None:
+    """Raises ValueError unless all results are of the same samples of known data."""
+    for one in results:
+        if any(entry["fingerprint"] is None for entry in one.meta["data"]):
+            raise ValueError(
+                "a result is of a cache, so that nobody knows its samples: use ci.sweep on data."
+            )
+    for one in results[1:]:
+        mine, theirs = results[0].meta["data"], one.meta["data"]
+        if mine == theirs and results[0].meta["unit"] == one.meta["unit"]:
+            continue
+        prints = [[entry["fingerprint"] for entry in data] for data in (mine, theirs)]
+        if prints[0] != prints[1]:
+            raise ValueError(
+                f"the results are of different data, {_said(mine)} and {_said(theirs)}: sweep both "
+                "on the same data, or give the models and data."
+            )
+        raise ValueError(
+            f"the results are of different samples of the same data, {_said(mine)} and "
+            f"{_said(theirs)}: sweep both with the same limit."
+        )
+
+
+def _said(data: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{plain(entry['fingerprint'], 60)} samples {entry['start']} to {entry['stop'] - 1}"
+        for entry in data
+    )
+
+
+def _compared(
+    results: Sequence[list[SweepResult]],
+    twins: Sequence[Sequence[SweepResult]],
+    names: Names,
+) -> Comparison:
+    """Returns the comparison of sweeps."""
+    a, b = (
+        Side([statistics_of(one) for one in own], [statistics_of(one) for one in random])
+        for own, random in zip(results, twins, strict=True)
+    )
+    metas = (results[0][0].meta, results[1][0].meta)
+    single = len(results[0]) == len(results[1]) == 1
+    chosen, left = shared(a.networks, b.networks, metas, single)
+    if not chosen:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:4])
+        raise ValueError(f"the two have no statistic in common. {reasons}.")
+    pairs = layer_pairs(metas[0]["n_layers"], metas[1]["n_layers"])
+    digests = [[one.meta["model_digest"] for one in random] for random in twins]
+    same = bool(digests[0]) and digests[0] == digests[1]
+    tables = {
+        "differences": differences(a, b, chosen, pairs, same),
+        "networks": networks(a, b, chosen),
+    }
+    heads = [name for name in chosen if a.networks[0][name].per_head]
+    about = {
+        "layers": pairs,
+        "not_compared": left,
+        "noted": noted(metas),
+        "heads_averaged": heads,
+        "statistics": {name: metas[0]["statistics"][name] for name in chosen},
+        "probes": {name: metas[0]["probes"][name] for name in _probes(chosen)},
+        "of_weights": [name for name in chosen if a.networks[0][name].of_weights],
+    }
+    return Comparison(tables, _meta(results, twins, names) | about)
+
+
+def _probes(chosen: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(name.partition(".")[0] for name in chosen))
+
+
+def _meta(
+    results: Sequence[list[SweepResult]],
+    twins: Sequence[Sequence[SweepResult]],
+    names: Names,
+) -> dict[str, Any]:
+    """Returns where the numbers come from: of both sides, and in the form that every result has."""
+    metas = [own[0].meta for own in results]
+    called = _names(metas, names)
+    sides = {
+        side: {
+            "name": name,
+            "networks": [one.meta["model_digest"] for one in own],
+            "untrained": [one.meta["model_digest"] for one in random],
+            "n_layers": own[0].meta["n_layers"],
+            "versions": own[0].meta["versions"],
+        }
+        for side, name, own, random in zip("ab", called, results, twins, strict=True)
+    }
+    both = {
+        key: " and ".join(dict.fromkeys(str(meta[key]) for meta in metas))
+        for key in ("dtype", "device")
+    }
+    digests = (", ".join(side["networks"]) for side in sides.values())
+    return sides | both | {
+        "model": f"{called[0]} against {called[1]}",
+        "model_digest": " against ".join(digests),
+        "config": {side: meta["config"] for side, meta in zip("ab", metas, strict=True)},
+        "n_layers": min(meta["n_layers"] for meta in metas),
+        "data": metas[0]["data"],
+        "n_samples": metas[0]["n_samples"],
+        "unit": metas[0]["unit"],
+        "versions": metas[0]["versions"],
+    }  # fmt: skip
+
+
+def _names(metas: Sequence[dict[str, Any]], names: Names) -> list[str]:
+    """Returns what the sides are called; the same name twice gets an a and a b."""
+    models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
+    called = [plain(name, _NAME) for name in (models if names is None else names)]
+    if called[0] == called[1]:
+        called = [f"{name} ({side})" for name, side in zip(called, "ab", strict=True)]
+    return called

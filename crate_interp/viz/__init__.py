@@ -4,10 +4,13 @@ A figure is returned, neither shown nor saved. A page shows what its result hold
 runs a model or opens data.
 """
 
+from crate_interp.viz.ablated import head_ablation
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, layers
 from crate_interp.viz.circuit_figure import circuit
+from crate_interp.viz.compared import compare
+from crate_interp.viz.comparison import compare_page
 from crate_interp.viz.explorer import explore
 from crate_interp.viz.grids import head_grid
 from crate_interp.viz.heat import heads, heatmap
@@ -23,7 +26,10 @@ __all__ = [
     "audit_page",
     "beside",
     "circuit",
+    "compare",
+    "compare_page",
     "explore",
+    "head_ablation",
     "head_grid",
     "heads",
     "heatmap",

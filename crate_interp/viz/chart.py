@@ -23,7 +23,8 @@ Height = Callable[[float], float]
 class Line:
     """A line of a chart, one value for each layer.
 
-    kind: "trained", "untrained", "chance" or "head", which is thin and has no number at its end.
+    kind: "trained", "untrained", "chance" or "head", which is thin and has no number at its end. Of
+    a comparison: "first", "second" and "gap", and "first-untrained" and so on, without numbers.
     low, high: the band around it, if it has one.
     """
 
@@ -43,7 +44,7 @@ def chart(layers: Float[np.ndarray, "layer"], lines: Sequence[Line], alt: str) -
     every = np.concatenate([part for part in parts if part is not None] or [np.zeros(1)])
     low, high, ticks, words = ticks_of(every[np.isfinite(every)].tolist())
     left = max(34.0, 8 + _LETTER * max(map(len, words)))  # "layer" stands below the numbers
-    ends = [line for line in shown if line.kind != "head"]
+    ends = [line for line in shown if line.kind != "head" and not line.kind.endswith("-untrained")]
     labels = [_short(_last(line.values)) for line in ends]
     right = 12 + _LETTER * max(map(len, labels), default=0)
     span = max(float(layers[-1] - layers[0]), 1.0)

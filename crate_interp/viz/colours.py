@@ -5,6 +5,7 @@ INK = "#0a0b0c"
 TRAINED = "#1f66a3"
 UNTRAINED = "#a8500f"
 CHANCE = "#59616a"
+FIRST, SECOND = TRAINED, UNTRAINED  # the sides of a comparison, where untrained is dashed
 
 # a colour of a figure -> what stands for it in the SVG of a page
 ON_A_PAGE = {

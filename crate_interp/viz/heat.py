@@ -30,6 +30,7 @@ def heatmap(
     *,
     interval: tuple[Numbers, Numbers] | None = None,
     unit: str | None = None,
+    signed: bool | None = None,
     ax: "matplotlib.axes.Axes | None" = None,
     title: str | None = None,
     dpi: float | None = None,
@@ -40,8 +41,9 @@ def heatmap(
     Where numbers of both signs are drawn, colours are blue above 0 and orange below, equally far;
     else they go from dark to light. Numbers are written into the cells where they fit; NaN is grey.
     interval: lower and upper ends `[layer, head]`; None takes the 95 % intervals of a result. If
-    there are both signs, cells whose interval leaves out 0 are framed. unit: what stands at the bar
-    of colours; None takes the statistic's.
+    there are both signs, cells whose interval leaves out 0 are framed. signed: draw them as if
+    there were both signs, or not; None looks. unit: what stands at the bar of colours; None takes
+    the statistic's.
 
     ax, title, dpi: as in `ci.viz.layers`; the bar of colours goes below the Axes. Raises
     ValueError if the result lacks the statistic or has one value for all heads, and if the numbers
@@ -73,7 +75,8 @@ def heatmap(
         raise ValueError("interval: a lower end is above its upper end: give lower, then upper.")
     tall = min(max(_LEAST, _ROW * len(grid)), _MOST)
     figure, axes = canvas(ax, tall + 1.0, dpi)
-    bar = _draw(figure, axes, grid, ends, label(unit or ""))
+    both = bool((grid < 0).any() and (grid > 0).any()) if signed is None else signed
+    bar = _draw(figure, axes, grid, ends, label(unit or ""), both)
     axes.set_yticks(range(len(grid)), names or [str(layer) for layer in range(len(grid))])
     axes.set_xticks(range(grid.shape[1]))
     set_title(axes, title, words)
@@ -122,14 +125,13 @@ def _said(values: object) -> str:
     return f"shape {list(shape)}" if shape is not None else type(values).__name__
 
 
-def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str) -> Any:
+def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed: bool) -> Any:
     """Draws cells, frames and numbers, and returns the bar of colours."""
     import matplotlib
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
     most = _largest(grid)
-    signed = bool((grid < 0).any() and (grid > 0).any())
     colours, limits = matplotlib.colormaps["cividis"], {}
     if signed:
         ends_of_scale = [UNTRAINED, "#f6f6f6", TRAINED]

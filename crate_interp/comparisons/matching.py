@@ -1,0 +1,100 @@
+"""What is compared with what: statistics that both sides have, and layers of the same depth."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crate_interp.comparisons.statistics import Statistic
+
+_CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
+Statistics = Mapping[str, Statistic]  # "probe.statistic" -> what one network has
+
+
+def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:
+    """Returns which layer of one network stands beside which layer of the other.
+
+    Networks of a and b layers. Where both have as many, each layer stands beside its own number.
+    Else layer l of the one with fewer, n, stands beside the layer of the other, of m, that is as
+    deep: l (m - 1) / (n - 1), rounded, halves upwards; the first beside the first and the last
+    beside the last. The stream after the last layer, layer n, stands beside layer m.
+    """
+    few, many = min(a, b), max(a, b)
+    steps = max(few - 1, 1)
+    pairs = [(l, (2 * l * (many - 1) + steps) // (2 * steps)) for l in range(few)]  # noqa: E741
+    if few == 1:
+        pairs = [(0, many - 1)] if many > 1 else [(0, 0)]
+    pairs.append((few, many))
+    return pairs if a <= b else [(other, own) for own, other in pairs]
+
+
+def shared(
+    a: Sequence[Statistics],
+    b: Sequence[Statistics],
+    metas: tuple[Mapping[str, Any], Mapping[str, Any]],
+    paired: bool,
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the statistics to compare, and why others are not, "probe.statistic" -> reason.
+
+    a, b: the statistics of each network of a side. metas: of the first network of each side.
+    paired: whether numbers of single samples are needed.
+    """
+    chosen: list[str] = []
+    left: dict[str, str] = {}
+    for name in dict.fromkeys(key for one in (*a, *b) for key in one):
+        reason = _why_not(name, a, b, metas, paired)
+        if reason:
+            left[name] = reason
+        else:
+            chosen.append(name)
+    return chosen, left
+
+
+def _why_not(
+    name: str,
+    a: Sequence[Statistics],
+    b: Sequence[Statistics],
+    metas: tuple[Mapping[str, Any], Mapping[str, Any]],
+    paired: bool,
+) -> str:
+    for side, networks in (("a", a), ("b", b)):
+        lacking = sum(name not in one for one in networks)
+        if lacking:
+            some = "" if lacking == len(networks) else f" in {lacking} of its networks"
+            return f"{side} does not have it{some}"
+    units = [meta["statistics"][name][0] for meta in metas]
+    if units[0] != units[1]:
+        return f"a has it in {units[0] or 'no unit'}, b in {units[1] or 'no unit'}"
+    probe = name.partition(".")[0]
+    settings = [meta["probes"][probe]["settings"] for meta in metas]
+    for key, value in settings[0].items():
+        other = settings[1].get(key, value)
+        if value != other and key != _CHOSEN:
+            return f"the settings of its probe differ: {key} = {value} and {other}"
+    every = [one[name] for one in (*a, *b)]
+    if len({one.of_weights for one in every}) > 1:
+        return "it is of the weights in one and of samples in the other"
+    if paired and not every[0].of_weights and any(one.values is None for one in every):
+        return (
+            "it is per head, and the sweep kept the means of heads alone: compare the models, "
+            "whose heads are then averaged for each sample"
+        )
+    return ""
+
+
+def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:
+    """Returns what differs in the settings of probes and does not hinder: "probe.setting" -> how.
+
+    It is what stands for the subspaces U, and settings that one side alone has.
+    """
+    found: dict[str, str] = {}
+    chosen = [str(meta["config"].get(_CHOSEN) or "its own U") for meta in metas]
+    if chosen[0] != chosen[1]:
+        found[_CHOSEN] = f"{chosen[0]} in a, {chosen[1]} in b"
+    for probe in metas[0]["probes"]:
+        if probe not in metas[1]["probes"]:
+            continue
+        one, other = (meta["probes"][probe]["settings"] for meta in metas)
+        for key in dict.fromkeys((*one, *other)):
+            words = [str(each.get(key, "not set")) for each in (one, other)]
+            if words[0] != words[1]:
+                found[f"{probe}.{key}"] = f"{words[0]} in a, {words[1]} in b"
+    return found

@@ -1,0 +1,200 @@
+"""The networks of a comparison: what may be given, sweeps of models, and their untrained twins."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from crate_interp import ranges
+from crate_interp.bars import tqdm
+from crate_interp.data import Data, Samples
+from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.probes import Probe
+from crate_interp.saved import META
+from crate_interp.sweeps.provenance import data_meta, probes_meta
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
+from crate_interp.sweeps.stream import check_model, samples_of
+from crate_interp.sweeps.twins import twin
+
+Network = SweepResult | HookedModel
+Compared = Network | Sequence[Network]
+_SAME = ("model_digest", "config", "data", "dtype", "probes", "statistics", "versions")
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How models are swept. out: where each sweep is saved as soon as it is done, or None."""
+
+    data: Data | None
+    probes: Probes
+    limit: int | None
+    batch_size: int
+    out: Path | None
+    progress: bool
+
+    def samples(self, model: HookedModel) -> Samples:
+        """Returns the samples as a model takes them."""
+        assert self.data is not None
+        return samples_of(model, self.data, self.limit)
+
+
+def listed(name: str, given: object) -> list[Network]:
+    """Returns the networks of a side as a list, models and results.
+
+    Raises ValueError for an empty list, and for anything but results and hooked models.
+    """
+    many: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not many:
+        raise ValueError(
+            f"{name} is an empty list: give a model, a SweepResult, or a list of them for seeds."
+        )
+    for one in many:
+        if not isinstance(one, (SweepResult, HookedModel)):
+            if hasattr(one, "parameters"):
+                check_hooked(one)
+            raise ValueError(
+                f"{name} holds {type(one).__name__}: give models such as ci.load(...) returns, or "
+                "results such as ci.sweep(...) returns (SweepResult.load reads a saved one)."
+            )
+    return many
+
+
+def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
+    """Raises ValueError, before work starts, if the models cannot be swept on the same samples.
+
+    Those are also the samples of the results that stand beside them.
+    """
+    results = [one for side in sides for one in side if isinstance(one, SweepResult)]
+    prints: dict[str, Samples] = {}
+    for model in (one for side in sides for one in side if isinstance(one, HookedModel)):
+        check_model(model)
+        samples = how.samples(model)
+        check_masks(fitting(how.probes, model, "blocks"), samples)
+        prints.setdefault(samples.fingerprint, samples)
+    if len(prints) > 1:
+        raise ValueError(
+            f"the models read the data as different samples ({' and '.join(prints)}): windows of "
+            "tokens are the same only with the same tokenizer and n_ctx. Give tokens [n, pos]."
+        )
+    own = next(iter(prints.values()))
+    given = ranges.of(own.fingerprint, own.start, own.start + own.n)
+    if any(one.meta["data"] != given for one in results):
+        raise ValueError(
+            f"data has {own.n} samples of {own.fingerprint}, and a result is of others: give the "
+            "data and the limit that it was swept with, or the model in its place."
+        )
+
+
+def swept(sides: Sequence[list[Network]], how: Measuring) -> list[list[SweepResult]]:
+    """Returns the results of both sides: those that were given, and sweeps of the models."""
+    count = sum(isinstance(one, HookedModel) for side in sides for one in side)
+    with tqdm(total=count, desc="networks", disable=not how.progress or count < 2) as bar:
+
+        def of(name: str, one: Network) -> SweepResult:
+            if isinstance(one, SweepResult):
+                return one
+            found = _measured(one, how, name)
+            bar.update()
+            return found
+
+        return [
+            [of(f"{name}-{number}", one) for number, one in enumerate(side)]
+            for name, side in zip("ab", sides, strict=True)
+        ]
+
+
+def twins_of(
+    sides: Sequence[list[Network]], count: int, how: Measuring
+) -> tuple[list[SweepResult], list[SweepResult]]:
+    """Returns the results of the untrained twins of both sides, seeds 0 to count - 1.
+
+    A side of results has none: nobody knows its model. Sides of one architecture share theirs.
+    """
+    models = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
+    known: dict[str, list[SweepResult]] = {}
+    found: list[list[SweepResult]] = []
+    kinds = len({architecture(one.cfg.to_dict()) for one in models if one is not None})
+    with tqdm(
+        total=count * kinds, desc="untrained twins", disable=not how.progress or not count * kinds
+    ) as bar:
+        for name, model in zip("ab", models, strict=True):
+            if model is None:
+                found.append([])
+                continue
+            key = architecture(model.cfg.to_dict())
+            if key not in known:
+                known[key] = []
+                for seed in range(count):
+                    known[key].append(_measured(twin(model, seed), how, f"{name}-untrained-{seed}"))
+                    bar.update()
+            found.append(known[key])
+    return found[0], found[1]
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """Returns what a config says but for the name of the model."""
+    return repr(sorted((key, value) for key, value in config.items() if key != "model_name"))
+
+
+def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
+    """Returns the sweep of a model, heads averaged for each sample; an earlier one if it is kept.
+
+    So every number that it has is one for each sample, and can be paired.
+    """
+    samples = how.samples(model)
+    chosen = fitting(how.probes, model, "blocks")
+    seen: dict[str, None] = {}
+    probes = [_averaging(probe, seen) for probe in chosen]
+    place = None if how.out is None else how.out / "sweeps" / name
+    kept = None if place is None else _kept(place, model, samples, probes, how.batch_size)
+    if kept is not None:
+        return kept
+    options: dict[str, Any] = dict(batch_size=how.batch_size, controls=0, progress=how.progress)
+    result = sweep(model, samples, probes=probes, **options)
+    result.meta["heads_averaged"] = list(seen)
+    if place is not None:
+        result.save(place)
+    return result
+
+
+def _kept(
+    place: Path, model: HookedModel, samples: Samples, probes: list[Probe], batch_size: int
+) -> SweepResult | None:
+    """Returns the sweep that is in a folder, if it is of this model, data and probes."""
+    if not (place / META).is_file():
+        return None
+    found = SweepResult.load(place)
+    wanted = SweepResult(found.stored, data_meta(model, samples, batch_size) | probes_meta(probes))
+    same = all(found.meta.get(name) == wanted.meta[name] for name in _SAME)
+    return found if same else None
+
+
+def _averaging(probe: Probe, seen: dict[str, None]) -> Probe:
+    """Returns a probe whose numbers per head are their means over heads; `seen` gets their names.
+
+    A sample that one head lacks has none.
+    """
+
+    def averaged(measure: Callable[..., Any], axes: int, *args: Any) -> Any:
+        answer = measure(*args)
+        if not isinstance(answer, Mapping):
+            return answer
+        heads = {
+            name
+            for name, value in answer.items()
+            if isinstance(value, Tensor) and value.ndim == axes and name not in probe.counts
+        }
+        seen.update({f"{probe.name}.{name}": None for name in heads})
+        return {
+            name: value.double().mean(dim=-1) if name in heads else value
+            for name, value in answer.items()
+        }
+
+    weights = probe.weights and partial(averaged, probe.weights, 1)
+    axes = 2 if probe.points else 1
+    measure = partial(averaged, probe.measure, axes)
+    return replace(probe, measure=measure, weights=weights, per_head=())

@@ -1,0 +1,35 @@
+"""What each head's ablation costs, as a heat map."""
+
+from typing import TYPE_CHECKING, Any
+
+from crate_interp.circuits.heads_ablated import HeadAblation
+from crate_interp.viz.heat import heatmap
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+_UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
+
+
+def head_ablation(
+    result: HeadAblation,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of what each head's ablation costs: layers down, heads across.
+
+    Blue is a head that helps, orange one without which the model does better; a frame is a 95 %
+    interval that leaves out 0. ax, title, dpi: as in `ci.viz.layers`.
+    """
+    table: Any = result.heads()
+    drop, low, high = (
+        table.pivot(index="layer", columns="head", values=name).to_numpy(float)
+        for name in ("drop", "low", "high")
+    )
+    settings = result.meta["settings"]
+    words = f"{settings['how'].capitalize()} ablation of each head" if title is None else title
+    unit = _UNITS[settings["metric"]]
+    return heatmap(drop, interval=(low, high), unit=unit, signed=True, ax=ax, title=words, dpi=dpi)

@@ -1,0 +1,352 @@
+"""Comparisons of results whose numbers are known, against scipy's, slow loops and closed forms."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import crate_interp as ci
+from comparing import made, numbers, row
+from crate_interp.comparisons.contrasts import LEVEL, Spread, contrast, paired
+from crate_interp.comparisons.matching import layer_pairs
+from crate_interp.sweeps.bootstrap import RESAMPLES, against_networks, holm
+
+N, LAYERS = 41, 3
+R = "compression.rate_pre"
+
+
+def test_one_against_one_is_paired_by_sample():
+    one, step = numbers(0, N, LAYERS), np.array([0.0, 0.5, -2.0])
+    noise = 0.01 * numbers(1, N, LAYERS)
+    result = ci.compare(made({R: one}), made({R: one - step + noise}, name="other"))
+    own = step - noise  # a - b
+    for layer in range(LAYERS):
+        found = row(result, R, layer)
+        assert found["difference"] == pytest.approx(own[:, layer].mean())
+        assert (found["a"], found["n"]) == (pytest.approx(one[:, layer].mean()), N)
+        assert found["a"] - found["b"] == pytest.approx(found["difference"])
+        low, high = slow_interval(own[:, layer])
+        assert (found["low"], found["high"]) == (pytest.approx(low), pytest.approx(high))
+        # unpaired, the interval would be thirty times as wide
+        assert found["high"] - found["low"] < 0.02 < one[:, layer].std() / 6
+        assert np.isnan(found["untrained"]) and np.isnan(found["excess_p"])
+    assert result.table()["holds"].tolist() == [True, True, True]
+
+
+def slow_interval(values):
+    """The bootstrap-t interval, resample by resample."""
+    n, random, t = len(values), np.random.default_rng(0), []
+    for counts in random.multinomial(n, np.full(n, 1 / n), size=RESAMPLES):
+        rows = np.repeat(values, counts)
+        t.append((rows.mean() - values.mean()) / (rows.std(ddof=1) / n**0.5))
+    place, error = int(0.025 * (RESAMPLES + 1)), scipy.stats.sem(values)
+    t = np.sort(t)
+    return values.mean() - t[-place] * error, values.mean() - t[place - 1] * error
+
+
+def test_p_is_two_sided_and_adjusted_over_the_layers_of_a_statistic():
+    shift = np.array([0.0, 0.28, 0.05])
+    values = np.random.default_rng(7).normal(size=(N, LAYERS)) + shift
+    result = ci.compare(made({R: values, "a.b": values}), made({R: 0 * values, "a.b": 0 * values}))
+    raw = paired(values)
+    np.testing.assert_allclose(result.table()["p"], np.tile(holm(raw.p), 2))
+    np.testing.assert_allclose(raw.p, scipy.stats.ttest_1samp(values, 0).pvalue, atol=0.02)
+    assert ((raw.p <= 0.05) == ((raw.low > 0) | (raw.high < 0))).all()
+    mirrored = ci.compare(made({R: 0 * values}), made({R: values}))
+    np.testing.assert_allclose(mirrored.table()["p"], holm(raw.p), atol=2e-3)
+    np.testing.assert_allclose(mirrored.table()["low"], -raw.high, atol=0.02)
+
+
+def test_equal_networks_differ_by_exactly_nothing():
+    values = numbers(0, N, LAYERS)
+    everything = dict(heads={"a.h": numbers(1, N, LAYERS, 2)}, weights={"w.d": [1.0, 2.0, 3.0]})
+    result = ci.compare(made({R: values}, **everything), made({R: values}, **everything))
+    table = result.table()
+    assert (table["difference"] == 0).all() and not table["holds"].any()
+    of_samples = table[table["probe"] != "w"]
+    assert (of_samples[["low", "high"]] == 0).all(axis=None) and (of_samples["p"] == 1).all()
+    assert result.headline() == "made (a) against made (b): every difference is 0."
+    three = [made({R: values})] * 3
+    many = ci.compare(three, three).table()
+    assert (many["difference"] == 0).all() and (many["p"] == 1).all()
+
+
+def test_groups_are_compared_by_welchs_t_over_networks():
+    a = [numbers(seed, N, LAYERS, shift=0.3 * seed) for seed in range(4)]
+    b = [numbers(9 + seed, N, LAYERS, shift=0.1 * seed) for seed in range(6)]
+    result = ci.compare([made({R: one}) for one in a], [made({R: one}) for one in b])
+    means = [np.stack([one.mean(axis=0) for one in group]) for group in (a, b)]
+    wanted = scipy.stats.ttest_ind(*means, equal_var=False)
+    ends = wanted.confidence_interval()
+    table = result.table()
+    np.testing.assert_allclose(table["difference"], means[0].mean(0) - means[1].mean(0))
+    np.testing.assert_allclose(table["low"], ends.low)
+    np.testing.assert_allclose(table["high"], ends.high)
+    np.testing.assert_allclose(table["p"], holm(wanted.pvalue))
+    assert (table["n"] == 10).all()
+    assert "Intervals over 4 networks and 6 networks are wide" in result.caution()
+
+
+def test_one_network_against_several_is_one_more_network():
+    one, many = numbers(0, N, LAYERS, shift=1.0), [numbers(s, N, LAYERS) for s in range(1, 6)]
+    means = np.stack([each.mean(axis=0) for each in many])
+    error = scipy.stats.sem(one)
+    wanted = against_networks(one.mean(axis=0), error, means)
+    table = ci.compare(made({R: one}), [made({R: each}) for each in many]).table()
+    for name, values in zip(("difference", "low", "high"), wanted, strict=False):
+        np.testing.assert_allclose(table[name], values)
+    np.testing.assert_allclose(table["p"], holm(2 * np.minimum(wanted[3], wanted[4])))
+    turned = ci.compare([made({R: each}) for each in many], made({R: one})).table()
+    np.testing.assert_allclose(turned["low"], -table["high"])
+    np.testing.assert_allclose(turned["p"], table["p"])
+
+
+def test_the_excess_is_the_difference_of_two_differences():
+    one, two = numbers(0, N, LAYERS, shift=1.0), numbers(0, N, LAYERS)
+    random = [[numbers(10 * side + s, N, LAYERS) for s in range(1, 5)] for side in (1, 2)]
+    twins = tuple(
+        [made({R: each}, name=f"{side}{s}") for s, each in enumerate(group)]
+        for side, group in zip("uv", random, strict=True)
+    )
+    means = [np.stack([each.mean(axis=0) for each in group]) for group in random]
+    variances = [group.var(axis=0, ddof=1) for group in means]
+    table = ci.compare(made({R: one}), made({R: two}), untrained=twins).table()
+    untrained = means[0].mean(axis=0) - means[1].mean(axis=0)
+    np.testing.assert_allclose(table["untrained"], untrained)
+    np.testing.assert_allclose(table["excess"], (one - two).mean(axis=0) - untrained)
+    welch = scipy.stats.ttest_ind(*means, equal_var=False).confidence_interval()
+    np.testing.assert_allclose(table["untrained_low"], welch.low)
+    # each side: one trained network that scatters as its twins do, and the mean of four twins
+    parts = [1.25 * each for each in variances]
+    total = parts[0] + parts[1] + scipy.stats.sem(one - two) ** 2
+    freedom = (parts[0] + parts[1]) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 3)
+    half = scipy.stats.t.ppf(0.975, freedom) * np.sqrt(total)
+    np.testing.assert_allclose(table["excess_high"] - table["excess"], half)
+    # groups: Welch's t of four groups
+    groups = [[made({R: one}), made({R: one + 0.1}), made({R: one - 0.2})], [made({R: two})] * 2]
+    table = ci.compare(*groups, untrained=twins).table()
+    parts = np.stack(
+        [np.full(LAYERS, np.var([0, 0.1, -0.2], ddof=1) / 3), *(v / 4 for v in variances)]
+    )
+    freedom = parts.sum(0) ** 2 / (parts**2 / np.array([[2], [3], [3]])).sum(0)
+    half = scipy.stats.t.ppf(0.975, freedom) * np.sqrt(parts.sum(0))
+    np.testing.assert_allclose(table["excess"] - table["excess_low"], half)
+
+
+def test_the_same_twins_on_both_sides_differ_by_nothing():
+    one, two = numbers(0, N, LAYERS, shift=1.0), numbers(0, N, LAYERS)
+    twins = [made({R: numbers(s, N, LAYERS)}, name=f"twin {s}") for s in range(4)]
+    table = ci.compare(made({R: one}), made({R: two}), untrained=(twins, twins)).table()
+    assert (table[["untrained", "untrained_low", "untrained_high"]] == 0).all(axis=None)
+    sd = np.stack([numbers(s, N, LAYERS).mean(0) for s in range(4)]).std(axis=0, ddof=1)
+    half = scipy.stats.t.ppf(0.975, 3) * np.sqrt(2 * sd**2 + scipy.stats.sem(one - two) ** 2)
+    np.testing.assert_allclose(table["excess_high"] - table["excess"], half)
+
+
+def test_heads_are_averaged_for_each_sample_or_left_out():
+    a, b = numbers(0, N, LAYERS, 5), numbers(1, N, LAYERS, 2)
+    result = ci.compare(made({}, heads={"a.h": a}), made({}, heads={"a.h": b}))
+    wanted = paired(a.mean(axis=2) - b.mean(axis=2))
+    np.testing.assert_allclose(result.table()["low"], wanted.low)
+    assert result.meta["heads_averaged"] == ["a.h"]
+    # without the numbers of each sample single networks cannot be paired, but groups need none
+    values = {R: numbers(2, N, LAYERS)}
+    kept = [made(values, moments={"a.h": each}) for each in (a, b)]
+    result = ci.compare(*kept)
+    assert list(result.table()["probe"].unique()) == ["compression"]
+    assert "kept the means of heads alone" in result.meta["not_compared"]["a.h"]
+    assert result.not_compared()["statistic"].tolist() == ["a.h"]
+    groups = ci.compare([kept[0]] * 2, [kept[1]] * 2)
+    assert row(groups, "a.h", 1)["a"] == pytest.approx(a[:, 1].mean())
+
+
+def test_what_the_weights_decide_has_no_interval_but_an_excess():
+    a, b = (
+        made({}, weights={"w.d": [1.0, 2.0]}, n_layers=2),
+        made({}, weights={"w.d": [3.0, 2.0]}, n_layers=2),
+    )
+    found = ci.compare(a, b).table()
+    assert found["difference"].tolist() == [-2.0, 0.0] and found["n"].tolist() == [1, 1]
+    assert found[["low", "high", "p"]].isna().all(axis=None) and not found["holds"].any()
+    assert "no difference has an interval" in ci.compare(a, b).headline()
+    twins = [made({}, weights={"w.d": [x, x]}, n_layers=2, name=str(x)) for x in (1.0, 1.1, 1.2)]
+    found = ci.compare(a, b, untrained=(twins, twins)).table()
+    half = scipy.stats.t.ppf(0.975, 2) * np.sqrt(2) * 0.1
+    assert found["excess_high"].tolist() == pytest.approx([-2 + half, half])
+    many = ci.compare([a, a], [b, b]).table()
+    assert many["p"].tolist() == [0.0, 1.0] and many["holds"].tolist() == [True, False]
+
+
+def test_a_sample_that_one_network_lacks_is_left_out_of_the_pairs():
+    a, b = numbers(0, N, LAYERS), numbers(1, N, LAYERS)
+    a[3, 1], b[4, 1] = np.nan, np.nan
+    found = row(ci.compare(made({R: a}), made({R: b})), R, 1)
+    there = [place for place in range(N) if place not in (3, 4)]
+    assert found["n"] == N - 2 and found["a"] == pytest.approx(a[there, 1].mean())
+    assert found["difference"] == pytest.approx((a - b)[there, 1].mean())
+
+
+@pytest.mark.parametrize(
+    "a, b, wanted",
+    [
+        (3, 3, [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        (3, 5, [(0, 0), (1, 2), (2, 4), (3, 5)]),
+        (5, 3, [(0, 0), (2, 1), (4, 2), (5, 3)]),
+        (4, 6, [(0, 0), (1, 2), (2, 3), (3, 5), (4, 6)]),
+        (2, 12, [(0, 0), (1, 11), (2, 12)]),
+        (1, 4, [(0, 3), (1, 4)]),
+        (1, 1, [(0, 0), (1, 1)]),
+    ],
+)
+def test_layers_of_the_same_depth_stand_side_by_side(a, b, wanted):
+    assert layer_pairs(a, b) == wanted
+
+
+def test_networks_of_different_depths():
+    a, b = numbers(0, N, 3), numbers(1, N, 5)
+    result = ci.compare(made({R: a}), made({R: b}, name="deep"))
+    table = result.table()
+    assert table[["layer", "layer_b"]].to_numpy().tolist() == [[0, 0], [1, 2], [2, 4]]
+    np.testing.assert_allclose(table["difference"], (a - b[:, [0, 2, 4]]).mean(axis=0))
+    assert "3 layers stand beside 5 at the same relative depth" in result.caution()
+    assert result.meta["layers"] == [[0, 0], [1, 2], [2, 4], [3, 5]]
+
+
+def test_statistics_of_one_side_are_listed_with_the_reason():
+    values = numbers(0, N, LAYERS)
+    every = {R: values, "c.only": values, "d.unit": values, "e.eps": values}
+    b = made({R: values, "d.unit": values, "e.eps": values, "f.b": values})
+    b.meta["statistics"]["d.unit"][0] = "bits"
+    b.meta["probes"]["e"]["settings"] = {"eps": 0.2}
+    result = ci.compare(made(every), b)
+    assert list(result.meta["statistics"]) == [R]
+    assert result.meta["not_compared"] == {
+        "c.only": "b does not have it",
+        "d.unit": "a has it in nats, b in bits",
+        "e.eps": "the settings of its probe differ: eps = 0.1 and 0.2",
+        "f.b": "a does not have it",
+    }
+    some = ci.compare([made(every), made({R: values})], made({R: values}))
+    assert some.meta["not_compared"]["c.only"] == "a does not have it in 1 of its networks"
+
+
+def test_settings_that_do_not_hinder_are_noted():
+    a, b = made({R: numbers(0, N, LAYERS)}), made({R: numbers(1, N, LAYERS)})
+    b.meta["probes"]["compression"]["settings"] = {"eps": 0.1, "more": 3}
+    b.meta["config"]["subspaces"] = "value"
+    assert ci.compare(a, b).meta["noted"] == {
+        "subspaces": "its own U in a, value in b",
+        "compression.more": "not set in a, 3 in b",
+    }
+
+
+def test_the_headline_names_the_largest_that_hold():
+    values = numbers(0, N, LAYERS)
+    scale, small = np.array([0.0, 1.0, 3.0]), values - 0.1 * np.array([1.0, 0, 0])
+    a = made({R: values + scale, "z.big": 1000 + values}, name="CRATE")
+    b = made({R: values, "z.big": 1000 + small}, name="ViT")
+    words = ci.compare(a, b).headline()
+    assert words.startswith("CRATE against ViT: 3 of 6 differences hold at 95 %, adjusted over lay")
+    assert words.index(f"{R}: higher in layer 2") < words.index("z.big: higher in layer 0")
+    assert "(+3, +3 to +3)" in words and words.endswith(".") and "layer 1" not in words
+    random = np.random.default_rng(0).normal(size=(2, N, LAYERS))
+    words = ci.compare(made({R: random[0]}), made({R: random[1]})).headline()
+    assert words.endswith("none of 3 differences holds at 95 %, adjusted over layers.")
+
+
+def test_a_comparison_comes_back_and_does_not_merge(tmp_path):
+    twins = [made({R: numbers(s, N, LAYERS)}, name=f"twin {s}") for s in range(3)]
+    result = ci.compare(
+        made({R: numbers(0, N, LAYERS)}), made({R: numbers(1, N, LAYERS)}), untrained=(twins, twins)
+    )
+    again = ci.Comparison.load(result.save(tmp_path))
+    assert again.meta == result.meta and repr(again) == repr(result)
+    for name, table in result.tables.items():
+        assert table.equals(again.table(name))
+    assert "<table" in result._repr_html_()
+    with pytest.raises(ValueError, match="merge the sweeps, then compare them"):
+        result.merge(again)
+    networks = result.networks()
+    assert networks.groupby(["side", "trained"])["network"].nunique().tolist() == [3, 1, 3, 1]
+
+
+def test_misuse_is_told_in_a_line(unchecked):
+    values = numbers(0, N, LAYERS)
+    one = made({R: values})
+    for args, match in (
+        (
+            (one, made({R: values}, data=[{"fingerprint": "g", "start": 0, "stop": N}])),
+            "different data",
+        ),
+        (
+            (one, made({R: values}, data=[{"fingerprint": "f", "start": 0, "stop": 9}])),
+            "same limit",
+        ),
+        (
+            (one, made({R: values}, data=[{"fingerprint": None, "start": 0, "stop": N}])),
+            "of a cache",
+        ),
+        (
+            (one, made({"other.rate": values})),
+            "no statistic in common. compression.rate_pre: b does",
+        ),
+        ((one, []), "b is an empty list"),
+        ((one, one, "embedded:fashion"), "data is for models, and these are results"),
+        ((one, "somewhere"), "b holds str: give models"),
+        (
+            (one, [one, made({R: values}, config={"family": "crate", "d_model": 3})]),
+            "b is a list of",
+        ),
+    ):
+        with pytest.raises(ValueError, match=match) as error:
+            ci.compare(*args)
+        assert "\n" not in str(error.value)
+    for options, match in (
+        ({"untrained": 2}, "results have no model to make twins of"),
+        ({"untrained": ([one], "x")}, "two lists of SweepResult"),
+        ({"limit": 3}, "limit is for models"),
+        ({"names": ("x",)}, "give two texts"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ci.compare(one, one, **options)
+
+
+def test_contrast_without_scatter_is_certain():
+    same = Spread(np.ones((3, 2)), 0.5)
+    found = contrast(np.array([0.0, 2.0]), [same, same])
+    assert found.p.tolist() == [1.0, 0.0] and found.low.tolist() == [0.0, 2.0]
+    assert np.isnan(contrast(np.zeros(2), [Spread(np.ones((1, 2)), 1.0)]).p).all()
+
+
+def covered(of, difference, runs):
+    """In how many of so many drawn comparisons the interval holds the difference."""
+    hit = 0
+    for seed in range(runs):
+        table = of(np.random.default_rng(seed)).table()
+        hit += int(((table["low"] <= difference) & (table["high"] >= difference)).sum())
+    return hit / (runs * len(table))
+
+
+@pytest.mark.slow
+def test_intervals_cover_and_equal_networks_are_rarely_told_apart():
+    """Skewed samples; networks that scatter, of different spreads."""
+
+    def single(random):
+        own = random.exponential(size=(2, 50, 8))
+        return ci.compare(made({R: own[0]}), made({R: own[1] + 0.5}))
+
+    def groups(random):
+        sizes, spreads = (5, 8), (1.0, 0.2)
+        own = [
+            [
+                made({R: random.normal(size=(3, 8)) + spread * random.normal(size=(1, 8))})
+                for _ in range(k)
+            ]
+            for k, spread in zip(sizes, spreads, strict=True)
+        ]
+        return ci.compare(*own)
+
+    assert covered(single, -0.5, 40) == pytest.approx(0.95, abs=0.04)
+    assert covered(groups, 0.0, 60) == pytest.approx(0.95, abs=0.03)
+    wrong = sum(groups(np.random.default_rng(s)).table()["holds"].any() for s in range(100))
+    assert wrong <= 12  # 5 of 100 are expected, and more than 12 once in a thousand times
+    assert LEVEL == 0.05

@@ -1,0 +1,163 @@
+"""The figure, the page and the command of a comparison."""
+
+import matplotlib.figure
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+import crate_interp as ci
+from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
+from command import fails, run
+from comparing import made, numbers
+from crate_interp.comparisons.finding import sign, signed, span
+
+pytestmark = pytest.mark.xdist_group("pages")
+N, LAYERS, R = 23, 4, "compression.rate_pre"
+
+
+def sweeps(seeds, shift=0.0, name="made"):
+    return [
+        made(
+            {
+                R: numbers(seed, N, LAYERS, shift=shift),
+                "sparsity.l1": numbers(seed + 50, N, LAYERS),
+            },
+            heads={"attention.entropy": numbers(seed + 70, N, LAYERS, 3)},
+            weights={"alignment.head_overlap": [shift + 0.01 * seed] * LAYERS},
+            name=f"{name} {seed}",
+        )
+        for seed in seeds
+    ]
+
+
+@pytest.fixture(scope="module")
+def single():
+    twins = (sweeps((1, 2, 3), name="u"), sweeps((4, 5, 6), name="v"))
+    return ci.compare(*sweeps((7,), 1.0, "CRATE"), *sweeps((8,), 0.0, "ViT"), untrained=twins)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return ci.compare(sweeps(range(5), 1.0), sweeps(range(9, 13)), names=("five", "four"))
+
+
+def lines_of(axes):
+    return {line.get_label(): line.get_ydata() for line in axes.lines}
+
+
+def test_the_figure_draws_both_sides_and_their_difference(single):
+    figure = ci.viz.compare(single, R)
+    above, below = figure.axes
+    table = single.table().query("statistic == 'rate_pre'")
+    drawn = lines_of(above)
+    np.testing.assert_allclose(drawn["a: CRATE 7"], table["a"])
+    np.testing.assert_allclose(drawn["b: ViT 8"], table["b"])
+    dashed = [line.get_ydata() for line in above.lines if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(dashed[:2], table[["untrained_a", "untrained_b"]].to_numpy().T)
+    (line,) = [
+        each
+        for each in below.lines
+        if each.get_linestyle() == "-" and len(each.get_xdata()) == LAYERS
+    ]
+    np.testing.assert_allclose(line.get_ydata(), table["difference"])
+    band = below.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == pytest.approx(table["low"].min())
+    assert band[:, 1].max() == pytest.approx(table["high"].max())
+    assert len(lines_of(below)["holds"]) == table["holds"].sum()
+    assert above.get_title() == "Coding rate R of all tokens before attention"
+    assert ci.viz.compare(single, R, title="").axes[0].get_title() == ""
+
+
+def test_bands_of_groups_are_over_networks(groups):
+    figure = ci.viz.compare(groups, R)
+    means = groups.networks().query("side == 'a' and statistic == 'rate_pre' and layer == 0")[
+        "mean"
+    ]
+    low, high = scipy.stats.t.interval(0.95, 4, means.mean(), scipy.stats.sem(means))
+    first = figure.axes[0].collections[0].get_paths()[0].vertices
+    ends = first[first[:, 0] == 0][:, 1]
+    assert (ends.min(), ends.max()) == (pytest.approx(low), pytest.approx(high))
+    assert any("5 networks" in text.get_text() for text in figure.legends[0].get_texts())
+
+
+def test_the_figure_draws_into_axes_and_names_what_is_there(single):
+    own = matplotlib.figure.Figure()
+    assert ci.viz.compare(single, "attention.entropy", ax=own.subplots()) is own
+    with pytest.raises(ValueError, match="no statistic 'compression.rate'. Did you mean compress"):
+        ci.viz.compare(single, "compression.rate")
+    some = ci.compare(*sweeps((1,)), made({R: numbers(1, N, LAYERS)}))
+    with pytest.raises(ValueError, match="'sparsity.l1' was not compared: b does not have it"):
+        ci.viz.compare(some, "sparsity.l1")
+
+
+def test_the_page_holds_every_number_and_the_csv_too(single, tmp_path):
+    page = ci.viz.compare_page(single, tmp_path)
+    text = page.read_text()
+    for words in ("CRATE 7 against ViT 8", "How to read this", "Holm", "untrained"):
+        assert words in text
+    csv = pd.read_csv(tmp_path / "differences.csv")
+    pd.testing.assert_frame_equal(csv, single.table(), check_dtype=False)
+    assert ci.Comparison.load(tmp_path).meta == single.meta
+    for row in single.table().to_dict("records"):
+        assert f">{row['a']:.4g}<" in text and f">{row['difference']:+.4g}<" in text
+    assert text.count('class="first"') >= 2 and "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_names_of_strangers_are_shown_and_not_run(tmp_path):
+    name = "<script>alert(1)</script>\x1b[31m"
+    result = ci.compare(*sweeps((1,)), *sweeps((2,)), names=(name, "$x_1$"))
+    text = ci.viz.compare_page(result, tmp_path).read_text()
+    assert "<script>alert" not in text and "&lt;script&gt;" in text and "\x1b" not in text
+    ci.viz.compare(result, R).draw_without_rendering()
+    assert "\x1b" not in repr(result)
+
+
+def test_signs_say_which_side_is_higher():
+    row = {"p": 0.01, "holds": True, "difference": -2.0, "excess": 1.0, "excess_p": 0.01}
+    nan = float("nan")
+    assert sign(row) == -1 and sign(row | {"holds": False}) == 0
+    assert sign(row | {"p": nan, "holds": False}) == 1  # of the weights: by untrained networks
+    assert sign(row | {"p": nan, "holds": False, "excess_p": 0.2}) == 0
+    assert sign(row | {"p": nan, "holds": False, "excess_p": nan}) is None
+    assert (signed(0.0), signed(-1.23456), signed(2.0)) == ("0", "-1.23", "+2")
+    assert span(np.array([1.0, np.nan, -2.0])) == "-2 to +1" and span(np.array([np.nan])) == ""
+
+
+def test_the_text_has_a_sign_for_each_layer(single):
+    lines = single.text().splitlines()
+    assert len(lines) == 5 and lines[1].split()[0] == R
+    wanted = {True: "+", False: "?"}
+    table = single.table().query("statistic == 'rate_pre'")
+    assert lines[1].split()[1] == "".join(wanted[bool(holds)] for holds in table["holds"])
+
+
+def test_the_command_compares_models_steps_and_saved_sweeps(tmp_path):
+    out = tmp_path / "out"
+    options = ("--limit", 6, "--untrained", 1, "--probes", "sparsity", "--out", out)
+    names = ("crate-tiny-fashion", "crate-tiny-fashion@step-10")
+    done = run("compare", *names, "--data", "embedded:fashion", *options)
+    assert done.returncode == 0, done.stderr
+    for words in ("crate-tiny-fashion@step-10", "sparsity.zero_fraction", "hold", "compare.html"):
+        assert words in done.stdout
+    assert (out / "compare.html").exists() and ci.Comparison.load(out).meta["n_samples"] == 6
+    saved = [out / "sweeps" / name for name in ("a-0", "b-0")]
+    both = ",".join(map(str, saved))
+    done = run("compare", saved[0], saved[1], "--out", tmp_path / "two")
+    assert done.returncode == 0 and "a-0 against b-0" in done.stdout, done.stderr
+    # a step along a training is no seed of it, but a list for all that
+    done = run("compare", both, both, "--out", tmp_path / "three")
+    assert "a-0 and 1 more" in done.stdout and "2 networks" in done.stdout, done.stderr
+    fails("data is for models", "compare", *saved, "--data", "embedded:fashion", "--out", out)
+    fails("names no network", "compare", " , ", "x", "--out", tmp_path / "four")
+    fails("models are compared on data", "compare", *names, "--out", tmp_path / "five")
+    fails("which would be lost", "compare", *names, "--out", saved[0])
+
+
+def test_the_page_of_a_comparison_fits_both_widths_and_schemes(driven, single, groups, tmp_path):  # noqa: F811
+    for name, result in (("single", single), ("groups", groups)):
+        page = ci.viz.compare_page(result, tmp_path / name)
+        assert looked_over(driven, page) == []
+        with opened(driven, page, 390, "dark") as shown:
+            shown.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert overflow(shown.page) == [] and low_contrast(shown.page) == []

@@ -1,0 +1,212 @@
+"""ci.ablate_heads against whole runs with hooks, closed forms, and what it refuses."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import crate_interp as ci
+from command import fails, run
+from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm
+from crate_hooks import edit
+from crate_interp.circuits import head_ablation
+from crate_interp.data import open_data, open_text, part
+from crate_interp.sweeps.bootstrap import holm, studentised
+
+N = 7
+QUIET = dict(batch_size=3, progress=False)
+
+
+@pytest.fixture(scope="module")
+def images():
+    images = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(5))
+    return dataclasses.replace(
+        open_data(images, make().preprocess), labels=[place % CLASSES for place in range(N)]
+    )
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(0))
+
+
+def slow(model, inputs, classes, how, metric):
+    """[sample, layer, head]: whole runs of all samples at once, one for each head; and the base."""
+    _, cache = model.run_with_cache(inputs)
+
+    def judged(logits):
+        logits = logits.double()
+        if classes is not None:
+            loss = F.cross_entropy(logits, torch.tensor(classes), reduction="none")
+            right = logits.argmax(-1) == torch.tensor(classes)
+            return loss if metric == "loss" else right.double()
+        logits, following = logits[:, :-1], inputs[:, 1:]
+        if metric == "accuracy":
+            return (logits.argmax(-1) == following).double().mean(-1)
+        return F.cross_entropy(logits.transpose(1, 2), following, reduction="none").mean(-1)
+
+    table = torch.zeros(N, LAYERS, HEADS, dtype=torch.float64)
+    for layer in range(LAYERS):
+        name = f"blocks.{layer}.attn.hook_z"
+        for head in range(HEADS):
+            change = edit.zero(heads=head) if how == "zero" else edit.mean(cache[name], heads=head)
+            table[:, layer, head] = judged(model.run_with_hooks(inputs, fwd_hooks=[(name, change)]))
+    return judged(model(inputs)).detach().numpy(), table.detach().numpy()
+
+
+def same_as_slow(found, wanted, metric):
+    base, table = wanted
+    samples = found.table("samples").set_index(["sample", "layer", "head"])["ablated"]
+    np.testing.assert_allclose(samples.to_numpy().reshape(table.shape), table, atol=2e-6)
+    np.testing.assert_allclose(found.table("base")["base"], base, atol=2e-6)
+    drops = (table - base[:, None, None]).reshape(N, -1) * (1 if metric == "loss" else -1)
+    rows = found.heads()
+    np.testing.assert_allclose(rows["drop"], drops.mean(axis=0), atol=2e-6)
+    assert rows[["layer", "head"]].to_numpy().tolist() == [
+        list(at) for at in np.ndindex(LAYERS, HEADS)
+    ]
+    return drops
+
+
+@pytest.mark.parametrize("how", ["mean", "zero"])
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_images_agree_with_whole_runs(images, how, metric):
+    model = make("crate-alpha")
+    found = ci.ablate_heads(model, images, how=how, metric=metric, **QUIET)
+    wanted = slow(model, images.read(0, N), images.labels, how, metric)
+    drops = same_as_slow(found, wanted, metric)
+    if metric == "loss":
+        bootstrap = studentised(drops)
+        low, high = bootstrap.interval()
+        np.testing.assert_allclose(found.heads()["low"], low, atol=1e-4)
+        np.testing.assert_allclose(found.heads()["high"], high, atol=1e-4)
+        p = 2 * np.minimum(bootstrap.above(0.0), bootstrap.below(0.0))
+        np.testing.assert_allclose(found.heads()["p"], holm(np.minimum(p, 1)), atol=0.05)
+    assert leftover_hooks(model) == []
+
+
+@pytest.mark.parametrize("family", ["crate-lm", "gpt-baseline", "nanochat-crate"])
+def test_windows_agree_with_whole_runs(tokens, family):
+    """The layers of nanochat-crate add the embedding again, so that they cannot share a start."""
+    model = make_lm(family, n_heads=HEADS)
+    assert head_ablation._may_share(model) == (family != "nanochat-crate")
+    found = ci.ablate_heads(model, tokens, **QUIET)
+    same_as_slow(found, slow(model, tokens, None, "mean", "loss"), "loss")
+    right = ci.ablate_heads(model, tokens, metric="accuracy", **QUIET)
+    same_as_slow(right, slow(model, tokens, None, "mean", "accuracy"), "accuracy")
+
+
+def test_runs_begin_at_the_layer_of_the_head(images):
+    model, ran = make(), [0] * LAYERS
+
+    def count(layer):
+        def hook(z, hook):
+            ran[layer] += 1
+
+        return hook
+
+    hooks = [(f"blocks.{layer}.hook_resid_post", count(layer)) for layer in range(LAYERS)]
+    with model.hooks(hooks):
+        ci.ablate_heads(model, images, batch_size=N, progress=False)
+    assert ran == [2 + HEADS * (layer + 1) for layer in range(LAYERS)]  # 2: the mean, the base
+
+
+def test_a_head_that_writes_nothing_costs_exactly_nothing(images):
+    model = make()
+    with torch.no_grad():
+        out = model.blocks[1].attn.state_dict()
+        name = next(key for key, value in out.items() if value.shape[-1] == HEADS * 7)
+        out[name][:, 2 * 7 : 3 * 7] = 0
+    assert (model.W_O[1, 2] == 0).all() and (model.W_O[1, 1] != 0).any()
+    rows = ci.ablate_heads(model, images, **QUIET).heads()
+    silent = rows[(rows["layer"] == 1) & (rows["head"] == 2)].iloc[0]
+    # the runs that begin at the layer give the very numbers of the whole one
+    assert abs(silent["drop"]) < 1e-6
+    others = rows[(rows["layer"] != 1) | (rows["head"] != 2)]
+    assert (others["drop"].abs() > 1e-5).all()
+
+
+def test_zeros_merge_and_means_do_not(images, tmp_path):
+    model = make()
+    halves = [
+        ci.ablate_heads(model, part(images, *ends), how="zero", batch_size=3, progress=False)
+        for ends in ((0, 3), (3, N))
+    ]
+    whole = ci.ablate_heads(model, images, how="zero", out=tmp_path, **QUIET)
+    merged = halves[0].merge(halves[1])
+    np.testing.assert_allclose(merged.heads()["drop"], whole.heads()["drop"], atol=1e-6)
+    assert merged.meta["n_samples"] == N
+    again = ci.HeadAblation.load(tmp_path)
+    assert again.meta == whole.meta and again.heads().equals(whole.heads())
+    mean = ci.ablate_heads(model, images, **QUIET)
+    with pytest.raises(ValueError, match="the mean in a head's place is over all samples"):
+        mean.merge(mean)
+
+
+def test_the_headline_says_what_chance_would_find(images):
+    result = ci.ablate_heads(make(), images, **QUIET)
+    rows = result.heads()
+    out = int(((rows["low"] > 0) | (rows["high"] < 0)).sum())
+    words = result.headline()
+    assert words.startswith(f"Of 15 heads of the model {int((rows['p'] <= 0.05).sum())} matter")
+    assert f"({out} intervals leave out 0, where 0.75 would by chance)" in words
+    best = rows.loc[rows["drop"].idxmax()]
+    assert f"mean ablation of L{best['layer']:.0f}H{best['head']:.0f} costs the most" in words
+    assert "here are 7 images" in result.caution() and "<table" in result._repr_html_()
+
+
+def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(images):
+    result = ci.ablate_heads(make(), images, **QUIET)
+    rows = result.heads()
+    figure = ci.viz.head_ablation(result)
+    axes = figure.axes[0]
+    image = axes.images[0]
+    np.testing.assert_allclose(image.get_array(), rows["drop"].to_numpy().reshape(LAYERS, HEADS))
+    assert image.norm.vmin == -image.norm.vmax == -rows["drop"].abs().max()
+    assert len(axes.patches) == ((rows["low"] > 0) | (rows["high"] < 0)).sum()
+    helped = dataclasses.replace(result, stored=dict(result.stored))
+    helped.stored["samples"] = result.table("samples").assign(ablated=9.0)
+    one_sign = ci.viz.head_ablation(helped).axes[0].images[0]
+    assert one_sign.norm.vmin == -one_sign.norm.vmax
+
+
+def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
+    monkeypatch.setattr(head_ablation, "Chunk", lambda *_: pytest.fail("work has started"))
+    model = make()
+    pictures = images.read(0, N)
+    for args, options, match in (
+        ((model, pictures), {}, "needs the true class of each image, and the data has no labels"),
+        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "labels that are no classes"),
+        ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),
+        ((model, images), {"metric": "los"}, "Did you mean loss"),
+        ((model, images), {"limit": 0}, "limit=0"),
+        ((torch.nn.Linear(2, 2), images), {}, "cannot measure Linear"),
+        ((make_lm(), torch.zeros(3, 1, dtype=torch.long)), {}, "the windows have one token"),
+        ((ci.HookedCrateMAE(_mae()), pictures), {}, "has no logits, and so no loss"),
+    ):
+        with pytest.raises(ValueError, match=match) as error:
+            ci.ablate_heads(*args, **options)
+        assert "\n" not in str(error.value)
+
+
+def _mae():
+    sizes = dict(n_layers=1, n_heads=2, d_model=8, image_size=(6, 20), patch_size=(2, 5))
+    return ci.CrateConfig(family="crate-mae", **sizes)
+
+
+def test_the_command_writes_a_heat_map(tmp_path):
+    command = ("ablate", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
+    done = run(*command, "--how", "zero", "--out", tmp_path)
+    assert done.returncode == 0 and "would by chance" in done.stdout, done.stderr
+    assert (tmp_path / "heads.png").stat().st_size > 10_000
+    assert ci.HeadAblation.load(tmp_path).meta["settings"] == {"how": "zero", "metric": "loss"}
+    fails("how='mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
+
+
+def test_text_is_taken_as_sweeps_take_it(tokens):
+    model = make_lm()
+    samples = open_text(tokens, model.windows)
+    one, two = (ci.ablate_heads(model, data, limit=4, **QUIET) for data in (tokens, samples))
+    assert one.heads().equals(two.heads()) and one.meta["data"] == two.meta["data"]
