@@ -180,7 +180,7 @@ def test_an_autoencoder_that_contradicts_its_config(tmp_path):
     fails("family='crate-lm' contradicts .*, which says 'sae'", folder, family="crate-lm")
     text = (folder / "config.json").read_text()
     for old, new, match in (
-        ('"d_in": 128', '"d_in": 999', "act_size=999"),
+        ('"d_in": 128', '"d_in": 999', "d_in=999"),
         ('"l1_coeff": 0.0003', '"l1_coeff": "x"', "l1_coeff='x'"),
     ):
         (folder / "config.json").write_text(text.replace(old, new))

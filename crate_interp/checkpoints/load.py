@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from crate_interp import checks
-from crate_interp.checkpoints import hub, own, registry, sae
+from crate_interp.checkpoints import hub, lens, own, registry, sae
 from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.fixed import check_output
 from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_file, state_dict_of
@@ -120,6 +120,8 @@ def _resolve(
     path = Path(source).expanduser()
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         _has_no(revision, file, str(path))
+        if family in (None, "sae") and lens.is_lens(path):
+            return lens.from_folder(path, given, dtype)
         weights = path / WEIGHTS
         if own.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
             return _from_file(weights, family, {}, given, dtype, net)
@@ -279,14 +281,7 @@ def _from_folder(
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
         raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
     if isinstance(cfg, SAEConfig):
-        config = {
-            "act_name": cfg.hook_name,
-            "act_size": cfg.d_in,
-            "dict_size": cfg.d_sae,
-            "l1_coeff": cfg.l1_coeff,
-        }
-        config["model_name"] = cfg.model_name
-        return sae.from_contents(Contents(contents.tensors, config), given, str(weights), dtype)
+        return sae.from_own(cfg, contents.tensors, given, str(weights), dtype)
     return attach(
         build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, net
     )

@@ -1,4 +1,4 @@
-"""The sparse autoencoders published beside CRATE-LM: they read one hook point of it."""
+"""Sparse autoencoders that read one hook point: those beside CRATE-LM, and SAELens' kinds."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,13 +11,20 @@ from torch import Tensor, nn
 from crate_interp import checks
 from crate_interp.models.sharing import SharedModel
 
+ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
+NORMALIZATIONS = ("none", "constant_norm_rescale", "layer_norm")
+_LN_EPS = 1e-5  # SAELens adds it to the standard deviation
+
 
 @dataclass(frozen=True, kw_only=True)
 class SAEConfig:
-    """The config of a sparse autoencoder, with the point of the language model that it reads.
+    """The config of a sparse autoencoder, with the point of the model that it reads.
 
     hook_name: that point; d_in: its width; d_sae: number of features; l1_coeff, model_name: of the
-    training, as published.
+    training, as published. architecture, normalize_activations: see `SparseAutoencoder`; k: of
+    "topk", the number of features a token may have. apply_b_dec_to_input: whether b_dec is taken
+    from the input. scaling_factor: what activations are multiplied by first, and reconstructions
+    are divided by last.
 
     Raises ValueError, naming the field, for a value that cannot be used.
     """
@@ -27,6 +34,11 @@ class SAEConfig:
     d_sae: int
     l1_coeff: int | float | None = None
     model_name: str | None = None
+    architecture: str = "standard"
+    k: int | None = None
+    apply_b_dec_to_input: bool = True
+    normalize_activations: str = "none"
+    scaling_factor: int | float = 1.0
     family: str = "sae"
 
     def __post_init__(self) -> None:
@@ -34,10 +46,22 @@ class SAEConfig:
         checks.count("d_in", self.d_in)
         checks.count("d_sae", self.d_sae)
         checks.one_of("family", self.family, ("sae",))
+        checks.one_of("architecture", self.architecture, ARCHITECTURES)
+        checks.one_of("normalize_activations", self.normalize_activations, NORMALIZATIONS)
+        checks.flag("apply_b_dec_to_input", self.apply_b_dec_to_input)
+        checks.positive("scaling_factor", self.scaling_factor)
         if self.model_name is not None:
             checks.one_line("model_name", self.model_name)
         if self.l1_coeff is not None and not checks.is_number(self.l1_coeff):
             raise ValueError(f"l1_coeff={checks.shown(self.l1_coeff)}: give a number, or None.")
+        self._check_k()
+
+    def _check_k(self) -> None:
+        if self.architecture != "topk":
+            if self.k is not None:
+                raise ValueError(f"k={checks.shown(self.k)} belongs to architecture 'topk' alone.")
+        elif checks.count("k", self.k) > self.d_sae:
+            raise ValueError(f"k={self.k} is more than the d_sae={self.d_sae} features.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields as JSON-native values."""
@@ -45,12 +69,27 @@ class SAEConfig:
 
 
 class SparseAutoencoder(nn.Module, SharedModel):
-    """`acts = ReLU((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
+    """`acts = f((x - b_dec) W_enc + b_enc)`, `x' = acts W_dec + b_dec`.
 
-    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. Code:
-    neelnanda-io/1L-Sparse-Autoencoder `utils.py`, in whose format the CRATE-LM autoencoders are
-    published.
+    x: `[..., d_in]`, activations at `cfg.hook_name`; acts: `[..., d_sae]`. f by architecture, with
+    p what it is applied to: "standard" ReLU(p); "topk" ReLU(p) where p is among the k largest of
+    its token, else 0; "jumprelu" ReLU(p) where p > threshold, else 0; "gated" `ReLU((x - b_dec)
+    W_enc exp(r_mag) + b_mag)` where `(x - b_dec) W_enc + b_gate > 0`, else 0 (it has no b_enc).
+
+    normalize_activations: "constant_norm_rescale" scales each token to the length sqrt(d_in) first;
+    "layer_norm" takes each token's mean away and divides by its standard deviation (ddof 1) +
+    1e-5. `decode` undoes it, so it takes the features of the tokens that were encoded last.
+
+    Code: neelnanda-io/1L-Sparse-Autoencoder `utils.py`, in whose format the CRATE-LM autoencoders
+    are published, and decoderesearch/SAELens `sae_lens/saes`, of which the other architectures are.
     """
+
+    b_enc: nn.Parameter
+    b_dec: nn.Parameter
+    b_gate: nn.Parameter
+    b_mag: nn.Parameter
+    r_mag: nn.Parameter
+    threshold: nn.Parameter
 
     def __init__(self, cfg: SAEConfig) -> None:
         super().__init__()
@@ -58,8 +97,9 @@ class SparseAutoencoder(nn.Module, SharedModel):
         directions = torch.randn(cfg.d_sae, cfg.d_in)
         self.W_enc = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(cfg.d_in, cfg.d_sae)))
         self.W_dec = nn.Parameter(directions / directions.norm(dim=-1, keepdim=True))
-        self.b_enc = nn.Parameter(torch.zeros(cfg.d_sae))
-        self.b_dec = nn.Parameter(torch.zeros(cfg.d_in))
+        for name, shape in bias_shapes(cfg).items():
+            setattr(self, name, nn.Parameter(torch.zeros(shape)))
+        self._undo: tuple[Tensor, Tensor] | None = None  # what normalising took away
 
     def encode(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_sae"]:
         """Returns the features of activations; raises ValueError if their width is not d_in."""
@@ -68,12 +108,63 @@ class SparseAutoencoder(nn.Module, SharedModel):
                 f"x has width {x.shape[-1]}, this autoencoder reads {self.cfg.hook_name} of width "
                 f"{self.cfg.d_in}."
             )
-        return torch.relu((x - self.b_dec) @ self.W_enc + self.b_enc)
+        x = self._normalised(x if self.cfg.scaling_factor == 1 else x * self.cfg.scaling_factor)
+        x = x - self.b_dec if self.cfg.apply_b_dec_to_input else x
+        if self.cfg.architecture == "gated":
+            gate = x @ self.W_enc + self.b_gate > 0
+            return gate * torch.relu(x @ (self.W_enc * self.r_mag.exp()) + self.b_mag)
+        before = x @ self.W_enc + self.b_enc
+        acts = torch.relu(before)
+        if self.cfg.architecture == "jumprelu":
+            return acts * (before > self.threshold)
+        if self.cfg.architecture == "topk":
+            kept = before.topk(self.cfg.k or 1, dim=-1).indices
+            return torch.zeros_like(acts).scatter(-1, kept, acts.gather(-1, kept))
+        return acts
 
     def decode(self, acts: Float[Tensor, "*batch d_sae"]) -> Float[Tensor, "*batch d_in"]:
-        """Returns the activations that features stand for."""
-        return acts @ self.W_dec + self.b_dec
+        """Returns the activations that features stand for.
+
+        Raises ValueError where activations are normalised, if the features are not of the tokens
+        that were encoded last.
+        """
+        x = self._denormalised(acts @ self.W_dec + self.b_dec)
+        return x if self.cfg.scaling_factor == 1 else x / self.cfg.scaling_factor
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        if self.cfg.normalize_activations == "none":
+            return x
+        if self.cfg.normalize_activations == "layer_norm":
+            mean = x.mean(dim=-1, keepdim=True)
+            scale = (x - mean).std(dim=-1, keepdim=True)
+            self._undo = mean, scale
+            return (x - mean) / (scale + _LN_EPS)
+        scale = x.norm(dim=-1, keepdim=True) / self.cfg.d_in**0.5
+        self._undo = torch.zeros_like(scale), scale
+        return x / scale
+
+    def _denormalised(self, x: Tensor) -> Tensor:
+        if self.cfg.normalize_activations == "none":
+            return x
+        if self._undo is None or self._undo[0].shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"normalize_activations is {self.cfg.normalize_activations!r}: decode takes the "
+                "features of the tokens that encode saw last; call encode on them first."
+            )
+        mean, scale = self._undo
+        return x * scale + mean
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
         """Returns the reconstruction of x."""
         return self.decode(self.encode(x))
+
+
+def bias_shapes(cfg: SAEConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the parameters of an autoencoder beside W_enc and W_dec, with their shapes."""
+    names = {
+        "standard": ("b_enc",),
+        "topk": ("b_enc",),
+        "jumprelu": ("b_enc", "threshold"),
+        "gated": ("b_gate", "b_mag", "r_mag"),
+    }[cfg.architecture]
+    return {name: (cfg.d_sae,) for name in names} | {"b_dec": (cfg.d_in,)}

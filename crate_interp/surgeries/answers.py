@@ -62,11 +62,11 @@ def answers(
     return Answers(loss, right, seen["stream"])
 
 
-def check_answers(model: HookedModel) -> None:
-    """Raises ValueError unless the model's logits are of classes or of next tokens."""
+def check_answers(model: HookedModel, what: str = "surgery") -> None:
+    """Raises ValueError, naming `what`, unless the logits are of classes or of next tokens."""
     if not model.has_logits or model.cfg.family in _TOWERS:
         raise ValueError(
-            f"a model of family {model.cfg.family!r} answers with no logits: surgery needs a "
+            f"a model of family {model.cfg.family!r} answers with no logits: {what} needs a "
             "classifier of images or a language model."
         )
 

@@ -1,0 +1,99 @@
+"""What stands beside an autoencoder: the same one with shuffled weights, PCA, and constants."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from crate_interp.saes.coders import Coder
+
+
+def shuffled(sae: Coder, seed: int) -> Coder | None:
+    """Returns a copy of a module in which the numbers of each matrix are in random order.
+
+    Architecture, biases, thresholds and the distribution of weights stay; what was learned about
+    directions is gone. None for an autoencoder that is no module, whose weights nobody knows.
+    """
+    if not isinstance(sae, nn.Module):
+        return None
+    random = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(sae)
+    with torch.no_grad():
+        for value in other.parameters():
+            if value.ndim > 1:
+                order = torch.randperm(value.numel(), generator=random).to(value.device)
+                value.copy_(value.flatten()[order].view_as(value))
+    return other
+
+
+@dataclass(frozen=True)
+class Components:
+    """PCA as an autoencoder: `acts = (x - mean) V`, `x' = acts V^T + mean`.
+
+    directions V `[d_in, k]`: orthonormal, those of the largest variance.
+    """
+
+    mean: Float[Tensor, "d_in"]
+    directions: Float[Tensor, "d_in k"]
+
+    def encode(self, x: Tensor, /) -> Tensor:
+        """Returns the components of activations, all of them active."""
+        return ((x.double() - self.mean) @ self.directions).to(x.dtype)
+
+    def decode(self, acts: Tensor, /) -> Tensor:
+        """Returns the activations that components stand for."""
+        return (acts.double() @ self.directions.T + self.mean).to(acts.dtype)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Ablation as an autoencoder without features: every token becomes `value` `[d_in]`."""
+
+    value: Float[Tensor, "d_in"]
+
+    def encode(self, x: Tensor, /) -> Tensor:
+        """Returns one feature, which is never active."""
+        return x.new_zeros((*x.shape[:-1], 1))
+
+    def decode(self, acts: Tensor, /) -> Tensor:
+        """Returns the value for each token."""
+        return self.value.to(acts.dtype).expand(*acts.shape[:-1], -1).clone()
+
+
+@dataclass
+class Moments:
+    """Sums over tokens at a point, in float64: what mean and covariance are made of.
+
+    tokens: their number. total `[d_in]`, products `[d_in, d_in]`: of activations less `shift`, the
+    mean of the first batch, so that a large mean takes no digits from the variances. features: how
+    many were active, over all tokens.
+    """
+
+    shift: Float[Tensor, "d_in"]
+    tokens: int = 0
+    total: Tensor | float = 0.0
+    products: Tensor | float = 0.0
+    features: int = 0
+
+    def add(self, x: Float[Tensor, "token d_in"], features: int) -> None:
+        """Adds tokens and how many features they have."""
+        moved = x.double() - self.shift
+        self.tokens += len(moved)
+        self.total = self.total + moved.sum(dim=0)
+        self.products = self.products + moved.T @ moved
+        self.features += features
+
+    def mean(self) -> Float[Tensor, "d_in"]:
+        """Returns the mean over tokens."""
+        return self.shift + torch.as_tensor(self.total) / self.tokens
+
+    def components(self) -> Components:
+        """Returns PCA with as many components as tokens have features on average, at least one."""
+        off = torch.as_tensor(self.total) / self.tokens
+        covariance = torch.as_tensor(self.products) / self.tokens - off[:, None] * off
+        width = len(covariance)
+        k = min(max(round(self.features / self.tokens), 1), width)
+        directions = torch.linalg.eigh(covariance).eigenvectors[:, width - k :]
+        return Components(self.mean(), directions)

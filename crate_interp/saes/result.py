@@ -1,0 +1,158 @@
+"""SaeResult: how well autoencoders stand for activations, beside what would be nothing."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.results import Result, by, counted
+from crate_interp.sweeps.bootstrap import intervals
+
+SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
+CODERS = (SAE, RANDOM, PCA, ZERO, MEAN)
+LOSSES = {
+    "next token": "the loss of the next token",
+    "labels": "the cross-entropy of the labels",
+    "kl": "the divergence from the model's own answers",
+}
+_RATIOS = {  # a column: the sums over samples of which it is the ratio
+    "l0": ("active", "tokens"),
+    "variance_explained": ("explained", "variance"),
+    "cosine": ("cosine", "tokens"),
+}
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
+    """Returns sum(above) / sum(below) over samples, and the ends of a 95 % interval.
+
+    The interval is the bootstrap-t of the mean of `R + (above_i - R below_i) / mean(below)`, whose
+    mean is the ratio R: the linearised ratio (delta method). NaN if the sum below is 0.
+    """
+    share = below.mean()
+    if share == 0:
+        return float("nan"), float("nan"), float("nan")
+    value = above.mean() / share
+    low, high = intervals((value + (above - value * below) / share)[:, None])
+    return float(value), float(low[0]), float(high[0])
+
+
+def recovered(
+    ablated: np.ndarray, own: np.ndarray, clean: np.ndarray
+) -> tuple[float, float, float]:
+    """Returns (L_ablated - L_own) / (L_ablated - L_clean) with its interval, of losses by sample.
+
+    NaN if ablation does not raise the loss, or if its 95 % interval reaches 0: then there is
+    nothing to recover.
+    """
+    cost = ablated - clean
+    low = intervals(cost[:, None])[0][0]
+    if cost.mean() <= 0 or low <= 0:
+        return float("nan"), float("nan"), float("nan")
+    return ratio(ablated - own, cost)
+
+
+def _points(result: Result) -> pd.DataFrame:
+    samples: Any = result.table("samples")
+    features: Any = result.table("features").set_index(["point", "coder"])
+    clean = result.table("clean")["loss"].to_numpy()
+    rows = []
+    for (point, coder), own in samples.groupby(["point", "coder"], sort=False):
+        loss = own["loss"].to_numpy()
+        change = loss - clean
+        found = {"point": point, "coder": coder}
+        own = own.assign(explained=own["variance"] - own["error"])
+        for name, (above, below) in _RATIOS.items():
+            numbers = ratio(own[above].to_numpy(float), own[below].to_numpy(float))
+            found |= _named(name, numbers)
+        counts = features.loc[(point, coder)]
+        found |= {"features": int(counts["features"]), "dead": _dead(counts)}
+        found |= {"loss": loss.mean(), "clean": clean.mean()}
+        found |= _named("loss_change", (change.mean(), *_ends(change)))
+        for name in (ZERO, MEAN):
+            rest = samples[(samples["point"] == point) & (samples["coder"] == name)]
+            numbers = recovered(rest["loss"].to_numpy(), loss, clean)
+            found |= _named(f"recovered_{name}", numbers)
+        rows.append(found | {"n": len(own)})
+    return pd.DataFrame(rows)
+
+
+def _named(name: str, numbers: tuple[float, float, float]) -> dict[str, float]:
+    return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    low, high = intervals(values[:, None])
+    return float(low[0]), float(high[0])
+
+
+def _dead(counts: Any) -> float:
+    return float(counts["dead"] / counts["features"]) if counts["features"] else float("nan")
+
+
+class SaeResult(Result):
+    """How well autoencoders stand for the activations that they read.
+
+    `table()`, also "points": a row per point and coder. coder: "autoencoder"; "shuffled weights",
+    the same with the numbers of each matrix in random order (if it is a module); "pca", as many
+    principal components as the autoencoder has features a token, fitted to these data; "zero" and
+    "mean", the activation replaced by 0 or by its mean over all tokens.
+
+    l0: features that are not 0, mean over tokens. variance_explained: 1 - sum |x - x'|^2 / sum |x -
+    mean|^2 over all tokens, with the mean of all tokens; at most 1, 0 for "mean". cosine: of x and
+    x', mean over tokens; 0 where one of them is 0. features: their number. dead: the share that no
+    token activates. loss: in nats, mean over samples (of a window: the mean over its tokens), with
+    the coder in place of the activation; clean: of the model as it is. loss_change: their
+    difference. recovered_zero, recovered_mean: (L_ablated - L) / (L_ablated - L_clean); 1 is the
+    clean loss, 0 that of ablation, and NaN stands where ablation does not raise the loss by more
+    than its 95 % interval.
+
+    Columns ending in _low and _high: 95 % intervals over samples, bootstrap-t of means; of ratios
+    (l0, variance_explained, cosine, recovered_*) that of the linearised ratio, see
+    crate_interp/saes/result.py `ratio`.
+
+    Stored tables: `clean` (loss of each sample), `samples` (per sample, point and coder the loss,
+    and sums over its tokens: tokens, active, error, variance, cosine), `features`.
+    """
+
+    KIND = "saes"
+    META = {"settings": dict}
+    MAIN = "points"
+    INTERVALS = True
+    ALONE = (
+        "an evaluation of autoencoders ablates to the mean of its own data and does not merge: "
+        "evaluate on all of the data."
+    )
+    STORED = {
+        "clean": by("sample"),
+        "samples": by("point", "coder", "sample"),
+        "features": by("point", "coder"),
+    }
+    DERIVED = {"points": _points}
+
+    def headline(self) -> str:
+        """Returns what each autoencoder explains and recovers, beside PCA."""
+        table: Any = self._table("points")
+        found = [
+            _sentence(str(point), rows.set_index("coder"))
+            for point, rows in table.groupby("point", sort=False)
+        ]
+        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        loss = LOSSES[self.meta["settings"]["loss"]]
+        return f"On {samples}, with {loss}: {'; '.join(found)}."
+
+
+def _sentence(point: str, rows: Any) -> str:
+    own, pca = rows.loc[SAE], rows.loc[PCA]
+    names = ("variance_explained", "recovered_mean")
+    explained, back = (_with_interval(own, name) for name in names)
+    return (
+        f"the autoencoder at {point} explains {explained} of the variance with {own['l0']:.1f} of "
+        f"{own['features']} features a token ({own['dead']:.0%} never active), as many principal "
+        f"components {pca['variance_explained']:.3f}; of what mean ablation costs it recovers "
+        f"{back}, the components {pca['recovered_mean']:.3f}"
+    )
+
+
+def _with_interval(row: Any, name: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:.3f} (95 % interval {low:.3f} to {high:.3f})"

@@ -1,0 +1,131 @@
+"""spliced: a context in which autoencoders stand at hook points, with features to read and edit."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp import checks
+from crate_interp.models.hooked import HookedModel
+from crate_interp.saes.coders import Coder, check_coder, decoded, encoded, flat, matched
+
+# the points beside one that is spliced, by the names that SAELens gives them
+INPUT, ACTS, RECONS = "hook_sae_input", "hook_sae_acts_post", "hook_sae_recons"
+ERROR, OUTPUT = "hook_sae_error", "hook_sae_output"
+Model = HookedRootModule
+
+
+@contextmanager
+def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> Iterator[Model]:
+    """Puts autoencoders in the place of activations at hook points, while the context is open.
+
+        point = "blocks.3.hook_resid_post"
+        with ci.saes.spliced(model, {point: sae}, error=True):
+            _, cache = model.run_with_cache(images)
+            acts = cache[f"{point}.hook_sae_acts_post"]  # [batch, pos, feature]
+
+    saes: autoencoders by the names of points. error: whether what the autoencoder loses is added,
+    `decode(acts) + (x - decode(encode(x)))` with the term in brackets as a constant. Then the
+    answers are those of the model, bit for bit, until a hook changes something. Else activations
+    become what the autoencoder makes of them.
+
+    Each point gets points beside it, under SAELens' names, that can be cached and hooked:
+    hook_sae_input, hook_sae_acts_post (features), hook_sae_recons (`decode(acts)`), hook_sae_error
+    (only with `error`) and hook_sae_output. Hooks on features change the reconstruction and leave
+    the error as it is. Hooks that were on the point before see x, later ones what replaces it.
+
+    Heads `[batch, pos, head, d_head]` are flattened, as the autoencoders of SAELens want hook_z.
+    Activations are cast to the dtype of a module's weights and back. Everything is removed when
+    the context closes, also after an exception; contexts for different points can be nested.
+
+    Raises KeyError for a point that the model does not have; ValueError for an object without
+    encode and decode, a point that has an autoencoder already, and, in the forward, for another
+    width, device or shape than the autoencoder's.
+    """
+    _check(model, saes, error)
+    with ExitStack() as stack:
+        for point, sae in saes.items():
+            stack.enter_context(_at(model, point, sae, error))
+        yield model
+
+
+def _check(model: Model, saes: Mapping[str, Coder], error: bool) -> None:
+    checks.flag("error", error)
+    if not isinstance(model, HookedRootModule):
+        raise ValueError(
+            f"cannot splice into {type(model).__name__}: give a hooked model, such as ci.load "
+            "returns."
+        )
+    if not isinstance(saes, Mapping) or not saes:
+        raise ValueError(
+            f"saes is {checks.shown(saes)}: give autoencoders by the names of points, "
+            "{'blocks.0.hook_resid_post': sae}."
+        )
+    for point, sae in saes.items():
+        check_point(model, point)
+        check_coder(sae, point)
+        if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):
+            raise ValueError(f"{point!r} has an autoencoder already: close its context first.")
+
+
+def check_point(model: Model, point: str) -> None:
+    """Raises KeyError, with the nearest names, if a model has no such hook point."""
+    if isinstance(model, HookedModel):
+        model.check_point(point)
+    elif point not in model.hook_dict:
+        hint = checks.did_you_mean(str(point), model.hook_dict, "See model.hook_dict.")
+        raise KeyError(f"no hook point is called {checks.shown(point)}. {hint}")
+
+
+@contextmanager
+def _at(model: Model, name: str, sae: Coder, error: bool) -> Iterator[None]:
+    """Splices one autoencoder into one point."""
+    point: nn.Module = model.hook_dict[name]
+    beside = [INPUT, ACTS, RECONS, *([ERROR] if error else []), OUTPUT]
+    handle = point.register_forward_hook(partial(_replace, name=name, sae=sae, error=error))
+    try:
+        for part in beside:
+            child = HookPoint()
+            child.name = f"{name}.{part}"
+            point.add_module(part, child)
+            model.hook_dict[child.name] = child
+            model.mod_dict[child.name] = child
+        yield
+    finally:
+        handle.remove()
+        for part in beside:
+            if part in point._modules:
+                delattr(point, part)
+            model.hook_dict.pop(f"{name}.{part}", None)
+            model.mod_dict.pop(f"{name}.{part}", None)
+
+
+def _replace(
+    point: nn.Module, given: object, x: Tensor, name: str, sae: Coder, error: bool
+) -> Tensor:
+    """Returns what takes the place of x at a point."""
+    x = _hooked(point, INPUT, x)
+    read = matched(sae, flat(sae, x, name))
+    if not error:
+        acts = _hooked(point, ACTS, encoded(sae, read, name))
+        recons = _hooked(point, RECONS, decoded(sae, acts, read, name))
+        return _hooked(point, OUTPUT, recons.reshape(x.shape).to(x.dtype))
+    constant = x.detach().clone()  # a hook may write into what it gets
+    with torch.no_grad():
+        # encode comes before each decode: some remember how they normalised their input
+        clean = decoded(sae, encoded(sae, read, name), read, name).clone()
+        lost = constant - clean.reshape(x.shape).to(x.dtype)
+        change = _hooked(point, ERROR, lost.clone()) - lost
+    acts = _hooked(point, ACTS, encoded(sae, read, name))
+    recons = _hooked(point, RECONS, decoded(sae, acts, read, name))
+    # x plus what hooks changed, which is exactly 0 where there are none: no rounding is left
+    changed = (recons - clean).reshape(x.shape).to(x.dtype)
+    return _hooked(point, OUTPUT, constant + changed + change)
+
+
+def _hooked(point: nn.Module, part: str, value: Tensor) -> Tensor:
+    return point.get_submodule(part)(value)

@@ -1,0 +1,170 @@
+"""SAELens' folders against what SAELens computed from them, and hostile ones refused in a line.
+
+tests/fixtures/sae_lens was written by SAELens 6.54.12: each folder by its `save_model` (or
+`save_inference_model`) from random weights, and recorded.safetensors holds what its classes made
+of x. before-6 is in the flat layout of version 3.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import crate_interp as ci
+from conftest import FIXTURES
+
+LENS = FIXTURES / "sae_lens"
+KINDS = sorted(folder.name for folder in LENS.iterdir() if folder.is_dir())
+POINT = "blocks.1.hook_resid_post"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_and_reconstructions_are_those_of_saelens(kind):
+    recorded = load_file(LENS / "recorded.safetensors")
+    sae = ci.saes.load(LENS / kind)
+    assert sae.cfg.hook_name == POINT and sae.cfg.model_name == "tiny"
+    acts = sae.encode(recorded["x"])
+    torch.testing.assert_close(acts, recorded[f"{kind}.acts"])
+    torch.testing.assert_close(sae.decode(acts), recorded[f"{kind}.recons"])
+    assert (acts > 0).any() and (acts == 0).any()
+    same = ci.load(LENS / kind, family="sae")
+    assert torch.equal(same(recorded["x"]), sae(recorded["x"]))
+
+
+def test_every_architecture_is_there():
+    found = {ci.saes.load(LENS / kind).cfg.architecture for kind in KINDS}
+    assert found == {"standard", "topk", "jumprelu", "gated"}
+
+
+@pytest.mark.parametrize("kind", ["topk", "gated", "jumprelu"])
+def test_one_is_saved_and_loaded_as_ours(kind, tmp_path):
+    sae = ci.saes.load(LENS / kind)
+    again = ci.load(sae.save_pretrained(tmp_path / "own"))
+    assert again.cfg == sae.cfg
+    assert all(map(torch.equal, again.state_dict().values(), sae.state_dict().values()))
+    assert ci.saes.load(tmp_path / "own").cfg == sae.cfg
+
+
+def test_the_published_ones_are_loaded_as_before():
+    here = FIXTURES / "crate_lm_sae" / "0.pt"
+    one, two = ci.load(here), ci.saes.load(here)
+    assert one.cfg == two.cfg and one.cfg.architecture == "standard"
+
+
+def test_a_folder_on_the_hub(hub, tmp_path):
+    files = {f"deep/er/{path.name}": path.read_bytes() for path in (LENS / "topk").iterdir()}
+    hub.repo("some/saes").commit(files)
+    sae = ci.saes.load("some/saes/deep/er", cache_dir=tmp_path)
+    assert sae.cfg == ci.saes.load(LENS / "topk").cfg
+    with pytest.raises(ci.CheckpointError, match="some/saes has no file 'other/cfg.json'"):
+        ci.saes.load("some/saes/other", cache_dir=tmp_path)
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Copies a kind, changes its config and its tensors, and returns the folder."""
+
+    def make(kind="standard", tensors=None, **changes):
+        folder = tmp_path / "sae"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(LENS / kind, folder)
+        config = json.loads((folder / "cfg.json").read_text()) | changes
+        (folder / "cfg.json").write_text(json.dumps(config))
+        if tensors is not None:
+            weights = load_file(folder / "sae_weights.safetensors")
+            kept = {name: value for name, value in (weights | tensors).items() if value is not None}
+            save_file(kept, folder / "sae_weights.safetensors")
+        return folder
+
+    return make
+
+
+def refused(folder, match, **given):
+    with pytest.raises(ci.CheckpointError, match=match) as caught:
+        ci.saes.load(folder, **given)
+    words = str(caught.value)
+    assert "\n" not in words and words.isprintable() and len(words) < 1000, words
+
+
+@pytest.mark.parametrize(
+    "changes, match",
+    [
+        (dict(architecture="transcoder"), "architecture='transcoder' is not known here: wanted sta"),
+        (dict(architecture=["topk"]), r"architecture=\['topk'\] is not known"),
+        (dict(architecture="a\x1b[31m\nb" * 99), r"architecture='a\\x1b\[31m"),
+        (dict(activation_fn="tanh-relu"), "activation_fn='tanh-relu' is not known here"),
+        (dict(normalize_activations="covariance_whitening"), "covariance_whitening' is not known"),
+        (dict(reshape_activations="other"), "reshape_activations='other' is not known"),
+        (dict(hook_head_index=3), "hook_head_index=3 is not known"),
+        (dict(apply_b_dec_to_input="yes"), "apply_b_dec_to_input='yes': give True or False"),
+        (dict(d_sae=-5), "its config says d_sae=-5, the tensors make it 11"),
+        (dict(d_in=2**60), "d_in=1152921504606846976, the tensors make it 7"),
+        (dict(architecture="topk", k=2**70), "k=1180591620717411303424: give a whole number"),
+        (dict(architecture="topk", k=12), "k=12 is more than the d_sae=11 features"),
+        (dict(architecture="topk", k=-1), "k=-1: give a whole number of at least 1"),
+        (dict(architecture="topk", k=None), "k=None: give a whole number"),
+        (dict(architecture="jumprelu"), "has b_enc, W_dec|has W_enc, W_dec, b_enc, threshold"),
+        (dict(metadata=[1]), r"metadata=\[1\], wanted a dict"),
+        (dict(metadata={}), "nothing says which point it reads"),
+        (dict(metadata={"hook_name": "a\nb"}), r"hook_name='a\\nb': give a text on one line"),
+        (dict(normalize_activations="expected_average_only_in"), "give scaling_factor=..., sqrt"),
+        (dict(scaling_factor=0), "scaling_factor=0: give a finite number above 0"),
+    ],
+)
+def test_hostile_configs_are_refused_in_a_line(copied, unchecked, changes, match):
+    refused(copied(**changes), match)
+
+
+@pytest.mark.parametrize(
+    "tensors, match",
+    [
+        (dict(b_enc=None), "has the keys .*; a sparse autoencoder of architecture 'standard' has"),
+        (dict(more=torch.zeros(3)), "has the keys .*more"),
+        (dict(W_enc=None), r"W_enc is \[\], wanted \[d_in, d_sae\]"),
+        (dict(W_dec=torch.zeros(7, 11)), r"W_dec is \[7, 11\], wanted \[11, 7\]"),
+        (dict(W_dec=torch.full((11, 7), float("nan"))), "W_dec holds 77 NaN or Inf"),
+        (dict(W_enc=torch.zeros(7, 11, dtype=torch.int64)), "W_enc is torch.int64"),
+        (dict(scaling_factor=2 * torch.ones(11)), "it holds a scaling_factor"),
+    ],
+)
+def test_wrong_tensors_are_refused_in_a_line(copied, tensors, match):
+    refused(copied(tensors=tensors), match)
+
+
+def test_wrong_files_are_refused_in_a_line(copied):
+    folder = copied()
+    (folder / "cfg.json").write_text("[1]")
+    refused(folder, "holds no config of a sparse autoencoder")
+    (folder / "cfg.json").write_text("{")
+    refused(folder, "is not readable JSON")
+    folder = copied()
+    (folder / "sae_weights.safetensors").write_bytes(b"\x00" * 50)
+    refused(folder, "is not a readable checkpoint")
+    refused(folder.parent / "nothing", "is no file, no folder, no known model")
+    refused(copied(), "revision='main' has no meaning", revision="main")
+    refused(copied(), "dtype=torch.int64: give a floating", dtype=torch.int64)
+
+
+def test_factors_are_part_of_the_weights(copied):
+    x = load_file(LENS / "recorded.safetensors")["x"]
+    plain = ci.saes.load(LENS / "standard")
+    scale = torch.linspace(0.5, 2, 11)
+    folder = copied(tensors={"scaling_factor": scale}, finetuning_scaling_factor=True)
+    acts = plain.encode(x)
+    torch.testing.assert_close(ci.saes.load(folder)(x), plain.decode(acts * scale))
+    average = copied(normalize_activations="expected_average_only_in")
+    scaled = ci.saes.load(average, scaling_factor=3.0)
+    torch.testing.assert_close(scaled(x), plain(3 * x) / 3)
+    other = ci.saes.load(copied(), hook_name="blocks.0.hook_resid_pre")
+    assert other.cfg.hook_name == "blocks.0.hook_resid_pre"
+
+
+def test_what_was_normalised_is_decoded_after_it_was_encoded():
+    x = load_file(LENS / "recorded.safetensors")["x"]
+    sae = ci.saes.load(LENS / "standard-layer-norm")
+    acts = sae.encode(x)
+    with pytest.raises(ValueError, match="call encode on them first"):
+        sae.decode(acts[:1])
+    assert sae.decode(acts).shape == x.shape
