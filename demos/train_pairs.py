@@ -276,7 +276,8 @@ def main() -> None:
         return
     test = Pasted(read_idx(args.fashion, "t10k"), read_textures(args.textures, "t10k"))
     tested = test.tensors(N_TEST, "test composites")
-    save_sample(test, args.weights / SAMPLE.name)
+    if not (args.weights / SAMPLE.name).exists():
+        save_sample(test, args.weights / SAMPLE.name)
     for seed in args.seeds:
         for kind in KINDS:
             folder = args.weights / name_of(kind, seed)
