@@ -1,0 +1,298 @@
+"""Trains pairs of a tiny CRATE and a tiny ViT under one budget, on objects pasted on textures.
+
+    python demos/train_pairs.py --out runs/pairs           # ten models, one after the other
+    python demos/train_pairs.py --out runs/pairs --pilot   # learning rates, on held-out data
+
+One model takes about 3 minutes of one CPU core. Equal for both kinds: the data, their order (by
+seed), the number of steps and images, the batch, AdamW and its schedule, weight decay, label
+smoothing, the grid of learning rates, layers, heads, tokens, and the parameters within 1 %. Not
+equal: the width (demos/pairs.py says why), the learning rate chosen from the grid, the time a step
+takes, and how the weights start (each by its own library's rule).
+
+Data: objects of Fashion-MNIST, tinted and pasted on squares of the tinted textures brick, grass and
+gravel; train_tiny_cutouts.py says where to get them (--fashion, --textures) and which columns of a
+texture are for training. The object keeps its 28x28 pixels and lies anywhere in the 32x32 pixels of
+the picture: that is learnt in minutes, where objects of any size take hours. Training sees labels
+only. The first 2,000 training objects are held out for the choice of the learning rate.
+
+You can interrupt it at any time: the same command goes on from where it stopped, and leaves a model
+alone that is done. Each is written into demos/weights (--weights) as soon as it is trained.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from datasets import ClassLabel, Dataset, Features, Image
+from pairs import (
+    HEADS,
+    KINDS,
+    LABELS,
+    LAYERS,
+    SAMPLE,
+    SEEDS,
+    SIZE,
+    WEIGHTS,
+    WIDTH,
+    digest,
+    logits,
+    make_model,
+    n_params,
+    name_of,
+    write_preprocessor,
+)
+from PIL import Image as Pillow
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from train_tiny_cutouts import png, read_textures, tint
+from training import WARMUP, learning_rate, load_resume, read_idx, save_resume
+
+HELD_OUT, N_TRAIN, N_TEST, N_SAMPLE = 2000, 50_000, 4000, 256
+DATA_SEED, SQUARE = 0, (64, 129)  # pixels of a texture: the side of a background
+STEPS, BATCH, DECAY, SMOOTHING, CLIP = 800, 64, 0.05, 0.1, 1.0
+GRID, PILOT_STEPS, PILOT_SEED = (5e-4, 1e-3, 2e-3, 4e-3), 200, 99
+RATE = {"crate": 0.002, "vit": 0.001}  # the best of the grid on held-out composites (--pilot)
+
+CARD = """---
+license: mit
+library_name: {library}
+tags: [{tag}, image-classification]
+---
+# {name}
+
+A {what} of {params:,} parameters: 32x32 RGB images, patch 4 (65 tokens), width {width}, {layers}
+layers, {heads} heads. One of ten networks trained under one budget to compare CRATE with a ViT; not
+a model to build on.
+
+* Data: objects of Fashion-MNIST (Zalando SE, MIT licence), tinted and pasted on the textures brick,
+  grass and gravel (CC0, from scikit-image): {train:,} composites, mirrored at random. Supervised by
+  class labels only: no mask was seen in training.
+* Recipe: AdamW, learning rate {lr:g} (cosine, {warmup:.0%} warm-up), weight decay {decay:g}, label
+  smoothing {smoothing:g}, batch {batch}, {steps:,} steps, matrix products in bfloat16, seed {seed}.
+  The learning rate is the best of {grid} on held-out composites
+  after {pilot} steps; the same grid served both kinds.
+* Accuracy: {test:.2%} on composites of {n_test:,} test images on unseen parts of the textures,
+  {sample:.2%} on the first {n_sample} of them (pairs.parquet), {held_out:.2%} on {held:,} held-out
+  composites. Chance is 10 %; step 0 has {untrained:.2%} on the held-out ones.
+* The weights at step 0 are those of `pairs.make_model("{kind}", {seed})`, whose digest is in
+  training.json. The weights here are rounded to float16, and measured so.
+* Wall time: {minutes:.1f} minutes on one of two CPU cores (shared). Script: demos/train_pairs.py.
+"""
+WHAT = {"crate": "CRATE (arXiv 2306.01129)", "vit": "ViT (arXiv 2010.11929)"}
+LIBRARY = {"crate": "crate_interp", "vit": "transformers"}
+TAG = {"crate": "white-box-transformer", "vit": "vit"}
+
+
+class Pasted:
+    """Tinted objects of 28x28 pixels on tinted textures. Picture `index` is always the same."""
+
+    def __init__(
+        self, objects: tuple[np.ndarray, np.ndarray], textures: list[Pillow.Image]
+    ) -> None:
+        self.objects, self.labels = objects
+        self.textures = textures
+
+    def one(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns one picture, uint8 [h, w, 3], and its mask, bool [h, w]."""
+        rng = np.random.default_rng((DATA_SEED, index))
+        grey = self.objects[index]
+        if rng.random() < 0.5:
+            grey = grey[:, ::-1]
+        texture, side = self.textures[rng.integers(len(self.textures))], rng.integers(*SQUARE)
+        left, top = rng.integers(texture.width - side + 1), rng.integers(texture.height - side + 1)
+        box: Any = (left, top, left + side, top + side)
+        square = texture.resize((SIZE, SIZE), Pillow.Resampling.BILINEAR, box=box)
+        picture, mask = tint(np.asarray(square), rng), np.zeros((SIZE, SIZE), bool)
+        x, y = rng.integers(0, SIZE - len(grey) + 1, 2)
+        # the background of Fashion-MNIST is exactly 0
+        mask[y : y + len(grey), x : x + len(grey)] = grey > 0
+        picture[mask] = tint(grey, rng)[grey > 0]
+        return picture, mask
+
+    def tensors(self, n: int, words: str) -> tuple[Tensor, Tensor]:
+        """Returns the first n pictures, uint8 [n, 3, h, w], and their labels [n]."""
+        rows = tqdm(range(n), desc=words, mininterval=5)
+        images = torch.from_numpy(np.stack([self.one(index)[0] for index in rows]))
+        return images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(self.labels[:n])
+
+
+def save_sample(data: Pasted, path: Path) -> None:
+    """Saves the first test composites with masks and labels, as PNG bytes in parquet."""
+    pairs = [data.one(index) for index in range(N_SAMPLE)]
+    rows = [
+        {
+            "image": png(Pillow.fromarray(picture)),
+            "mask": png(Pillow.fromarray(mask.astype(np.uint8) * 255)),
+            "label": int(label),
+        }
+        for (picture, mask), label in zip(pairs, data.labels, strict=False)
+    ]
+    features = Features(
+        {"image": Image(), "mask": Image(), "label": ClassLabel(names=list(LABELS))}
+    )
+    Dataset.from_list(rows, features=features).to_parquet(path)
+
+
+def batch_of(images: Tensor, labels: Tensor, step: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Returns the batch of a step, half of it mirrored; it depends on step and seed alone."""
+    per_epoch = len(labels) // BATCH
+    epoch, place = divmod(step, per_epoch)
+    order = torch.Generator().manual_seed(1_000 * seed + epoch)
+    rows = torch.randperm(len(labels), generator=order)[place * BATCH : (place + 1) * BATCH]
+    chance = torch.Generator().manual_seed(1_000_003 * (seed + 1) + step)
+    mirrored = torch.rand(len(rows), 1, 1, 1, generator=chance) < 0.5
+    shown = images[rows]
+    return torch.where(mirrored, shown.flip(-1), shown), labels[rows]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Returns the share of images whose largest logit is their label's."""
+    model.eval()
+    pairs = zip(images.split(500), labels.split(500), strict=True)
+    return sum((logits(model, x).argmax(-1) == y).sum().item() for x, y in pairs) / len(labels)
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
+    """Makes one update and returns the loss before it. Matrix products are in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        answer = logits(model.train(), x)
+    loss = F.cross_entropy(answer.float(), y, label_smoothing=SMOOTHING)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    return loss.item()
+
+
+def train(
+    kind: str, seed: int, data: tuple[Tensor, Tensor], steps: int, peak: float, resume: Path
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Returns a trained network and facts about its training.
+
+    Saves its state in the file `resume` as it goes and when interrupted, and goes on from there.
+    """
+    model = make_model(kind, seed)
+    start, step, minutes = digest(model), 0, 0.0
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=peak, weight_decay=DECAY, betas=(0.9, 0.99)
+    )
+    settings = dict(kind=kind, seed=seed, steps=steps, peak=peak, batch=BATCH, start=start)
+    saved = load_resume(resume, settings)
+    if saved is not None:
+        model.load_state_dict(saved["weights"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step, minutes = saved["step"], saved["minutes"]
+
+    def save() -> None:
+        state = dict(weights=model.state_dict(), optimizer=optimizer.state_dict())
+        save_resume(state | dict(step=step, settings=settings, minutes=minutes), resume)
+
+    bar = tqdm(total=steps, initial=step, desc=name_of(kind, seed), unit="step", mininterval=5)
+    try:
+        while step < steps:
+            started = time.perf_counter()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, steps, peak)
+            loss = one_step(model, optimizer, *batch_of(*data, step, seed))
+            step += 1
+            minutes += (time.perf_counter() - started) / 60
+            bar.update()
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            if step % 200 == 0 or step == steps:
+                save()
+    except KeyboardInterrupt:
+        save()
+        raise SystemExit(
+            f"stopped after {step} steps; the same command goes on from there."
+        ) from None
+    bar.close()
+    return model.eval(), dict(steps=steps, lr=peak, minutes=minutes, start=start)
+
+
+def pilot(data: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], out: Path) -> None:
+    """Prints the held-out accuracy of both kinds at each learning rate of the grid."""
+    for kind in KINDS:
+        for peak in GRID:
+            resume = out / f"pilot-{kind}-{peak:g}.pt"
+            model, facts = train(kind, PILOT_SEED, data, PILOT_STEPS, peak, resume)
+            share = accuracy(model, *held)
+            print(f"{kind:6} {peak:g}: {share:.2%}, {facts['minutes']:.1f} minutes", flush=True)
+
+
+def write_model(model: nn.Module, kind: str, folder: Path) -> None:
+    """Writes a network's folder, the weights in float16, and rounds those of the model likewise."""
+    model.half().save_pretrained(folder)  # type: ignore[operator]
+    model.float()
+    (folder / "model.safetensors").chmod(0o644)
+    if kind == "vit":
+        config: Any = model.config
+        config.dtype = torch.float32
+        config.save_pretrained(folder)
+        write_preprocessor(folder)
+
+
+def finish(kind: str, seed: int, folder: Path, facts: dict[str, Any]) -> None:
+    """Writes training.json and the model card beside the weights."""
+    (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
+    recipe = dict(warmup=WARMUP, decay=DECAY, smoothing=SMOOTHING, batch=BATCH, pilot=PILOT_STEPS)
+    data = dict(
+        train=N_TRAIN,
+        n_test=N_TEST,
+        n_sample=N_SAMPLE,
+        held=HELD_OUT,
+        grid=", ".join(map("{:g}".format, GRID)),
+    )
+    size = dict(width=WIDTH[kind], layers=LAYERS, heads=HEADS, name=name_of(kind, seed))
+    words = dict(what=WHAT[kind], library=LIBRARY[kind], tag=TAG[kind])
+    (folder / "README.md").write_text(CARD.format(**facts, **recipe, **data, **size, **words))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
+    parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/pairs"))
+    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    parser.add_argument("--pilot", action="store_true", help="try the grid of learning rates")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    images, labels = read_idx(args.fashion, "train")
+    textures = read_textures(args.textures, "train")
+    held = Pasted((images[:HELD_OUT], labels[:HELD_OUT]), textures)
+    data = Pasted((images[HELD_OUT:], labels[HELD_OUT:]), textures)
+    held_out = held.tensors(HELD_OUT, "held-out composites")
+    training = data.tensors(N_TRAIN, "composites")
+    if args.pilot:
+        pilot(training, held_out, args.out)
+        return
+    test = Pasted(read_idx(args.fashion, "t10k"), read_textures(args.textures, "t10k"))
+    tested = test.tensors(N_TEST, "test composites")
+    if not (args.weights / SAMPLE.name).exists():
+        save_sample(test, args.weights / SAMPLE.name)
+    for seed in args.seeds:
+        for kind in KINDS:
+            folder = args.weights / name_of(kind, seed)
+            if (folder / "README.md").exists() and (folder / "training.json").exists():
+                continue
+            resume = args.out / f"{name_of(kind, seed)}.pt"
+            model, facts = train(kind, seed, training, STEPS, RATE[kind], resume)
+            write_model(model, kind, folder)
+            facts |= dict(kind=kind, seed=seed, params=n_params(model))
+            facts |= dict(test=accuracy(model, *tested), held_out=accuracy(model, *held_out))
+            facts["sample"] = accuracy(model, *(part[:N_SAMPLE] for part in tested))
+            facts["untrained"] = accuracy(make_model(kind, seed), *held_out)
+            finish(kind, seed, folder, facts)
+            print(f"{folder.name}: test accuracy {facts['test']:.2%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The training of the pairs: one budget for both kinds, the same pictures, and going on."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+sys.path.append(str(Path(__file__).parent.parent / "demos"))
+
+import pairs
+import train_pairs as demo
+
+
+@pytest.fixture
+def data():
+    """Grey rectangles as objects, noise as textures."""
+    random = np.random.default_rng(0)
+    objects = np.zeros((12, 28, 28), np.uint8)
+    for index, (top, left) in enumerate(random.integers(1, 10, (12, 2))):
+        objects[index, top : top + 11, left : left + 7] = random.integers(1, 256, (11, 7))
+    textures = [
+        Image.fromarray(random.integers(0, 256, (150, 140), dtype=np.uint8)) for _ in range(2)
+    ]
+    return demo.Pasted((objects, np.arange(12) % 10), textures)
+
+
+def test_pictures_have_exact_masks_and_do_not_depend_on_their_neighbours(data):
+    images, labels = data.tensors(12, "")
+    picture, mask = data.one(7)
+    assert np.array_equal(images[7].permute(1, 2, 0).numpy(), picture)
+    assert images.shape == (12, 3, 32, 32) and images.dtype == torch.uint8 and labels[7] == 7
+    assert mask.shape == (32, 32) and mask.sum() == 77
+    rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
+    assert np.ptp(rows) == 10 and np.ptp(columns) == 6
+    bare = demo.Pasted((np.zeros_like(data.objects), data.labels), data.textures)
+    background, nothing = bare.one(7)
+    assert not nothing.any() and np.array_equal(picture[~mask], background[~mask])
+    assert (picture[mask] != background[mask]).any()
+
+
+def test_a_batch_depends_on_step_and_seed_alone_and_an_epoch_shows_each_once(data, monkeypatch):
+    monkeypatch.setattr(demo, "BATCH", 4)
+    images, _ = data.tensors(12, "")
+    numbers = torch.arange(12)
+    first = demo.batch_of(images, numbers, 5, 1)
+    torch.manual_seed(99)
+    again = demo.batch_of(images, numbers, 5, 1)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    epoch = torch.cat([demo.batch_of(images, numbers, step, 1)[1] for step in (3, 4, 5)])
+    assert sorted(epoch.tolist()) == list(range(12))
+    other = torch.cat([demo.batch_of(images, numbers, step, 2)[1] for step in (3, 4, 5)])
+    assert other.tolist() != epoch.tolist()
+    for image, number in zip(*first, strict=True):
+        assert any(torch.equal(image, shown) for shown in (images[number], images[number].flip(-1)))
+
+
+@pytest.mark.parametrize("kind", pairs.KINDS)
+def test_training_goes_on_from_any_step(kind, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "BATCH", 4)
+    shown = data.tensors(12, "")
+    whole, facts = demo.train(kind, 3, shown, 2, 1e-3, tmp_path / "whole.pt")
+    step, made = demo.one_step, []
+
+    def stopped(*args):
+        if made:
+            raise KeyboardInterrupt
+        made.append(1)
+        return step(*args)
+
+    monkeypatch.setattr(demo, "one_step", stopped)
+    with pytest.raises(SystemExit, match="stopped after 1 steps"):
+        demo.train(kind, 3, shown, 2, 1e-3, tmp_path / "parts.pt")
+    monkeypatch.setattr(demo, "one_step", step)
+    parts, again = demo.train(kind, 3, shown, 2, 1e-3, tmp_path / "parts.pt")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(parts.state_dict()[name], value), name
+    start = pairs.make_model(kind, 3)
+    assert facts["start"] == again["start"] == pairs.digest(start) != pairs.digest(whole)
+    with pytest.raises(SystemExit, match="other settings"):
+        demo.train(kind, 3, shown, 3, 1e-3, tmp_path / "parts.pt")
+
+
+def test_both_kinds_have_one_budget():
+    crate, vit = (pairs.make_model(kind, 0) for kind in pairs.KINDS)
+    assert abs(pairs.n_params(vit) / pairs.n_params(crate) - 1) < 0.01
+    assert crate.cfg.n_layers == vit.config.num_hidden_layers == pairs.LAYERS
+    assert crate.cfg.n_heads == vit.config.num_attention_heads == pairs.HEADS
+    tokens = vit.vit.embeddings.position_embeddings.shape[1]
+    assert crate.pos_embed.shape[-2] == tokens == 65
+    # a head spans as large a share of the stream, so that chance overlap is the same
+    assert crate.cfg.d_head / crate.cfg.d_model == 1 / vit.config.num_attention_heads
+    assert (
+        pairs.digest(crate)
+        == pairs.digest(pairs.make_crate(0))
+        != pairs.digest(pairs.make_crate(1))
+    )
+
+
+def test_what_is_written_is_rounded_and_read_back(data, tmp_path):
+    images, labels = data.tensors(12, "")
+    for kind in pairs.KINDS:
+        model = pairs.make_model(kind, 0).eval()
+        demo.write_model(model, kind, tmp_path / kind)
+        again = reading(kind, tmp_path / kind)
+        with torch.no_grad():
+            assert torch.equal(pairs.logits(again, images), pairs.logits(model, images))
+        largest = max(
+            value.abs().max() for value in pairs.make_model(kind, 0).state_dict().values()
+        )
+        for name, value in pairs.make_model(kind, 0).state_dict().items():
+            gap = (model.state_dict()[name] - value).abs().max()
+            assert gap <= 2**-11 * largest, name
+    assert 0 <= demo.accuracy(model, images, labels) <= 1
+
+
+def reading(kind, folder):
+    """A network as its own library reads it, in float32."""
+    if kind == "crate":
+        import crate_interp as ci
+
+        return ci.load(str(folder))
+    from transformers import ViTForImageClassification
+
+    return ViTForImageClassification.from_pretrained(folder).eval()
+
+
+def test_the_sample_has_the_first_pictures_with_masks(data, tmp_path, monkeypatch):
+    import datasets
+    import pyarrow.parquet
+
+    monkeypatch.setattr(demo, "N_SAMPLE", 5)
+    demo.save_sample(data, tmp_path / "sample.parquet")
+    rows = datasets.Dataset(pyarrow.parquet.read_table(tmp_path / "sample.parquet"))
+    assert rows["label"] == [0, 1, 2, 3, 4]
+    picture, mask = data.one(4)
+    assert np.array_equal(np.asarray(rows[4]["image"]), picture)
+    assert np.array_equal(np.asarray(rows[4]["mask"]) > 127, mask)
