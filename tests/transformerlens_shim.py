@@ -1,0 +1,104 @@
+"""A pytest plugin: TransformerLens' own tests get our language models where they boot a bridge.
+
+`boot_native(cfg)` becomes a random HookedCrateLM of the size that is asked for;
+`boot_transformers(name)`, and the loader of older files, one with the layers and heads of the
+network that is named, narrow, with the tokenizer of crate-tiny-lm. No method of a model is
+replaced, with one exception: a fixture that prepares a model by `enable_compatibility_mode` or
+`process_weights` gets it as it is, since it has the older names from the start. A test that calls
+these itself meets the refusal.
+
+Where TL_REPORT names a file, each outcome is a line of JSON there.
+"""
+
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import crate_interp as ci
+from crate_interp.models.hooked import HookedModel
+
+# name -> layers and heads; any other name gets those of GPT-2
+_SHAPES = {"distilgpt2": (6, 12), "tiny": (2, 2), "pythia-14m": (6, 4)}
+_WIDTHS = dict(d_head=8, d_model=96, d_mlp=384, n_ctx=1024)
+_booted = [0]  # how many models were made
+_in_test = [False]  # whether a test's own body runs, and no fixture
+
+
+class Booted(ci.HookedCrateLM):
+    """A language model whose fixtures may ask for what it is already."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("enable_compatibility_mode", "process_weights") and not _in_test[0]:
+            return lambda *args, **kwargs: None
+        return super().__getattr__(name)
+
+
+def _model(seed: int | None, dtype: torch.dtype | None, **sizes: int) -> Booted:
+    _booted[0] += 1
+    cfg = ci.CrateConfig(family=os.environ.get("TL_FAMILY", "crate-lm"), **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0 if seed is None else seed)
+        return Booted(cfg).to(dtype or torch.float32)
+
+
+def boot_native(config: Any, tokenizer: Any = None, device=None, dtype=None, **_: Any) -> Booted:
+    """Returns a random model of the size that is asked for."""
+    given = config if isinstance(config, dict) else config.__dict__
+    names = ("n_layers", "n_heads", "d_head", "d_model", "d_mlp", "n_ctx", "d_vocab")
+    sizes = {name: given[name] for name in names if given.get(name) not in (None, -1)}
+    model = _model(given.get("seed"), dtype or given.get("dtype"), **sizes)
+    if tokenizer is not None:
+        model.tokenizer = tokenizer
+    return model
+
+
+def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: Any) -> Booted:
+    """Returns a random model that reads text, as deep as the network that is named."""
+    shape = next((shape for part, shape in _SHAPES.items() if part in name), (12, 12))
+    reader = ci.load("crate-tiny-lm")
+    sizes = dict(n_layers=shape[0], n_heads=shape[1], d_vocab=reader.cfg.d_vocab)
+    model = _model(0, dtype, **_WIDTHS, **sizes).eval()
+    for field in ("prepend_bos", "tokenizer"):
+        object.__setattr__(model.cfg, field, getattr(reader.cfg, field))
+    model.fetch_tokenizer = reader.fetch_tokenizer
+    model.tokenizer = reader.tokenizer if tokenizer is None else tokenizer
+    return model
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    ways = {"boot_native": boot_native, "boot_transformers": boot_transformers}
+    for name, way in (ways | {"boot_tl_legacy": boot_transformers}).items():
+        setattr(TransformerBridge, name, staticmethod(way))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    _in_test[0], before = True, _booted[0]
+    try:
+        return (yield)
+    finally:
+        _in_test[0] = False
+        given = any(isinstance(value, HookedModel) for value in item.funcargs.values())
+        item.user_properties.append(("ours", given or _booted[0] > before))
+
+
+def pytest_runtest_logreport(report):
+    path = os.environ.get("TL_REPORT")
+    worker = "PYTEST_XDIST_WORKER" in os.environ
+    if not path or worker or not (report.when == "call" or report.failed or report.skipped):
+        return
+    crash = getattr(report.longrepr, "reprcrash", None)
+    line = {
+        "test": report.nodeid,
+        "outcome": report.outcome,
+        "ours": dict(report.user_properties).get("ours", False),
+        "message": str(crash.message if crash else report.longrepr or "")[:2000],
+    }
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")
