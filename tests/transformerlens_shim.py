@@ -3,48 +3,48 @@
 `boot_native(cfg)` becomes a random HookedCrateLM of the size that is asked for;
 `boot_transformers(name)`, and the loader of older files, one with the layers and heads of the
 network that is named, narrow, with the tokenizer of crate-tiny-lm. No method of a model is
-replaced, with one exception: a fixture that prepares a model by `enable_compatibility_mode` or
-`process_weights` gets it as it is, since it has the older names from the start. A test that calls
-these itself meets the refusal.
+replaced, with one exception: a fixture or a helper that prepares a model by
+`enable_compatibility_mode` or `process_weights` gets it as it is, since it has the older names
+from the start. A test that calls these itself meets the refusal.
 
 Where TL_REPORT names a file, each outcome is a line of JSON there.
 """
 
 import json
 import os
+import sys
 from typing import Any
 
 import pytest
-import torch
-
-import crate_interp as ci
-from crate_interp.models.hooked import HookedModel
 
 # name -> layers and heads; any other name gets those of GPT-2
 _SHAPES = {"distilgpt2": (6, 12), "tiny": (2, 2), "pythia-14m": (6, 4)}
 _WIDTHS = dict(d_head=8, d_model=96, d_mlp=384, n_ctx=1024)
-_booted = [0]  # how many models were made
-_in_test = [False]  # whether a test's own body runs, and no fixture
+_booted: list[Any] = []  # one entry for each model that was made
 
 
-class Booted(ci.HookedCrateLM):
-    """A language model whose fixtures may ask for what it is already."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("enable_compatibility_mode", "process_weights") and not _in_test[0]:
+def _prepared(model: Any, name: str) -> Any:
+    """Stands for HookedCrateLM.__getattr__ while tests run."""
+    if name in ("enable_compatibility_mode", "process_weights"):
+        caller = sys._getframe(1).f_code.co_name
+        if not caller.startswith("test"):
             return lambda *args, **kwargs: None
-        return super().__getattr__(name)
+    return _getattr(model, name)
 
 
-def _model(seed: int | None, dtype: torch.dtype | None, **sizes: int) -> Booted:
-    _booted[0] += 1
+def _model(seed: int | None, dtype: Any, **sizes: int) -> Any:
+    import torch
+
+    import crate_interp as ci
+
+    _booted.append(None)
     cfg = ci.CrateConfig(family=os.environ.get("TL_FAMILY", "crate-lm"), **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0 if seed is None else seed)
-        return Booted(cfg).to(dtype or torch.float32)
+        return ci.HookedCrateLM(cfg).to(dtype or torch.float32)
 
 
-def boot_native(config: Any, tokenizer: Any = None, device=None, dtype=None, **_: Any) -> Booted:
+def boot_native(config: Any, tokenizer: Any = None, device=None, dtype=None, **_: Any) -> Any:
     """Returns a random model of the size that is asked for."""
     given = config if isinstance(config, dict) else config.__dict__
     names = ("n_layers", "n_heads", "d_head", "d_model", "d_mlp", "n_ctx", "d_vocab")
@@ -55,8 +55,10 @@ def boot_native(config: Any, tokenizer: Any = None, device=None, dtype=None, **_
     return model
 
 
-def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: Any) -> Booted:
+def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: Any) -> Any:
     """Returns a random model that reads text, as deep as the network that is named."""
+    import crate_interp as ci
+
     shape = next((shape for part, shape in _SHAPES.items() if part in name), (12, 12))
     reader = ci.load("crate-tiny-lm")
     sizes = dict(n_layers=shape[0], n_heads=shape[1], d_vocab=reader.cfg.d_vocab)
@@ -68,10 +70,15 @@ def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: An
     return model
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(trylast=True)  # after jaxtyping's own, which has to see the first import
 def pytest_configure(config):
+    global _getattr
     from transformer_lens.model_bridge import TransformerBridge
 
+    import crate_interp as ci
+
+    _getattr = ci.HookedCrateLM.__getattr__
+    setattr(ci.HookedCrateLM, "__getattr__", _prepared)  # noqa: B010
     ways = {"boot_native": boot_native, "boot_transformers": boot_transformers}
     for name, way in (ways | {"boot_tl_legacy": boot_transformers}).items():
         setattr(TransformerBridge, name, staticmethod(way))
@@ -79,13 +86,14 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    _in_test[0], before = True, _booted[0]
+    from crate_interp.models.hooked import HookedModel
+
+    before = len(_booted)
     try:
         return (yield)
     finally:
-        _in_test[0] = False
         given = any(isinstance(value, HookedModel) for value in item.funcargs.values())
-        item.user_properties.append(("ours", given or _booted[0] > before))
+        item.user_properties.append(("ours", given or len(_booted) > before))
 
 
 def pytest_runtest_logreport(report):

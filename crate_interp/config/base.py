@@ -96,6 +96,8 @@ class CrateConfig:
     dtype: Any = field(default=None, init=False, compare=False, repr=False)
     use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
+    use_attn_in: bool = field(default=False, init=False, compare=False, repr=False)
+    use_hook_mlp_in: bool = field(default=False, init=False, compare=False, repr=False)
 
     def __new__(cls, **values: Any) -> Any:
         if cls is CrateConfig:
