@@ -2,24 +2,26 @@
 
 `boot_native(cfg)` becomes a random HookedCrateLM of the size that is asked for;
 `boot_transformers(name)`, and the loader of older files, one with the layers and heads of the
-network that is named, narrow, with the tokenizer of crate-tiny-lm. No method of a model is
-replaced, with one exception: a fixture or a helper that prepares a model by
+network that is named, narrow, with the tokenizer.json that TL_TOKENIZER names. No method of a model
+is replaced, with one exception: a fixture or a helper that prepares a model by
 `enable_compatibility_mode` or `process_weights` gets it as it is, since it has the older names
 from the start. A test that calls these itself meets the refusal.
 
 Where TL_REPORT names a file, each outcome is a line of JSON there.
 """
 
+import functools
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 # name -> layers and heads; any other name gets those of GPT-2
 _SHAPES = {"distilgpt2": (6, 12), "tiny": (2, 2), "pythia-14m": (6, 4)}
-_WIDTHS = dict(d_head=8, d_model=96, d_mlp=384, n_ctx=1024)
+_WIDTHS = dict(d_head=8, d_model=96, d_mlp=384, n_ctx=1024, d_vocab=50257)
 _booted: list[Any] = []  # one entry for each model that was made
 
 
@@ -57,21 +59,27 @@ def boot_native(config: Any, tokenizer: Any = None, device=None, dtype=None, **_
 
 def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: Any) -> Any:
     """Returns a random model that reads text, as deep as the network that is named."""
-    import crate_interp as ci
-
     shape = next((shape for part, shape in _SHAPES.items() if part in name), (12, 12))
-    reader = ci.load("crate-tiny-lm")
-    sizes = dict(n_layers=shape[0], n_heads=shape[1], d_vocab=reader.cfg.d_vocab)
-    model = _model(0, dtype, **_WIDTHS, **sizes).eval()
-    for field in ("prepend_bos", "tokenizer"):
-        object.__setattr__(model.cfg, field, getattr(reader.cfg, field))
-    model.fetch_tokenizer = reader.fetch_tokenizer
-    model.tokenizer = reader.tokenizer if tokenizer is None else tokenizer
+    model = _model(0, dtype, **_WIDTHS, n_layers=shape[0], n_heads=shape[1]).eval()
+    object.__setattr__(model.cfg, "prepend_bos", True)  # TransformerLens' default
+    model.tokenizer = _reader() if tokenizer is None else tokenizer
     return model
+
+
+@functools.cache
+def _reader() -> Any:
+    from crate_interp.models.tokenizer import parse
+
+    return parse(Path(os.environ["TL_TOKENIZER"]).read_text())
 
 
 @pytest.hookimpl(trylast=True)  # after jaxtyping's own, which has to see the first import
 def pytest_configure(config):
+    install()
+
+
+def install() -> None:
+    """Puts our models in place of the bridges that TransformerLens boots."""
     global _getattr
     from transformer_lens.model_bridge import TransformerBridge
 

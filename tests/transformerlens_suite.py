@@ -123,6 +123,9 @@ def main() -> int:
         source = transformerlens_sdist.unpacked(args.sdist, Path(folder)).resolve()
         report = (args.report or Path(folder) / "report.jsonl").resolve()
         report.unlink(missing_ok=True)
+        words = Path(folder) / "tokenizer.json"
+        words.write_text(transformerlens_sdist.tokenizer(source))
+        os.environ["TL_TOKENIZER"] = str(words)
         say(run(source, args.only or table["files"], args.n, report))
         found = outcomes(report)
     told = differences(found, listed)

@@ -297,6 +297,8 @@ class CrateConfig:
 
     n_key_value_heads = None
     attn_only = False
+    parallel_attn_mlp = False
+    n_devices = 1
     gated_mlp = False
     act_fn = "relu"
 

@@ -75,6 +75,32 @@ def check_hooked(model: object) -> None:
     raise ValueError(f"cannot measure {type(model).__name__}{advice}")
 
 
+def check_backward(stop_at_layer: int | None) -> None:
+    """Raises ValueError if a run with `incl_bwd=True` cannot have a backward pass."""
+    if stop_at_layer is not None:
+        raise ValueError(
+            "incl_bwd=True calls backward on the output, and stop_at_layer returns a stream: use "
+            "model.hooks(bwd_hooks=...) around a loss of your own."
+        )
+    if not torch.is_grad_enabled():
+        raise ValueError("incl_bwd=True: gradient tracking is off; leave torch.no_grad().")
+
+
+def no_backward(error: RuntimeError) -> ValueError | None:
+    """Returns what torch's error of a backward pass means, or None for another error."""
+    if "scalar outputs" in str(error):
+        return ValueError(
+            "incl_bwd=True needs a scalar output: use return_type='loss', or model.hooks("
+            "bwd_hooks=...) around a loss of your own."
+        )
+    if "does not require grad" in str(error):
+        return ValueError(
+            "incl_bwd=True: the output has no grad_fn, since no parameter requires a gradient: "
+            "use model.requires_grad_(True)."
+        )
+    return None
+
+
 class HookedModel(WeightsMixin, PointsMixin, HookedRootModule, SharedModel):
     """The one base class of the hooked models.
 
@@ -134,7 +160,13 @@ class HookedModel(WeightsMixin, PointsMixin, HookedRootModule, SharedModel):
         every point. As there, `incl_bwd=True` calls backward on the output, which must be a scalar:
         use hooks of direction "bwd" around a loss of your own.
         """
-        out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
+        backward = bool(kwargs.get("incl_bwd"))
+        if backward:
+            check_backward(kwargs.get("stop_at_layer"))
+        try:
+            out, cache = super().run_with_cache(*args, remove_batch_dim=remove_batch_dim, **kwargs)
+        except RuntimeError as error:
+            raise (no_backward(error) if backward else None) or error from None
         if not return_cache_object:
             return out, cache
         return out, CrateCache(cache, self, has_batch_dim=not remove_batch_dim)

@@ -163,6 +163,18 @@ class WeightsMixin:
         """Returns the pairs of `tl_parameters()`."""
         return iter(self.tl_parameters().items())
 
+    def get_params(self) -> dict[str, Tensor]:
+        """Returns `tl_parameters()`, by the other name that TransformerLens has for it."""
+        return self.tl_parameters()
+
+    def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
+        """Returns `(layer, block)` of the layers that have a part of this name, such as "attn"."""
+        return [
+            (layer, block)
+            for layer, block in enumerate(self.blocks)
+            if submodule in dict(block.named_children())
+        ]
+
     @property
     def n_params_total(self) -> int:
         """How many numbers the parameters hold, shared ones counted once."""
