@@ -81,8 +81,11 @@ def test_read_changes_no_bit(model, images):
     points = sorted(
         {name.split(".", 2)[2] for name in model.hook_dict if name.startswith("blocks.0")}
     )
-    gated = {"attn.hook_result", "attn.hook_q_input", "attn.hook_k_input", "attn.hook_v_input"}
-    with hooks.read(model, [p for p in points if p not in gated], lambda layer, acts: None):
+    with hooks.read(
+        model,
+        [p for p in points if f"blocks.0.{p}" in model.matching_points(None)],
+        lambda layer, acts: None,
+    ):
         out = model(images)
     assert torch.equal(out, model(images))
 
@@ -194,6 +197,13 @@ def test_the_catalogue_is_the_model(name):
     model.set_use_attn_result(False)
     model.set_use_split_qkv_input(True)
     _, split = model.run_with_cache(data)
+    model.set_use_split_qkv_input(False)
+    model.set_use_attn_in(True)
+    model.set_use_hook_mlp_in(True)
+    _, copied = model.run_with_cache(data)
+    split = dict(split.items()) | {
+        name: copied[name] for name in copied if name.endswith(("hook_attn_in", "hook_mlp_in"))
+    }
     sizes = {
         "B": BATCH,
         "N": 13,

@@ -123,22 +123,24 @@ def test_official_initialisation():
 def test_caching_everything_changes_no_bit(model, images):
     out, cache = model.run_with_cache(images)
     assert torch.equal(out, model(images))
-    gated = {"hook_result", "hook_q_input", "hook_k_input", "hook_v_input"}
+    gated = {f"hook_{name}" for name in ("result", "q_input", "k_input", "v_input")}
+    gated |= {"hook_attn_in", "hook_mlp_in"}
     assert set(cache.cache_dict) == {
         n for n in model.hook_dict if n.rsplit(".", 1)[-1] not in gated
     }
     assert leftover_hooks(model) == []
 
 
-@pytest.mark.filterwarnings("ignore:a hook on")  # the gated points are hooked too
 def test_a_hook_that_does_nothing_changes_no_bit(model, images):
     for idle in (
         lambda tensor, hook: None,
         lambda tensor, hook: tensor,
         lambda tensor, hook: tensor.clone(),
     ):
-        out = model.run_with_hooks(images, fwd_hooks=[(name, idle) for name in model.hook_dict])
-        assert torch.equal(out, model(images))
+        every = [(name, idle) for name in model.matching_points(None)]
+        assert torch.equal(model.run_with_hooks(images, fwd_hooks=every), model(images))
+        every = [(lambda name: True, idle)]
+        assert torch.equal(model.run_with_hooks(images, fwd_hooks=every), model(images))
     assert leftover_hooks(model) == []
 
 
@@ -150,18 +152,13 @@ def test_a_hook_that_is_never_called_is_said(model, images):
         lambda name: model.run_with_hooks(images, fwd_hooks=[(name, nothing)]),
         lambda name: model.add_hook(name, nothing),
     ):
-        with pytest.warns(
-            UserWarning,
-            match="hook_result' is never called: it fires only after model.set_use_attn",
-        ):
+        with pytest.raises(ValueError, match="gated-off: it fires only after model.set_use_attn"):
             hang("blocks.0.attn.hook_result")
         with pytest.raises(KeyError, match="Did you mean blocks.0.hook_resid_mid"):
             hang("blocks.0.hook_resid_mdi")
     model.reset_hooks()
     model.set_use_split_qkv_input(True)
-    with pytest.warns(
-        UserWarning, match="hook_u' is never called: it does not fire with split inputs"
-    ):
+    with pytest.raises(ValueError, match="does not fire with split inputs"):
         model.run_with_hooks(images, fwd_hooks=[("blocks.1.attn.hook_u", nothing)])
     with pytest.raises(KeyError, match="does not fire with split inputs"):
         model.run_with_cache(images, names_filter="blocks.1.attn.hook_u")

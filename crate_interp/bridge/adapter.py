@@ -22,7 +22,7 @@ from crate_interp.bridge.parts import (
     UnembedPart,
 )
 from crate_interp.bridge.points import bridge_names
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel
 
 # name of an architecture -> where in the module the hooked model lies
 ARCHITECTURES = {
@@ -120,7 +120,6 @@ def _has(bridge: nn.Module, place: str) -> bool:
 
 def _image_forward(self: Any, pixel_values: Tensor) -> Tensor:
     """The forward of an image model under the name by which a bridge passes images."""
-    _follow(self)
     return type(self).forward(self, pixel_values)
 
 
@@ -136,7 +135,6 @@ def _text_forward(
     inputs_embeds: vectors in place of those of the tokens. labels are the bridge's: it computes the
     loss by itself.
     """
-    _follow(self)
     more = {} if attention_mask is None else {"attention_mask": attention_mask}
     if inputs_embeds is None:
         return type(self).forward(self, input_ids, **more)
@@ -146,11 +144,3 @@ def _text_forward(
         return type(self).forward(self, tokens, **more)
     finally:
         self.embed.__dict__["given"] = None
-
-
-def _follow(model: HookedModel) -> None:
-    """Keeps a config's device and dtype right: a bridge moves the parts, not the model."""
-    first = next(model.parameters())
-    if (first.device, first.dtype) != (model.cfg.device, model.cfg.dtype):
-        for cfg in model.runtime_configs():
-            set_runtime(cfg, device=first.device, dtype=first.dtype)

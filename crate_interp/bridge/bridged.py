@@ -13,7 +13,7 @@ from crate_interp import checks
 from crate_interp.bridge.building import build
 from crate_interp.bridge.views import BridgedBlock, BridgedNorm
 from crate_interp.config import CrateConfig
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.images import ImageMixin
 
 
@@ -39,8 +39,7 @@ class BridgedModel(HookedModel):
         self.cfg, self.bridge = cfg, bridge
         self.blocks = nn.ModuleList(BridgedBlock(cfg, block) for block in net.blocks)
         self.ln_final = BridgedNorm(net.ln_final)
-        first = next(net.original_model.parameters())
-        set_runtime(cfg, device=first.device, dtype=first.dtype)
+        self._follow()
         self.setup()
         super().train(net.original_model.training)
 

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 from crate_interp.config import CrateConfig
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP
-from crate_interp.models.hooked import HookedModel, set_runtime
+from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
@@ -151,9 +151,6 @@ class CrateHubModel(PreTrainedModel):
             fresh = dict(type(model)(model.cfg).named_parameters())
         for name, value in model.named_parameters():
             value.requires_grad_(fresh[name].requires_grad)
-        first = next(model.parameters())
-        for cfg in model.runtime_configs():
-            set_runtime(cfg, device=first.device, dtype=first.dtype)
         return loaded
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -138,7 +138,7 @@ class Circuit:
 
 
 def head_name(layer: int, head: int) -> str:
-    """Returns the name of a head, such as "L3H1", as `model.all_head_labels()` has it."""
+    """Returns the name of a head, such as "L3H1", as `model.all_head_labels` has it."""
     return f"L{int(layer)}H{int(head)}"
 
 

@@ -91,10 +91,12 @@ class CrateConfig:
     model_name: str | None = None
 
     # What TransformerLens reads and its tools switch while a model lives. A model owns a copy
-    # of its config and writes these with models.hooked.set_runtime. They are neither saved nor
+    # of its config and writes these with models.points.set_runtime. They are neither saved nor
     # compared.
     use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
+    use_attn_in: bool = field(default=False, init=False, compare=False, repr=False)
+    use_hook_mlp_in: bool = field(default=False, init=False, compare=False, repr=False)
 
     # where a model's own config reads device and dtype: crate_interp/models/runtime.py
     _runtime: ClassVar[Any] = None
@@ -311,6 +313,8 @@ class CrateConfig:
 
     n_key_value_heads = None
     attn_only = False
+    parallel_attn_mlp = False
+    n_devices = 1
     gated_mlp = False
     act_fn = "relu"
 

@@ -20,6 +20,10 @@ class Attention(nn.Module):
     hook_attn_scores: HookPoint
     hook_pattern: HookPoint
     hook_result: HookPoint
+    hook_attn_in: HookPoint
+    hook_q_input: HookPoint
+    hook_k_input: HookPoint
+    hook_v_input: HookPoint
     _result_contribution_scale: float = 1.0  # the sign with which TransformerLens adds heads up
 
     @property
@@ -32,6 +36,29 @@ class Attention(nn.Module):
         """The output bias; zeros if the layer has none."""
         raise NotImplementedError
 
+    @property
+    def b_Q(self) -> Float[Tensor, "head d_head"]:
+        """The bias of the queries; zeros if the layer has none, as b_K and b_V."""
+        return self.W_O.new_zeros(self.cfg.n_heads, self.cfg.d_head)
+
+    b_K = b_V = b_Q
+
+    def split_inputs(
+        self, z: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
+        """Returns the stream as queries, keys and values of each head read it, if it is split.
+
+        With `cfg.use_split_qkv_input` each role has a copy of its own, with `cfg.use_attn_in` the
+        three share one. None if neither switch is on.
+        """
+        if not (self.cfg.use_split_qkv_input or self.cfg.use_attn_in):
+            return None
+        wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
+        if self.cfg.use_attn_in:
+            return (self.hook_attn_in(wide.clone()),) * 3
+        points = (self.hook_q_input, self.hook_k_input, self.hook_v_input)
+        return tuple(point(wide.clone()) for point in points)
+
     def of_stream(
         self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
     ) -> Float[Tensor, "batch pos d_model"]:
@@ -40,7 +67,7 @@ class Attention(nn.Module):
         The norm is called before the layer and not in it, so that tools that walk through the
         modules as they run count it once; but inside where each role has an input of its own.
         """
-        if self.cfg.use_split_qkv_input:
+        if self.cfg.use_split_qkv_input or self.cfg.use_attn_in:
             return self(z, norm, context)
         return self(norm(z), None, context)
 
@@ -77,6 +104,7 @@ class MSSA(Attention):
         self.hook_q = HookPoint()
         self.hook_k = HookPoint()
         self.hook_v = HookPoint()
+        self.hook_attn_in = HookPoint()
         self.hook_q_input = HookPoint()
         self.hook_k_input = HookPoint()
         self.hook_v_input = HookPoint()
@@ -128,10 +156,11 @@ class MSSA(Attention):
 
         The norm is an argument where inputs are split, which are normalised once per role.
         """
+        inputs = None if norm is None else self.split_inputs(z)
         roles = (
-            self._split_codes(z, norm, context)
-            if norm is not None and self.cfg.use_split_qkv_input
-            else self._tied_codes(z if norm is None else norm(z), context)
+            self._tied_codes(z if norm is None else norm(z), context)
+            if norm is None or inputs is None
+            else self._split_codes(inputs, norm, context)
         )
         return self._combine(self.hook_z(attend(self, *roles, context)))
 
@@ -157,22 +186,16 @@ class MSSA(Attention):
         return rotate(u, context.rotation, self.cfg.ln_eps) if context and context.rotation else u
 
     def _split_codes(
-        self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm, context: Context | None
+        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the codes from an input per role and head; hook_u does not fire.
+        """Returns the codes from an input per head, or per role and head; hook_u does not fire.
 
-        This is TransformerLens' use_split_qkv_input.
+        These are TransformerLens' use_attn_in and use_split_qkv_input.
         """
-        points = (
-            (self.hook_q_input, self.hook_q),
-            (self.hook_k_input, self.hook_k),
-            (self.hook_v_input, self.hook_v),
-        )
-        wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
         pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
         q, k, v = (
-            out(self._placed(einsum(norm(inp(wide.clone())), self.U, pattern), context))
-            for inp, out in points
+            point(self._placed(einsum(norm(given), self.U, pattern), context))
+            for given, point in zip(inputs, (self.hook_q, self.hook_k, self.hook_v), strict=True)
         )
         return q, k, v
 

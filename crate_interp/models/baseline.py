@@ -33,6 +33,7 @@ class SelfAttention(Attention):
         self.hook_q = HookPoint()
         self.hook_k = HookPoint()
         self.hook_v = HookPoint()
+        self.hook_attn_in = HookPoint()
         self.hook_q_input = HookPoint()
         self.hook_k_input = HookPoint()
         self.hook_v_input = HookPoint()
@@ -77,10 +78,11 @@ class SelfAttention(Attention):
 
         The norm is an argument where inputs are split, which are normalised once per role.
         """
+        inputs = None if norm is None else self.split_inputs(z)
         split = (
-            self._split_roles(z, norm)
-            if norm is not None and self.cfg.use_split_qkv_input
-            else self._roles(z if norm is None else norm(z))
+            self._roles(z if norm is None else norm(z))
+            if norm is None or inputs is None
+            else self._split_roles(inputs, norm)
         )
         points: Any = (self.hook_q, self.hook_k, self.hook_v)
         # a hooked role gets memory of its own: the three are views of one tensor, which may not be
@@ -101,18 +103,30 @@ class SelfAttention(Attention):
         shape = (3, self.cfg.n_heads, self.cfg.d_head)
         return list(self.qkv_proj(x).unflatten(-1, shape).unbind(dim=2))
 
-    def _split_roles(self, z: Float[Tensor, "batch pos d_model"], norm: HookedNorm) -> list[Tensor]:
-        wide = z.unsqueeze(2).expand(-1, -1, self.cfg.n_heads, -1)  # [batch, pos, head, d_model]
-        points: Any = (self.hook_q_input, self.hook_k_input, self.hook_v_input)
+    def _split_roles(self, inputs: tuple[Tensor, ...], norm: HookedNorm) -> list[Tensor]:
         pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        roles = [
-            einsum(norm(point(wide.clone())), self._role(index), pattern)
-            for index, point in enumerate(points)
+        return [
+            einsum(norm(given), self._role(index), pattern) + bias
+            for index, (given, bias) in enumerate(zip(inputs, self._biases(), strict=True))
         ]
+
+    def _biases(self) -> Float[Tensor, "role head d_head"]:
+        shape = (3, self.cfg.n_heads, self.cfg.d_head)
         if self.qkv_proj.bias is None:
-            return roles
-        biases = at_hand(self.qkv_proj, "bias").unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))
-        return [role + bias for role, bias in zip(roles, biases, strict=True)]
+            return at_hand(self.qkv_proj).new_zeros(shape)
+        return at_hand(self.qkv_proj, "bias").view(shape)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "head d_head"]:
+        return self._biases()[0]
+
+    @property
+    def b_K(self) -> Float[Tensor, "head d_head"]:
+        return self._biases()[1]
+
+    @property
+    def b_V(self) -> Float[Tensor, "head d_head"]:
+        return self._biases()[2]
 
 
 class MLP(SparseStep):
@@ -150,6 +164,12 @@ class MLP(SparseStep):
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
         return at_hand(self.fc_out).T
+
+    @property
+    def b_in(self) -> Float[Tensor, "d_mlp"]:
+        if self.fc_in.bias is None:
+            return torch.zeros_like(at_hand(self.fc_in)[:, 0])
+        return at_hand(self.fc_in, "bias")
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:

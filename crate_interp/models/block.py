@@ -27,7 +27,7 @@ class CrateBlock(nn.Module):
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()
-        self.residual = cfg.residual
+        self.cfg, self.residual = cfg, cfg.residual
         self.ln1 = make_norm(cfg, cfg.ln_eps)
         self.attn = MSSA(cfg) if cfg.tied else SelfAttention(cfg)
         self.ln2 = make_norm(cfg, cfg.ln_eps)
@@ -35,6 +35,7 @@ class CrateBlock(nn.Module):
         self.hook_resid_pre = HookPoint()
         self.hook_attn_out = HookPoint()
         self.hook_resid_mid = HookPoint()
+        self.hook_mlp_in = HookPoint()
         self.hook_mlp_out = HookPoint()
         self.hook_resid_post = HookPoint()
 
@@ -53,7 +54,8 @@ class CrateBlock(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         z = self.hook_resid_pre(z)
         mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
-        out = self.mlp(self.ln2(mid))
+        read = self.hook_mlp_in(mid.clone()) if self.cfg.use_hook_mlp_in else mid
+        out = self.mlp(self.ln2(read))
         if self.residual:
             return self.hook_resid_post(mid + self.hook_mlp_out(out))
         if is_hooked(self.hook_mlp_out):

@@ -8,7 +8,9 @@ from transformer_lens.utilities.slice import Slice
 
 from crate_hooks import full_name
 from crate_interp import checks
+from crate_interp.models.aliases import resolve
 from crate_interp.models.norm import NoNorm
+from crate_interp.models.refusals import refuse
 
 
 class CrateCache(ActivationCache):
@@ -64,7 +66,14 @@ class CrateCache(ActivationCache):
         try:
             return super().__getitem__(key)
         except KeyError as error:
+            meant = resolve(error.args[0], self.cache_dict)
+            if meant in self.cache_dict:
+                return self.cache_dict[meant]
             raise KeyError(self._why_missing(error.args[0])) from None
+
+    def __contains__(self, name: object) -> bool:
+        """Tells whether a point was cached, by its name or by TransformerLens' alias of it."""
+        return isinstance(name, str) and resolve(name, self.cache_dict) in self.cache_dict
 
     def logit_lens(self, **kwargs: Any) -> Any:
         """Returns TransformerLens' logit lens; arguments as there.
@@ -107,10 +116,7 @@ class CrateCache(ActivationCache):
 
     def _refuse_neurons(self) -> None:
         if not self.model.cfg.residual:
-            raise ValueError(
-                "the sparse step of this family replaces the stream, so atoms of different layers "
-                "do not add up to it: use expand_neurons=False, or read blocks.{l}.mlp.hook_post."
-            )
+            raise refuse("stack_neuron_results")
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):

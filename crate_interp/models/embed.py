@@ -1,4 +1,4 @@
-"""Images to tokens, and position embeddings for other image sizes."""
+"""Images or ids to tokens, position embeddings for other image sizes, and the head of classes."""
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,35 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.norm import is_hooked
 from crate_interp.models.offload import at_hand
+
+
+class TokenEmbed(nn.Embedding):
+    """A table of token embeddings; rows past d_vocab only pad it."""
+
+    def __init__(self, rows: int, cfg: CrateConfig) -> None:
+        super().__init__(rows, cfg.d_model)
+        self.d_vocab = cfg.d_vocab
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The embedding of each token."""
+        return at_hand(self)[: self.d_vocab]
+
+
+class ClassHead(nn.Linear):
+    """A linear map to classes, with TransformerLens' names of its weights."""
+
+    @property
+    def W_U(self) -> Float[Tensor, "width n_classes"]:
+        """The map of the pooled token, or of the features that are made from it."""
+        return at_hand(self).T
+
+    @property
+    def b_U(self) -> Float[Tensor, "n_classes"]:
+        """The bias; zeros if there is none."""
+        if self.bias is None:
+            return torch.zeros_like(at_hand(self)[:, 0])
+        return at_hand(self, "bias")
 
 
 class CratePatchEmbed(nn.Module):

@@ -13,7 +13,7 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.context import Padding, Past, contexts
-from crate_interp.models.embed import hooked_positions
+from crate_interp.models.embed import TokenEmbed, hooked_positions
 from crate_interp.models.generation import GenerateMixin
 from crate_interp.models.hooked import HookedModel, own_config
 from crate_interp.models.layers import check_stream, layer_range
@@ -22,6 +22,7 @@ from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
 from crate_interp.models.offload import at_hand
 from crate_interp.models.outputs import causal_output, one_of
 from crate_interp.models.padding import padding_of
+from crate_interp.models.parity import LanguageParity
 from crate_interp.models.token_checks import check_tokens
 from crate_interp.models.tracing import readable
 
@@ -48,6 +49,11 @@ class Unembed(nn.Module):
         table = at_hand(self._tied[0] if self._tied else self)
         return table[: self.d_vocab].T
 
+    @property
+    def b_U(self) -> Float[Tensor, "d_vocab"]:
+        """Zeros: no published model has this bias."""
+        return self.W_U.new_zeros(self.d_vocab)
+
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         return self.cap(x @ self.W_U)
 
@@ -56,7 +62,7 @@ class Unembed(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
-class HookedCrateLM(GenerateMixin, HookedModel):
+class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
     """A language model: CRATE-LM, its baseline, or nanochat's CRATE-alpha.
 
     `logits = norm(Z^L) W_U`. crate-lm (overcomplete and vanilla) and gpt-baseline (GPT-2-like):
@@ -75,7 +81,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         )
         cfg = self.cfg
         rows = cfg.d_vocab if not cfg.rotary else -(-cfg.d_vocab // _ROWS) * _ROWS
-        self.embed = nn.Embedding(rows, cfg.d_model)
+        self.embed = TokenEmbed(rows, cfg)
         self.hook_embed = HookPoint()
         if cfg.rotary:
             self.resid_lambdas = nn.Parameter(torch.ones(cfg.n_layers))
@@ -265,7 +271,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding of each token."""
-        return at_hand(self.embed)[: self.cfg.d_vocab]
+        return self.embed.W_E
 
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
@@ -280,7 +286,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
         """Zeros: no published model has this bias."""
-        return self.W_U.new_zeros(self.cfg.d_vocab)
+        return self.unembed.b_U
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Int[Tensor, "..."]

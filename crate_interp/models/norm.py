@@ -45,6 +45,16 @@ class HookedLayerNorm(nn.LayerNorm):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
+    @property
+    def w(self) -> Float[Tensor, "d_model"]:
+        """The weight, by TransformerLens' name."""
+        return self.weight
+
+    @property
+    def b(self) -> Float[Tensor, "d_model"]:
+        """The bias, by TransformerLens' name; zeros if there is none."""
+        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+
     def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         out = self._rescaled(input) if is_hooked(self.hook_scale) else self.plain(input)
         return self.hook_normalized(out)

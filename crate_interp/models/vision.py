@@ -10,6 +10,7 @@ from transformer_lens.hook_points import HookPoint
 from crate_interp.config import CrateConfig
 from crate_interp.models.block import CrateBlock
 from crate_interp.models.embed import (
+    ClassHead,
     ConvPatchEmbed,
     CratePatchEmbed,
     cat_tokens,
@@ -49,7 +50,7 @@ class HookedCrate(ImageMixin, HookedModel):
         self.features = nn.Linear(cfg.d_model, cfg.d_features) if cfg.d_features else None
         if self.features is not None:
             self.hook_features = HookPoint()
-        self.unembed = nn.Linear(cfg.d_features or cfg.d_model, cfg.n_classes, bias=cfg.head_bias)
+        self.unembed = ClassHead(cfg.d_features or cfg.d_model, cfg.n_classes, bias=cfg.head_bias)
         self._follow()
         self.setup()
 

@@ -1,0 +1,87 @@
+"""TransformerLens 4.3's own names of hook points, beside the older ones that our models have.
+
+An alias is another name of a point that exists: nothing is computed or cached twice.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable
+
+# after `blocks.{l}.`: name in a TransformerBridge -> name here
+IN_BLOCK: dict[str, str] = {
+    "hook_in": "hook_resid_pre",
+    "hook_out": "hook_resid_post",
+    "ln1.hook_out": "ln1.hook_normalized",
+    "hook_attn_in": "attn.hook_attn_in",
+    "hook_q_input": "attn.hook_q_input",
+    "hook_k_input": "attn.hook_k_input",
+    "hook_v_input": "attn.hook_v_input",
+    "attn.hook_in": "ln1.hook_normalized",
+    "attn.q.hook_out": "attn.hook_q",
+    "attn.k.hook_out": "attn.hook_k",
+    "attn.v.hook_out": "attn.hook_v",
+    "attn.o.hook_in": "attn.hook_z",
+    "attn.o.hook_out": "hook_attn_out",
+    "attn.hook_out": "hook_attn_out",
+    "ln2.hook_in": "hook_resid_mid",
+    "ln2.hook_out": "ln2.hook_normalized",
+    "mlp.hook_in": "ln2.hook_normalized",
+    "mlp.in.hook_out": "mlp.hook_pre",
+    "mlp.out.hook_in": "mlp.hook_post",
+    "mlp.out.hook_out": "hook_mlp_out",
+    "mlp.hook_out": "hook_mlp_out",
+}
+# outside of the blocks; the first of several that a model has
+IN_MODEL: dict[str, tuple[str, ...]] = {
+    "embed.hook_out": ("hook_embed",),
+    "pos_embed.hook_out": ("hook_pos_embed",),
+    "ln_final.hook_out": ("ln_final.hook_normalized",),
+    "unembed.hook_in": ("hook_features", "hook_pooled", "ln_final.hook_normalized"),
+}
+_PARTS = re.compile(r"((?:visual\.|text\.)?)((?:decoder_)?blocks\.\d+\.)?(.+)", re.DOTALL)
+
+
+def candidates(name: str) -> list[str]:
+    """Returns the names here that an alias may stand for, none for a name that is no alias."""
+    found = _PARTS.fullmatch(name)
+    if found is None:
+        return []
+    tower, block, rest = found.group(1), found.group(2) or "", found.group(3)
+    suffix = "_grad" if rest.endswith("_grad") else ""
+    rest = rest.removesuffix("_grad")
+    one = IN_BLOCK.get(rest)
+    names = ((one,) if one else ()) if block else IN_MODEL.get(rest, ())
+    return [tower + block + each + suffix for each in names]
+
+
+def resolve(name: str, names: Collection[str]) -> str:
+    """Returns the one of `names` that a name or an alias means, or the name itself."""
+    if not isinstance(name, str) or name in names:
+        return name
+    return next((each for each in candidates(name) if each in names), name)
+
+
+def aliases_of(names: Collection[str]) -> dict[str, str]:
+    """Returns `alias -> name` of every alias of these names."""
+    found: dict[str, str] = {}
+    for name in names:
+        parts = _PARTS.fullmatch(name)
+        if parts is None:
+            continue
+        tower, block, rest = parts.group(1), parts.group(2) or "", parts.group(3)
+        table: Iterable[tuple[str, tuple[str, ...]]] = (
+            ((alias, (one,)) for alias, one in IN_BLOCK.items()) if block else IN_MODEL.items()
+        )
+        for alias, targets in table:
+            full = tower + block + alias
+            if rest in targets and resolve(full, names) == name:
+                found[full] = name
+    return found
+
+
+def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]:
+    """Returns the names that a function selects, by their aliases if it selects no name."""
+    chosen = [name for name in names if wanted(name)]
+    if chosen:
+        return chosen
+    meant = {name for alias, name in aliases_of(names).items() if wanted(alias)}
+    return [name for name in names if name in meant]

@@ -1,0 +1,64 @@
+"""What TransformerLens' models have and ours lack by meaning, each with what to use instead."""
+
+# name -> why there is none, and what to type; hooks/README.md shows the same table
+REFUSALS: dict[str, str] = {
+    "enable_compatibility_mode": (
+        "the hook points have TransformerLens' names from the start and no weight is folded: "
+        "leave the call out"
+    ),
+    "process_weights": (
+        "no weight is folded or centred: leave the call out, or fold in a copy with torch"
+    ),
+    "fold_layer_norm": (
+        "the dictionary both reads and writes, so a norm cannot be folded into it: "
+        "cache.logit_attrs and cache.apply_ln_to_stack take the norm into account"
+    ),
+    "fold_value_biases": (
+        "the codes have no value bias: model.accumulated_bias(layer) sums the output biases"
+    ),
+    "center_writing_weights": (
+        "a code of non-negative entries replaces the stream, and centring would change it: "
+        "cache.apply_ln_to_stack centres what a norm reads"
+    ),
+    "center_unembed": (
+        "the unembedding is kept as trained: use model.W_U - model.W_U.mean(-1, keepdim=True)"
+    ),
+    "refactor_factored_attn_matrices": (
+        "query, key and value are one code, which refactoring would take apart: "
+        "use model.QK.svd() and model.OV.svd()"
+    ),
+    "set_ungroup_grouped_query_attention": ("every head has keys of its own: leave the call out"),
+    "load_and_process_state_dict": "no weight is processed: use ci.load(state_dict, ...)",
+    "init_weights": (
+        "weights are drawn as in the official code when a model is made: make a new model"
+    ),
+    "original_model": "the model is no bridge, it is the network itself: use model",
+    "hf_generate": "there is no network of Hugging Face inside: use model.generate(...)",
+    "diffusion_generate": "the model is causal: use model.generate(...)",
+    "encoder_output": "there is no encoder of text: use model.run_with_cache(...)",
+    "to_sentence_pair_tokens": "no model reads pairs of sentences: use model.to_tokens(...)",
+    "predict_next_sentence": "no model reads pairs of sentences: use model(tokens)",
+    "prepare_multimodal_inputs": "a model reads text or images: use model.preprocess(images)",
+    "b_in": (
+        "a sparse step has thresholds in place of a bias: read cfg.eta and cfg.lambd, or "
+        "blocks[l].mlp.threshold of nanochat-crate"
+    ),
+    "stack_neuron_results": (
+        "the sparse step of this family replaces the stream, so atoms of different layers "
+        "do not add up to it: use expand_neurons=False, or read blocks.{l}.mlp.hook_post"
+    ),
+}
+
+
+class RefusedError(AttributeError, NotImplementedError, ValueError):
+    """What TransformerLens has and CRATE lacks by meaning.
+
+    It is an AttributeError so that `hasattr` says False, as TransformerLens' tools ask, and a
+    NotImplementedError and a ValueError since those are what TransformerLens raises where an
+    architecture lacks a step.
+    """
+
+
+def refuse(name: str) -> RefusedError:
+    """Returns the error for a name of REFUSALS."""
+    return RefusedError(f"no {name} here: {REFUSALS[name]}.")

@@ -1,0 +1,230 @@
+"""The weights of a model under TransformerLens' names, stacked over layers or in one dict."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens import FactoredMatrix
+
+from crate_interp import checks
+from crate_interp.config import CrateConfig
+from crate_interp.models.offload import at_hand
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge.composition_scores import CompositionScores
+
+# part of a block -> its weights in TransformerLens' names
+_OF_BLOCK: dict[str, tuple[str, ...]] = {
+    "ln1": ("w", "b"),
+    "attn": ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"),
+    "ln2": ("w", "b"),
+    "mlp": ("W_in", "b_in", "W_out", "b_out"),
+}
+# part of a model -> the same
+_OF_MODEL: dict[str, tuple[str, ...]] = {
+    "embed": ("W_E",),
+    "ln_final": ("w", "b"),
+    "unembed": ("W_U", "b_U"),
+}
+
+
+class Labels(list[str]):
+    """Names of heads; a call returns them too, since TransformerLens 3 has a method there."""
+
+    def __call__(self) -> "Labels":
+        return self
+
+
+class WeightsMixin:
+    """Weights under TransformerLens' names; a model has `cfg`, `blocks` and `unembed`."""
+
+    cfg: CrateConfig
+    blocks: nn.ModuleList
+    unembed: Any
+
+    def _stacked(self, name: str) -> Tensor:
+        return torch.stack([getattr(block.attn, name) for block in self.blocks])
+
+    def _stacked_mlp(self, name: str) -> Tensor:
+        return torch.stack([getattr(block.mlp, name) for block in self.blocks])
+
+    @property
+    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """The query maps of every layer: the subspace bases U, except in a plain transformer."""
+        return self._stacked("W_Q")
+
+    @property
+    def W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """The key maps of every layer: U again, except in a plain transformer."""
+        return self._stacked("W_K")
+
+    @property
+    def W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
+        """The value maps of every layer: U again, except in a plain transformer."""
+        return self._stacked("W_V")
+
+    @property
+    def b_Q(self) -> Float[Tensor, "layer head d_head"]:
+        """The query biases of every layer, zeros where the roles are one code."""
+        return self._stacked("b_Q")
+
+    @property
+    def b_K(self) -> Float[Tensor, "layer head d_head"]:
+        """The key biases of every layer, zeros where the roles are one code."""
+        return self._stacked("b_K")
+
+    @property
+    def b_V(self) -> Float[Tensor, "layer head d_head"]:
+        """The value biases of every layer, zeros where the roles are one code."""
+        return self._stacked("b_V")
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """W_Q W_K^T of every layer and head, factored."""
+        return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """W_V W_O of every layer and head, factored."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    @property
+    def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
+        """The dictionaries of every layer; AttributeError if the step is CRATE's ISTA."""
+        return self._stacked_mlp("W_in")
+
+    @property
+    def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
+        """The decoders of every layer; AttributeError for CRATE's ISTA step, which has none."""
+        return self._stacked_mlp("W_out")
+
+    @property
+    def b_in(self) -> Float[Tensor, "layer d_mlp"]:
+        """The input biases of a plain transformer's MLPs; no sparse step has one."""
+        return self._stacked_mlp("b_in")
+
+    @property
+    def b_out(self) -> Float[Tensor, "layer d_model"]:
+        """The output biases of the sparse steps; AttributeError for CRATE's ISTA step."""
+        return self._stacked_mlp("b_out")
+
+    @property
+    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
+        """The output maps of every layer."""
+        return self._stacked("W_O")
+
+    @property
+    def b_O(self) -> Float[Tensor, "layer d_model"]:
+        """The output biases of every layer, zeros for layers without one."""
+        return self._stacked("b_O")
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding: `hook_pooled @ W_U + b_U` are the logits of a vision model."""
+        return at_hand(self.unembed).T
+
+    @property
+    def b_U(self) -> Float[Tensor, "d_vocab"]:
+        """The bias of the unembedding; zeros if it has none."""
+        bias = self.unembed.bias
+        return self.unembed.weight.new_zeros(self.unembed.weight.shape[0]) if bias is None else bias
+
+    def accumulated_bias(
+        self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
+    ) -> Tensor:
+        """Returns the sum of output biases before `layer`, `[d_model]`.
+
+        The sparse steps of CRATE have no bias.
+        """
+        total = self.b_O[: layer + 1 if mlp_input else layer].sum(dim=0)
+        if include_mlp_biases and not self.cfg.tied:
+            total = total + self.b_out[:layer].sum(dim=0)
+        return total
+
+    def tl_parameters(self) -> dict[str, Tensor]:
+        """Returns every weight under TransformerLens' names, such as "blocks.0.attn.W_Q".
+
+        Biases that a model lacks are zeros. Different from TransformerLens: what has no meaning
+        in CRATE (the `b_in` of a sparse step, `W_in` and `W_out` of ISTA) is left out. The sizes
+        are theirs: W_Q `[head, d_model, d_head]`, W_in `[d_model, d_mlp]`.
+        """
+        found: dict[str, Tensor] = {}
+        _collect(found, "", self, _OF_MODEL)
+        if hasattr(self, "W_pos"):
+            found["pos_embed.W_pos"] = cast(Any, self).W_pos
+        for layer, block in enumerate(self.blocks):
+            _collect(found, f"blocks.{layer}.", block, _OF_BLOCK)
+        for name in ("W_U", "b_U"):  # the model's own: a head of two maps is multiplied out
+            found[f"unembed.{name}"] = getattr(self, name)
+        return found
+
+    def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Returns the pairs of `tl_parameters()`."""
+        return iter(self.tl_parameters().items())
+
+    def get_params(self) -> dict[str, Tensor]:
+        """Returns `tl_parameters()`, by the other name that TransformerLens has for it."""
+        return self.tl_parameters()
+
+    def blocks_with(self, submodule: str) -> list[tuple[int, nn.Module]]:
+        """Returns `(layer, block)` of the layers that have a part of this name, such as "attn"."""
+        return [
+            (layer, block)
+            for layer, block in enumerate(self.blocks)
+            if submodule in dict(block.named_children())
+        ]
+
+    @property
+    def n_params_total(self) -> int:
+        """How many numbers the parameters hold, shared ones counted once."""
+        return sum(one.numel() for one in cast(nn.Module, self).parameters())
+
+    @property
+    def all_head_labels(self) -> Labels:
+        """The heads "L0H0", "L0H1", ... in the order of TransformerLens' stacks of heads."""
+        cfg = self.cfg
+        return Labels(f"L{i}H{head}" for i in range(cfg.n_layers) for head in range(cfg.n_heads))
+
+    @property
+    def attn_head_labels(self) -> Labels:
+        """The heads of the layers that have attention, which is every layer."""
+        return self.all_head_labels
+
+    def composition_layer_indices(self) -> list[int]:
+        """Returns the layers that have attention, which is every layer."""
+        return list(range(self.cfg.n_layers))
+
+    def all_composition_scores(self, mode: str) -> "CompositionScores":
+        """Returns how much each head writes into what each later head reads.
+
+        `|W_OV W| / (|W_OV| |W|)` in Frobenius norms, where W is the later head's QK ("Q"), its
+        transpose ("K") or its OV ("V"): `[layer, head, later layer, later head]`, zero unless the
+        second layer is later. It is TransformerLens' function and type of result;
+        `ci.circuits.composition` has nulls beside it. Raises ValueError for another mode.
+        """
+        from transformer_lens.model_bridge.composition_scores import CompositionScores
+        from transformer_lens.utilities.matrix import composition_scores
+
+        checks.one_of("mode", mode, ("Q", "K", "V"))
+        right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
+        scores = composition_scores(self.OV, right, broadcast_dims=True)
+        layers = torch.arange(self.cfg.n_layers, device=scores.device)
+        later = layers[:, None, None, None] < layers[None, None, :, None]
+        return CompositionScores(
+            scores=torch.where(later, scores, torch.zeros_like(scores)),
+            layer_indices=self.composition_layer_indices(),
+            head_labels=list(self.all_head_labels),
+        )
+
+
+def _collect(
+    found: dict[str, Tensor], prefix: str, whole: object, table: dict[str, tuple[str, ...]]
+) -> None:
+    """Adds the weights of a table that the parts of `whole` have."""
+    for part, names in table.items():
+        for name in names:
+            value = getattr(getattr(whole, part, None), name, None)
+            if isinstance(value, Tensor):
+                found[f"{prefix}{part}.{name}"] = value

@@ -1,0 +1,245 @@
+"""What TransformerLens 4.3 names: weights, switches, aliases, and what CRATE refuses."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformer_lens import SVDInterpreter
+from transformer_lens.model_bridge.get_params_util import get_bridge_params
+
+from conftest import BATCH, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
+from crate_interp.models.aliases import IN_BLOCK, IN_MODEL, aliases_of
+from crate_interp.models.points import GATED
+from crate_interp.models.refusals import REFUSALS, RefusedError
+
+CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
+TOKENS = torch.randint(47, (BATCH, 7), generator=torch.Generator().manual_seed(3))
+FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+
+
+@pytest.fixture(params=FAMILIES)
+def lm(request):
+    return make_lm(request.param)
+
+
+def table(heading):
+    """The first two columns of a table of the catalogue, below a heading."""
+    section = CATALOGUE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.split(" | ", 1) for line in section.splitlines() if line.startswith("| `")]
+    return {first.strip("| `"): second.removesuffix(" |") for first, second in rows}
+
+
+def test_the_catalogue_has_the_refusals():
+    assert table("What TransformerLens has and CRATE lacks") == REFUSALS
+
+
+def test_the_catalogue_has_the_aliases():
+    wanted = {name: " or ".join(f"`{one}`" for one in points) for name, points in IN_MODEL.items()}
+    wanted |= {f"blocks.{{l}}.{name}": f"`blocks.{{l}}.{one}`" for name, one in IN_BLOCK.items()}
+    assert table("Other names") == wanted
+
+
+@pytest.mark.parametrize("name", sorted(set(REFUSALS) - {"b_in", "stack_neuron_results"}))
+def test_a_refusal_says_what_to_use(name, lm):
+    assert not hasattr(lm, name)
+    with pytest.raises(NotImplementedError, match=re.escape(REFUSALS[name])) as caught:
+        getattr(lm, name)()
+    assert isinstance(caught.value, RefusedError) and "\n" not in str(caught.value)
+
+
+def test_only_the_baseline_has_biases_before_its_step(lm):
+    assert hasattr(lm, "b_in") == (lm.cfg.family == "gpt-baseline")
+    if not lm.cfg.residual:
+        _, cache = lm.run_with_cache(TOKENS)
+        with pytest.raises(RefusedError, match="replaces the stream"):
+            cache.stack_neuron_results(1)
+
+
+def test_weights_are_those_that_transformerlens_reads(lm):
+    ours, theirs = lm.tl_parameters(), get_bridge_params(lm)
+    made_up = {name for name in theirs if name.endswith("mlp.b_in") and name not in ours}
+    if lm.cfg.positional_embedding_type == "standard":
+        made_up.add("pos_embed.W_pos")  # they look for a module there
+        assert torch.equal(ours.pop("pos_embed.W_pos"), lm.pos_embed)
+    assert set(ours) == set(theirs) - made_up
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert dict(lm.tl_named_parameters()).keys() == lm.tl_parameters().keys()
+    assert lm.n_params_total == sum(value.numel() for value in lm.state_dict().values())
+
+
+def test_weights_by_part(lm):
+    assert torch.equal(lm.embed.W_E, lm.W_E) and torch.equal(lm.unembed.W_U, lm.W_U)
+    assert torch.equal(lm.unembed.b_U, lm.b_U) and lm.b_U.shape == (47,)
+    assert lm.b_Q.shape == lm.b_V.shape == (LAYERS, HEADS, 6)
+    vision = make("crate-alpha")
+    assert torch.equal(vision.unembed.W_U, vision.W_U)
+    assert torch.equal(vision.unembed.b_U, vision.b_U)
+    assert torch.equal(vision.tl_parameters()["embed.W_E"], vision.W_E)
+
+
+def test_biases_of_the_roles_are_those_of_the_forward():
+    lm = make_lm("gpt-baseline")
+    with torch.no_grad():
+        _, cache = lm.run_with_cache(TOKENS)
+    x = cache["normalized", 1, "ln1"]
+    for role in "QKV":
+        weight, bias = getattr(lm, f"W_{role}")[1], getattr(lm, f"b_{role}")[1]
+        direct = torch.stack([x @ weight[head] + bias[head] for head in range(HEADS)], dim=2)
+        torch.testing.assert_close(cache[role.lower(), 1], direct, atol=1e-5, rtol=1e-5)
+
+
+def test_svd_interpreter(lm):
+    if lm.cfg.family == "crate-lm" and not lm.cfg.residual and "ista" in lm.cfg.sparse_step:
+        pytest.raises(NotImplementedError, SVDInterpreter(lm).get_singular_vectors, "w_in", 1)
+        return
+    found = SVDInterpreter(lm).get_singular_vectors("OV", 1, num_vectors=2, head_index=3)
+    *_, right = torch.linalg.svd(lm.W_V[1, 3] @ lm.W_O[1, 3])
+    direct = (right[:2] @ lm.W_U).T[:, None]
+    torch.testing.assert_close(found.abs(), direct.detach().abs(), atol=1e-4, rtol=1e-3)
+
+
+def test_labels_of_heads(lm):
+    assert lm.all_head_labels[HEADS + 2] == "L1H2" and len(lm.all_head_labels) == LAYERS * HEADS
+    assert lm.all_head_labels() == lm.all_head_labels == lm.attn_head_labels
+
+
+@pytest.mark.parametrize("mode", ["Q", "K", "V"])
+def test_composition_scores(lm, mode):
+    scores = lm.all_composition_scores(mode)
+    assert scores.shape == (LAYERS, HEADS, LAYERS, HEADS) and scores.head_labels[1] == "L0H1"
+    left = lm.W_V[0, 1] @ lm.W_O[0, 1]
+    right = lm.W_V[2, 3] @ lm.W_O[2, 3] if mode == "V" else lm.W_Q[2, 3] @ lm.W_K[2, 3].T
+    right = right.T if mode == "K" else right
+    direct = (left @ right).norm() / (left.norm() * right.norm())
+    torch.testing.assert_close(scores[0, 1, 2, 3], direct, atol=1e-5, rtol=1e-4)
+    assert not scores[2, :, :2].any() and not scores[1, :, 1].any()
+    with pytest.raises(ValueError, match="mode='X'"):
+        lm.all_composition_scores("X")
+
+
+def test_loss_with_a_mask(lm):
+    logits = lm(TOKENS)
+    mask = torch.ones_like(TOKENS)
+    mask[0, :3] = 0
+    losses = -logits.log_softmax(-1)[:, :-1].gather(-1, TOKENS[:, 1:, None])[..., 0]
+    torch.testing.assert_close(lm.loss_fn(logits, TOKENS), losses.mean())
+    torch.testing.assert_close(lm.loss_fn(logits, TOKENS, per_token=True), losses)
+    kept = torch.cat([losses[0, 3:], losses[1]])
+    torch.testing.assert_close(lm.loss_fn(logits, TOKENS, mask), kept.mean())
+    with pytest.raises(ValueError, match=r"shape \[2, 3\], the tokens \[2, 7\]"):
+        lm.loss_fn(logits, TOKENS, mask[:, :3])
+
+
+def test_the_stream_before_the_first_layer(lm):
+    stream, tokens, nothing, mask = lm.input_to_embed(TOKENS)
+    assert nothing is None and mask is None and torch.equal(tokens, TOKENS)
+    assert torch.equal(stream, lm(TOKENS, stop_at_layer=0))
+
+
+def test_where_a_token_stands(lm):
+    ids = torch.tensor([4, 9, 4, 2])
+    assert lm.get_token_position(4, ids) == 0
+    assert lm.get_token_position(4, ids[None], mode="last") == 2
+    for wrong, given in ((7, ids), (4, ids.repeat(2, 1))):
+        with pytest.raises(ValueError, match="does not occur|give one row"):
+            lm.get_token_position(wrong, given)
+
+
+def test_a_cache_may_be_a_plain_dict(lm):
+    _, plain = lm.run_with_cache(TOKENS, return_cache_object=False)
+    _, cache = lm.run_with_cache(TOKENS)
+    assert type(plain) is dict and plain.keys() == cache.cache_dict.keys()
+
+
+def patched(model, data, hooks):
+    with torch.no_grad():
+        return model.run_with_hooks(data, fwd_hooks=hooks)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "crate", "crate-alpha"])
+def test_every_alias_is_its_point(family, images):
+    vision = family in ("crate", "crate-alpha")
+    model, data = (make(family), images) if vision else (make_lm(family), TOKENS)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(data)
+    firing = model.matching_points(None)
+    assert len(cache) == len(firing)
+    found = aliases_of(firing)
+    assert {"blocks.1.hook_in", "blocks.2.attn.hook_out", "embed.hook_out"} <= set(found)
+    seen = []
+    for alias, point in found.items():
+        assert cache[alias] is cache[point] and alias in cache, alias
+        assert model.hook_dict[alias] is model.hook_dict[point]
+    some = ["blocks.1.hook_out", "blocks.0.mlp.in.hook_out", "unembed.hook_in"]
+    hooks = [(name, lambda value, hook: seen.append(hook.name)) for name in some]
+    with torch.no_grad():
+        model.run_with_hooks(data, fwd_hooks=hooks)
+        _, few = model.run_with_cache(data, names_filter=some)
+    assert set(seen) == set(few) == {found[name] for name in some}
+    model.add_hook(some[0], lambda value, hook: value * 0)
+    with torch.no_grad():
+        assert not model.run_with_cache(data)[1]["resid_post", 1].any()
+    model.reset_hooks()
+    assert leftover_hooks(model) == []
+
+
+def test_a_function_sees_our_names_first(lm):
+    assert lm.matching_points(lambda name: name.endswith(".hook_resid_pre")) == [
+        f"blocks.{layer}.hook_resid_pre" for layer in range(LAYERS)
+    ]
+    assert lm.matching_points(lambda name: name == "blocks.1.hook_in") == [
+        "blocks.1.hook_resid_pre"
+    ]
+    # an alias does not add points to those that a function selects by our names
+    assert all("mlp" in name for name in lm.matching_points(lambda name: "mlp" in name))
+    with pytest.raises(KeyError, match="blocks.9.hook_in"):
+        lm.hook_dict["blocks.9.hook_in"]
+
+
+def test_gradients_by_alias():
+    lm = make_lm()
+    _, cache = lm.run_with_cache(TOKENS, return_type="loss", incl_bwd=True)
+    assert cache["blocks.1.hook_out_grad"] is cache["blocks.1.hook_resid_post_grad"]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "crate", "crate-alpha"])
+@pytest.mark.parametrize("switch", ["use_attn_in", "use_hook_mlp_in"])
+def test_a_switch_changes_nothing_and_its_point_can_be_patched(family, switch, images):
+    vision = family in ("crate", "crate-alpha")
+    model, data = (make(family), images) if vision else (make_lm(family), TOKENS)
+    point = f"blocks.1.{next(name for name, (one, _) in GATED.items() if one == switch)}"
+    with torch.no_grad():
+        plain, before = model.run_with_cache(data)
+        getattr(model, f"set_{switch}")(True)
+        on, cache = model.run_with_cache(data)
+    torch.testing.assert_close(on, plain, atol=1e-5, rtol=1e-5)
+    source = "resid_mid" if switch == "use_hook_mlp_in" else "resid_pre"
+    value = cache[point]
+    assert value.shape[-1] == D_MODEL and value.ndim == (4 if switch == "use_attn_in" else 3)
+    torch.testing.assert_close(
+        value.reshape(*value.shape[:2], -1, D_MODEL)[:, :, 0], cache[source, 1]
+    )
+    # an edit reaches the branch that reads it, and not the stream beside it
+    edited = patched(model, data, [(point, lambda value, hook: value.roll(1, dims=1))])
+    assert (edited - plain).abs().max() > 1e-4
+    kept = {}
+    keep = lambda value, hook: kept.update({hook.name: value})  # noqa: E731
+    stream = f"blocks.1.hook_{source}"
+    patched(model, data, [(point, lambda value, hook: value * 0), (stream, keep)])
+    torch.testing.assert_close(kept[stream], before[source, 1], atol=1e-5, rtol=1e-5)
+    getattr(model, f"set_{switch}")(False)
+    assert torch.equal(patched(model, data, []), plain)
+
+
+def test_split_inputs_and_one_input_exclude_each_other(lm):
+    lm.set_use_attn_in(True)
+    with pytest.raises(
+        ValueError, match=r"mutually exclusive: call model.set_use_attn_in\(False\)"
+    ):
+        lm.set_use_split_qkv_input(True)
+    lm.set_use_attn_in(False)
+    lm.set_use_split_qkv_input(True)
+    with pytest.raises(ValueError, match="use_attn_in and use_split_qkv_input"):
+        lm.set_use_attn_in(True)
