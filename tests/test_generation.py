@@ -294,7 +294,10 @@ def test_bad_generation(lm):
     refuses("encoder-decoder", lambda: lm.generate(tokens, forced_bos_token_id=1))
     ends = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     refuses("ends in padding", lambda: lm.generate(tokens, attention_mask=ends, **DRAWN))
-    refuses("the prompt .2, 5.", lambda: lm.generate(tokens, attention_mask=ends[:, 1:], **DRAWN))
+    refuses(
+        "does not match the prompt shape .2, 5.",
+        lambda: lm.generate(tokens, attention_mask=ends[:, 1:], **DRAWN),
+    )
     stream = torch.zeros(1, 5, lm.cfg.d_model)
     refuses("inputs_embeds", lambda: lm.generate(stream), NotImplementedError)
     refuses("multimodal", lambda: lm.generate(tokens, pixel_values=stream), NotImplementedError)

@@ -174,6 +174,11 @@ class HookedCrateCLIP(HookedModel):
         """Returns the image tower's input from pictures, as in training (models/preprocess.py)."""
         return self.visual.preprocess(images)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer of the text tower, or None."""
+        return self.text.tokenizer
+
     def to_tokens(self, text: str | Sequence[str]) -> Int[Tensor, "batch pos"]:
         """Returns token ids of texts, `[batch, n_ctx]`."""
         return self.text.to_tokens(text)

@@ -258,8 +258,8 @@ def _prompt(
         return Prompt(tokens, None, text)
     if mask.shape != tokens.shape:
         raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}, the prompt {list(tokens.shape)}: give a "
-            "number per token of the prompt; what is generated is real."
+            f"attention_mask of shape {list(mask.shape)} does not match the prompt shape "
+            f"{list(tokens.shape)}: give a number per token; what is generated is real."
         )
     mask = mask.to(tokens.device)
     if not bool((mask[:, -1] != 0).all()):

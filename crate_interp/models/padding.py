@@ -32,7 +32,8 @@ def padding_of(
         whole = f", the {length} of the past first" if length else ""
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}: give one row per text and one number "
-            f"per token{whole}, [{batch}, {length + n_new}]."
+            f"per token{whole}, [{batch}, {length + n_new}]. What a token sees of those before it "
+            "is the model's."
         )
     real = mask.to(device).bool()
     if readable(mask):

@@ -130,7 +130,7 @@ class TextMixin:
         pad = tokenizer.pad_token_id if is_hugging_face(tokenizer) else tokenizer.bos
         if pad is None:
             raise ValueError(
-                "the tokenizer has no token for padding: give texts of equal length, or set "
+                "the tokenizer has no pad_token_id: give texts of equal length, or set "
                 "model.tokenizer.pad_token."
             )
         return pad
@@ -209,7 +209,8 @@ class TextMixin:
         return read_off(tokens, self._pad(), side, first)
 
     def to_string(
-        self, tokens: int | Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
+        self,
+        tokens: int | np.integer | Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]],
     ) -> str | list[str]:
         """Returns the text of token ids: a string for one row, a list for several."""
         rows = _nested(tokens)
@@ -255,7 +256,7 @@ class TextMixin:
 
     def get_token_position(
         self,
-        single_token: str | int,
+        single_token: str | int | Tensor,
         input: str | Tensor,
         mode: str = "first",
         prepend_bos: bool | None = None,

@@ -1,0 +1,167 @@
+"""The tokenizer of a model, which is one of Hugging Face's, and TransformerLens' names for text."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+import crate_interp as ci
+from conftest import FIXTURES, make_lm
+from crate_interp.models.text import TOKENIZER_STATE
+from crate_interp.sweeps.twins import twin
+
+CHAT = FIXTURES / "nanochat_crate_alpha"
+
+
+@pytest.fixture(scope="module")
+def chat():
+    return ci.load(CHAT)
+
+
+def refuses(match, call, error=ValueError):
+    with pytest.raises(error, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_is_there_from_the_start():
+    lm = ci.load(CHAT)
+    assert TOKENIZER_STATE[0] not in vars(lm)  # nothing was read for a run on token ids
+    tokenizer = lm.tokenizer
+    assert isinstance(tokenizer, PreTrainedTokenizerFast) and lm.tokenizer is tokenizer
+    assert tokenizer.bos_token == tokenizer.eos_token == tokenizer.pad_token == "<|bos|>"
+    assert tokenizer.bos_token_id == tokenizer.pad_token_id == 276
+    assert tokenizer.padding_side == "right" and len(tokenizer) == lm.cfg.d_vocab
+    assert isinstance(ci.load("crate-tiny-lm").tokenizer, PreTrainedTokenizerFast)
+
+
+def test_it_is_used_as_hugging_face_uses_its_own(chat):
+    tokenizer = chat.tokenizer
+    read = tokenizer(["the", "the theory"], return_tensors="pt", padding=True)
+    wanted = chat.to_tokens(["the", "the theory"], prepend_bos=False)
+    assert torch.equal(read["input_ids"], wanted)
+    assert read["attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 1]]
+    assert tokenizer.encode("the") == tokenizer("the")["input_ids"] == [260]
+    assert tokenizer.decode([276, 260]) == "<|bos|>the"
+    assert tokenizer.batch_decode(wanted, skip_special_tokens=True) == ["the", "the theory"]
+    with torch.no_grad():
+        out = chat(**tokenizer(["the", "the theory"], return_tensors="pt", padding=True))
+        own = chat(["the", "the theory"], prepend_bos=False)
+    assert torch.equal(out.logits, own)
+
+
+def test_text_never_becomes_a_special_token(chat):
+    name = "the <|bos|>"
+    plain = chat.tokenizer(name)["input_ids"]
+    assert 276 not in plain and chat.to_tokens(name, prepend_bos=False)[0].tolist() == plain
+    asked = chat.tokenizer(name, split_special_tokens=False)["input_ids"]  # Hugging Face's default
+    assert asked[-1] == 276
+    assert chat.tokenizer(name)["input_ids"] == plain == chat.tokenizer.encode(name)
+    for other in (copy.deepcopy(chat), pickle.loads(pickle.dumps(chat)), twin(chat, 0)):
+        assert other.tokenizer(name)["input_ids"] == plain
+
+
+def test_models_without_a_tokenizer(tmp_path):
+    lm = make_lm()
+    assert lm.tokenizer is None
+    refuses("the model has no tokenizer: .* tokenizer='gpt2'", lambda: lm.to_tokens("a"))
+    refuses("the model has no tokenizer", lambda: lm.to_tokens("a"), AssertionError)
+    bare = ci.load(CHAT / "model.safetensors")
+    bare.tokenizer = None
+    assert bare.tokenizer is None
+    refuses("the model has no tokenizer", lambda: bare("a"))
+    folder = ci.load(CHAT).save_pretrained(tmp_path / "chat")
+    kept = (folder / "tokenizer.json").read_text()
+    again = ci.load(folder).save_pretrained(tmp_path / "again")
+    assert (again / "tokenizer.json").read_text() == kept
+    file = tmp_path / "model.safetensors"
+    file.write_bytes((CHAT / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_bytes((CHAT / "config.json").read_bytes())
+    alone = ci.load(tmp_path)
+    assert alone.tokenizer is None  # and yet text says what is missing
+    refuses("there is no tokenizer.json and no tokenizer.pkl in", lambda: alone.to_tokens("a"))
+
+
+def test_another_tokenizer_may_be_set(chat, tmp_path):
+    other = copy.deepcopy(chat)
+    other.tokenizer = copy.deepcopy(chat.tokenizer)
+    other.tokenizer.pad_token = "<|user_end|>"  # a new one: it gets an id of its own
+    rows = other.to_tokens(["the", "the theory"])
+    assert rows[0, -1] == other.tokenizer.pad_token_id != 276
+
+    class Words:
+        bos = None
+
+        def encode(self, text):
+            return [int(word) for word in text.split()]
+
+        def decode(self, ids):
+            return " ".join(map(str, ids))
+
+    other.tokenizer = Words()
+    assert other.to_tokens("3 4", prepend_bos=False).tolist() == [[3, 4]]
+    assert other.to_string([3, 4]) == "3 4"
+    refuses("has no separator token", lambda: other.to_tokens("3"))
+    unequal = lambda: other.to_tokens(["3", "4 5"], prepend_bos=False)  # noqa: E731
+    refuses("the tokenizer has no pad_token_id", unequal)
+
+
+def test_to_tokens(chat):
+    words, n_ctx = ["the", "the theory"], chat.cfg.n_ctx
+    left = chat.to_tokens(words, padding_side="left")
+    assert left.tolist() == [[276, 276, 276, 276, 260], chat.to_tokens(words[1])[0].tolist()]
+    assert chat.to_tokens(words)[0].tolist() == [276, 260, 276, 276, 276]
+    assert chat.to_tokens("the", move_to_device=False).tolist() == [[276, 260]]
+    with pytest.warns(UserWarning, match=f"has 61 tokens and is cut to n_ctx={n_ctx}"):
+        cut = chat.to_tokens("the" * 60)
+    whole = chat.to_tokens("the" * 60, truncate=False)
+    assert cut.shape == (1, n_ctx) and torch.equal(whole[:, :n_ctx], cut) and whole.shape[1] == 61
+    refuses(
+        "padding_side='middle': give 'left' or 'right'", lambda: chat.to_tokens("a", None, "middle")
+    )
+    assert chat.tokenizer_prepends_bos is False
+
+
+def test_tokens_as_strings(chat):
+    ids = chat.to_tokens("the theory")
+    words = chat.to_str_tokens("the theory")
+    assert words[0] == "<|bos|>" and "".join(words[1:]) == "the theory"
+    for form in (ids, ids[0], ids.numpy(), ids[0].tolist()):
+        assert chat.to_str_tokens(form) == words  # a batch of one is one row
+    assert chat.to_str_tokens(torch.tensor(260)) == ["the"]
+    assert chat.to_str_tokens(ids.repeat(2, 1)) == [words, words]
+    assert chat.to_str_tokens(["the", "the theory"]) == [["<|bos|>", "the"], words]
+    assert chat.to_string(ids.numpy()) == chat.to_string(ids) == ["<|bos|>the theory"]
+    assert chat.to_string(np.int64(260)) == chat.to_string(torch.tensor(260)) == "the"
+
+
+def test_where_a_token_stands(chat):
+    ids = torch.tensor([7, 3, 4, 7, 5])
+    assert chat.get_token_position(7, ids) == chat.get_token_position(7, ids[None]) == 0
+    assert chat.get_token_position(7, ids, mode="last") == 3
+    assert chat.get_token_position(torch.tensor(5), ids) == 4
+    there, without = (
+        chat.get_token_position("the", "the", prepend_bos=bos) for bos in (None, False)
+    )
+    assert (there, without) == (1, 0)
+    for error in (ValueError, AssertionError):  # TransformerLens raises the latter
+        refuses("token 9 does not occur", lambda: chat.get_token_position(9, ids), error)
+        refuses("is 3 tokens, .*: give one", lambda: chat.to_single_token("xyz"), error)
+    refuses("input has 2 rows", lambda: chat.get_token_position(7, ids.repeat(2, 1)))
+    refuses("mode='any': give 'first'", lambda: chat.get_token_position(7, ids, mode="any"))
+
+
+def test_clip_pads_and_cuts_by_itself():
+    clip = ci.load(
+        FIXTURES / "crate_alpha_clipa" / "crate_alpha_CLIPA_L14.pth", n_heads=4, text_n_heads=3
+    )
+    clip.text.tokenizer = ci.load(CHAT).tokenizer
+    assert clip.tokenizer is clip.text.tokenizer
+    n_ctx = clip.text.cfg.n_ctx
+    rows = clip.to_tokens(["the", "the " * 50])
+    assert rows.shape == (2, n_ctx) and rows[0, 2:].tolist() == [0] * (n_ctx - 2)
+    refuses("texts of exactly n_ctx", lambda: clip.text.to_tokens("a", padding_side="left"))
+    refuses("texts of exactly n_ctx", lambda: clip.text.to_tokens("a", truncate=False))
