@@ -30,7 +30,6 @@ from bridged import (
 from conftest import LAYERS, make
 from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
 
-
 # what fires only behind a switch
 GATED = ("hook_result", "_input", "hook_attn_in", "hook_mlp_in")
 
