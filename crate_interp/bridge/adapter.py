@@ -4,6 +4,7 @@ pyproject.toml names it as an entry point of the group `transformer_lens.archite
 TransformerLens finds it where crate_interp is installed, without crate_interp being imported.
 """
 
+from inspect import signature
 from types import MethodType
 from typing import Any
 
@@ -54,7 +55,6 @@ class CrateAdapter(ArchitectureAdapter):
     supports_compatibility_mode = False
     supports_kv_cache = False
     supports_hf_output_attentions = False
-    supports_batched_generation = False
 
     def __init__(self, cfg: TransformerBridgeConfig) -> None:
         super().__init__(cfg)
@@ -80,6 +80,8 @@ class CrateAdapter(ArchitectureAdapter):
         softcap = getattr(model.cfg, "softcap", None)
         if softcap is not None:
             self.cfg.output_logits_soft_cap = softcap
+        # padding needs a mask
+        self.supports_batched_generation = "attention_mask" in signature(model.forward).parameters
         model.forward = MethodType(_image_forward if model.has_cls else _text_forward, model)
 
     def setup_hook_compatibility(self, bridge: TransformerBridge) -> None:
