@@ -13,6 +13,7 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.bridge.relays import Bias, Plus, Relay
 from crate_interp.config import CrateConfig
+from crate_interp.models.block import Layer
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
 # what a view has -> where the bridge's layer has it
@@ -192,7 +193,7 @@ def _scaled(block: nn.Module, name: str, x: Tensor) -> Tensor:
     return x if scale is None else x * scale.original_component.lambda1
 
 
-class BridgedBlock(nn.Module):
+class BridgedBlock(Layer):
     """A layer of a bridge: attention, then an MLP, each of a norm of the stream and added to it.
 
     Different from our own layers: an edit of `hook_resid_mid` reaches the MLP and not the stream,

@@ -1,5 +1,7 @@
 """One layer: compress (MSSA), then sparsify. Plain transformer layers have the same shape."""
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
@@ -13,7 +15,16 @@ from crate_interp.models.sparsify import STEPS
 from crate_interp.models.step import SparseStep
 
 
-class CrateBlock(nn.Module):
+class Layer(nn.Module):
+    """What measures read of a layer: norm, attention, norm, and a sparse step or an MLP."""
+
+    attn: Any
+    mlp: Any
+    ln1: Any
+    ln2: Any
+
+
+class CrateBlock(Layer):
     """One layer: `Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then the sparse step.
 
     In crate, crate-mae and crate-lm the code, or what is decoded from it, replaces the stream,

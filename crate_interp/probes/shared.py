@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
 from crate_interp.models.autoencoder import CrateDecoderBlock
-from crate_interp.models.block import CrateBlock
+from crate_interp.models.block import Layer
 
 
 class StandIn:
@@ -22,7 +22,7 @@ class StandIn:
         return getattr(self._real, name)
 
 
-Block = CrateBlock | CrateDecoderBlock | StandIn
+Block = Layer | CrateDecoderBlock | StandIn
 Tokens = str | Sequence[int]  # "all", "patches" (without CLS and its like), or positions
 Store = dict[str, Tensor | tuple[Tensor, ...]]
 
