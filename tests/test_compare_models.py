@@ -41,6 +41,7 @@ def test_numbers_are_those_of_the_models_themselves(data):
     assert overlap["n"] == 1 and np.isnan(overlap["low"])
 
 
+@pytest.mark.slow
 def test_models_and_their_sweeps_compare_alike(data):
     a, b = make(), make(seed=1)
     of_models = ci.compare(a, b, data, untrained=0, **FEW).table()
@@ -64,6 +65,7 @@ def test_a_model_does_not_differ_from_itself(data):
     assert result.headline().endswith("every difference is 0.")
 
 
+@pytest.mark.slow
 def test_twins_are_the_untrained_networks_of_each_side(data):
     a, b = make(), make("crate-alpha")
     result = ci.compare(a, b, data, untrained=2, **FEW)
@@ -79,6 +81,7 @@ def test_twins_are_the_untrained_networks_of_each_side(data):
     assert [len(result.meta[side]["untrained"]) for side in "ab"] == [2, 2]
 
 
+@pytest.mark.slow
 def test_sides_of_one_architecture_share_their_twins(data, monkeypatch):
     made = []
     real = networks.twin
@@ -88,6 +91,7 @@ def test_sides_of_one_architecture_share_their_twins(data, monkeypatch):
     assert (result.table()["untrained"].dropna() == 0).all()
 
 
+@pytest.mark.slow
 def test_what_was_swept_is_kept_and_taken_again(data, tmp_path, monkeypatch):
     real, swept = networks.sweep, []
 
@@ -117,6 +121,7 @@ def test_what_was_swept_is_kept_and_taken_again(data, tmp_path, monkeypatch):
     assert saved.meta["heads_averaged"] == own.meta["heads_averaged"] != []
 
 
+@pytest.mark.slow
 def test_language_models_and_networks_of_other_heads_and_depths():
     tokens = torch.randint(0, 47, (N, 13), generator=torch.Generator().manual_seed(0))
     a, b = make_lm(), make_lm("gpt-baseline", n_layers=2, n_heads=3)
@@ -128,6 +133,7 @@ def test_language_models_and_networks_of_other_heads_and_depths():
     assert (table["n"] == N).all()
 
 
+@pytest.mark.slow
 def test_steps_of_a_training_differ_and_are_told_apart_by_name():
     end, start = (ci.load("crate-tiny-fashion", revision=at) for at in (None, "step-0"))
     result = ci.compare(

@@ -132,6 +132,7 @@ def test_the_text_has_a_sign_for_each_layer(single):
     assert lines[1].split()[1] == "".join(wanted[bool(holds)] for holds in table["holds"])
 
 
+@pytest.mark.slow
 def test_the_command_compares_models_steps_and_saved_sweeps(tmp_path):
     out = tmp_path / "out"
     options = ("--limit", 6, "--untrained", 1, "--probes", "sparsity", "--out", out)

@@ -71,10 +71,10 @@ def alone(model, data):
     inputs = data.read(0, N)
     labels = [place % 2 for place in range(N)]
     metric = lambda logits: logits[:, 3].mean()  # noqa: E731
-    named = replace(data, labels=labels)
-    few = dict(probes="sparsity", limit=4, progress=False)
+    named, few = replace(part(data, 0, 3), labels=labels[:3]), dict(probes="sparsity", controls=0)
+    sweeps = [ci.sweep(model, data, **few, **QUIET) for model in (model, make("crate", seed=1))]
     return {
-        "comparison": ci.compare(model, make("crate-alpha", seed=1), inputs, untrained=1, **few),
+        "comparison": ci.compare(*sweeps),
         "head_ablation": ci.ablate_heads(model, named, progress=False),
         "linear_probe": ci.linear_probe(model, data, labels=labels, test=0.5, progress=False),
         "composition": composition(model),

@@ -87,8 +87,8 @@ class HeadAblation(Result):
         held = int((table["p"] <= 1 - CONFIDENCE + 1e-12).sum())
         ends = "" if np.isnan(best["low"]) else f" ({best['low']:+.3g} to {best['high']:+.3g})"
         return (
-            f"Of {count} of {name} {held} matter at 95 %, adjusted over heads ({out} intervals "
-            f"leave out 0, where {self.by_chance:.2g} would by chance); {settings['how']} ablation "
+            f"Of {count} of {name} {held} matter at 95 %, adjusted over heads (intervals "
+            f"that leave out 0: {out}, by chance {self.by_chance:.2g}); {settings['how']} ablation "
             f"of {head_name(int(best['layer']), int(best['head']))} costs the most, "
             f"{best['drop']:+.3g} {unit}{ends} beside {best['base']:.3g}."
         )

@@ -41,7 +41,7 @@ def sign(row: Mapping[str, Any]) -> int | None:
 def overview(result: Result) -> str:
     """Returns a row of signs for each statistic, and the lowest and highest difference, as text."""
     table: Any = result.table("differences")
-    header = ["statistic", "layers", "a - b", "untrained", "minus untrained"]
+    header = ["statistic", "layers", "a - b", "untrained", "training adds"]
     rows: list[list[str]] = []
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         signs = "".join(_SIGNS[sign(row)] for row in own.to_dict("records"))
@@ -79,8 +79,8 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
         return [f"{start}none {among} holds at 95 %, adjusted over layers."]
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
     if table["excess_p"].notna().any():
-        beyond = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
-        words += f", {beyond} of them beyond untrained networks"
+        changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
+        words += f"; in {changed} of them training has changed what untrained networks differ by"
     return [f"{words}.", f"The largest: {'; '.join(list_of_largest(result, named, shown))}."]
 
 
@@ -95,15 +95,15 @@ def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
     """Returns the rows of the largest differences that hold, one for each statistic.
 
     Large is what is a large share of the larger of the two means: statistics have many units.
-    Those that hold beyond untrained networks come first.
+    Those that are not what untrained networks differ by come first.
     """
     table: Any = result.table("differences")
     rows = table[table["holds"]]
     most = np.maximum(rows["a"].abs(), rows["b"].abs())
     share = rows["difference"].abs() / most.where(most > 0, 1.0)
-    beyond = rows["excess_p"] <= LEVEL
-    ordered = rows.assign(share=share, beyond=beyond).sort_values(
-        ["beyond", "share"], ascending=False, kind="stable"
+    unlike = rows["excess_p"] <= LEVEL
+    ordered = rows.assign(share=share, unlike=unlike).sort_values(
+        ["unlike", "share"], ascending=False, kind="stable"
     )
     return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
 
@@ -112,6 +112,8 @@ def _said(row: dict[str, Any], named: Callable[[str], str]) -> str:
     way = "higher" if row["difference"] > 0 else "lower"
     name = named(f"{row['probe']}.{row['statistic']}")
     beside = "" if np.isnan(row["untrained"]) else f"; untrained {signed(row['untrained'])}"
+    if beside and row["untrained"] != 0:
+        beside += f", training adds {signed(row['excess'])}"
     return (
         f"{name}: {way} in {place(row)}, {row['a']:.4g} against {row['b']:.4g} "
         f"({signed(row['difference'])}, {signed(row['low'])} to {signed(row['high'])}{beside})"

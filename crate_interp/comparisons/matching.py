@@ -95,6 +95,6 @@ def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:
         one, other = (meta["probes"][probe]["settings"] for meta in metas)
         for key in dict.fromkeys((*one, *other)):
             words = [str(each.get(key, "not set")) for each in (one, other)]
-            if words[0] != words[1]:
+            if words[0] != words[1] and key != _CHOSEN:
                 found[f"{probe}.{key}"] = f"{words[0]} in a, {words[1]} in b"
     return found

@@ -140,19 +140,22 @@ def _row(name: str, drawn: Compared, layers: list[int]) -> Row:
         else Sign(".", f"layer {layer}: not compared")
         for layer in layers
     ]
-    ranges = [span(drawn.rows[key].astype(float)) for key in ("difference", "untrained")]
-    return Row(title(name), signs, ranges)
+    ranges = [span(drawn.rows[key].astype(float)) for key in ("difference", "untrained", "excess")]
+    return Row(title(name), signs, [words for words in ranges if words])
 
 
 def _sign(row: dict[str, Any]) -> Sign:
     """Returns + where a is higher and a minus sign where it is lower, with the numbers in words.
 
-    It is ringed where the difference holds, but not beyond that of the untrained networks.
+    It is ringed where the difference may be what untrained networks differ by.
     """
     way = sign(row)
     words = f"{place(row)}: a {_MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"
     if not math.isnan(row["untrained"]):
-        words += f", untrained {signed(row['untrained'])}"
+        ends = _ends(row, "excess_low", "excess_high")
+        words += (
+            f", untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}{ends}"
+        )
     if not way:
         mark, why = (".", "without an interval") if way is None else ("?", "not told apart")
         return Sign(mark, f"{words}: {why}")
@@ -167,7 +170,7 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
 def _table(drawn: Compared) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows of every number of a statistic, a row for each layer."""
     header = ["layer", "a", "b", f"a {_MINUS} b", "95 % interval", "p", "holds", "untrained"]
-    header += ["minus untrained", "95 % interval", "p"]
+    header += ["training adds", "95 % interval", "p"]
     rows = []
     for at in range(len(drawn.layers)):
         row = {key: values[at] for key, values in drawn.rows.items()}
