@@ -91,7 +91,10 @@ def refused(folder, match, **given):
 @pytest.mark.parametrize(
     "changes, match",
     [
-        (dict(architecture="transcoder"), "architecture='transcoder' is not known here: wanted sta"),
+        (
+            dict(architecture="transcoder"),
+            "architecture='transcoder' is not known here: wanted",
+        ),
         (dict(architecture=["topk"]), r"architecture=\['topk'\] is not known"),
         (dict(architecture="a\x1b[31m\nb" * 99), r"architecture='a\\x1b\[31m"),
         (dict(activation_fn="tanh-relu"), "activation_fn='tanh-relu' is not known here"),
