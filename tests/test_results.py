@@ -14,11 +14,13 @@ import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
 from crate_interp.data import open_data, open_text, part
+from crate_interp.models.sae import SAEConfig
 from crate_interp.results import META, Result
 from crate_interp.sweeps import stream
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
+POINT = "blocks.1.hook_resid_post"
 
 
 def pictures():
@@ -62,6 +64,12 @@ OF_DATA = {
 }
 
 
+def autoencoder():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return ci.SparseAutoencoder(SAEConfig(hook_name=POINT, d_in=31, d_sae=17))
+
+
 def cached(model, samples, start, stop):
     return model.run_with_cache(samples.read(start, stop))[1]
 
@@ -81,6 +89,7 @@ def alone(model, data):
         "circuit_scores": evaluate(
             model, [(0, 1), (1, 2)], inputs, metric, random=3, progress=False
         ),
+        "saes": ci.saes.evaluate(model, data, {POINT: autoencoder()}, **QUIET),
     }
 
 
@@ -124,12 +133,13 @@ def test_two_halves_merge_into_the_whole(vision, kind, tmp_path):
         halves[0].merge(whole)
 
 
-@pytest.mark.parametrize("kind", [*OF_DATA, "linear_probe"])
+@pytest.mark.parametrize("kind", [*OF_DATA, "linear_probe", "saes"])
 def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind, monkeypatch):
     model, data = vision
     labels = [place % 2 for place in range(N)]
     linear = lambda model, data: ci.linear_probe(model, data, labels=labels, test=0.5, **QUIET)  # noqa: E731
-    measure = OF_DATA.get(kind, linear)
+    saes = lambda model, data: ci.saes.evaluate(model, data, {POINT: autoencoder()}, **QUIET)  # noqa: E731
+    measure = OF_DATA.get(kind, saes if kind == "saes" else linear)
     whole = measure(model, data)
     seen = []
 
@@ -186,6 +196,7 @@ def test_what_does_not_merge_says_why(vision, tmp_path):
         "linear_probe": "a linear probe is fitted to its data and does not merge",
         "composition": "composition of weights does not depend on data",
         "circuit_scores": "circuit scores are ratios of a metric on one set of inputs",
+        "saes": "an evaluation of autoencoders ablates to the mean of its own data",
     }
     for kind, result in alone(*vision).items():
         survives(result, tmp_path / kind)

@@ -93,7 +93,7 @@ def refused(folder, match, **given):
     [
         (
             dict(architecture="transcoder"),
-            "architecture='transcoder' is not known here: wanted sta",
+            "architecture='transcoder' is not known here: wanted",
         ),
         (dict(architecture=["topk"]), r"architecture=\['topk'\] is not known"),
         (dict(architecture="a\x1b[31m\nb" * 99), r"architecture='a\\x1b\[31m"),

@@ -26,7 +26,8 @@ def _slopes(result: Result) -> pd.DataFrame:
     added_low, added_high = intervals(added)
     random = result.table("random")
     random["mean"] = random["slope"] / random["n"]
-    drawn = random.groupby(["replacement", "layer"])["mean"].agg(np.array).to_dict()
+    by_layer: Any = random.groupby(["replacement", "layer"])["mean"]
+    drawn = {key: means.to_numpy() for key, means in by_layer}
     rows: list[tuple] = []
     for place, key in enumerate(keys):
         beside = _another(drawn[key])

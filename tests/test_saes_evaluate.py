@@ -1,0 +1,328 @@
+"""ci.saes.evaluate against closed forms and a second, slow implementation."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import crate_interp as ci
+from conftest import make, make_lm
+from crate_interp.models.sae import SAEConfig
+from crate_interp.saes.result import ratio, recovered
+from crate_interp.sweeps.bootstrap import studentised
+
+POINT, HEADS = "blocks.1.hook_resid_post", "blocks.2.attn.hook_z"
+N = 6
+QUIET = dict(progress=False)
+
+
+class Ablate:
+    """Zeros, or another constant."""
+
+    def __init__(self, value=0.0):
+        self.value = value
+
+    def encode(self, x):
+        return torch.zeros_like(x)
+
+    def decode(self, acts):
+        return acts + torch.as_tensor(self.value).to(acts)
+
+
+def identity(width, point=POINT):
+    """W_enc = [I, -I], W_dec its transpose: what ReLU splits is put together again."""
+    sae = ci.SparseAutoencoder(SAEConfig(hook_name=point, d_in=width, d_sae=2 * width))
+    eye = torch.eye(width)
+    sae.W_enc.data = torch.cat([eye, -eye], dim=1)
+    sae.W_dec.data = sae.W_enc.data.T.clone()
+    return sae.eval()
+
+
+def random_sae(width=31, features=20, seed=0, **more):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        cfg = SAEConfig(hook_name=POINT, d_in=width, d_sae=features, **more)
+        sae = ci.SparseAutoencoder(cfg)
+        sae.b_enc.data = torch.randn(features) - 1
+        sae.b_enc.data[3] = -1e6  # a dead one
+    return sae.eval()
+
+
+@pytest.fixture(scope="module")
+def vision():
+    model = make("crate").double()
+    data = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(5)).double()
+    return model, data
+
+
+@pytest.fixture(scope="module")
+def text():
+    lm = make_lm().double()
+    return lm, torch.randint(0, 47, (N, 11), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return [place % 11 for place in range(N)]
+
+
+def by_hand(model, data, sae, point, kind, labels=None, mask=None):
+    """The main table by loops over samples and tokens."""
+    with torch.no_grad():
+        clean = [model(one[None])[0] for one in data]
+        x = [model.run_with_cache(one[None])[1][point][0] for one in data]
+        x = [one.reshape(one.shape[0], -1) for one in x]
+        kept = [range(len(x[0])) if mask is None else range(int(row.sum())) for row in (
+            x if mask is None else mask)]  # fmt: skip
+        tokens = torch.stack([x[i][t] for i in range(len(x)) for t in kept[i]])
+        mean = tokens.mean(dim=0)
+        acts = sae.encode(tokens)
+        rebuilt = sae.decode(acts)
+
+        def losses(put):
+            found = []
+            for i, one in enumerate(data):
+                hook = lambda value, hook: put(value.flatten(2)).reshape(value.shape)  # noqa: E731
+                logits = model.run_with_hooks(one[None], fwd_hooks=[(point, hook)])[0]
+                if kind == "next token":
+                    log = logits.log_softmax(-1)
+                    terms = [-log[t, one[t + 1]] for t in kept[i][:-1]]
+                    found.append(sum(terms) / len(terms))
+                elif kind == "labels":
+                    found.append(-logits.log_softmax(-1)[labels[i]])
+                else:
+                    p = clean[i].softmax(-1)
+                    found.append((p * (p / logits.softmax(-1)).log()).sum())
+            return torch.stack(found).mean().item()
+
+        l_sae, l_zero = losses(lambda v: sae.decode(sae.encode(v))), losses(torch.zeros_like)
+        l_mean, l_own = losses(lambda v: mean.expand_as(v)), losses(lambda v: v)
+    return {
+        "l0": (acts != 0).double().sum(-1).mean().item(),
+        "variance_explained": 1
+        - ((tokens - rebuilt) ** 2).sum().item() / ((tokens - mean) ** 2).sum().item(),
+        "cosine": F.cosine_similarity(tokens, rebuilt, dim=-1).mean().item(),
+        "dead": (acts == 0).all(dim=0).double().mean().item(),
+        "loss": l_sae,
+        "clean": l_own,
+        "loss_change": l_sae - l_own,
+        "recovered_zero": (l_zero - l_sae) / (l_zero - l_own),
+        "recovered_mean": (l_mean - l_sae) / (l_mean - l_own),
+    }
+
+
+def row(result, coder="autoencoder", point=POINT):
+    table = result.table().set_index(["point", "coder"])
+    return table.loc[(point, coder)]
+
+
+def close(result, wanted, point=POINT):
+    found = row(result, point=point)
+    for name, value in wanted.items():
+        if not (name.startswith("recovered") and math.isnan(found[name])):
+            assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-10), name
+
+
+@pytest.mark.parametrize("kind", ["kl", pytest.param("labels", marks=pytest.mark.slow)])
+def test_a_second_implementation_of_images(vision, labels, kind):
+    model, data = vision
+    sae = random_sae().double()
+    given = labels if kind == "labels" else None
+    result = ci.saes.evaluate(model, data, {POINT: sae}, labels=given, **QUIET)
+    wanted = by_hand(model, data, sae, POINT, kind, labels)
+    close(result, wanted)
+    assert wanted["dead"] >= 1 / 20 and result.meta["settings"]["loss"] == kind
+    if kind == "kl":
+        assert not math.isnan(row(result)["recovered_mean"])
+        assert row(result)["clean"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_second_implementation_of_text(text):
+    lm, data = text
+    sae = random_sae().double()
+    result = ci.saes.evaluate(lm, data, {POINT: sae}, **QUIET)
+    close(result, by_hand(lm, data, sae, POINT, "next token"))
+    assert result.meta["settings"]["loss"] == "next token" and result.meta["unit"] == "windows"
+
+
+def test_heads(vision):
+    model, data = vision
+    sae = random_sae(35, architecture="topk", k=4).double()
+    result = ci.saes.evaluate(model, data, {HEADS: sae}, **QUIET)
+    close(result, by_hand(model, data, sae, HEADS, "kl"), HEADS)
+    each = ci.saes.evaluate(model, data, {HEADS: identity(7, HEADS).double()}, **QUIET)
+    assert row(each, point=HEADS)["variance_explained"] == 1
+    assert (each.table("samples")["tokens"] == 13 * 5).all()
+
+
+def test_padding_counts_nowhere(text):
+    lm, data = text
+    sae = random_sae().double()
+    lengths = [11, 2, 5, 7, 11, 3]
+    mask = torch.tensor([[1] * n + [0] * (11 - n) for n in lengths])
+    padded = torch.where(mask.bool(), data, 0)
+    result = ci.saes.evaluate(lm, padded, {POINT: sae}, attention_mask=mask, **QUIET)
+    close(result, by_hand(lm, padded, sae, POINT, "next token", mask=mask))
+    other = torch.where(mask.bool(), data, 46)  # another padding, the same numbers
+    again = ci.saes.evaluate(lm, other, {POINT: sae}, attention_mask=mask, **QUIET)
+    for name, table in result.tables.items():
+        np.testing.assert_allclose(
+            table.select_dtypes("number"), again.table(name).select_dtypes("number"), rtol=1e-9,
+            atol=1e-12,
+        )  # fmt: skip
+    assert result.table("samples")["tokens"].unique().tolist() == [11, 2, 5, 7, 3]
+
+
+def test_the_identity_explains_and_recovers_everything(vision):
+    model, data = vision
+    result = ci.saes.evaluate(model, data, {POINT: identity(31).double()}, **QUIET)
+    own = row(result)
+    for name in ("variance_explained", "recovered_zero", "recovered_mean"):
+        assert own[name] == own[f"{name}_low"] == own[f"{name}_high"] == 1
+    x = model.run_with_cache(data)[1][POINT]
+    assert own["loss_change"] == 0 and own["cosine"] == pytest.approx(1, rel=1e-12)
+    assert own["l0"] == pytest.approx((x != 0).double().sum(dim=-1).mean().item())
+
+
+def test_ablation_is_ablation(vision):
+    model, data = vision
+    result = ci.saes.evaluate(model, data, {POINT: Ablate()}, **QUIET)
+    zero, own = row(result, "zero"), row(result)
+    assert own["loss"] == zero["loss"] and own["recovered_zero"] == 0 == zero["recovered_zero"]
+    assert own["variance_explained"] == zero["variance_explained"] < 0
+    assert own["l0"] == 0 and own["dead"] == 1 and own["cosine"] == 0
+    tokens = model.run_with_cache(data)[1][POINT].flatten(0, 1)
+    constant = Ablate(tokens.mean(dim=0).detach())
+    result = ci.saes.evaluate(model, data, {POINT: constant}, **QUIET)
+    assert row(result)["loss"] == pytest.approx(row(result, "mean")["loss"], rel=1e-12)
+    for coder in ("autoencoder", "mean"):
+        assert row(result, coder)["variance_explained"] == pytest.approx(0, abs=1e-12)
+        assert row(result, coder)["recovered_mean"] == pytest.approx(0, abs=1e-10)
+    assert "shuffled weights" not in set(result.table()["coder"])  # it is no module
+
+
+def test_pca_has_as_many_components_as_the_autoencoder_features(vision):
+    model, data = vision
+    sae = random_sae(architecture="topk", k=5).double()
+    sae.b_enc.data[:] = 10  # all of the k are above 0
+    result = ci.saes.evaluate(model, data, {POINT: sae}, **QUIET)
+    assert row(result)["l0"] == 5 == row(result, "pca")["l0"]
+    tokens = model.run_with_cache(data)[1][POINT].flatten(0, 1).detach().numpy()
+    values = np.linalg.svd(tokens - tokens.mean(axis=0), compute_uv=False) ** 2
+    share = values[:5].sum() / values.sum()
+    assert row(result, "pca")["variance_explained"] == pytest.approx(share, rel=1e-9)
+
+
+def test_shuffled_weights_are_the_same_numbers(vision):
+    model, data = vision
+    sae = random_sae(architecture="topk", k=5).double()
+    before = copy.deepcopy(sae.state_dict())
+    results = [ci.saes.evaluate(model, data, {POINT: sae}, seed=s, **QUIET) for s in (0, 0, 1)]
+    own = [row(result, "shuffled weights") for result in results]
+    assert own[0].equals(own[1]) and own[0]["loss"] != own[2]["loss"]
+    assert own[0]["loss"] != row(results[0])["loss"]
+    assert all(map(torch.equal, sae.state_dict().values(), before.values()))
+    from crate_interp.saes.baselines import shuffled
+
+    other = shuffled(sae, 0).state_dict()
+    for name, value in before.items():
+        assert torch.equal(other[name].flatten().sort().values, value.flatten().sort().values)
+        assert torch.equal(other[name], value) == (value.ndim < 2)
+
+
+def test_the_batch_size_does_not_matter(text, labels):
+    lm, data = text
+    saes = {POINT: random_sae().double()}
+    one, two = (ci.saes.evaluate(lm, data, saes, batch_size=b, **QUIET) for b in (4, 32))
+    for name, table in one.tables.items():
+        other = two.table(name)
+        assert list(table["point"] if "point" in table else []) == list(other.get("point", []))
+        np.testing.assert_allclose(
+            table.select_dtypes("number"), other.select_dtypes("number"), rtol=1e-7, atol=1e-10
+        )
+
+
+def test_intervals_of_ratios():
+    random = np.random.default_rng(0)
+    below = random.uniform(1, 2, 40)
+    above = 0.7 * below + 0.1 * random.standard_normal(40)
+    value, low, high = ratio(above, below)
+    assert value == pytest.approx(above.sum() / below.sum()) and low < value < high
+    # all sums below equal: the bootstrap-t of the mean itself
+    wanted = studentised(above[:, None] / 1.5).interval()
+    assert ratio(above, np.full(40, 1.5))[1:] == pytest.approx([end[0] for end in wanted])
+    # the standard error of the delta method, from 4,000 ratios of new samples
+    draws = random.standard_normal((2, 4000, 40))
+    other = 1.5 + 0.3 * draws[0]
+    truth = ((0.7 * other + 0.1 * draws[1]).sum(axis=1) / other.sum(axis=1)).std()
+    assert (high - low) / 2 / 2.02 == pytest.approx(truth, rel=0.5)
+    assert all(np.isnan(ratio(above, 0 * below)))
+
+
+@pytest.mark.slow
+def test_intervals_of_ratios_hold_the_truth():
+    """In 300 draws of 32 samples the 95 % interval misses the true ratio about 15 times."""
+    random, missed = np.random.default_rng(1), 0
+    for _ in range(300):
+        below = random.exponential(1, 32) + 0.5
+        above = 0.6 * below + 0.3 * random.standard_normal(32)
+        _, low, high = ratio(above, below)
+        missed += not low <= 0.6 <= high
+    assert 4 <= missed <= 30  # what 300 draws of 5 % leave with probability 1e-3 on either side
+
+
+def test_nothing_is_recovered_where_ablation_costs_nothing():
+    random = np.random.default_rng(0)
+    clean, noise = random.random(40), random.standard_normal(40)
+    assert np.isnan(recovered(clean - 1, clean, clean)).all()
+    assert np.isnan(recovered(clean + noise - noise.mean() + 1e-3, clean, clean)).all()
+    assert recovered(clean + 1 + 0.1 * noise, clean, clean)[0] == 1
+
+
+def test_it_is_saved_loaded_and_does_not_merge(vision, tmp_path):
+    model, data = vision
+    result = ci.saes.evaluate(model, data, {POINT: random_sae()}, **QUIET)
+    again = ci.saes.SaeResult.load(result.save(tmp_path / "run"))
+    for name, table in result.tables.items():
+        assert table.equals(again.table(name)), name
+    words = result.headline()
+    assert words.startswith("On 6 images, with the divergence from the model's own answers: the a")
+    assert "of 20 features a token (" in words and "may be too narrow" in repr(result)
+    with pytest.raises(ValueError, match="does not merge: evaluate on all of the data"):
+        result.merge(result)
+
+
+def test_wrong_arguments(vision, text, unchecked):
+    model, data = vision
+    lm, tokens = text
+    mae = ci.HookedCrateMAE(
+        ci.CrateConfig(family="crate-mae", n_layers=1, n_heads=2, d_model=8, image_size=8,
+                       patch_size=4, decoder_n_layers=1)
+    )  # fmt: skip
+
+    def refused(match, *given, kind=ValueError, **more):
+        with pytest.raises(kind, match=match) as caught:
+            ci.saes.evaluate(*given, **QUIET, **more)
+        assert "\n" not in str(caught.value)
+
+    sae = {POINT: random_sae().double()}
+    refused("saes is {}: give", model, data, {})
+    refused("has no encode and no decode", model, data, {POINT: 3})
+    refused("no hook point is called 'x'", model, data, {"x": sae[POINT]}, kind=KeyError)
+    refused("31 wide, the autoencoder reads 30", model, data, {POINT: random_sae(30)})
+    refused("an evaluation of autoencoders needs", mae, torch.zeros(2, 3, 8, 8), sae)
+    refused("there are 1 labels for 6 samples", model, data, sae, labels=[1])
+    refused("give no labels", lm, tokens, sae, labels=[1] * N)
+    refused("windows have one token", lm, tokens[:, :1], sae)
+    ones = torch.ones(N, 11)
+    refused("attention_mask is .*: give 1 and 0", model, data, sae, attention_mask=ones)
+    refused(r"attention_mask is \[3, 11\].*\[6, 11\]", lm, tokens, sae, attention_mask=ones[:3])
+    refused("padding only after them", lm, tokens, sae, attention_mask=ones.cumsum(1) > 3)
+    short = torch.ones(N, 11).tril(0)
+    refused("at least two tokens in each row", lm, tokens, sae, attention_mask=short)
+    refused("is not finite: look at its weights", model, data, {POINT: Ablate(float("nan"))})
+    refused("batch_size=0", model, data, sae, batch_size=0)
+    refused("seed=-1", model, data, sae, seed=-1)
