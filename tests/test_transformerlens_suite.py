@@ -96,7 +96,7 @@ def test_some_of_transformerlens_own_tests(tmp_path, monkeypatch):
     except OSError as error:
         pytest.skip(str(error))
     words = tmp_path / "tokenizer.json"
-    words.write_text(sdist.tokenizer(source))
+    words.write_text(sdist.tokenizer(sdist.words(source)))
     monkeypatch.setenv("TL_TOKENIZER", str(words))
     suite.run(source, FAST, 0, tmp_path / "report")
     found = suite.outcomes(tmp_path / "report")

@@ -40,6 +40,10 @@ DRAWS = (
 WEIGHTS: dict[tuple[str, int], str] = {
     ("Main_Demo", 58): "cfg.checkpoint_value: which published step of training was loaded",
 }
+IDS = 12_000  # of the vocabulary: the notebooks draw random ids up to 10,000
+# notebook -> family, where it is not crate-lm: this notebook reads neurons, and there the atoms of
+# different layers do not add up to the stream; in nanochat-crate they do
+FAMILIES = {"Direct_Logit_Attribution_Demo": "nanochat-crate"}
 OFFLINE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "HfHubHTTPError")
 
 
@@ -90,8 +94,9 @@ def run(notebook: Path) -> list[tuple[int, str, str]]:
 
 def prepare(source: Path, folder: Path) -> None:
     """Puts our models and silent plots in place of theirs."""
+    notebooks = [source / "demos" / f"{name}.ipynb" for name in NOTEBOOKS]
     words = folder / "tokenizer.json"
-    words.write_text(transformerlens_sdist.tokenizer(source))
+    words.write_text(transformerlens_sdist.tokenizer(notebooks, IDS))
     os.environ |= {"TL_TOKENIZER": str(words), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     transformerlens_shim.install()
     for name in DRAWS:
@@ -109,6 +114,7 @@ def main() -> int:
         prepare(source, Path(folder))
         for name in args.only or NOTEBOOKS:
             notebook = source / "demos" / f"{name}.ipynb"
+            os.environ["TL_FAMILY"] = FAMILIES.get(name, "crate-lm")
             failed = run(notebook)
             total = len(transformerlens_sdist.cells(notebook))
             kinds = [kind for _, kind, _ in failed]

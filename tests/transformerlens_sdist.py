@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 VERSION = "4.3.0"
@@ -39,8 +39,8 @@ def _downloaded(folder: Path) -> Path:
     return folder / f"transformer_lens-{VERSION}.tar.gz"
 
 
-def tokenizer(source: Path, size: int = 50257) -> str:
-    """Returns a tokenizer.json of GPT-2's kind and size, trained on the tests and notebooks.
+def tokenizer(paths: Iterable[Path], size: int = 50257) -> str:
+    """Returns a tokenizer.json of GPT-2's kind and size, trained on source files and notebooks.
 
     GPT-2's own vocabulary is on the Hub alone. In this one, too, a word that the tests use is one
     token, " Mary" for example; ids that no word takes have names, so that every id has a text, and
@@ -57,7 +57,7 @@ def tokenizer(source: Path, size: int = 50257) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(_texts(source), trainer)
+    core.train_from_iterator(map(_text, paths), trainer)
     content = json.loads(core.to_str())
     vocab = content["model"]["vocab"]
     vocab |= {f"<unused {index}>": index for index in range(len(vocab), size - 1)}
@@ -67,13 +67,13 @@ def tokenizer(source: Path, size: int = 50257) -> str:
     return json.dumps(content)
 
 
-def _texts(source: Path) -> Iterator[str]:
-    for path in sorted([*source.glob("tests/**/*.py"), *source.glob("demos/*.ipynb")]):
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".py":
-            yield text
-        else:
-            yield "\n".join(cells(path))
+def _text(path: Path) -> str:
+    return "\n".join(cells(path)) if path.suffix == ".ipynb" else path.read_text("utf-8")
+
+
+def words(source: Path) -> list[Path]:
+    """Returns the tests and notebooks, in which the words of the tests occur."""
+    return sorted([*source.glob("tests/**/*.py"), *source.glob("demos/*.ipynb")])
 
 
 def cells(notebook: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A pytest plugin: TransformerLens' own tests get our language models where they boot a bridge.
+"""A pytest plugin: TransformerLens' tests get our language models where they boot a bridge.
 
 `boot_native(cfg)` becomes a random HookedCrateLM of the size that is asked for;
 `boot_transformers(name)`, and the loader of older files, one with the layers and heads of the
@@ -21,16 +21,15 @@ import pytest
 
 # name -> layers and heads; any other name gets those of GPT-2
 _SHAPES = {"distilgpt2": (6, 12), "tiny": (2, 2), "pythia-14m": (6, 4)}
-_WIDTHS = dict(d_head=8, d_model=96, d_mlp=384, n_ctx=1024, d_vocab=50257)
+_WIDTHS = dict(d_head=8, d_model=96, d_mlp=384, n_ctx=1024)
 _booted: list[Any] = []  # one entry for each model that was made
 
 
 def _prepared(model: Any, name: str) -> Any:
     """Stands for HookedCrateLM.__getattr__ while tests run."""
-    if name in ("enable_compatibility_mode", "process_weights"):
-        caller = sys._getframe(1).f_code.co_name
-        if not caller.startswith("test"):
-            return lambda *args, **kwargs: None
+    prepares = name in ("enable_compatibility_mode", "process_weights")
+    if prepares and not sys._getframe(1).f_code.co_name.startswith("test"):
+        return lambda *args, **kwargs: None
     return _getattr(model, name)
 
 
@@ -60,17 +59,21 @@ def boot_native(config: Any, tokenizer: Any = None, device=None, dtype=None, **_
 def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: Any) -> Any:
     """Returns a random model that reads text, as deep as the network that is named."""
     shape = next((shape for part, shape in _SHAPES.items() if part in name), (12, 12))
-    model = _model(0, dtype, **_WIDTHS, n_layers=shape[0], n_heads=shape[1]).eval()
+    reader, d_vocab = _reader()
+    sizes = dict(n_layers=shape[0], n_heads=shape[1], d_vocab=d_vocab)
+    model = _model(0, dtype, **_WIDTHS, **sizes).eval()
     object.__setattr__(model.cfg, "prepend_bos", True)  # TransformerLens' default
-    model.tokenizer = _reader() if tokenizer is None else tokenizer
+    model.tokenizer = reader if tokenizer is None else tokenizer
     return model
 
 
 @functools.cache
-def _reader() -> Any:
+def _reader() -> tuple[Any, int]:
+    """Returns the tokenizer, and how many tokens it has: the last one is the special one."""
     from crate_interp.models.tokenizer import parse
 
-    return parse(Path(os.environ["TL_TOKENIZER"]).read_text())
+    text = Path(os.environ["TL_TOKENIZER"]).read_text()
+    return parse(text), json.loads(text)["added_tokens"][-1]["id"] + 1
 
 
 @pytest.hookimpl(trylast=True)  # after jaxtyping's own, which has to see the first import
@@ -87,8 +90,8 @@ def install() -> None:
 
     _getattr = ci.HookedCrateLM.__getattr__
     setattr(ci.HookedCrateLM, "__getattr__", _prepared)  # noqa: B010
-    ways = {"boot_native": boot_native, "boot_transformers": boot_transformers}
-    for name, way in (ways | {"boot_tl_legacy": boot_transformers}).items():
+    ways: dict[str, Any] = dict.fromkeys(("boot_transformers", "boot_tl_legacy"), boot_transformers)
+    for name, way in (ways | {"boot_native": boot_native}).items():
         setattr(TransformerBridge, name, staticmethod(way))
 
 
@@ -100,21 +103,18 @@ def pytest_runtest_call(item):
     try:
         return (yield)
     finally:
-        given = any(isinstance(value, HookedModel) for value in item.funcargs.values())
-        item.user_properties.append(("ours", given or len(_booted) > before))
+        ours = any(isinstance(value, HookedModel) for value in item.funcargs.values())
+        item.user_properties.append(("ours", ours or len(_booted) > before))
 
 
 def pytest_runtest_logreport(report):
     path = os.environ.get("TL_REPORT")
-    worker = "PYTEST_XDIST_WORKER" in os.environ
-    if not path or worker or not (report.when == "call" or report.failed or report.skipped):
+    kept = report.when == "call" or report.failed or report.skipped
+    if not path or not kept or "PYTEST_XDIST_WORKER" in os.environ:
         return
     crash = getattr(report.longrepr, "reprcrash", None)
-    line = {
-        "test": report.nodeid,
-        "outcome": report.outcome,
-        "ours": dict(report.user_properties).get("ours", False),
-        "message": str(crash.message if crash else report.longrepr or "")[:2000],
-    }
+    line = {"test": report.nodeid, "outcome": report.outcome}
+    line |= {"ours": dict(report.user_properties).get("ours", False)}
+    line |= {"message": str(crash.message if crash else report.longrepr or "")[:2000]}
     with open(path, "a") as file:
         file.write(json.dumps(line) + "\n")

@@ -124,7 +124,7 @@ def main() -> int:
         report = (args.report or Path(folder) / "report.jsonl").resolve()
         report.unlink(missing_ok=True)
         words = Path(folder) / "tokenizer.json"
-        words.write_text(transformerlens_sdist.tokenizer(source))
+        words.write_text(transformerlens_sdist.tokenizer(transformerlens_sdist.words(source)))
         os.environ["TL_TOKENIZER"] = str(words)
         say(run(source, args.only or table["files"], args.n, report))
         found = outcomes(report)
