@@ -218,7 +218,7 @@ def test_a_hugging_face_trainer(kind, tmp_path):
     again = ci.load(tmp_path / "run", config=model.cfg)
     assert torch.equal(again(batch), model(batch))
     keys = {name: torch.stack([torch.as_tensor(row[name]) for row in data]) for name in data[0]}
-    assert abs(float(again(**keys).loss) - wanted) < 1e-4
+    assert abs(again(**keys).loss.item() - wanted) < 1e-4
     trainer.save_model(str(tmp_path / "final"))
     assert torch.equal(ci.load(tmp_path / "final", config=model.cfg)(batch), model(batch))
 
