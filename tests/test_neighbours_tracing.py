@@ -115,6 +115,7 @@ def test_an_exported_vision_model_takes_any_batch():
         assert torch.equal(program(images), model(images))
 
 
+@pytest.mark.slow
 def test_an_exported_language_model_takes_any_batch_and_length():
     model = make_lm("crate-lm")
     program = exported(model, (ids(3, 7),), ({0: ANY, 1: ANY},))
@@ -170,9 +171,10 @@ def test_a_saved_program_runs_without_the_library(tmp_path):
 # --- torch.compile ---
 
 
+@pytest.mark.slow
 def test_a_vision_model_is_compiled_whole():
     torch._dynamo.reset()
-    model = make()
+    model = make(n_layers=1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for batch in (3, 5):
         assert torch.equal(compiled(pictures(batch)), model(pictures(batch)))

@@ -90,6 +90,8 @@ def test_the_callables_are_these():
         "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2",
         "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state",
         "torch.Size", "torch.device", "collections.OrderedDict", "collections.Counter",
+        "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
+        "_codecs.encode",
     }  # fmt: skip
     assert {name for name, what in NAMES.items() if isinstance(what, Record)} == {
         "argparse.Namespace"

@@ -56,7 +56,24 @@ def check_export():
         assert torch.equal(program(*other), model(*other))
 
 
-CHECKS = {"compile": check_compile, "gradients": check_gradients, "export": check_export}
+def check_hooks():
+    """Hooks reach a compiled language model, and leave it."""
+    model, tokens = make_lm("crate-lm"), ids(3, 7)
+    fast = compiled(model)
+    plain = fast(tokens)
+    for point in ("blocks.0.ln1.hook_scale", "blocks.1.attn.hook_q", "blocks.2.hook_mlp_out"):
+        with model.hooks(fwd_hooks=[(point, lambda tensor, hook: tensor * 2)]):
+            torch.testing.assert_close(fast(tokens), model(tokens), atol=1e-5, rtol=1e-5)
+            assert not torch.allclose(fast(tokens), plain, atol=1e-3)
+        assert torch.equal(fast(tokens), plain)
+
+
+CHECKS = {
+    "compile": check_compile,
+    "gradients": check_gradients,
+    "export": check_export,
+    "hooks": check_hooks,
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("error")

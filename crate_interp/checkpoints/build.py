@@ -169,13 +169,7 @@ def build(
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     for prefix, count in _TOWERS[cfg.kind].items():
         check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", getattr(cfg, count))
-    try:
-        with torch.device("meta"):
-            model = HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
-    except (RuntimeError, TypeError, OverflowError):  # sizes whose product no tensor can have
-        raise CheckpointError(
-            f"the config of {where} describes no model that fits in memory."
-        ) from None
+    model = _on_meta(cfg, where)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key_of = {target: key for key, target in target_of.items()}
     unused = [key for key in tensors if target_of.get(key) not in wanted]
@@ -198,6 +192,17 @@ def build(
     check_weights(tensors, where, dtype)
     model.load_state_dict(_take(tensors, named, dtype, owned), assign=True)
     return model.eval()
+
+
+def _on_meta(cfg: CrateConfig, where: str) -> Any:
+    """Returns the model without numbers. Raises CheckpointError if it is too large to exist."""
+    try:
+        with torch.device("meta"):
+            return HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
+    except (RuntimeError, TypeError, OverflowError):  # sizes whose product no tensor can have
+        raise CheckpointError(
+            f"the config of {where} describes no model that fits in memory."
+        ) from None
 
 
 def _take(

@@ -14,6 +14,7 @@ from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.fixed import check_output
 from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_file, state_dict_of
 from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
+from crate_interp.checkpoints.trained import Told, fields_of, from_hooked, is_hooked, trained_folder
 from crate_interp.config import check_names
 from crate_interp.errors import CheckpointError
 from crate_interp.models.hooked import hooked_part
@@ -32,7 +33,8 @@ def load(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
-    **config: Any,
+    config: Told | None = None,
+    **fields: Any,
 ) -> Any:
     """Loads a hooked model in eval mode, from whatever holds its weights.
 
@@ -44,9 +46,12 @@ def load(
     revision: a branch, tag or commit on the Hub (None: the one in the table of models), or
     "step-N" of an embedded model.
     dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub.
-    config: any field of a CrateConfig. It takes precedence over the table of models, the file's
+    fields: any field of a CrateConfig. It takes precedence over the table of models, the file's
     own config and the shapes of the tensors. Shapes do not reveal `n_heads` (but in npz files),
-    nor `variant` where there is no output matrix.
+    nor `variant` where there is no output matrix. config: all fields at once, as a CrateConfig, a
+    dict or the path of a config.json. Files with a hooked model's own names need it: the state
+    dict of one, a Lightning checkpoint (under any attribute), and the folder of a Hugging Face
+    Trainer, of which the last checkpoint-N is taken, unless a config.json of ours lies there.
 
     Loading is strict: every source key is used once, every parameter is filled, shapes are
     equal, and a file of the table must have its digest. Nothing in a file is executed.
@@ -65,9 +70,12 @@ def load(
     place = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
-        check_names({name: value for name, value in config.items() if name != "hook_name"})
+        check_names({name: value for name, value in fields.items() if name != "hook_name"})
+        if config is not None:
+            fields = fields_of(config, fields, family)
+            family = fields.pop("family")
         model = check_output(
-            _resolve(source, family, file, revision, net, config, dtype), _short(source)
+            _resolve(source, family, file, revision, net, fields, dtype), _short(source)
         )
     except CheckpointError:
         raise
@@ -125,6 +133,8 @@ def _resolve(
         weights = path / WEIGHTS
         if own.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
             return _from_file(weights, family, {}, given, dtype, net)
+        if not (path / CONFIG).exists():
+            return _from_trainer(path, family, given, dtype, net)
         return _from_folder(path, weights, family, given, dtype, net)
     if os.path.exists(path):
         _has_no(revision, file, str(path))
@@ -287,6 +297,23 @@ def _from_folder(
     )
 
 
+def _from_trainer(
+    path: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict
+) -> Any:
+    """Loads what a Trainer wrote into a folder without a config of its own."""
+    found = trained_folder(path)
+    if found is None:
+        raise CheckpointError(
+            f"{path} has no {CONFIG}: "
+            "give the weight file in it, or a folder made by save_pretrained."
+        )
+    weights, config = found
+    if config is not None:
+        given = fields_of(config, given, family)
+        family = given.pop("family")
+    return _from_file(weights, family, {}, given, dtype, net)
+
+
 def _from_file(
     path: Path, family: str | None, row: dict, given: dict, dtype: torch.dtype, net: dict
 ) -> Any:
@@ -301,4 +328,6 @@ def _from_contents(
         return sae.from_contents(contents, given, where, dtype)
     if "hook_name" in given:
         raise CheckpointError("hook_name belongs to family 'sae', a sparse autoencoder.")
+    if is_hooked(contents.tensors):
+        return from_hooked(contents, fields_of(None, given, family), where, dtype)
     return from_layout(contents, family, row, given, where, dtype)

@@ -57,6 +57,17 @@ class Bag:
     values: dict[Any, Any] | None = None
 
 
+@dataclass(eq=False)
+class Made:
+    """A value that a Function made, and whose state the pickle sets by a BUILD.
+
+    check: raises PickleError for a state that is not that of such a value; it is not kept.
+    """
+
+    value: Any
+    check: Callable[[object], None]
+
+
 class Number:
     """A number as the key of a dict.
 
@@ -304,6 +315,8 @@ def _build(machine: _Machine) -> None:
     state = machine.pop()
     machine.need(1)
     target = machine.stack[-1]
+    if type(target) is Made:
+        return target.check(state)
     if type(state) not in (dict, OrderedDict):
         raise PickleError("sets attributes from what is no dict")
     if type(target) is Bag and target.values is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from crate_interp.checkpoints import numpynames
 from crate_interp.checkpoints.pickles import Function, PickleError, Record, key_of
 
 _MOST_AXES = 16  # of a tensor
@@ -219,4 +220,5 @@ NAMES: dict[str, Any] = {
     **{name: StorageKind(dtype) for name, dtype in STORAGES.items()},
     **{str(dtype): dtype for dtype in _DTYPES},
     NAMESPACE.name: NAMESPACE,
+    **numpynames.NAMES,
 }

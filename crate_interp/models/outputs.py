@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.models.tracing import readable
+
 if TYPE_CHECKING:
-    from transformers.modeling_outputs import CausalLMOutput
+    from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 
 
 def one_of(input: object, input_ids: Tensor | None) -> Any:
@@ -32,3 +36,38 @@ def causal_output(
 
     fields: Any = {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
     return CausalLMOutput(**fields)
+
+
+def image_output(
+    logits: Float[Tensor, "batch n_classes"], labels: Tensor | None
+) -> "ImageClassifierOutput":
+    """Returns a transformers `ImageClassifierOutput`; without labels it has no loss.
+
+    The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 where there is
+    none. Raises ValueError for another shape, and for classes that the model does not have.
+    """
+    from transformers.modeling_outputs import (
+        ImageClassifierOutput,  # heavy, and for those who train
+    )
+
+    if labels is None:
+        return ImageClassifierOutput(logits=logits)  # pyright: ignore[reportArgumentType]
+    wanted = _class_labels(labels, logits)
+    loss: Any = F.cross_entropy(logits, wanted)
+    return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
+
+
+def _class_labels(labels: Tensor, logits: Float[Tensor, "batch n"]) -> Int[Tensor, "batch"]:
+    whole = not labels.is_floating_point() and labels.dtype != torch.bool
+    if not whole or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {list(labels.shape)}: give one class index for "
+            f"each image, [{logits.shape[0]}]."
+        )
+    told = labels[labels != -100] if readable(labels) else labels[:0]
+    if told.numel() and (int(told.min()) < 0 or int(told.max()) >= logits.shape[1]):
+        raise ValueError(
+            f"labels go from {int(told.min())} to {int(told.max())}, the classes from 0 to "
+            f"{logits.shape[1] - 1}: -100 is left out."
+        )
+    return labels.to(logits.device, torch.long)

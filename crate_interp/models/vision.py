@@ -1,6 +1,7 @@
 """HookedCrate: images to class logits, with a hook point at every equation."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,7 @@ from crate_interp.models.images import ImageMixin
 from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.models.offload import at_hand, onloaded
+from crate_interp.models.outputs import image_output
 
 
 class HookedCrate(ImageMixin, HookedModel):
@@ -56,28 +58,45 @@ class HookedCrate(ImageMixin, HookedModel):
 
     def forward(
         self,
-        images: Tensor,
+        images: Tensor | None = None,
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
-    ) -> Float[Tensor, "..."]:
+        labels: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+    ) -> Any:
         """Returns logits `[batch, n_classes]` of preprocessed float images.
 
         images: `[batch, channels, height, width]`. `stop_at_layer=l` returns Z^l
         `[batch, pos, d_model]`, the stream before layer l; `start_at_layer=l` takes that stream in
-        place of images. Negative layers count from the end. Raises ValueError for integer images
-        (model.preprocess makes them float), another image size (unless cfg.interpolate_pos), and no
-        images.
+        place of images. Negative layers count from the end.
+
+        With `labels` `[batch]`, class indices, or with images given as `pixel_values`, as Hugging
+        Face does, it returns a transformers `ImageClassifierOutput` with `.loss` (if there are
+        labels: the mean cross-entropy in nats) and `.logits`.
+
+        Raises ValueError for integer images (model.preprocess makes them float), another image size
+        (unless cfg.interpolate_pos), no images, and labels of other classes.
         """
         self.watch_hooks()
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
+        if (images is None) == (pixel_values is None):
+            raise ValueError("give the model images, or images as pixel_values=: one of them.")
+        given: Any = images if pixel_values is None else pixel_values
+        if labels is not None and stop_at_layer is not None:
+            raise ValueError(f"labels need logits, and stop_at_layer={stop_at_layer} returns none.")
         if start_at_layer is None:
-            z = self._tokens(self._check_images(images))
+            z = self._tokens(self._check_images(given))
         else:
-            z = self._check_dtype(check_stream(self, images))
+            z = self._check_dtype(check_stream(self, given))
         for block in self.blocks[start:stop]:
             z = block(z)
-        return z if stop_at_layer is not None else self._classify(self._pool(z))
+        if stop_at_layer is not None:
+            return z
+        logits = self._classify(self._pool(z))
+        if labels is None and pixel_values is None:
+            return logits
+        return image_output(logits, labels)
 
     def _tokens(
         self, images: Float[Tensor, "batch channels height width"]

@@ -35,11 +35,6 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
 
     Raises CheckpointError for an unknown family, and where no layout fits the keys.
     """
-    if any(key.endswith(("attn.u_proj.weight", "attn.qkv_proj.weight")) for key in shapes):
-        raise CheckpointError(
-            f"{where} has the names of a hooked model, which do not say its config: "
-            "write model.save_pretrained(folder) and load the folder."
-        )
     of_family = [layout for layout in LAYOUTS if family in (None, layout.family)]
     if not of_family:
         known = ", ".join(repr(name) for name in dict.fromkeys(layout.family for layout in LAYOUTS))
