@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 
 from crate_interp.config import CrateConfig
@@ -19,6 +19,8 @@ from crate_interp.models.clip import HookedCrateCLIP
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
+
+SEPARATORS = ("<|bos|>", "<|endoftext|>")
 
 
 class CrateHubConfig(PreTrainedConfig):
@@ -220,6 +222,29 @@ class CrateForCausalLM(CrateHubModel):
         after = labels[:, 1:].to(logits.device)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), after.flatten(), ignore_index=-100)
         return CausalLMOutput(loss=loss, logits=logits)
+
+
+class CrateTokenizer:
+    """What AutoTokenizer calls for a saved folder; it makes a PreTrainedTokenizerFast.
+
+    A subclass of that would be built anew from the vocabulary, without the folder's rules.
+    """
+
+    @classmethod
+    def from_pretrained(cls, *args: object, **kwargs: object) -> PreTrainedTokenizerFast:
+        """Returns the tokenizer of tokenizer.json, whose separator begins, ends and pads.
+
+        As in the hooked model nothing is added to a text, and the name of a special token in a text
+        is text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
+        """
+        load: Any = PreTrainedTokenizerFast.from_pretrained
+        tokenizer = load(*args, **{"split_special_tokens": True} | kwargs)
+        added = tokenizer.get_added_vocab()
+        separator = next((name for name in SEPARATORS if name in added), None)
+        for role in ("bos_token", "eos_token", "pad_token"):
+            if separator is not None and getattr(tokenizer, role) is None:
+                setattr(tokenizer, role, separator)
+        return tokenizer
 
 
 class CrateMAEModel(CrateHubModel):

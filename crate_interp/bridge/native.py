@@ -36,14 +36,18 @@ def to_bridge(model: object) -> "TransformerBridge":
     for what asks for a bridge: `attention_head_subspace_affinity`, `JacobianLens`, `ioi_eval`.
     Everything else of TransformerLens takes the model itself.
 
-    What a bridge does otherwise than the model: `pos_slice` cuts axis 1 of every point, so the
-    classes of `unembed.hook_out` in an image model; a `names_filter` that is a function may match
-    no point in silence; `start_at_layer` is for language models, and recomputes the layers before;
-    `generate` runs the whole text anew for each token; `tokens_to_residual_directions` leaves out
-    the weight of ln_final. Refused is what needs norms folded into weights
-    (`enable_compatibility_mode`), and with it `direct_logit_attribution`: both give CRATE other
-    weights than it computes with. `direct_logit_attribution(model, ...)` on the model itself is
-    exact.
+    What a bridge does otherwise than the model: `pos_slice` cuts axis 1 of every point, the classes
+    of `unembed.hook_out` in an image model too; a function as `names_filter` may match no point in
+    silence; `stop_at_layer=n_layers` returns logits; `generate` runs the whole text anew for each
+    token; `state_dict` has the parameters called weight or bias alone, so save the model;
+    `tokens_to_residual_directions` leaves out the weight of ln_final; the name of a special token
+    in a text is that token. For image models there is no `start_at_layer`, no `logit_lens` and no
+    attribution patching, all of which want tokens.
+
+    Refused is compatibility mode, which folds norms into the weights behind them: U is query, key,
+    value and output at once, and an ISTA step reads its dictionary three times. So
+    `direct_logit_attribution(bridge, ...)` is refused too; on the model itself it is exact. The
+    singular vectors of w_in and w_out are refused where the code is the stream (CRATE's ISTA).
 
     Raises ValueError for a model without logits or for anything but a hooked model.
     """

@@ -29,7 +29,6 @@ def register() -> None:
         AutoModelForCausalLM,
         AutoModelForImageClassification,
         AutoTokenizer,
-        PreTrainedTokenizerFast,
     )
 
     from crate_interp.bridge import hugging_face as hub
@@ -45,6 +44,4 @@ def register() -> None:
         AutoConfig.register(config.model_type, config, exist_ok=True)
         for auto in classes:
             auto.register(config, model, exist_ok=True)
-    AutoTokenizer.register(
-        hub.CrateTextConfig, tokenizer_class=PreTrainedTokenizerFast, exist_ok=True
-    )
+    AutoTokenizer.register(hub.CrateTextConfig, tokenizer_class=hub.CrateTokenizer, exist_ok=True)
