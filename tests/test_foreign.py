@@ -17,6 +17,7 @@ from foreign import (
     KINDS,
     LAYERS,
     PLAIN,
+    SOME,
     VOCAB,
     D,
     inputs,
