@@ -3,6 +3,7 @@
 import copy
 import functools
 
+import pytest
 import torch
 import transformers
 
@@ -41,6 +42,11 @@ KINDS = {
         0,
     ),
 }
+# those that the fast tests take
+SOME = [
+    kind if kind in ("vit", "dinov2", "gpt2") else pytest.param(kind, marks=pytest.mark.slow)
+    for kind in KINDS
+]
 IMAGES = ("vit", "deit", "dinov2", "registers")
 PLAIN = dict(mean=[0.0] * 3, std=[1.0] * 3, resize=(15, 15))
 

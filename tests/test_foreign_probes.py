@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import crate_interp as ci
-from foreign import HEADS, IMAGES, KINDS, LAYERS, inputs, inside, outputs, pair, role_weight
+from foreign import HEADS, IMAGES, KINDS, LAYERS, SOME, inputs, inside, outputs, pair, role_weight
 
 CLOSE = dict(rtol=1e-5, atol=1e-7)
 EPS = 0.1
@@ -39,7 +39,7 @@ def rate(rows, width):
     return 0.5 * np.linalg.slogdet(gram)[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_attention(kind):
     result = sweep(kind, "attention")
     for layer, pattern in enumerate(outputs(kind).attentions):
@@ -67,7 +67,7 @@ def test_attention(kind):
                 np.testing.assert_allclose(found, wanted.mean(axis=0), **CLOSE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_compression_and_alignment(kind):
     tokens = "patches" if kind in IMAGES else "all"
     special = KINDS[kind][3]
@@ -116,7 +116,7 @@ def inside_last(kind):
     return kept[0][0] if isinstance(kept[0], tuple) else kept[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_ranks_and_activity(kind):
     result = sweep(kind, "ranks", "activity", "sparsity")
     for layer in range(LAYERS):
@@ -149,7 +149,7 @@ def test_ranks_and_activity(kind):
     weights = result.heads()
     assert {"stable_u", "stable_out"} <= set(weights["statistic"])
     first = pair(kind)[1].blocks[0]
-    values = np.linalg.svd(first.attn.U.numpy(), compute_uv=False)
+    values = np.linalg.svd(first.attn.U.detach().numpy(), compute_uv=False)
     wanted = (values**2).sum(-1) / values[:, 0] ** 2
     np.testing.assert_allclose(by_head(result, "ranks.stable_u", 0), wanted, **CLOSE)
 
@@ -187,6 +187,7 @@ def test_ranks_and_activity_of_a_crate():
     assert "stable_out_mlp" not in set(rows["statistic"])  # the code is the stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("vit", "deit", "dinov2"))
 def test_segmentation(kind):
     from crate_interp.measures import top_mask
@@ -213,6 +214,14 @@ def test_segmentation(kind):
     assert len(result.table("examples")) and result.headline()
 
 
+def test_an_audit_without_its_grid():
+    _, model = pair("vit")
+    result = ci.audit(model, inputs("vit"), untrained=0, grid=False, progress=False)
+    assert set(result.claims()["verdict"]) == {"not applicable"}
+    assert set(result.claims()["reason"]) > {"the layer has an MLP, no dictionary"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("vit", "dinov2", "gpt2", "llama"))
 def test_an_audit_says_that_nothing_applies(kind, tmp_path):
     _, model = pair(kind)
@@ -229,6 +238,7 @@ def test_an_audit_says_that_nothing_applies(kind, tmp_path):
     assert "No claim applies." in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("deit", "llama"))
 def test_a_report_names_what_stands_in_for_u(kind, tmp_path):
     _, model = pair(kind)

@@ -57,9 +57,14 @@ def _sizes(bridge: nn.Module) -> dict[str, Any]:
         "d_head": queries.shape[2],
         "value_heads": len(values),
         "d_mlp": len(mlp),
-        "ln_eps": float(getattr(norm, "eps", None) or norm.variance_epsilon),
+        "ln_eps": _eps(norm),
+        "ln_final_eps": _eps(net.ln_final.original_component),
         "rms_norm": "RMS" in type(norm).__name__,
     }
+
+
+def _eps(norm: Any) -> float:
+    return float(getattr(norm, "eps", None) or norm.variance_epsilon)
 
 
 def _called(net: Any) -> str:

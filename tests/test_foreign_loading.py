@@ -1,0 +1,176 @@
+"""ci.bridge.load: folders and repos of transformers, pictures, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import crate_interp as ci
+from crate_interp import cli
+from crate_interp.bridge.loading import BLACK_BOXES
+from crate_interp.bridge.preprocessor import preprocessing
+from foreign import inputs, network
+
+PICTURES = {
+    "size": {"height": 15, "width": 15}, "resample": 3, "do_resize": True, "do_rescale": True,
+    "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.4, 0.5, 0.6],
+    "image_std": [0.2, 0.3, 0.4],
+}  # fmt: skip
+
+
+def saved(kind, folder, pictures=None):
+    net = network(kind, dtype=torch.float32)
+    net.save_pretrained(folder)
+    if pictures is not None:
+        (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return net
+
+
+def test_a_folder_of_transformers(tmp_path):
+    net = saved("vit", tmp_path / "a-vit", PICTURES)
+    model = ci.bridge.load(tmp_path / "a-vit", subspaces="key", dtype=torch.float64)
+    x = inputs("vit")
+    torch.testing.assert_close(model(x), net.double()(pixel_values=x).logits)
+    cfg = model.cfg
+    assert (cfg.model_name, cfg.subspaces, cfg.interpolation) == ("a-vit", "key", "bicubic")
+    assert (cfg.resize, cfg.mean, cfg.std) == ((15, 15), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    assert cli._load(str(tmp_path / "a-vit"), None, None, ["subspaces=query"]).cfg.n_special == 1
+    with pytest.raises(ci.CheckpointError, match="revision='main' has no meaning for the folder"):
+        ci.bridge.load(tmp_path / "a-vit", revision="main")
+    with pytest.raises(ci.CheckpointError, match="n_heads=3 contradicts the bridge"):
+        ci.bridge.load(tmp_path / "a-vit", n_heads=3)
+
+
+def test_a_crate_goes_to_ci_load(tmp_path):
+    from conftest import make
+
+    model = make()
+    model.save_pretrained(tmp_path / "crate")
+    again = ci.bridge.load(tmp_path / "crate")
+    assert type(again) is ci.HookedCrate and again.cfg == model.cfg
+    for source in (tmp_path / "nowhere", "no-such-model"):
+        with pytest.raises(ci.CheckpointError, match="is no file, no folder, no known model"):
+            ci.bridge.load(source)
+
+
+def test_pickles_and_missing_weights_are_refused(tmp_path):
+    folder = tmp_path / "vit"
+    saved("vit", folder)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    with pytest.raises(ci.CheckpointError, match="pickled weights are not read"):
+        ci.bridge.load(folder)
+    from safetensors.torch import save_file
+
+    lost = [name for name in state if "layers.1" in name or "layer.1" in name][0]
+    kept = {name: value for name, value in state.items() if name != lost}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ci.CheckpointError, match="do not fit ViTForImageClassification: missing"):
+        ci.bridge.load(folder)
+
+
+def test_code_of_a_folder_is_never_run(tmp_path):
+    folder = tmp_path / "vit"
+    saved("vit", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert ci.bridge.load(folder).cfg.architecture == "ViTForImageClassification"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ("deit", "dinov2", "registers", "gpt2", "llama"))
+def test_every_known_kind_is_loaded(kind, tmp_path):
+    net = saved(kind, tmp_path / kind)
+    model = ci.bridge.load(tmp_path / kind, dtype=torch.float64)
+    x = inputs(kind)
+    out = net.double()(**{"input_ids" if kind in ("gpt2", "llama") else "pixel_values": x})
+    wanted = out.logits if hasattr(out, "logits") else out.last_hidden_state[:, 0]
+    torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("MistralForCausalLM", "Qwen2ForCausalLM"))
+def test_what_the_table_names_beside(name, tmp_path):
+    import transformers
+
+    config = getattr(transformers, name.replace("ForCausalLM", "Config"))(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=13, vocab_size=31, max_position_embeddings=13,
+    )  # fmt: skip
+    getattr(transformers, name)(config).save_pretrained(tmp_path / "lm")
+    assert name in BLACK_BOXES[config.model_type]
+    model = ci.bridge.load(tmp_path / "lm")
+    assert model(torch.arange(5)[None]).shape == (1, 5, 31)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, pictures",
+    [
+        ("ViTImageProcessorPil", PICTURES),
+        (
+            "BitImageProcessorPil",
+            PICTURES
+            | {
+                "size": {"shortest_edge": 18},
+                "do_center_crop": True,
+                "crop_size": {"height": 10, "width": 10},
+            },
+        ),
+    ],
+)
+def test_pictures_become_what_transformers_makes_of_them(name, pictures, tmp_path):
+    import transformers
+
+    saved("dinov2", tmp_path / "net", pictures)
+    model = ci.bridge.load(tmp_path / "net")
+    rng = np.random.default_rng(0)
+    shown = [Image.fromarray(rng.integers(0, 255, (23, 37, 3), dtype=np.uint8)) for _ in range(3)]
+    theirs = getattr(transformers, name)(**pictures)(shown, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(model.preprocess(shown), theirs, rtol=0, atol=1e-6)
+    size = 10 if "crop_size" in pictures else 15
+    assert model.cfg.image_size == (size, size) and model(model.preprocess(shown)).shape == (3, 22)
+
+
+def test_what_a_preprocessor_says(tmp_path):
+    def read(**changed):
+        values = {name: value for name, value in (PICTURES | changed).items() if value is not None}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+        return preprocessing(tmp_path, object())
+
+    assert read(size=17)["resize"] == (17, 17) and read(do_resize=False).get("resize") is None
+    assert read(do_normalize=False)["mean"] == [0.0] * 3
+    assert "mean" not in read(image_mean=None)
+    for changed, message in (
+        (dict(do_rescale=False), "does not scale pictures to"),
+        (dict(rescale_factor=1 / 127.5), "does not scale pictures to"),
+        (dict(size={"longest_edge": 3}), "has a size that is none"),
+        (dict(resample=4), "resizes with filter 4"),
+    ):
+        with pytest.raises(ci.CheckpointError, match=message):
+            read(**changed)
+    assert preprocessing(tmp_path / "nowhere", object()) == {}
+
+
+@pytest.mark.slow
+def test_a_repo_on_the_hub(hub, tmp_path):
+    net = saved("vit", tmp_path / "vit", PICTURES)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "vit").iterdir()}
+    hub.repo("someone/a-vit").commit(files | {"pytorch_model.bin": b"never asked for"})
+    model = ci.bridge.load("someone/a-vit")
+    x = inputs("vit", dtype=torch.float32)
+    torch.testing.assert_close(model(x), net(pixel_values=x).logits)
+    assert model.cfg.model_name == "someone/a-vit" and model.cfg.mean == (0.4, 0.5, 0.6)
+    hub.repo("someone/pickled").commit(
+        {"config.json": files["config.json"], "pytorch_model.bin": b"never asked for"}
+    )
+    with pytest.raises(ci.CheckpointError, match="pickled weights are not read"):
+        ci.bridge.load("someone/pickled")
+    assert not [path for path in hub.sent("GET") if "pytorch_model" in str(path)]
