@@ -112,6 +112,14 @@ def test_what_was_swept_is_kept_and_taken_again(data, tmp_path, monkeypatch):
     assert ci.Comparison.load(tmp_path / "out").meta == result.meta
     ci.compare(make(), make(seed=1), data, **options)
     assert len(swept) == 4
+    own = options | {"probes": ci.probes.resolve("sparsity"), "untrained": 0}
+    ci.compare(make(), make(seed=1), data, **own)
+    ci.compare(make(), make(seed=1), data, **own)  # nobody knows whether the probe is the same
+    assert len(swept) == 4 + 4
+    del swept[4:]
+    ci.compare(make(), make(seed=1), data, **options)
+    assert len(swept) == 4 + 2  # those of other probes took their place
+    del swept[4:]
     ci.compare(make(), make(seed=2), data, **options)  # another b
     ci.compare(make(), make(seed=2), data[:5], **options)  # other samples
     assert len(swept) == 4 + 1 + 3

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from crate_interp.comparisons.contrasts import LEVEL
-from crate_interp.results import Result
+from crate_interp.results import Result, counted
 from crate_interp.sweeps.text import as_text
 
 _SIGNS = {1: "+", -1: "-", 0: "?", None: "."}
@@ -74,7 +74,7 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
         return [f"{start}no difference has an interval."]
     if not (table["difference"].fillna(0) != 0).any():
         return [f"{start}every difference is 0."]
-    among = f"of {count} differences"
+    among = f"of {counted(count, 'differences')}"
     if not held:
         return [f"{start}none {among} holds at 95 %, adjusted over layers."]
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"

@@ -150,7 +150,9 @@ def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
     seen: dict[str, None] = {}
     probes = [_averaging(probe, seen) for probe in chosen]
     place = None if how.out is None else how.out / "sweeps" / name
-    kept = None if place is None else _kept(place, model, samples, probes, how.batch_size)
+    # what a probe of the caller's own does is not written down anywhere
+    own = any(isinstance(one, Probe) for one in _listed(how.probes))
+    kept = None if place is None or own else _kept(place, model, samples, probes, how.batch_size)
     if kept is not None:
         return kept
     options: dict[str, Any] = dict(batch_size=how.batch_size, controls=0, progress=how.progress)
@@ -159,6 +161,10 @@ def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
     if place is not None:
         result.save(place)
     return result
+
+
+def _listed(probes: Probes) -> list[Any]:
+    return list(probes) if isinstance(probes, (list, tuple)) else [probes]
 
 
 def _kept(

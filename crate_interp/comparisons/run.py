@@ -68,7 +68,8 @@ def compare(
     Networks of different depths are compared at the same relative depth
     (crate_interp/comparisons/matching.py). What one side alone has is in meta["not_compared"], with
     the reason. names: what to call the sides. out: a folder for the result and, under `sweeps`, for
-    each sweep as soon as it is done; the same call again takes those that are there.
+    each sweep as soon as it is done; the same call again takes those that are there, unless there
+    are probes of your own.
 
     Raises ValueError, before work starts, for other things than models and results, models without
     data, results with data or of different samples, and a list of different architectures; and if
