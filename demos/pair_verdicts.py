@@ -1,0 +1,209 @@
+"""From one number for each network to a verdict on each property: whose is it?
+
+A network is the unit: 5 seeds of each kind, each beside the untrained network that it started from.
+What training brings is trained minus untrained, seed by seed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+LEVEL = 0.05
+Values = Sequence[float] | np.ndarray
+
+
+class Property(NamedTuple):
+    """A property that CRATE's design claims.
+
+    source: "probe.statistic", or "segmentation.NAME". way: -1 if the design wants it low, else 1.
+    chance: what it is without any effect, or "". subspaces: of the ViT.
+    """
+
+    name: str
+    source: str
+    way: int
+    unit: str
+    chance: str = ""
+    subspaces: str = "value"
+
+
+READ, OVERLAP = "compression_read.change", "alignment.head_overlap"
+RATE, COSINE, MASKS = "share of R^c", "squared cosine", "Jaccard less next image's"
+PROPERTIES = (
+    Property("compression as read (U; values)", READ, -1, RATE, "0"),
+    Property("compression as read (U; keys)", READ, -1, RATE, "0", "key"),
+    Property("compression beyond shuffled updates", "compression_read.beyond", -1, RATE, "0"),
+    Property("compression of the stream (U; values)", "compression_stream.change", -1, RATE, "0"),
+    Property("sparsity of the code", "sparsity.hoyer", 1, "Hoyer's"),
+    Property("overlap of heads (U; values)", OVERLAP, -1, COSINE, "0.25"),
+    Property("overlap of heads (U; keys)", OVERLAP, -1, COSINE, "0.25", "key"),
+    Property("segmentation, fixed head", "segmentation.fixed", 1, MASKS, "0"),
+    Property("segmentation, best head an image", "segmentation.best", 1, MASKS, "0"),
+    Property("entropy of attention", "evenness.entropy", -1, "share of even attention's", "1"),
+    Property("effective rank of the output", "filled.stream", 1, "share of the largest"),
+    Property("stable rank of subspaces (U; values)", "filled.subspace", 1, "share of d_head"),
+)
+
+
+class Interval(NamedTuple):
+    """A value with its 95 % interval and two-sided p."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+class Row(NamedTuple):
+    """A property with the means of both kinds, what training brings, and the verdict.
+
+    trained, untrained: means, (CRATE, ViT). difference: trained CRATE less trained ViT.
+    gains: trained less untrained, (CRATE, ViT). excess: the first gain less the second, its p
+    adjusted over the properties. holds: whether that p is at most 5 %.
+    """
+
+    property: Property
+    trained: tuple[float, float]
+    untrained: tuple[float, float]
+    difference: Interval
+    gains: tuple[Interval, Interval]
+    excess: Interval
+    holds: bool
+    verdict: str
+
+
+def mean_interval(values: Values) -> Interval:
+    """Returns the mean with Student's interval; a single value has none."""
+    x = np.asarray(values, dtype=float)
+    return _interval(x.mean(), [x])
+
+
+def welch(a: Values, b: Values) -> Interval:
+    """Returns the difference of two means with Welch's interval over networks."""
+    x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    return _interval(x.mean() - y.mean(), [x, y])
+
+
+def _interval(value: float, groups: Sequence[np.ndarray]) -> Interval:
+    """Returns a contrast of means with its interval, by Welch's and Satterthwaite's freedom.
+
+    Groups that do not vary are certain: the interval is the value.
+    """
+    if min(map(len, groups)) < 2:
+        return Interval(float(value), np.nan, np.nan, np.nan)
+    parts = np.array([x.var(ddof=1) / len(x) for x in groups])
+    error = np.sqrt(parts.sum())
+    if error <= 1e-12 * abs(value) or error == 0:
+        return Interval(float(value), float(value), float(value), float(value == 0))
+    freedom = parts.sum() ** 2 / sum(
+        part**2 / (len(x) - 1) for part, x in zip(parts, groups, strict=True)
+    )
+    half = student.ppf(1 - LEVEL / 2, freedom) * error
+    p = 2 * student.sf(abs(value) / error, freedom)
+    return Interval(float(value), float(value - half), float(value + half), float(p))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Returns p adjusted over several tests by Holm's method; NaN stays."""
+    values = np.asarray(p, dtype=float)
+    order = [place for place in np.argsort(values) if not np.isnan(values[place])]
+    adjusted, largest = np.full(len(values), np.nan), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * values[place]))
+        adjusted[place] = largest
+    return adjusted.tolist()
+
+
+def values_of(table: pd.DataFrame, asked: Property, kind: str, trained: bool) -> np.ndarray:
+    """Returns one number for each seed, in their order.
+
+    table: a row per kind, subspaces, seed, trained and source, with a value.
+    """
+    subspaces = asked.subspaces if kind == "vit" and not asked.source.startswith("seg") else ""
+    rows: Any = table[
+        (table["source"] == asked.source)
+        & (table["kind"] == kind)
+        & (table["trained"] == trained)
+        & (table["subspaces"] == subspaces)
+    ]
+    return rows.sort_values("seed")["value"].to_numpy(dtype=float)
+
+
+def towards(interval: Interval, way: int) -> bool:
+    """Returns whether a whole interval lies on the side that the design wants."""
+    return (interval.low if way > 0 else -interval.high) > 0
+
+
+def verdict(way: int, gains: tuple[Interval, Interval], excess: Interval, holds: bool) -> str:
+    """Returns whose a property is, by what training brings to each kind.
+
+    "neither": it brings it to none. Else to the kind that it is brought to, or "both"; of both,
+    "more to CRATE" or "more to the ViT" if the two gains differ. "undecided": it is brought to one
+    alone, and the two gains do not differ.
+    """
+    crate, vit = (towards(gain, way) for gain in gains)
+    more = holds and way * excess.value > 0
+    less = holds and way * excess.value < 0
+    if not crate and not vit:
+        return "neither"
+    if crate and vit:
+        return "more to CRATE" if more else "more to the ViT" if less else "both"
+    if crate:
+        return "CRATE" if more else "undecided"
+    return "the ViT" if less else "undecided"
+
+
+def judged(table: pd.DataFrame, properties: Sequence[Property] = PROPERTIES) -> list[Row]:
+    """Returns a row for each property; table: as `values_of` takes it."""
+    parts = []
+    for asked in properties:
+        own = {
+            (kind, trained): values_of(table, asked, kind, trained)
+            for kind in ("crate", "vit")
+            for trained in (True, False)
+        }
+        gains = tuple(own[kind, True] - own[kind, False] for kind in ("crate", "vit"))
+        difference = welch(own["crate", True], own["vit", True])
+        parts.append((asked, own, gains, difference, welch(*gains)))
+    adjusted = holm([part[-1].p for part in parts])
+    rows = []
+    for (asked, own, gains, difference, excess), p in zip(parts, adjusted, strict=True):
+        found = (mean_interval(gains[0]), mean_interval(gains[1]))
+        beyond, holds = excess._replace(p=p), bool(p <= LEVEL)
+        means = [
+            (float(own["crate", trained].mean()), float(own["vit", trained].mean()))
+            for trained in (True, False)
+        ]
+        whose = verdict(asked.way, found, beyond, holds)
+        rows.append(Row(asked, means[0], means[1], difference, found, beyond, holds, whose))
+    return rows
+
+
+ORDER = ("CRATE", "more to CRATE", "both", "more to the ViT", "the ViT", "undecided", "neither")
+BROUGHT = {
+    "CRATE": "to CRATE alone",
+    "more to CRATE": "to both but more to CRATE",
+    "both": "to both alike",
+    "more to the ViT": "to both but more to the ViT",
+    "the ViT": "to the ViT alone",
+    "undecided": "to one of them, by no more than to the other within the error",
+    "neither": "to neither",
+}
+
+
+def finding(rows: Sequence[Row], seeds: int) -> str:
+    """Returns the finding in two sentences: what training brings to whom, and where they stand."""
+    groups = {whose: [row.property.name for row in rows if row.verdict == whose] for whose in ORDER}
+    said = [f"{BROUGHT[whose]}: {'; '.join(names)}" for whose, names in groups.items() if names]
+    ahead = [row for row in rows if towards(row.difference, row.property.way)]
+    behind = [row for row in rows if towards(row.difference, -row.property.way)]
+    own = [row for row in rows if row.verdict in ("CRATE", "more to CRATE")]
+    return (
+        f"Of {len(rows)} numbers that CRATE's design wants low or high, training {seeds} seeds of "
+        f"each brings what it wants {' | '.join(said)}. "
+        f"So training makes {len(own)} of {len(rows)} CRATE's rather than any transformer's; as "
+        f"trained, CRATE is ahead of the ViT in {len(ahead)} and behind it in {len(behind)}."
+    )

@@ -1,0 +1,146 @@
+"""From numbers of networks to verdicts: intervals, adjusted p, whose a property is, the finding."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "demos"))
+
+import pair_verdicts as demo
+from pair_verdicts import Interval, Property
+
+SPARSE = Property("sparsity", "sparsity.hoyer", 1, "")
+RATE = Property("compression", "rate.change", -1, "", "0", "key")
+
+
+def table(**values):
+    """Rows as the demo makes them: kind_subspaces_state -> source -> a value for each seed."""
+    rows = []
+    for name, own in values.items():
+        kind, subspaces, state = name.split("_")
+        rows += [
+            dict(kind=kind, subspaces=subspaces, trained=state == "trained", source=source, seed=s)
+            | dict(value=value)
+            for source, numbers in own.items()
+            for s, value in reversed(list(enumerate(numbers)))
+        ]
+    return pd.DataFrame(rows)
+
+
+def test_intervals_are_students_and_welchs():
+    a, b = np.array([1.0, 2.0, 4.0, 3.0, 2.5]), np.array([0.5, 0.1, 0.7, 0.2, 0.6])
+    own = demo.mean_interval(a)
+    half = 2.7764451051977987 * np.sqrt(a.var(ddof=1) / 5)  # t of 4 degrees of freedom
+    assert (own.low, own.value, own.high) == pytest.approx((a.mean() - half, a.mean(), own.high))
+    assert own.high - own.value == pytest.approx(half)
+    v, w = a.var(ddof=1) / 5, b.var(ddof=1) / 5
+    freedom = (v + w) ** 2 / (v**2 / 4 + w**2 / 4)
+    found = demo.welch(a, b)
+    from scipy.stats import t
+
+    assert found.value == pytest.approx(a.mean() - b.mean())
+    assert found.low == pytest.approx(found.value - t.ppf(0.975, freedom) * np.sqrt(v + w))
+    assert found.p == pytest.approx(2 * t.sf(found.value / np.sqrt(v + w), freedom))
+    from scipy.stats import ttest_ind
+
+    theirs = ttest_ind(a, b, equal_var=False)
+    assert found.p == pytest.approx(theirs.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+    assert demo.welch([1.0, 1.0], [2.0, 2.0]) == Interval(-1.0, -1.0, -1.0, 0.0)
+    assert demo.mean_interval([0.0, 0.0]).p == 1.0
+    assert np.isnan(demo.mean_interval([1.0]).low) and np.isnan(demo.welch([1.0], [2.0]).p)
+
+
+def test_an_interval_covers_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    ends = [demo.mean_interval(random.normal(size=5)) for _ in range(1000)]
+    inside = np.mean([one.low < 0 < one.high for one in ends])
+    assert abs(inside - 0.95) < 0.025
+
+
+def test_holm_is_the_step_down_of_its_paper():
+    assert demo.holm([0.01, 0.04, 0.03, np.nan]) == pytest.approx(
+        [0.03, 0.06, 0.06, np.nan], nan_ok=True
+    )
+    random = np.random.default_rng(1).uniform(size=7) ** 3
+    adjusted = demo.holm(random)
+    for level in (0.01, 0.05, 0.2, 0.5):  # as it is written: reject until one is too large
+        ordered, rejected = sorted(random), 0
+        while rejected < 7 and ordered[rejected] <= level / (7 - rejected):
+            rejected += 1
+        assert sum(p <= level for p in adjusted) == rejected
+
+
+UP, DOWN, NONE = Interval(2, 1, 3, 0.01), Interval(-2, -3, -1, 0.01), Interval(0.1, -1, 1.2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("gains", "excess", "holds", "whose"),
+    [
+        ((UP, NONE), UP, True, "CRATE"),
+        ((UP, DOWN), UP, True, "CRATE"),
+        ((UP, NONE), UP, False, "undecided"),
+        ((NONE, UP), DOWN, True, "the ViT"),
+        ((NONE, UP), DOWN, False, "undecided"),
+        ((UP, UP), UP, True, "more to CRATE"),
+        ((UP, UP), DOWN, True, "more to the ViT"),
+        ((UP, UP), NONE, False, "both"),
+        ((NONE, DOWN), UP, True, "neither"),
+        ((DOWN, DOWN), UP, True, "neither"),
+    ],
+)
+def test_a_verdict_follows_from_the_gains_and_the_way_wanted(gains, excess, holds, whose):
+    assert demo.verdict(1, gains, excess, holds) == whose
+    turned = [Interval(-one.value, -one.high, -one.low, one.p) for one in (*gains, excess)]
+    assert demo.verdict(-1, (turned[0], turned[1]), turned[2], holds) == whose
+
+
+def test_numbers_become_rows_seed_by_seed_and_a_sentence():
+    start = [0.1, 0.2, 0.3, 0.4, 0.5]
+    up = [0.3, 0.41, 0.52, 0.6, 0.71]  # about 0.2 more, seed by seed, whatever the start
+    rate = {"rate.change": [0.0, 0.1, -0.1, 0.05, -0.02]}
+    lower = {"rate.change": [-1.0, -0.9, -1.1, -0.98, -1.01]}
+    rows = demo.judged(
+        table(
+            crate__trained={"sparsity.hoyer": up} | lower,
+            crate__untrained={"sparsity.hoyer": start} | rate,
+            vit_value_trained={"sparsity.hoyer": start},
+            vit_value_untrained={"sparsity.hoyer": start[::-1]},
+            vit_key_trained=lower,
+            vit_key_untrained=rate,
+        ),
+        (SPARSE, RATE),
+    )
+    sparse, rates = rows
+    assert sparse.gains[0].value == pytest.approx(0.208)
+    assert sparse.gains[0].high - sparse.gains[0].low < 0.03  # the starts cancel
+    assert sparse.untrained == pytest.approx((0.3, 0.3))
+    assert sparse.difference.value == pytest.approx(0.208)
+    assert sparse.verdict == "undecided"  # the ViT's gains scatter too much to tell
+    assert rates.verdict == "both" and not rates.holds and rates.excess.value == 0
+    words = demo.finding(rows, 5)
+    assert words.count(". ") == 1 and "to both alike: compression" in words
+    assert "makes 0 of 2 CRATE's" in words and "ahead of the ViT in 0" in words
+
+
+def test_the_finding_falls_the_way_the_numbers_do():
+    def row(gains, excess, holds, difference):
+        whose = demo.verdict(1, gains, excess, holds)
+        return demo.Row(SPARSE, (1, 0), (0, 0), difference, gains, excess, holds, whose)
+
+    mine = demo.finding([row((UP, NONE), UP, True, UP)], 5)
+    theirs = demo.finding([row((NONE, UP), DOWN, True, DOWN)], 5)
+    assert "to CRATE alone: sparsity" in mine and "makes 1 of 1 CRATE's" in mine
+    assert "to the ViT alone: sparsity" in theirs and "makes 0 of 1 CRATE's" in theirs
+    assert "ahead of the ViT in 1 and behind it in 0" in mine
+    assert "ahead of the ViT in 0 and behind it in 1" in theirs
+
+
+def test_a_missing_network_is_not_taken_for_another():
+    known = table(crate__trained={"sparsity.hoyer": [1.0, 2.0]}, vit_key_trained={"x.y": [3.0]})
+    assert demo.values_of(known, SPARSE, "crate", True).tolist() == [1.0, 2.0]
+    assert demo.values_of(known, SPARSE, "vit", True).size == 0
+    assert demo.values_of(known, SPARSE, "crate", False).size == 0
