@@ -21,7 +21,7 @@ class TokenEmbed(nn.Embedding):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding of each token."""
-        return self.weight[: self.d_vocab]
+        return self.weight if len(self.weight) == self.d_vocab else self.weight[: self.d_vocab]
 
 
 class ClassHead(nn.Linear):

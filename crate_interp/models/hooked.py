@@ -13,8 +13,9 @@ from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
+from crate_interp.models.aliases import Named
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.points import NamesFilter, Points, PointsMixin, set_runtime
+from crate_interp.models.points import NamesFilter, PointsMixin, set_runtime
 from crate_interp.models.refusals import REFUSALS, refuse
 from crate_interp.models.sharing import SharedModel
 from crate_interp.models.weights import WeightsMixin
@@ -184,7 +185,7 @@ class HookedModel(WeightsMixin, PointsMixin, HookedRootModule, SharedModel):
 
         The hooks are not yet on the model. The signature is TransformerLens'.
         """
-        cache = {} if cache is None else cache
+        cache = Named() if cache is None else cache
         cut = Slice.unwrap(pos_slice)
         pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
@@ -206,10 +207,31 @@ class HookedModel(WeightsMixin, PointsMixin, HookedRootModule, SharedModel):
         )
         return cache, forward, backward
 
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict | None = None,
+    ) -> dict:
+        """Adds hooks that fill a dict at each run, until `reset_hooks()`; returns the dict.
+
+        Names are as in `run_with_cache`, aliases too.
+        """
+        cache, forward, backward = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, cache
+        )
+        for name, hook in forward:
+            self.add_hook(name, hook)
+        for name, hook in backward:
+            self.add_hook(name, hook, dir="bwd")
+        return cache
+
     def setup(self) -> None:
         """Names the parts and hook points; called when a model has been built."""
         super().setup()
-        self.hook_dict = Points(self.hook_dict)
+        self.hook_dict = Named(self.hook_dict)
 
     def add_hook(
         self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any

@@ -23,16 +23,6 @@ GATED = {
 }
 
 
-class Points(dict[str, HookPoint]):
-    """The hook points by name, in the model's order; `[alias]` finds a point too."""
-
-    def __missing__(self, name: str) -> HookPoint:
-        meant = aliases.resolve(name, self)
-        if meant not in self:
-            raise KeyError(name)
-        return self[meant]
-
-
 def set_runtime(cfg: CrateConfig, **values: object) -> None:
     """Sets fields of a model's own config that change while it lives.
 
@@ -132,6 +122,10 @@ class PointsMixin:
         for point in chosen:
             self.hook_dict[point].name = point
         return chosen
+
+    def get_hook_point(self, hook_name: str) -> HookPoint | None:
+        """Returns the hook point of a name or alias, or None if there is none."""
+        return self.hook_dict.get(aliases.resolve(hook_name, self.hook_dict))
 
     def set_use_attn_result(self, on: bool) -> None:
         """Sets whether `attn.hook_result` fires.
