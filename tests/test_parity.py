@@ -169,7 +169,22 @@ def test_caching_hooks_stay_until_they_are_reset(lm):
         lm.add_caching_hooks("hook_nothing")
 
 
+def test_hooks_without_the_batch_axis(lm):
+    name, one, seen = "blocks.1.hook_out", TOKENS[:1], []
+    with torch.no_grad():
+        double = [(name, lambda value, hook: value * 2)]
+        wanted = lm.run_with_hooks(one, fwd_hooks=double)
+        assert torch.equal(lm.run_with_hooks(one, fwd_hooks=double, remove_batch_dim=True), wanted)
+        look = [(name, lambda value, hook: seen.append(value.shape))]
+        lm.run_with_hooks(one, fwd_hooks=look, remove_batch_dim=True)
+        lm.run_with_hooks(TOKENS, fwd_hooks=look, remove_batch_dim=True)
+    assert seen == [(7, D_MODEL), (BATCH, 7, D_MODEL)]
+
+
 def test_a_point_by_name_or_alias(lm):
+    assert "blocks.1.hook_in" in lm.hook_dict and "blocks.1.hook_nothing" not in lm.hook_dict
+    with pytest.raises(KeyError, match="no hook point is called"):
+        lm.check_point("blocks.1.hook_in")  # names of points only
     assert lm.get_hook_point("blocks.1.hook_in") is lm.blocks[1].hook_resid_pre
     assert lm.get_hook_point("blocks.1.nothing") is None
     assert [layer for layer, _ in lm.blocks_with("attn")] == list(range(LAYERS))

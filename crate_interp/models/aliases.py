@@ -57,9 +57,10 @@ def candidates(name: str) -> list[str]:
 
 def resolve(name: str, names: Collection[str]) -> str:
     """Returns the one of `names` that a name or an alias means, or the name itself."""
-    if not isinstance(name, str) or name in names:
+    known = names.keys() if isinstance(names, dict) else names  # Named would find aliases too
+    if not isinstance(name, str) or name in known:
         return name
-    return next((each for each in candidates(name) if each in names), name)
+    return next((each for each in candidates(name) if each in known), name)
 
 
 def aliases_of(names: Collection[str]) -> dict[str, str]:
@@ -94,6 +95,9 @@ class Named(dict[str, Value]):
 
     def __missing__(self, name: str) -> Value:
         meant = resolve(name, self)
-        if meant not in self:
+        if meant not in self.keys():
             raise KeyError(name)
         return self[meant]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and resolve(name, self) in self.keys()

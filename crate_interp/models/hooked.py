@@ -15,7 +15,13 @@ from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.models.aliases import Named
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.points import NamesFilter, PointsMixin, set_runtime
+from crate_interp.models.points import (
+    Hooks,
+    NamesFilter,
+    PointsMixin,
+    set_runtime,
+    without_batch,
+)
 from crate_interp.models.refusals import REFUSALS, refuse
 from crate_interp.models.sharing import SharedModel
 from crate_interp.models.weights import WeightsMixin
@@ -171,6 +177,26 @@ class HookedModel(WeightsMixin, PointsMixin, HookedRootModule, SharedModel):
         if not return_cache_object:
             return out, cache
         return out, CrateCache(cache, self, has_batch_dim=not remove_batch_dim)
+
+    def run_with_hooks(
+        self,
+        *args: object,
+        fwd_hooks: Hooks = (),
+        bwd_hooks: Hooks = (),
+        remove_batch_dim: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Returns the output of a run with hooks; arguments as in TransformerLens.
+
+        With `remove_batch_dim` the hooks see one sample without its batch axis.
+        """
+        wrap = without_batch if remove_batch_dim else lambda hook: hook
+        return super().run_with_hooks(
+            *args,
+            fwd_hooks=[(name, wrap(hook)) for name, hook in fwd_hooks],
+            bwd_hooks=[(name, wrap(hook)) for name, hook in bwd_hooks],
+            **kwargs,
+        )
 
     def get_caching_hooks(
         self,
