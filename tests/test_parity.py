@@ -11,7 +11,7 @@ from transformer_lens.model_bridge.get_params_util import get_bridge_params
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_interp.models.aliases import IN_BLOCK, IN_MODEL, aliases_of
 from crate_interp.models.points import GATED
-from crate_interp.models.refusals import REFUSALS, RefusedError
+from crate_interp.models.refusals import ASSIGNED, REFUSALS, RefusedError
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
 TOKENS = torch.randint(47, (BATCH, 7), generator=torch.Generator().manual_seed(3))
@@ -31,7 +31,7 @@ def table(heading):
 
 
 def test_the_catalogue_has_the_refusals():
-    assert table("What TransformerLens has and CRATE lacks") == REFUSALS
+    assert table("What TransformerLens has and CRATE lacks") == REFUSALS | ASSIGNED
 
 
 def test_the_catalogue_has_the_aliases():
