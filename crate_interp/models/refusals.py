@@ -49,7 +49,7 @@ REFUSALS: dict[str, str] = {
     ),
 }
 
-# What is written otherwise than as a name of a model; each has an error of its own. Shown there too.
+# what is no name of a model; each has an error of its own, and the same page shows it
 ASSIGNED: dict[str, str] = {
     "cfg.field = value": (
         "a config is frozen, since weights and hook points follow it: model.to(...) moves a model, "
