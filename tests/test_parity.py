@@ -11,7 +11,7 @@ from transformer_lens.model_bridge.get_params_util import get_bridge_params
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_interp.models.aliases import IN_BLOCK, IN_MODEL, aliases_of
 from crate_interp.models.points import GATED
-from crate_interp.models.refusals import REFUSALS, RefusedError
+from crate_interp.models.refusals import ASSIGNED, REFUSALS, RefusedError
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
 TOKENS = torch.randint(47, (BATCH, 7), generator=torch.Generator().manual_seed(3))
@@ -31,7 +31,7 @@ def table(heading):
 
 
 def test_the_catalogue_has_the_refusals():
-    assert table("What TransformerLens has and CRATE lacks") == REFUSALS
+    assert table("What TransformerLens has and CRATE lacks") == REFUSALS | ASSIGNED
 
 
 def test_the_catalogue_has_the_aliases():
@@ -115,7 +115,7 @@ def test_composition_scores(lm, mode):
     direct = (left @ right).norm() / (left.norm() * right.norm())
     torch.testing.assert_close(scores[0, 1, 2, 3], direct, atol=1e-5, rtol=1e-4)
     assert not scores[2, :, :2].any() and not scores[1, :, 1].any()
-    with pytest.raises(ValueError, match="mode='X'"):
+    with pytest.raises(ValueError, match="mode must be one of 'Q', 'K', 'V', not 'X'"):
         lm.all_composition_scores("X")
 
 
@@ -150,7 +150,59 @@ def test_where_a_token_stands(lm):
 def test_a_cache_may_be_a_plain_dict(lm):
     _, plain = lm.run_with_cache(TOKENS, return_cache_object=False)
     _, cache = lm.run_with_cache(TOKENS)
-    assert type(plain) is dict and plain.keys() == cache.cache_dict.keys()
+    assert isinstance(plain, dict) and plain.keys() == cache.cache_dict.keys()
+    assert plain["blocks.1.hook_out"] is plain["blocks.1.hook_resid_post"]
+
+
+def test_caching_hooks_stay_until_they_are_reset(lm):
+    kept = lm.add_caching_hooks(["blocks.1.hook_out", "hook_embed"], incl_bwd=True)
+    lm(TOKENS, return_type="loss").backward()
+    assert set(kept) == {
+        name + end for name in ("hook_embed", "blocks.1.hook_resid_post") for end in ("", "_grad")
+    }
+    first = kept["blocks.1.hook_out"]
+    assert torch.equal(first, lm(TOKENS, stop_at_layer=2)) or lm.cfg.rotary
+    lm.reset_hooks()
+    lm(TOKENS + 1 - 2 * (TOKENS == 46))
+    assert kept["blocks.1.hook_out"] is not None and leftover_hooks(lm) == []
+    with pytest.raises(KeyError, match="hook_nothing"):
+        lm.add_caching_hooks("hook_nothing")
+
+
+def test_hooks_without_the_batch_axis(lm):
+    name, one, seen = "blocks.1.hook_out", TOKENS[:1], []
+    with torch.no_grad():
+        double = [(name, lambda value, hook: value * 2)]
+        wanted = lm.run_with_hooks(one, fwd_hooks=double)
+        assert torch.equal(lm.run_with_hooks(one, fwd_hooks=double, remove_batch_dim=True), wanted)
+        look = [(name, lambda value, hook: seen.append(value.shape))]
+        lm.run_with_hooks(one, fwd_hooks=look, remove_batch_dim=True)
+        lm.run_with_hooks(TOKENS, fwd_hooks=look, remove_batch_dim=True)
+    assert seen == [(7, D_MODEL), (BATCH, 7, D_MODEL)]
+
+
+def test_a_point_by_name_or_alias(lm):
+    assert "blocks.1.hook_in" in lm.hook_dict and "blocks.1.hook_nothing" not in lm.hook_dict
+    with pytest.raises(KeyError, match="no hook point is called"):
+        lm.check_point("blocks.1.hook_in")  # names of points only
+    assert lm.get_hook_point("blocks.1.hook_in") is lm.blocks[1].hook_resid_pre
+    assert lm.get_hook_point("blocks.1.nothing") is None
+    assert [layer for layer, _ in lm.blocks_with("attn")] == list(range(LAYERS))
+    assert lm.blocks_with("mamba") == [] and lm.get_params().keys() == lm.tl_parameters().keys()
+
+
+def test_a_backward_pass_that_cannot_be_is_said(lm):
+    run = lambda **more: lm.run_with_cache(TOKENS, incl_bwd=True, **more)  # noqa: E731
+    with pytest.raises(ValueError, match="scalar output: use return_type='loss'"):
+        run()
+    with pytest.raises(ValueError, match="stop_at_layer returns a stream"):
+        run(stop_at_layer=1)
+    with torch.no_grad(), pytest.raises(ValueError, match="gradient tracking is off"):
+        run(return_type="loss")
+    lm.requires_grad_(False)
+    with pytest.raises(ValueError, match="no grad_fn"):
+        run(return_type="loss")
+    assert leftover_hooks(lm) == []
 
 
 def patched(model, data, hooks):

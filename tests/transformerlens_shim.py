@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: An
     shape = next((shape for part, shape in _SHAPES.items() if part in name), (12, 12))
     reader, d_vocab = _reader()
     sizes = dict(n_layers=shape[0], n_heads=shape[1], d_vocab=d_vocab)
-    model = _model(0, dtype, **_WIDTHS, **sizes).eval()
+    model = _model(zlib.crc32(name.encode()), dtype, **_WIDTHS, **sizes).eval()
     object.__setattr__(model.cfg, "prepend_bos", True)  # TransformerLens' default
     model.tokenizer = reader if tokenizer is None else tokenizer
     return model
@@ -69,7 +70,6 @@ def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: An
 
 @functools.cache
 def _reader() -> tuple[Any, int]:
-    """Returns the tokenizer, and how many tokens it has: the last one is the special one."""
     from crate_interp.models.tokenizer import parse
 
     text = Path(os.environ["TL_TOKENIZER"]).read_text()

@@ -48,7 +48,7 @@ def expected(table: dict) -> dict[str, tuple[str, str]]:
 def run(source: Path, files: list[str], workers: int, report: Path) -> str:
     """Runs test files of the source distribution; returns the last lines that pytest printed."""
     options = ["-p", "transformerlens_shim", "-p", "no:cacheprovider", "-q", "--tb=short"]
-    options += ["-o", "addopts=", "-W", "ignore", f"--timeout={SECONDS}", "--no-header"]
+    options += ["-o", "addopts=", "--disable-warnings", f"--timeout={SECONDS}", "--no-header"]
     options += ["--jaxtyping-packages=transformer_lens,beartype.beartype"]  # as theirs
     options += ["--continue-on-collection-errors"]
     options += ["-n", str(workers)] if workers else []

@@ -5,6 +5,7 @@ An alias is another name of a point that exists: nothing is computed or cached t
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 # after `blocks.{l}.`: name in a TransformerBridge -> name here
 IN_BLOCK: dict[str, str] = {
@@ -37,6 +38,7 @@ IN_MODEL: dict[str, tuple[str, ...]] = {
     "ln_final.hook_out": ("ln_final.hook_normalized",),
     "unembed.hook_in": ("hook_features", "hook_pooled", "ln_final.hook_normalized"),
 }
+Value = TypeVar("Value")
 _PARTS = re.compile(r"((?:visual\.|text\.)?)((?:decoder_)?blocks\.\d+\.)?(.+)", re.DOTALL)
 
 
@@ -55,9 +57,10 @@ def candidates(name: str) -> list[str]:
 
 def resolve(name: str, names: Collection[str]) -> str:
     """Returns the one of `names` that a name or an alias means, or the name itself."""
-    if not isinstance(name, str) or name in names:
+    known = names.keys() if isinstance(names, dict) else names  # Named would find aliases too
+    if not isinstance(name, str) or name in known:
         return name
-    return next((each for each in candidates(name) if each in names), name)
+    return next((each for each in candidates(name) if each in known), name)
 
 
 def aliases_of(names: Collection[str]) -> dict[str, str]:
@@ -85,3 +88,16 @@ def matching(names: Collection[str], wanted: Callable[[str], bool]) -> list[str]
         return chosen
     meant = {name for alias, name in aliases_of(names).items() if wanted(alias)}
     return [name for name in names if name in meant]
+
+
+class Named(dict[str, Value]):
+    """A dict by the names of hook points; `[alias]` finds what stands under the point's name."""
+
+    def __missing__(self, name: str) -> Value:
+        meant = resolve(name, self)
+        if meant not in self.keys():
+            raise KeyError(name)
+        return self[meant]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and resolve(name, self) in self.keys()

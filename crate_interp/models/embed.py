@@ -22,7 +22,8 @@ class TokenEmbed(nn.Embedding):
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
         """The embedding of each token."""
-        return at_hand(self)[: self.d_vocab]
+        table = at_hand(self)
+        return table if len(table) == self.d_vocab else table[: self.d_vocab]
 
 
 class ClassHead(nn.Linear):

@@ -12,9 +12,10 @@ from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
+from crate_interp.models.aliases import Named
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.compiled import CompiledMixin
-from crate_interp.models.points import NamesFilter, Points, PointsMixin
+from crate_interp.models.points import Hooks, NamesFilter, PointsMixin, without_batch
 from crate_interp.models.refusals import REFUSALS, refuse
 from crate_interp.models.runtime import follow
 from crate_interp.models.sharing import SharedModel
@@ -186,6 +187,26 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
             return out, cache
         return out, CrateCache(cache, self, has_batch_dim=not remove_batch_dim)
 
+    def run_with_hooks(
+        self,
+        *args: object,
+        fwd_hooks: Hooks = (),
+        bwd_hooks: Hooks = (),
+        remove_batch_dim: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Returns the output of a run with hooks; arguments as in TransformerLens.
+
+        With `remove_batch_dim` the hooks see one sample without its batch axis.
+        """
+        wrap = without_batch if remove_batch_dim else lambda hook: hook
+        return super().run_with_hooks(
+            *args,
+            fwd_hooks=[(name, wrap(hook)) for name, hook in fwd_hooks],
+            bwd_hooks=[(name, wrap(hook)) for name, hook in bwd_hooks],
+            **kwargs,
+        )
+
     def get_caching_hooks(
         self,
         names_filter: NamesFilter = None,
@@ -199,7 +220,7 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
 
         The hooks are not yet on the model. The signature is TransformerLens'.
         """
-        cache = {} if cache is None else cache
+        cache = Named() if cache is None else cache
         cut = Slice.unwrap(pos_slice)
         pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
@@ -221,10 +242,31 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
         )
         return cache, forward, backward
 
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict | None = None,
+    ) -> dict:
+        """Adds hooks that fill a dict at each run, until `reset_hooks()`; returns the dict.
+
+        Names are as in `run_with_cache`, aliases too.
+        """
+        cache, forward, backward = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, cache
+        )
+        for name, hook in forward:
+            self.add_hook(name, hook)
+        for name, hook in backward:
+            self.add_hook(name, hook, dir="bwd")
+        return cache
+
     def setup(self) -> None:
         """Names the parts and hook points; called when a model has been built."""
         super().setup()
-        self.hook_dict = Points(self.hook_dict)
+        self.hook_dict = Named(self.hook_dict)
 
     def add_hook(
         self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any

@@ -12,6 +12,8 @@ from crate_interp.models import aliases
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
+Hooks = Sequence[tuple[str | Callable[[str], bool], Callable]]
+
 # Points that fire only while a switch of model.cfg is on, and how to switch it on.
 GATED = {
     "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),
@@ -23,16 +25,6 @@ GATED = {
 }
 
 
-class Points(dict[str, HookPoint]):
-    """The hook points by name, in the model's order; `[alias]` finds a point too."""
-
-    def __missing__(self, name: str) -> HookPoint:
-        meant = aliases.resolve(name, self)
-        if meant not in self:
-            raise KeyError(name)
-        return self[meant]
-
-
 def set_runtime(cfg: CrateConfig, **values: object) -> None:
     """Sets fields of a model's own config that change while it lives.
 
@@ -40,6 +32,21 @@ def set_runtime(cfg: CrateConfig, **values: object) -> None:
     """
     for name, value in values.items():
         object.__setattr__(cfg, name, value)
+
+
+def without_batch(hook: Callable) -> Callable:
+    """Returns a hook that sees and returns an activation of one sample without its batch axis.
+
+    An activation of several samples is left as it is.
+    """
+
+    def one_sample(value: Any, **point: HookPoint) -> Any:
+        if len(value) != 1:
+            return hook(value, **point)
+        out = hook(value[0], **point)
+        return None if out is None else out[None]
+
+    return one_sample
 
 
 class PointsMixin:
@@ -84,7 +91,7 @@ class PointsMixin:
             raise KeyError(f"{name!r} {silent}.")
 
     def _check_name(self, name: str) -> None:
-        if name not in self.hook_dict:
+        if name not in self.hook_dict.keys():  # an alias is no name
             hint = checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
             raise KeyError(f"no hook point is called {name!r}. {hint}")
 
@@ -132,6 +139,10 @@ class PointsMixin:
         for point in chosen:
             self.hook_dict[point].name = point
         return chosen
+
+    def get_hook_point(self, hook_name: str) -> HookPoint | None:
+        """Returns the hook point of a name or alias, or None if there is none."""
+        return self.hook_dict.get(aliases.resolve(hook_name, self.hook_dict))
 
     def set_use_attn_result(self, on: bool) -> None:
         """Sets whether `attn.hook_result` fires.

@@ -49,6 +49,18 @@ REFUSALS: dict[str, str] = {
     ),
 }
 
+# what is no name of a model; each has an error of its own, and the same page shows it
+ASSIGNED: dict[str, str] = {
+    "cfg.field = value": (
+        "a config is frozen, since weights and hook points follow it: model.to(...) moves a model, "
+        "model.set_use_attn_result(True) and its like switch points, another shape is another model"
+    ),
+    "attention_mask [batch, 1, query, key]": (
+        "what a token sees of those before it is the model's: a mask says which tokens are "
+        "padding, [batch, pos], and positions follow from it"
+    ),
+}
+
 
 class RefusedError(AttributeError, NotImplementedError, ValueError):
     """What TransformerLens has and CRATE lacks by meaning.

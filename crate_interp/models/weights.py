@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens import FactoredMatrix
 
-from crate_interp import checks
 from crate_interp.config import CrateConfig
 from crate_interp.models.offload import at_hand
 
@@ -207,7 +206,8 @@ class WeightsMixin:
         from transformer_lens.model_bridge.composition_scores import CompositionScores
         from transformer_lens.utilities.matrix import composition_scores
 
-        checks.one_of("mode", mode, ("Q", "K", "V"))
+        if mode not in ("Q", "K", "V"):
+            raise ValueError(f"mode must be one of 'Q', 'K', 'V', not {mode!r}.")
         right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
         scores = composition_scores(self.OV, right, broadcast_dims=True)
         layers = torch.arange(self.cfg.n_layers, device=scores.device)
