@@ -13,6 +13,7 @@ from crate_interp import checks
 from crate_interp.bridge.building import build
 from crate_interp.bridge.views import BridgedBlock, BridgedNorm
 from crate_interp.config import CrateConfig
+from crate_interp.models.aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.images import ImageMixin
 
@@ -45,7 +46,7 @@ class BridgedModel(HookedModel):
 
     def setup(self) -> None:
         """Names the points of this model. Those of the bridge keep the names that they have."""
-        self.mod_dict, self.hook_dict = {}, {}
+        self.mod_dict, self.hook_dict = {}, Named()
         for name, module in self.named_modules():
             if name and name != "bridge" and not name.startswith("bridge."):
                 module.name = name

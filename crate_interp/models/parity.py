@@ -1,14 +1,12 @@
 """Small methods that TransformerLens' language models have beside their forward."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
-from crate_interp import checks
 from crate_interp.config import CrateConfig
 
 
@@ -59,28 +57,3 @@ class LanguageParity:
         tokens = tokens[None] if tokens.ndim == 1 else tokens
         stream = model(tokens, stop_at_layer=0, **options)
         return stream, tokens, None, cast("Tensor | None", options.get("attention_mask"))
-
-    def get_token_position(
-        self,
-        single_token: str | int,
-        input: str | Tensor,
-        mode: Literal["first", "last"] = "first",
-        prepend_bos: bool | None = None,
-    ) -> int:
-        """Returns where a token stands in a text, or in ids `[pos]` or `[1, pos]`.
-
-        Raises ValueError if it does not occur, for a text of several tokens as `single_token`, and
-        for a batch.
-        """
-        model: Any = self
-        checks.one_of("mode", mode, ("first", "last"))
-        tokens = model.to_tokens(input, prepend_bos) if isinstance(input, str) else input
-        if tokens.ndim == 2 and len(tokens) != 1:
-            raise ValueError(f"ids of shape {list(tokens.shape)}: give one row.")
-        wanted = (
-            model.to_single_token(single_token) if isinstance(single_token, str) else single_token
-        )
-        places = torch.nonzero(tokens.flatten() == wanted).flatten().tolist()
-        if not places:
-            raise ValueError(f"the token {single_token!r} does not occur in the input.")
-        return places[0 if mode == "first" else -1]
