@@ -10,13 +10,14 @@ from crate_interp.models.clip import HookedTextTower
 from crate_interp.models.padding import padded, read_off
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:3]]
 VOCAB, N_CTX = 47, 13
 LENGTHS = (6, 2, 4)
 # a row alone and in a batch go through other shapes of the same products
 CLOSE = dict(atol=1e-6, rtol=1e-6)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=["crate-lm", "nanochat-crate", *SLOW])
 def lm(request):
     return make_lm(request.param).double()
 
@@ -37,9 +38,10 @@ def real_of(row, real, value):
     return value[row][real[row]]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_row_is_the_text_alone(lm, side):
-    rows = texts()
+def test_a_padded_row_is_the_text_alone(name, side):
+    lm, rows = make_lm(name).double(), texts()
     tokens, real = padded(rows, 5, side)
     with torch.no_grad():
         logits, cache = lm.run_with_cache(tokens, attention_mask=real)
