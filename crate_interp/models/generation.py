@@ -20,6 +20,8 @@ from crate_interp.models.tokenizer import is_hugging_face, separator
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
 
+    from crate_interp.models.cache import CrateCache
+
 _RETURNS = ("input", "str", "tokens")
 
 
@@ -39,8 +41,32 @@ class Prompt:
         return torch.cat([self.real, new], dim=1)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What generation was asked for, checked: kind is "str" or "tokens"."""
+
+    prompt: Prompt
+    kind: str
+    sampling: Sampling
+    ending: Stops
+
+
 class GenerateMixin(TextMixin):
-    """`generate` and `generate_stream`, on a causal model."""
+    """`generate` and `generate_stream`, on a causal model.
+
+    Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
+    softmax(logits / temperature), among the `top_k` likeliest or the likeliest that make up
+    `top_p`; `do_sample=False` takes the likeliest. `repetition_penalty` and `freq_penalty` weaken
+    tokens that occurred. Rows end at `eos_token_id`, by default the tokenizer's, or where
+    `stop_strings` or `stopping_criteria` say so, and are then filled up with it.
+
+    Texts of unequal length are padded on the left. Tokens that are padded already need
+    `attention_mask` `[batch, pos]`, or `padding_side="left"` to read it off the pad tokens. Keys
+    and values of earlier tokens are kept (`use_past_kv_cache`); past n_ctx the last n_ctx tokens
+    are read anew at each step, as nanoGPT does. Hooks on the model act. `generator` makes the
+    random numbers, which TransformerLens takes from torch's global state. Different from it:
+    padding counts in no penalty, and `top_k` with `top_p` raises ValueError.
+    """
 
     @torch.no_grad()
     def generate(
@@ -75,53 +101,28 @@ class GenerateMixin(TextMixin):
     ) -> Any:
         """Returns the input with up to `max_new_tokens` more: text for text, ids for ids.
 
-        Arguments and defaults are those of TransformerLens' bridge: tokens are drawn from
-        softmax(logits / temperature), among the `top_k` likeliest or the likeliest that make up
-        `top_p`; `do_sample=False` takes the likeliest. Rows end at `eos_token_id`, by default the
-        tokenizer's separator, or where `stop_strings` or `stopping_criteria` say so, and are then
-        filled up with it. `repetition_penalty` and `freq_penalty` weaken tokens that occurred.
-
-        Texts of unequal length are padded on the left. Tokens that are padded already need
-        `attention_mask` `[batch, pos]`, or `padding_side="left"` to read it off the pad tokens.
-        return_type: "str" or "tokens"; "input" is like the input. Text comes without special
-        tokens. `output_logits` returns a transformers output with `.sequences` and a `.logits`
-        `[batch, d_vocab]` per step; `return_cache` and `return_input_tokens` add the cache of a run
-        over the result (of one row; `names_filter`, `device` as in run_with_cache), and the tokens
-        that were read.
-
-        Keys and values of earlier tokens are kept (`use_past_kv_cache`); past n_ctx the last n_ctx
-        tokens are read anew at each step, as nanoGPT does. Hooks on the model act. generator: of
-        the random numbers, which TransformerLens takes from torch's global state. Different from
-        it: padding counts in no penalty, and `top_k` with `top_p` raises ValueError.
+        return_type: "str" (without special tokens) or "tokens"; "input" is like the input.
+        `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch, d_vocab]`
+        per step. `return_cache` adds the cache of a run over the result, of one row (`names_filter`
+        and `device` as in run_with_cache); `return_input_tokens` the tokens that were read. Raises
+        for what a model of text has no use for.
         """
         _check_possible(input, pixel_values, forced_bos_token_id)
-        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        kind = _return_type(return_type, prompt)
         sampling = Sampling(
             do_sample, top_k, top_p, temperature, freq_penalty, repetition_penalty, generator
         )
-        ending = stops(
-            self, stop_at_eos, eos_token_id, stop_strings, stopping_criteria, len(prompt.tokens)
-        )
-        if kind == "str":
-            self._tokenizer()  # or say now that there is none
+        ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
+        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
+        job = _job(self, prompt, return_type, sampling, ends)
         if return_cache:
             _check_cached(self, prompt, max_new_tokens)
         tokens, logits = prompt.tokens, []
-        for chosen, scores in _steps(
-            self, prompt, max_new_tokens, sampling, ending, use_past_kv_cache, verbose
-        ):
+        for chosen, scores in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
             tokens = torch.cat([tokens, chosen[:, None]], dim=1)
             logits += [scores] if output_logits else []
-        out = _shaped(self, tokens, kind, logits if output_logits else None)
-        more = ()
-        if return_cache:
-            run: Any = self
-            mask = prompt.mask(tokens.shape[1])
-            more = run.run_with_cache(
-                tokens, names_filter=names_filter, device=device, attention_mask=mask
-            )[1:]
-        more += (prompt.tokens,) if return_input_tokens else ()
+        more = [_cache(self, prompt, tokens, names_filter, device)] if return_cache else []
+        more += [prompt.tokens] if return_input_tokens else []
+        out = _shaped(self, tokens, job.kind, logits if output_logits else None)
         return (out, *more) if more else out
 
     @torch.no_grad()
@@ -158,18 +159,15 @@ class GenerateMixin(TextMixin):
         """
         checks.count("max_tokens_per_yield", max_tokens_per_yield)
         _check_possible(input, None, forced_bos_token_id)
-        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        text = _Writer(self) if _return_type(return_type, prompt) == "str" else None
         sampling = Sampling(
             do_sample, top_k, top_p, temperature, freq_penalty, repetition_penalty, generator
         )
-        ending = stops(
-            self, stop_at_eos, eos_token_id, stop_strings, stopping_criteria, len(prompt.tokens)
-        )
+        ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
+        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
+        job = _job(self, prompt, return_type, sampling, ends)
+        text = _Writer(self) if job.kind == "str" else None
         part: Tensor = prompt.tokens
-        for chosen, _ in _steps(
-            self, prompt, max_new_tokens, sampling, ending, use_past_kv_cache, verbose
-        ):
+        for chosen, _ in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
             part = torch.cat([part, chosen[:, None]], dim=1)
             if part.shape[1] >= max_tokens_per_yield:
                 yield part if text is None else text.write(part)
@@ -182,16 +180,11 @@ class GenerateMixin(TextMixin):
 
 
 def _steps(
-    model: Any,
-    prompt: Prompt,
-    max_new_tokens: int,
-    sampling: Sampling,
-    ending: Stops,
-    use_past: bool,
-    verbose: bool,
+    model: Any, job: Job, max_new_tokens: int, use_past: bool, verbose: bool
 ) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
     """Yields the token of each row, and the logits it was chosen by, until every row has ended."""
     checks.count("max_new_tokens", max_new_tokens, least=0)
+    prompt, ending = job.prompt, job.ending
     tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx
     over = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     steps = tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
@@ -204,7 +197,7 @@ def _steps(
             cut = None if mask is None else mask[:, -n_ctx:]
             logits = model(tokens[:, -n_ctx:], attention_mask=cut)
         logits = logits[:, -1]
-        chosen = sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
+        chosen = job.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
         if ending.active:
             chosen = chosen.masked_fill(over, ending.filler)
         tokens = torch.cat([tokens, chosen[:, None]], dim=1)
@@ -270,14 +263,23 @@ def _prompt(
     return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
 
 
-def _return_type(return_type: str, prompt: Prompt) -> str:
-    """Returns "str" or "tokens"; raises ValueError for anything but these and "input"."""
+def _job(
+    model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
+) -> Job:
+    """Returns what is to be done; raises ValueError for what cannot be, before work starts."""
     if return_type not in _RETURNS:
         raise ValueError(
             f"return_type={return_type!r}: give 'input', 'str' or 'tokens'; the stream of the "
             "tokens is model(tokens, stop_at_layer=0)."
         )
-    return ("str" if prompt.as_text else "tokens") if return_type == "input" else return_type
+    stop_at_eos, eos_token_id, strings, criteria = ends
+    ending = stops(model, stop_at_eos, eos_token_id, strings, criteria, len(prompt.tokens))
+    kind = return_type
+    if kind == "input":
+        kind = "str" if prompt.as_text else "tokens"
+    if kind == "str":
+        model._tokenizer()  # or say now that there is none
+    return Job(prompt, kind, sampling, ending)
 
 
 def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
@@ -292,6 +294,16 @@ def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None
             f"return_cache=True runs the model on all of up to {count} tokens, and it takes "
             f"n_ctx={model.cfg.n_ctx}: give fewer max_new_tokens."
         )
+
+
+def _cache(
+    model: Any, prompt: Prompt, tokens: Tensor, names_filter: Any, device: Any
+) -> "CrateCache":
+    """Returns the cache of a run over what was generated, with the mask that it was made with."""
+    mask = prompt.mask(tokens.shape[1])
+    return model.run_with_cache(
+        tokens, names_filter=names_filter, device=device, attention_mask=mask
+    )[1]
 
 
 def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:
@@ -319,7 +331,6 @@ class _Writer:
     """Makes text of parts of token ids; what ends in a piece of a character waits for its rest."""
 
     def __init__(self, model: TextMixin) -> None:
-        model._tokenizer()  # or say now that there is none
         self.model, self.rows, self.written = model, [], []
 
     def write(self, part: Int[Tensor, "batch part"]) -> str | list[str]:

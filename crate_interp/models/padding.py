@@ -27,6 +27,8 @@ def padding_of(
         if before is None:
             return None
         return Padding(torch.cat([before, before.new_ones(batch, n_new)], dim=1))
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"attention_mask is {type(mask).__name__}: give a tensor of 0 and 1.")
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != (batch, length + n_new):
         whole = f", the {length} of the past first" if length else ""
