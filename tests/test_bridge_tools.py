@@ -61,10 +61,10 @@ def test_patching_is_that_of_the_model(name):
     corrupt = input_of(name, seed=2)
     _, cache = model.run_with_cache(clean)
     _, same = bridge.run_with_cache(clean)
-    for sweep in (patching.get_act_patch_attn_head_v_all_pos, patching.get_act_patch_resid_pre):
-        wanted = sweep(model, corrupt, cache, metric)
-        assert torch.equal(sweep(bridge, corrupt, same, metric), wanted)
-        assert wanted.std() > 0
+    sweep = patching.get_act_patch_attn_head_v_all_pos
+    wanted = sweep(model, corrupt, cache, metric)
+    assert torch.equal(sweep(bridge, corrupt, same, metric), wanted)
+    assert wanted.std() > 0
     wanted = attribution_patch(model, clean, corrupt, metric)
     found = attribution_patch(bridge, clean, corrupt, metric)
     assert found.node_scores == wanted.node_scores
@@ -106,6 +106,7 @@ def written():
     return model, ci.to_bridge(model)
 
 
+@pytest.mark.slow
 def test_text_goes_in_as_it_goes_into_the_model(written):
     model, bridge = written
     core = model.tokenizer
