@@ -192,6 +192,7 @@ def _tokenizer(folder: Path) -> object:
     """Returns the tokenizer that lies beside the weights, or None."""
     if not (folder / _TOKENIZER).exists():
         return None
-    from transformers import AutoTokenizer
+    # no AutoTokenizer: it would ask whether to run a class that lies in the folder
+    from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from crate_interp import checks
-from crate_interp.probes.activity import activity
 from crate_interp.probes.codes import sparsity
+from crate_interp.probes.directions import ranks
 from crate_interp.probes.masks import segmentation
 from crate_interp.probes.objectives import objective
 from crate_interp.probes.patterns import attention
 from crate_interp.probes.probe import Probe
-from crate_interp.probes.ranks import ranks
 from crate_interp.probes.rates import compression
+from crate_interp.probes.sparse import activity
 from crate_interp.probes.weights import alignment
 
 _BUILT_IN = {
