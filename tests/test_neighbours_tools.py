@@ -35,17 +35,12 @@ def test_captum_attributes_a_class_to_a_layer():
     from captum.attr import IntegratedGradients, LayerIntegratedGradients
 
     model, images = make().double(), pictures(1).double()
-    base = torch.zeros_like(images)
+    base = pictures(1, seed=1).double()
     change = float((model(images) - model(base)).detach()[0, 3])
-    for method, options in (
-        (LayerIntegratedGradients(model, model.blocks[1]), {}),
-        (IntegratedGradients(model), {}),
-    ):
-        found, delta = method.attribute(
-            images, base, target=3, n_steps=200, return_convergence_delta=True, **options
-        )
-        assert float(delta.abs().max()) < 0.05 * abs(change)
-        assert abs(float(found.detach().sum()) - change) < 0.05 * abs(change)
+    for method in (LayerIntegratedGradients(model, model.blocks[1]), IntegratedGradients(model)):
+        found = method.attribute(images, base, target=3, n_steps=100, method="riemann_middle")
+        # complete, but for the steps: with 400 of them the sum is 5e-4 off, with 100 it is 2e-3
+        assert abs(float(found.detach().sum()) - change) < 0.01 * abs(change)
 
 
 @pytest.mark.parametrize("build", [make, make_lm])
