@@ -148,6 +148,7 @@ def test_a_second_implementation_of_text(text):
     assert result.meta["settings"]["loss"] == "next token" and result.meta["unit"] == "windows"
 
 
+@pytest.mark.slow
 def test_heads(vision):
     model, data = vision
     sae = random_sae(35, architecture="topk", k=4).double()

@@ -23,7 +23,15 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
 from crate_interp.saes.baselines import Constant, Moments, shuffled
-from crate_interp.saes.coders import Coder, active, check_coder, flat, matched, reconstructed
+from crate_interp.saes.coders import (
+    Coder,
+    active,
+    check_coder,
+    encoded,
+    flat,
+    matched,
+    reconstructed,
+)
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
 from crate_interp.saes.splicing import check_point
 from crate_interp.surgeries.answers import check_answers, classes_of
@@ -167,7 +175,7 @@ def _means(chunk: Chunk, plan: _Plan) -> None:
 def _add(x: Tensor, hook: Any, plan: _Plan, mask: Tensor | None) -> None:
     point, sae = hook.name, plan.saes[hook.name]
     vectors = _vectors(sae, x, point)
-    acts, _ = reconstructed(sae, x, point)
+    acts = encoded(sae, matched(sae, flat(sae, x, point)), point)
     weight = _weights(vectors, mask).flatten() > 0
     rows = vectors.flatten(0, -2)[weight]
     number = int(active(acts).flatten(0, -2)[weight].sum())
