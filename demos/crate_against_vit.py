@@ -132,6 +132,18 @@ def accuracies(seeds: tuple[int, ...] = SEEDS) -> str:
     return "; ".join(said) + "; chance 10 %."
 
 
+def caution(seeds: tuple[int, ...] = SEEDS) -> str:
+    """Returns what a difference may rest on beside the design, or "" if accuracies overlap."""
+    tests = {kind: [facts_of(kind, seed)["test"] for seed in seeds] for kind in KINDS}
+    for better, worse in (("crate", "vit"), ("vit", "crate")):
+        if min(tests[better]) > max(tests[worse]):
+            return (
+                f"Caution: under this budget every {NAMES[better]} answers better than every "
+                f"{NAMES[worse]}, so part of a difference may be how far each got.\n"
+            )
+    return ""
+
+
 def compared(sweeps: dict[Network, ci.SweepResult]) -> ci.Comparison:
     """Returns the comparison of both kinds, layer by layer, beside what they started from."""
     groups = {
@@ -168,7 +180,7 @@ def seeds_against_seeds(out: Path, data: str | None, limit: int | None) -> None:
     said = (
         f"{text(rows)}\n\nExact zeros in the code: CRATE {share['crate']:.3f}, ViT "
         f"{share['vit']:.3f}. A GELU has none by construction, so no verdict rests on them.\n\n"
-        f"{finding(rows, len(SEEDS))}\n"
+        f"{finding(rows, len(SEEDS))}\n{caution()}"
     )
     print(said)
     (out / "finding.txt").write_text(said)

@@ -15,6 +15,9 @@ texture are for training. The object keeps its 28x28 pixels and lies anywhere in
 the picture: that is learnt in minutes, where objects of any size take hours. Training sees labels
 only. The first 2,000 training objects are held out for the choice of the learning rate.
 
+Held-out accuracy of the pilot (200 steps, seed 99, rates 5e-4 1e-3 2e-3 4e-3): CRATE 16.8 24.0
+35.4 24.7 %, ViT 21.8 22.9 16.9 20.6 %.
+
 You can interrupt it at any time: the same command goes on from where it stopped, and leaves a model
 alone that is done. Each is written into demos/weights (--weights) as soon as it is trained.
 """

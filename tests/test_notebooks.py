@@ -27,6 +27,7 @@ SHOWN = {  # what their outputs must hold, and how many pictures
     "06_watch_it_learn": ("Answer: the rate", 3),
     "07_crate_alpha_from_the_hub": ("Answer, for a random network", 0),
     "08_do_the_job_better": ("Answer: not measurably", 1),
+    "09_is_it_crate_or_any_transformer": ("Answer: training brings", 2),
 }
 NAMES = list(SHOWN)
 CLAIMS = {  # in how many of the three networks of notebook 05 each holds, as its top says

@@ -122,3 +122,18 @@ def test_what_is_not_there_is_said_before_any_work(monkeypatch, tmp_path):
         demo.one_against_one(alone)
     with pytest.raises(SystemExit, match="measured on their own test composites"):
         demo.seeds_against_seeds(tmp_path, "voc:somewhere", None)
+
+
+@pytest.mark.parametrize(
+    ("crate", "vit", "words"),
+    [
+        ((0.6, 0.5), (0.4, 0.3), "every CRATE answers better than every ViT"),
+        ((0.4, 0.3), (0.6, 0.5), "every ViT answers better than every CRATE"),
+        ((0.6, 0.3), (0.4, 0.5), ""),
+    ],
+)
+def test_accuracies_apart_are_said_beside_the_finding(crate, vit, words, monkeypatch):
+    tests = {"crate": crate, "vit": vit}
+    monkeypatch.setattr(demo, "facts_of", lambda kind, seed: {"test": tests[kind][seed]})
+    said = demo.caution((0, 1))
+    assert (words in said) if words else said == ""
