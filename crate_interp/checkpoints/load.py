@@ -58,15 +58,7 @@ def load(
     Raises CheckpointError for everything that can be wrong with a source or an argument.
     """
     dtype = torch.float32 if dtype is None else dtype
-    if dtype not in DTYPES:
-        raise CheckpointError(
-            f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
-        )
-    if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
-        raise CheckpointError(
-            f"cannot load {source!r}: "
-            "give a file, a folder, a name of ci.list_models(), or a state dict."
-        )
+    _check_arguments(source, dtype)
     place = _device(device)
     net = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
     try:
@@ -88,6 +80,18 @@ def load(
         return model.to(place)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise CheckpointError(f"device={str(place)!r} cannot take the model: {error}") from None
+
+
+def _check_arguments(source: object, dtype: object) -> None:
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
+        )
+    if not isinstance(source, (str, Path, Mapping, torch.nn.Module)) or source == "":
+        raise CheckpointError(
+            f"cannot load {source!r}: "
+            "give a file, a folder, a name of ci.list_models(), or a state dict."
+        )
 
 
 def _device(device: str | torch.device) -> torch.device:
