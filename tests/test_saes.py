@@ -14,6 +14,11 @@ ACTS, ERROR = f"{POINT}.hook_sae_acts_post", f"{POINT}.hook_sae_error"
 PARTS = ["hook_sae_input", "hook_sae_acts_post", "hook_sae_recons", "hook_sae_output"]
 
 
+@pytest.fixture
+def model():
+    return make("crate-alpha")
+
+
 class Identity:
     """W_enc = [I, -I], ReLU: the reconstruction is exact."""
 

@@ -140,6 +140,7 @@ def test_a_second_implementation_of_images(vision, labels, kind):
         assert row(result)["clean"] == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_second_implementation_of_text(text):
     lm, data = text
     sae = random_sae().double()
@@ -217,6 +218,7 @@ def test_pca_has_as_many_components_as_the_autoencoder_features(vision):
     assert row(result, "pca")["variance_explained"] == pytest.approx(share, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_shuffled_weights_are_the_same_numbers(vision):
     model, data = vision
     sae = random_sae(architecture="topk", k=5).double()
