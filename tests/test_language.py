@@ -281,7 +281,8 @@ def test_configs_that_cannot_be_used():
     )
     size = dict(d_model=8, n_layers=1, n_heads=2, n_ctx=5, d_vocab=7)
     refuses(
-        "pool='mean': models of family 'crate-lm' have no pool; models of kind vision have it",
+        "pool='mean': models of family 'crate-lm' have no pool; models of kind vision and bridged "
+        "vision have it",
         lambda: ci.CrateConfig(family="crate-lm", pool="mean", **size),
     )
     refuses(

@@ -54,7 +54,11 @@ def from_contents(
 
 
 def from_own(
-    cfg: SAEConfig, tensors: Mapping[str, Tensor], given: dict[str, Any], where: str, dtype: Any
+    cfg: SAEConfig,
+    tensors: Mapping[str, Tensor],
+    given: dict[str, Any],
+    where: str,
+    dtype: torch.dtype | None,
 ) -> SparseAutoencoder:
     """Returns the sparse autoencoder of a folder that save_pretrained wrote.
 

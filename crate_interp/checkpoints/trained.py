@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from crate_interp.checkpoints import own
@@ -81,7 +82,9 @@ def is_hooked(tensors: Mapping[str, Any]) -> bool:
     return any(key.endswith(_ANCHORS) for key in tensors)
 
 
-def from_hooked(contents: Contents, fields: Mapping[str, Any], where: str, dtype: Any) -> Any:
+def from_hooked(
+    contents: Contents, fields: Mapping[str, Any], where: str, dtype: torch.dtype | None
+) -> Any:
     """Returns the model of tensors that have a hooked model's own names, after any one prefix.
 
     What lies beside the model, such as the weights of a loss, is left out with a warning. Raises

@@ -174,7 +174,9 @@ def _kept(
     if not (place / META).is_file():
         return None
     found = SweepResult.load(place)
-    wanted = SweepResult(found.stored, data_meta(model, samples, batch_size) | probes_meta(probes))
+    wanted = SweepResult(
+        found.stored, data_meta(model, samples, batch_size) | probes_meta(probes, model)
+    )
     same = all(found.meta.get(name) == wanted.meta[name] for name in _SAME)
     return found if same else None
 

@@ -1,6 +1,6 @@
 """When generation ends: at a stop token, at a text, or where a criterion says so."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ class Stops:
 
     ends: tuple[int, ...] = ()
     filler: int = 0
-    criteria: Any = None  # a transformers StoppingCriteriaList
+    criteria: Callable[..., Tensor] | None = None  # a transformers StoppingCriteriaList
 
     @property
     def active(self) -> bool:
