@@ -58,7 +58,7 @@ def from_own(
     tensors: Mapping[str, Tensor],
     given: dict[str, Any],
     where: str,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ) -> SparseAutoencoder:
     """Returns the sparse autoencoder of a folder that save_pretrained wrote.
 

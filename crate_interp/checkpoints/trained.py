@@ -83,7 +83,7 @@ def is_hooked(tensors: Mapping[str, Any]) -> bool:
 
 
 def from_hooked(
-    contents: Contents, fields: Mapping[str, Any], where: str, dtype: torch.dtype | None
+    contents: Contents, fields: Mapping[str, Any], where: str, dtype: torch.dtype
 ) -> Any:
     """Returns the model of tensors that have a hooked model's own names, after any one prefix.
 
