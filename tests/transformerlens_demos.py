@@ -40,7 +40,7 @@ DRAWS = (
 WEIGHTS: dict[tuple[str, int], str] = {
     ("Main_Demo", 58): "cfg.checkpoint_value: which published step of training was loaded",
 }
-IDS = 12_000  # of the vocabulary: the notebooks draw random ids up to 10,000
+IDS = 20_480  # of the vocabulary: the notebooks draw random ids up to 20,000
 # notebook -> family, where it is not crate-lm: this notebook reads neurons, and there the atoms of
 # different layers do not add up to the stream; in nanochat-crate they do
 FAMILIES = {"Direct_Logit_Attribution_Demo": "nanochat-crate"}
