@@ -7,6 +7,9 @@
 # make tables     audit the embedded models and print the table of the README
 # make fuzz       10,000 damaged files for each layout
 # make kill       200 SIGKILLs at random moments of everything that writes a folder
+# make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
+# make transformerlens  TransformerLens' own tests and six of its tutorials on our models
+# make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures
 # make maskcut    300 grids against the dense solver, an hour
@@ -17,7 +20,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 OUT ?= runs/first
 
-.PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables clean
+.PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables pairs \
+	transformerlens oldest clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -59,6 +63,16 @@ pictures: $(READY)
 
 tables: $(READY)
 	$(BIN)/python demos/tables.py
+
+pairs: $(READY)
+	$(BIN)/python demos/crate_against_vit.py --out runs/crate-against-vit
+
+transformerlens: $(READY)
+	$(BIN)/python tests/transformerlens_suite.py -n 2
+	$(BIN)/python tests/transformerlens_demos.py
+
+oldest:
+	bash tests/oldest.sh $(PYTHON)
 
 notebooks: $(READY)
 	$(BIN)/python demos/run_notebooks.py --out runs/notebooks

@@ -93,8 +93,9 @@ def from_hooked(
     """
     if "family" not in fields:
         raise CheckpointError(
-            f"{where} has the names of a hooked model, which do not say its config. Give it: "
-            "ci.load(..., config=model.cfg), or config='path/to/config.json'; or write "
+            f"{where} has no config.json beside it, and its names, those of a hooked model, do "
+            "not say the config. Give it: ci.load(..., config=model.cfg), or "
+            "config='path/to/config.json'; or write "
             "model.save_pretrained(folder) and load the folder."
         )
     cfg = CrateConfig.from_dict(dict(fields))

@@ -7,7 +7,7 @@ from torch import Tensor
 def readable(x: Tensor) -> bool:
     """Tells whether Python may look at the values of a tensor, for a check or a choice.
 
-    It may not under torch.compile, torch.export, torch.jit.trace and torch.func.vmap or a gradient
+    It may not under torch.compile, torch.export, a trace of jit and torch.func.vmap or a gradient
     of torch.func, nor on the meta device, nor of a subclass that only stands for values, as
     FakeTensor does. A forward that would read them there could not be traced, or would be traced
     for one input alone.
