@@ -17,5 +17,5 @@ def readable(x: Tensor) -> bool:
         or x.is_meta
         or type(x) not in (Tensor, torch.nn.Parameter)
         or torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
-        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or torch._C._get_tracing_state() is not None
     )
