@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import MagicMock
 
+import tqdm
+
 import transformerlens_sdist
 import transformerlens_shim
 
@@ -101,6 +103,8 @@ def prepare(source: Path, folder: Path) -> None:
     transformerlens_shim.install()
     for name in DRAWS:
         sys.modules[name] = MagicMock()
+    sys.modules["tqdm.notebook"] = tqdm  # its bars are widgets, which draw
+    tqdm.notebook = tqdm  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> int:
