@@ -177,6 +177,8 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
         use hooks of direction "bwd" around a loss of your own.
         """
         backward = bool(kwargs.get("incl_bwd"))
+        if isinstance(kwargs.get("device"), str):  # TransformerLens' own types want an object
+            kwargs["device"] = torch.device(kwargs["device"])
         if backward:
             check_backward(kwargs.get("stop_at_layer"))
         try:
