@@ -87,3 +87,17 @@ def test_at_in_a_language_model():
     lm = make_lm()
     _, cache = lm.run_with_cache(torch.randint(47, (2, 7)))
     assert cache.at("mlp.hook_post", -3).shape[:2] == (2, 7)
+
+
+def test_the_norm_of_a_stack_is_without_weight_and_bias():
+    model = make_lm("crate-lm")
+    with torch.no_grad():
+        model.ln_final.weight.uniform_(0.5, 2)
+    logits, cache = model.run_with_cache(torch.arange(6)[None])
+    stack = cache.accumulated_resid(layer=-1)
+    scaled = cache.apply_ln_to_stack(stack, layer=-1)[-1]
+    bias = getattr(model.ln_final, "bias", None)
+    whole = scaled * model.ln_final.weight + (0 if bias is None else bias)
+    torch.testing.assert_close(whole @ model.W_U + model.b_U, logits)
+    normed = cache.accumulated_resid(layer=-1, apply_ln=True)[-1]
+    torch.testing.assert_close(normed @ model.W_U + model.b_U, logits)

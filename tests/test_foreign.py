@@ -272,3 +272,21 @@ def test_options_that_a_bridge_does_not_tell():
     assert PLAIN["resize"] == pair("vit")[1].cfg.resize
     with pytest.raises(ValueError, match="the bridge has no tokenizer"):
         model.to_tokens("text")
+
+
+def test_tokens_and_masks_that_do_not_fit_are_refused_in_a_line():
+    model = pair("gpt2")[1]
+    tokens = inputs("gpt2")
+    longest = model.network.config.max_position_embeddings
+    for bad, match in (
+        (torch.full((1, 3), VOCAB), f"tokens go from {VOCAB} to {VOCAB}"),
+        (torch.zeros(1, longest + 1, dtype=torch.long), f"at most n_ctx={longest}"),
+        (tokens.double(), "the model takes whole numbers"),
+        ("text", "the bridge has no tokenizer"),
+    ):
+        for options in ({}, {"return_type": None}, {"stop_at_layer": 1}):
+            with pytest.raises(ValueError, match=match):
+                model(bad, **options)
+    with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 2\]: give one row"):
+        model(tokens, attention_mask=torch.ones(2, 2))
+    assert torch.equal(model(tokens[0]), model(tokens[:1]))

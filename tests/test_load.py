@@ -220,6 +220,7 @@ def test_unknown_layouts(model):
         {"a": torch.ones(2), "b": torch.ones(3)},
         n_heads=1,
     )
+    fails("ci.bridge.load loads ViT, DeiT", {"vit.layernorm.weight": torch.ones(2)}, n_heads=1)
     fails(
         r"family='vit' has no known layout: give one of 'crate', 'crate-alpha'",
         published_layout(model),

@@ -1,6 +1,6 @@
 """Hooked models over a TransformerLens bridge: what sweeps, probes and pages take."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.images import ImageMixin
+from crate_interp.models.token_checks import check_ids
 
 
 class _Stopped(Exception):
@@ -196,9 +197,15 @@ class BridgedLM(BridgedModel):
         """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
 
         return_type: "logits", "loss", "both", or None, which computes no logits. options: of the
-        bridge's forward. `stop_at_layer=l` returns the stream before layer l.
+        bridge's forward. `stop_at_layer=l` returns the stream before layer l. Raises ValueError for
+        text without a tokenizer, for tokens that the network cannot look up, and for an
+        `attention_mask` without one number per token.
         """
         bridge: Any = self.bridge
+        if isinstance(tokens, Tensor):
+            self._check_tokens(tokens, options)
+        else:
+            self._check_tokenizer()
         if stop_at_layer is None and return_type is not None:
             return bridge(tokens, return_type=return_type, **options)
         given = tokens if isinstance(tokens, Tensor) else bridge.to_tokens(tokens)
@@ -287,6 +294,22 @@ class BridgedLM(BridgedModel):
             )
         rows = [joined[start : start + n_ctx] for start in starts]
         return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
+
+    def _check_tokens(self, tokens: Tensor, options: Mapping[str, Any]) -> None:
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        config = self.network.config
+        # rotations go on past the length that a network was trained with; learned positions end
+        rotates = getattr(self.cfg, "rotations", False)
+        most = None if rotates else getattr(config, "max_position_embeddings", None)
+        check_ids(tokens, config.vocab_size, tokens.shape[-1], most)
+        mask = options.get("attention_mask")
+        if options.get("past_key_values") is None and isinstance(mask, Tensor) and mask.ndim == 2:
+            wanted = list(tokens.shape)
+            if list(mask.shape) != wanted:
+                raise ValueError(
+                    f"attention_mask has shape {list(mask.shape)}: give one row per text and one "
+                    f"number per token, {wanted}."
+                )
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer is None:

@@ -91,10 +91,10 @@ def from_hooked(
     CheckpointError without a family among the fields, and unless the parameters of exactly one
     model are there.
     """
-    if "family" not in fields:
+    if not {"family", "d_model", "n_layers"} <= set(fields):
         raise CheckpointError(
             f"{where} has no config.json beside it, and its names, those of a hooked model, do "
-            "not say the config. Give it: ci.load(..., config=model.cfg), or "
+            "not say the config. Give all of it: ci.load(..., config=model.cfg), or "
             "config='path/to/config.json'; or write "
             "model.save_pretrained(folder) and load the folder."
         )

@@ -143,7 +143,11 @@ class CrateCache(ActivationCache):
     def apply_ln_to_stack(
         self, residual_stack: Tensor, layer: int | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Returns a stack after the norm that reads it; arguments as in TransformerLens.
+        """Returns a stack centred and scaled by the norm that reads it; as in TransformerLens.
+
+        The weight and bias of the norm are left out, which the models keep apart. For logits of a
+        stream take `cache.logit_lens()`, or
+        `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`, which have them.
 
         Different from it: if the model has no final norm (CRATE-LM vanilla) the stack before the
         unembedding is not centred, only sliced.

@@ -14,6 +14,11 @@ def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
     vocabulary lacks. While a model is traced (crate_interp/models/tracing.py) the ids cannot be
     read; what the lookup does with a bad one is then torch's affair.
     """
+    check_ids(tokens, cfg.d_vocab, count, cfg.n_ctx)
+
+
+def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> None:
+    """Does what `check_tokens` does, without a config. n_ctx: None if there is no limit."""
     if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
         raise ValueError(
             f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
@@ -21,15 +26,12 @@ def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
         )
     if 0 in tokens.shape:
         raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
-    if count > cfg.n_ctx:
+    if n_ctx is not None and count > n_ctx:
         raise ValueError(
-            f"there are {count} tokens, the model takes at most n_ctx={cfg.n_ctx}: cut them "
-            "shorter."
+            f"there are {count} tokens, the model takes at most n_ctx={n_ctx}: cut them shorter."
         )
     if not readable(tokens):
         return
     low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= cfg.d_vocab:
-        raise ValueError(
-            f"tokens go from {low} to {high}, the vocabulary from 0 to {cfg.d_vocab - 1}."
-        )
+    if low < 0 or high >= d_vocab:
+        raise ValueError(f"tokens go from {low} to {high}, the vocabulary from 0 to {d_vocab - 1}.")

@@ -48,5 +48,6 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(
-        f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}."
+        f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}. "
+        "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )
