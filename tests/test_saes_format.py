@@ -103,6 +103,7 @@ def refused(folder, match, **given):
         (dict(hook_head_index=3), "hook_head_index=3 is not known"),
         (dict(apply_b_dec_to_input="yes"), "apply_b_dec_to_input='yes': give True or False"),
         (dict(d_sae=-5), "its config says d_sae=-5, the tensors make it 11"),
+        (dict(d_in="y" * 10**6), "^.{,400}the tensors make it 7.$"),
         (dict(d_in=2**60), "d_in=1152921504606846976, the tensors make it 7"),
         (dict(architecture="topk", k=2**70), "k=1180591620717411303424: give a whole number"),
         (dict(architecture="topk", k=12), "k=12 is more than the d_sae=11 features"),

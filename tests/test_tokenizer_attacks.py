@@ -80,7 +80,15 @@ REFUSED = {
     "a long chain": ("normalizer", chain(*[{"type": "NFC"}] * 9)),
     "no chain": ("normalizer", {"type": "Sequence", "normalizers": {}}),
     "a decoder that grows": ("decoder", swell(10)),
-    "a decoder of no list": ("decoder", {"type": "Fuse"}),
+    "a decoder of no list": ("decoder", {"type": "CTC"}),
+    "a replacement that is longer": (
+        "normalizer",
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"},
+    ),
+    "a replacement by a pattern": (
+        "normalizer",
+        {"type": "Replace", "pattern": {"Regex": "a"}, "content": "a"},
+    ),
     "a regular expression": ("pre_tokenizer", split("(a+)+$")),
     "the square of a text": ("pre_tokenizer", split("a+b|a")),
     "a long string": ("pre_tokenizer", split("a") | {"pattern": {"String": "a" * 17}}),

@@ -1,12 +1,14 @@
 """ci.bridge.load: any model by name, folder or repo, a CRATE or a black box of transformers."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from crate_interp import checks
+from crate_interp.bridge import weights
 from crate_interp.bridge.preprocessor import preprocessing
 from crate_interp.checkpoints import hub, registry
 from crate_interp.checkpoints.load import load as load_crate
@@ -14,6 +16,7 @@ from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config.families import SUBSPACES
 from crate_interp.errors import CheckpointError
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.tokenizer import check, safely
 
 # model_type in config.json -> classes of transformers that it may name; the last stands in for any
 # other, and has no head
@@ -31,8 +34,8 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "qwen2": ("Qwen2ForCausalLM",),
 }
 _POOLED = ("ViTModel", "DeiTModel")  # with a pooler unless told otherwise, which is no part of it
-_WEIGHTS, _SHARDS, _CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-_TOKENIZER = "tokenizer.json"
+_WEIGHTS, _SHARDS, _CONFIG = weights.WEIGHTS, weights.SHARDS, "config.json"
+_TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
 _BESIDE = (
     "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt",
@@ -75,8 +78,9 @@ def load(
         return model.to(torch.device(device))
     except CheckpointError:
         raise
-    except (ValueError, OSError, RuntimeError, KeyError, TypeError, ImportError) as error:
-        raise CheckpointError(f"{source} cannot be loaded: {error}") from error
+    except Exception as error:  # what transformers raises at a config has no common class
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{source} cannot be loaded: {words[:_MOST_WORDS]}") from error
 
 
 def _folder(
@@ -124,10 +128,7 @@ def _downloaded(repo: str, config: Path, net: dict) -> Path:
             index = read_json(hub.fetch(repo, _SHARDS, revision=commit, **net))
         except hub.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
-        shards = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(shards, dict):
-            raise CheckpointError(f"{repo}/{_SHARDS} has no weight_map.") from None
-        files = sorted({str(name) for name in shards.values()})
+        files = weights.shards_of(index, f"{repo}/{_SHARDS}")
     for name in files:
         hub.fetch(repo, name, revision=commit, **net)
     for name in _BESIDE:
@@ -150,6 +151,9 @@ def _bridged(
 ) -> HookedModel:
     if not (folder / _WEIGHTS).exists() and not (folder / _SHARDS).exists():
         raise CheckpointError(_no_safetensors(str(folder)))
+    for path in folder.iterdir():  # transformers opens some that are not asked for here
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(f"{path} is no regular file.")
     from crate_interp.bridge.building import build
     from crate_interp.bridge.foreign import from_bridge
 
@@ -164,13 +168,22 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     """Returns the network of transformers, with every parameter from the file."""
     import transformers
 
-    config = read_json(folder / _CONFIG)
+    config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
+    sizes = weights.sizes_of(folder)
+    weights.check_counts(config, sizes, where)
     known = BLACK_BOXES[config["model_type"]]
     asked = (config.get("architectures") or [None])[0]
     name = asked if asked in known else known[-1]
     whole = {"add_pooling_layer": False} if name in _POOLED and asked != name else {}
-    network, info = getattr(transformers, name).from_pretrained(
+    kind = getattr(transformers, name)
+    if config.get("quantization_config") is not None:
+        raise CheckpointError(f"{where} has a quantization_config: give plain weights.")
+    read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
+    read._attn_implementation = "eager"  # a config may name one of the Hub, which is code
+    weights.check_total(kind, read, sizes, where)
+    network, info = kind.from_pretrained(
         folder,
+        config=read,
         attn_implementation="eager",
         use_safetensors=True,
         local_files_only=True,
@@ -189,10 +202,21 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _tokenizer(folder: Path) -> object:
-    """Returns the tokenizer that lies beside the weights, or None."""
-    if not (folder / _TOKENIZER).exists():
+    """Returns the tokenizer that lies beside the weights, or None.
+
+    One that is not admitted (crate_interp/models/tokenizer_rules.py) is left out with a warning.
+    """
+    path = folder / _TOKENIZER
+    if not path.exists():
         return None
+    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        raise CheckpointError(f"{path} is no regular file, or too large for a tokenizer.")
     # no AutoTokenizer: it would ask whether to run a class that lies in the folder
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    try:
+        check(path.read_text(encoding="utf-8"))
+    except CheckpointError as error:
+        warnings.warn(f"{path} is left out: {error}", stacklevel=4)
+        return None
+    return safely(lambda: PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True))

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from crate_interp import checks
 from crate_interp.checkpoints.tensors import read_json
 from crate_interp.errors import CheckpointError
 
@@ -26,7 +27,8 @@ def preprocessing(folder: Path, config: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{folder / _FILE} holds no JSON object.")
     factor = found.get("rescale_factor", 1 / 255)
-    if found.get("do_rescale") is False or abs(float(factor) * 255 - 1) > 1e-6:
+    scaled = checks.is_number(factor) and abs(factor * 255 - 1) <= 1e-6
+    if found.get("do_rescale") is False or not scaled:
         raise CheckpointError(
             f"{folder / _FILE} does not scale pictures to [0, 1]: give float images, and load the "
             "model from a folder without that file."
@@ -63,9 +65,9 @@ def _side(size: Any, folder: Path) -> int | tuple[int, int]:
 
 
 def _filter(number: object, folder: Path) -> str:
-    if number not in _FILTERS:
+    if type(number) is not int or number not in _FILTERS:
         raise CheckpointError(
             f"{folder / _FILE} resizes with filter {number!r}: known are "
             f"{', '.join(map(str, _FILTERS))} ({', '.join(_FILTERS.values())})."
         )
-    return _FILTERS[int(str(number))]
+    return _FILTERS[number]

@@ -14,7 +14,7 @@ POINTS = (
     "attn.hook_v", "attn.hook_pattern", "attn.hook_z", "hook_attn_out", "hook_resid_mid",
     "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post",
 )  # fmt: skip
-_TOKENS = 5
+_TOKENS, _MOST_SCORES = 5, 2**28  # scores: in the attention of one layer, 1 GiB
 # of the largest entry; networks take the softmax in float32 whatever their dtype is
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
@@ -26,6 +26,12 @@ def check_reading(model: BridgedModel) -> None:
     Every layer must be `mid = pre + attention`, `post = mid + MLP`, with patterns whose rows are
     shares and by which the heads gather their values.
     """
+    cfg: Any = model.cfg
+    if cfg.kind == "vision" and cfg.n_heads * cfg.n_tokens**2 > _MOST_SCORES:
+        raise ValueError(
+            f"images of {cfg.image_size} are {cfg.n_tokens} tokens, whose attention takes more "
+            "than 1 GiB in each layer: give a smaller image_size."
+        )
     seen: dict[int, dict[str, Tensor]] = {}
     training = model.training
     model.eval()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crate_interp import checks
 from crate_interp.checkpoints.tensors import Contents, check_weights
 from crate_interp.errors import CheckpointError
 from crate_interp.models.sae import SAEConfig, SparseAutoencoder, bias_shapes
@@ -41,7 +42,8 @@ def from_contents(
         check_said(config, name, value, where)
     if not isinstance(config.get("l1_coeff"), (int, float, type(None))):
         raise CheckpointError(
-            f"{where}: its config says l1_coeff={config['l1_coeff']!r}, wanted a number."
+            f"{where}: its config says l1_coeff={checks.shown(config['l1_coeff'])}, "
+            "wanted a number."
         )
     cfg = SAEConfig(
         hook_name=hook_name,
@@ -102,7 +104,8 @@ def check_said(config: Mapping[str, Any], name: str, value: int, where: str) -> 
     """Raises CheckpointError if a config says another size than the tensors have."""
     if config.get(name, value) != value:
         raise CheckpointError(
-            f"{where}: its config says {name}={config[name]!r}, the tensors make it {value}."
+            f"{where}: its config says {name}={checks.shown(config[name])}, "
+            f"the tensors make it {value}."
         )
 
 

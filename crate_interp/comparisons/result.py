@@ -7,6 +7,10 @@ import pandas as pd
 from crate_interp.comparisons.finding import headline, overview
 from crate_interp.results import Result, counted, first
 
+_NUMBERS = (
+    "layer", "layer_b", "a", "b", "difference", "low", "high", "p", "holds", "n", "untrained",
+    "untrained_low", "untrained_high", "excess", "excess_low", "excess_high", "excess_p",
+)  # fmt: skip
 _FEW = 5  # networks, below which an interval over them is wide and rests on Student's t
 
 
@@ -102,6 +106,10 @@ class Comparison(Result):
             if {type(text) for text in (unit, how)} != {str}:
                 raise ValueError(f"the statistic {name} is not described")
         self.networks()[["side", "network", "trained", "layer", "mean", "error", "n"]]
+        table: Any = self._table("differences")
+        for column in _NUMBERS:
+            if not pd.api.types.is_numeric_dtype(table[column]):
+                raise ValueError(f"the column {column} holds no numbers")
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("differences")

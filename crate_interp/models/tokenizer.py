@@ -74,7 +74,7 @@ def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     text = json.dumps(content | {"truncation": None, "padding": None}, ensure_ascii=False)
-    _checked(text)
+    check(text)
     return text
 
 
@@ -98,10 +98,11 @@ def parse(text: str) -> "PreTrainedTokenizerFast":
     Raises CheckpointError for parts that are not admitted; any other exception means that the
     text is no tokenizer.json.
     """
-    return build(_checked(text))
+    return build(check(text))
 
 
-def _checked(text: str) -> dict[str, Any]:
+def check(text: str) -> dict[str, Any]:
+    """Returns what a tokenizer.json says, of what is admitted; raises as `parse` does."""
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
     check_added(added)

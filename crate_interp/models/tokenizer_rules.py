@@ -21,6 +21,8 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "NFD": (),
         "NFKC": (),
         "NFKD": (),
+        "Prepend": ("prepend",),
+        "Replace": ("pattern", "content"),
         "Strip": ("strip_left", "strip_right"),
         "StripAccents": (),
     },
@@ -41,7 +43,11 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "decoder": {
         "BPEDecoder": ("suffix",),
+        "ByteFallback": (),
         "ByteLevel": _BYTES,
+        "Fuse": (),
+        "Replace": ("pattern", "content"),
+        "Strip": ("content", "start", "stop"),
         "WordPiece": ("prefix", "cleanup"),
     },
 }
@@ -123,6 +129,14 @@ def _check_section(section: str, part: Any) -> None:
         for name, value in member.items():
             if name != "type" and (name not in fields or not _is_admitted(name, value)):
                 raise _odd(f"{section} {member['type']}", name, value)
+        if member["type"] == "Replace" and not _shortens(member):
+            raise _odd(f"{section} Replace", "content", member["content"])
+
+
+def _shortens(member: dict[str, Any]) -> bool:
+    """Tells whether a replacement is no longer than the text in whose place it stands."""
+    pattern = member["pattern"].get("String", "")
+    return len(str(member["content"])) <= len(pattern)
 
 
 def _is_admitted(name: str, value: Any) -> bool:
@@ -143,6 +157,8 @@ def _is_admitted(name: str, value: Any) -> bool:
     if name == "special_tokens":
         pieces = [token for told in value.values() for token in (*told["ids"], *told["tokens"])]
         return len(value) <= _MOST_PARTS and len(pieces) <= 2 * _MOST_PARTS
+    if name in ("start", "stop"):
+        return type(value) is int and 0 <= value <= 16
     return value is None or isinstance(value, bool) or _is_word(value, 16)
 
 

@@ -1,0 +1,132 @@
+"""Folders of transformers that were made to harm are refused in a line, before they cost much."""
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import crate_interp as ci
+from conftest import FIXTURES
+from crate_interp.bridge import loading
+from crate_interp.models.tokenizer import to_json
+from test_foreign_loading import PICTURES, saved
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+def refused(match, folder):
+    with pytest.raises(ci.CheckpointError, match=match) as told:
+        ci.bridge.load(folder)
+    assert "\n" not in str(told.value) and len(str(told.value)) < 1500
+
+
+def changed(folder, kind="vit", file="config.json", **values):
+    path = folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | values))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["../w.safetensors", "/w.safetensors", "evil.bin", "a\0.safetensors", [1], "fifo"]
+)
+def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
+    folder = tmp_path / "vit"
+    saved("vit", folder)
+    monkeypatch.chdir(tmp_path)
+    (folder / "model.safetensors").rename(tmp_path / "w.safetensors")
+    keys = load_file(tmp_path / "w.safetensors")
+    (folder / "evil.bin").write_bytes(pickle.dumps(Evil()))
+    match = r"wanted \.safetensors files in the same folder"
+    if name == "fifo":
+        os.mkfifo(folder / "fifo.safetensors")
+        name, match = "fifo.safetensors", "no regular file"
+    index = {"metadata": {}, "weight_map": dict.fromkeys(keys, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
+    refused(match, folder)
+    assert not os.path.exists("pwned")
+
+
+@pytest.mark.parametrize(
+    "values, match",
+    [
+        (dict(hidden_size=10**6), "asks for a network of 8000166000033 numbers"),
+        (dict(intermediate_size=10**10), "asks for a network of"),
+        (dict(num_hidden_layers=10**8), "num_hidden_layers=100000000, beside 40 tensors"),
+        (dict(num_hidden_layers="2"), "num_hidden_layers=2, beside"),
+        (dict(num_labels=10**10), "num_labels=10000000000, beside"),
+        (dict(quantization_config={"quant_method": "x"}), "quantization_config"),
+        (dict(num_attention_heads=0), "ZeroDivisionError"),
+        (dict(num_attention_heads="x"), "expected int, got str"),
+        (dict(id2label="x"), "AttributeError"),
+        (dict(image_size=10**12), "cannot be loaded"),
+    ],
+)
+def test_configs_are_refused_in_a_line(values, match, tmp_path):
+    saved("vit", tmp_path)
+    refused(match, changed(tmp_path, **values))
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_no_attention_comes_from_the_hub(name, tmp_path):
+    saved("vit", tmp_path)
+    read = loading._network(changed(tmp_path, **{name: "kernels-community/evil"}), torch.float32)
+    assert read.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    "values, match",
+    [
+        (dict(rescale_factor=10**400), "does not scale pictures"),
+        (dict(rescale_factor="x"), "does not scale pictures"),
+        (dict(resample=[1]), "resizes with filter"),
+        (dict(resample=True), "resizes with filter"),
+        (dict(size=10**9), "too large"),
+    ],
+)
+def test_preprocessors_are_refused_in_a_line(values, match, tmp_path):
+    saved("vit", tmp_path, PICTURES)
+    refused(match, changed(tmp_path, file="preprocessor_config.json", **values))
+
+
+def test_a_preprocessor_cannot_ask_for_memory(tmp_path):
+    size = {"height": 1000, "width": 1000}
+    saved("dinov2", tmp_path, PICTURES | {"size": size})
+    refused("40001 tokens, whose attention takes more than", tmp_path)
+
+
+def test_tokenizers_are_checked_before_the_library_sees_them(tmp_path, monkeypatch):
+    good = json.loads(to_json(ci.load(FIXTURES / "nanochat_crate_alpha").tokenizer))
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    llama = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, space]}
+    slow = {"type": "Split", "behavior": "Isolated", "invert": False}
+    longer = space | {"content": "a" * 16}
+    folder = tmp_path / "gpt2"
+    saved("gpt2", folder)
+    for part, admitted in (
+        ({"normalizer": llama}, True),
+        ({"normalizer": {"type": "Sequence", "normalizers": [longer] * 8}}, False),
+        ({"normalizer": space | {"pattern": {"Regex": " "}}}, False),
+        ({"pre_tokenizer": slow | {"pattern": {"Regex": "(a+)+$"}}}, False),
+    ):
+        (folder / "tokenizer.json").write_text(json.dumps(good | part))
+        if admitted:
+            assert loading._tokenizer(folder).encode("The cat") != []
+            continue
+        with monkeypatch.context() as patched, pytest.warns(UserWarning, match="is left out"):
+            patched.setattr("transformers.PreTrainedTokenizerFast.from_pretrained", pytest.fail)
+            assert loading._tokenizer(folder) is None
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    saved("gpt2", tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "generation_config.json")
+    refused("no regular file", tmp_path)
