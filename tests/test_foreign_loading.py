@@ -174,3 +174,13 @@ def test_a_repo_on_the_hub(hub, tmp_path):
     with pytest.raises(ci.CheckpointError, match="pickled weights are not read"):
         ci.bridge.load("someone/pickled")
     assert not [path for path in hub.sent("GET") if "pytorch_model" in str(path)]
+
+
+def test_layers_that_the_config_leaves_out_are_not_left_out_in_silence(tmp_path):
+    saved("gpt2", tmp_path / "two")
+    path = tmp_path / "two" / "config.json"
+    config = json.loads(path.read_text())
+    assert config["n_layer"] > 1
+    path.write_text(json.dumps(config | {"n_layer": 1}))
+    with pytest.raises(ci.CheckpointError, match=r"unexpected keys \['.*h\.1\."):
+        ci.bridge.load(tmp_path / "two")

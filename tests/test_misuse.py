@@ -243,7 +243,7 @@ def test_files_that_claim_more_than_they_hold(tmp_path, model):
     fails("mlp_head.1.weight claims 341 numbers and stores fewer", tmp_path / "wide.pth")
     loud = weights | {"mlp_head.1.bias": torch.full((11,), 7e4)}
     fails("too large for torch.float16", loud, dtype=torch.float16)
-    fails("has the names of a hooked model", model.state_dict())
+    fails("those of a hooked model", model.state_dict())
     fails("Give all of it: ci.load", model.state_dict(), family="crate", n_heads=2)
     fails("channels=0: give a whole number", weights, channels=0)
     fails("n_heads='5': give a whole number", weights, n_heads="5")

@@ -1,6 +1,7 @@
 """ci.bridge.load: any model by name, folder or repo, a CRATE or a black box of transformers."""
 
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,10 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         output_loading_info=True,
         **whole,
     )
-    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
+    info["unexpected_keys"] = [  # heads and poolers may go unread, layers may not
+        one for one in info.get("unexpected_keys") or () if re.search(r"\.\d+\.", str(one))
+    ]
+    for what in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         wrong = [str(one) for one in info.get(what) or ()]
         if wrong:
             words = what.replace("_", " ")

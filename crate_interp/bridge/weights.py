@@ -78,7 +78,7 @@ def check_counts(config: Mapping[str, Any], sizes: Mapping[str, int], where: str
             )
 
 
-def check_total(network: type, config: Any, sizes: Mapping[str, int], where: str) -> None:
+def check_total(network: type, config: object, sizes: Mapping[str, int], where: str) -> None:
     """Raises CheckpointError if a config asks for far more numbers than the files hold.
 
     config: transformers' own. Nothing is allocated.
