@@ -159,3 +159,56 @@ def test_the_segmentation_in_the_readme_is_what_the_command_prints():
     assert f"{best:.3f} in layer 3, where the same six maps have {other:.3f}" in section
     assert row["low"] > max(*wanted, row["other_image"])
     assert f"no more than {result.overall('top')['value']:.3f}" in section
+
+
+def of_the_pairs():
+    """Each verdict on CRATE against ViT, from the numbers of each network that are shipped."""
+    sys.path.append(str(ROOT / "demos"))
+    import pair_verdicts
+    import pandas as pd
+
+    table = pd.read_csv(ROOT / "demos" / "weights" / "pairs-networks.csv", keep_default_na=False)
+    return {row.property.name: row for row in pair_verdicts.judged(table)}
+
+
+def test_the_finding_about_crate_and_vit_is_that_of_the_shipped_numbers():
+    section = " ".join(
+        README.split("## Is it CRATE, or any transformer?")[1].split("```py")[0].split()
+    )
+    rows = of_the_pairs()
+    read, even = rows["compression as read (U; values)"], rows["entropy of attention"]
+    falls = [f"{-100 * gain.value:.1f}" for gain in read.gains]
+    assert f"R^c falls by {falls[0]} points in CRATE and {falls[1]} in the ViT" in section
+    low, high = (f"{-100 * end:.1f}" for end in (read.excess.high, read.excess.low))
+    assert f"difference {low} to {high}" in section
+    falls = [f"{-gain.value:.3f}".lstrip("0") for gain in even.gains]
+    assert f"entropy falls by {falls[0]} and {falls[1]} of even attention's" in section
+    assert read.verdict == even.verdict == "more to CRATE"
+    assert rows["compression beyond shuffled updates"].verdict == "both"
+    sparse = rows["sparsity of the code"]
+    less, more = (f"{abs(gain.value):.3f}".lstrip("0") for gain in sparse.gains)
+    assert sparse.gains[0].high < 0 < sparse.gains[1].low
+    assert f"(Hoyer's measure by {less}) and raises it in the ViT (by {more})" in section
+    neither = ("overlap of heads (U; values)", "overlap of heads (U; keys)",
+               "segmentation, fixed head", "segmentation, best head an image")  # fmt: skip
+    assert {rows[name].verdict for name in neither} == {"neither"}
+
+
+@pytest.mark.slow
+def test_the_shipped_numbers_of_the_pairs_are_what_the_command_measures():
+    """Both kinds of one seed, trained and untrained; the command measures all five."""
+    sys.path.append(str(ROOT / "demos"))
+    import crate_against_vit
+    import pair_measures
+    import pandas as pd
+
+    shipped = pd.read_csv(ROOT / "demos" / "weights" / "pairs-networks.csv", keep_default_na=False)
+    sample = pair_measures.sample()
+    found = crate_against_vit.long(*pair_measures.measure(sample, seeds=(0,), progress=False))
+    keys = ["kind", "subspaces", "seed", "trained", "source"]
+    both = found.merge(shipped, on=keys, suffixes=("", "_shipped"), validate="one_to_one")
+    assert len(both) == len(found) == (shipped["seed"] == 0).sum()
+    there = both["value_shipped"].astype(float)
+    assert (both["value"] - there).abs().max() <= 1e-4 * there.abs().max()
+    near = (both["value"] - there).abs() <= 1e-3 * there.abs() + 1e-6
+    assert near.all(), both[~near]
