@@ -290,3 +290,10 @@ def test_tokens_and_masks_that_do_not_fit_are_refused_in_a_line():
     with pytest.raises(ValueError, match=r"attention_mask has shape \[2, 2\]: give one row"):
         model(tokens, attention_mask=torch.ones(2, 2))
     assert torch.equal(model(tokens[0]), model(tokens[:1]))
+
+
+def test_a_bridge_to_one_of_ours_is_not_a_black_box():
+    from conftest import make
+
+    with pytest.raises(ValueError, match="this bridge is to a HookedCrate, which is a hooked"):
+        ci.from_bridge(ci.to_bridge(make()))

@@ -43,6 +43,11 @@ def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object
             "TransformerBridge.boot_transformers(...) returns; ci.bridge.load takes folders and "
             "repos of transformers."
         )
+    if isinstance(bridge.original_model, HookedModel):
+        raise ValueError(
+            f"this bridge is to a {type(bridge.original_model).__name__}, which is a hooked model "
+            "already: use the model that ci.to_bridge was given, or bridge.original_model."
+        )
     checks.one_of("subspaces", subspaces, SUBSPACES)
     cfg = config_of(bridge, subspaces, config)
     try:
