@@ -34,7 +34,7 @@ def changed(folder, kind="vit", file="config.json", **values):
 
 
 @pytest.mark.parametrize(
-    "name", ["../w.safetensors", "/w.safetensors", "evil.bin", "a\0.safetensors", [1], "fifo"]
+    "name", ["../w.safetensors", "/w.safetensors", "sly.bin", "a\0.safetensors", [1], "fifo"]
 )
 def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     folder = tmp_path / "vit"
@@ -42,7 +42,7 @@ def test_an_index_names_safetensors_beside_it(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (folder / "model.safetensors").rename(tmp_path / "w.safetensors")
     keys = load_file(tmp_path / "w.safetensors")
-    (folder / "evil.bin").write_bytes(pickle.dumps(Evil()))
+    (folder / "sly.bin").write_bytes(pickle.dumps(Evil()))
     match = r"wanted \.safetensors files in the same folder"
     if name == "fifo":
         os.mkfifo(folder / "fifo.safetensors")

@@ -77,9 +77,9 @@ def test_code_of_a_folder_is_never_run(tmp_path):
     folder = tmp_path / "vit"
     saved("vit", folder)
     config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModel": "evil.Evil", "AutoConfig": "evil.EvilConfig"}
+    config["auto_map"] = {"AutoModel": "sly.Sly", "AutoConfig": "sly.SlyConfig"}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (folder / "sly.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert ci.bridge.load(folder).cfg.architecture == "ViTForImageClassification"
     assert not (tmp_path / "ran").exists()
 

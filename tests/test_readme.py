@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 12
     names = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)  # in order, as a reader would
@@ -23,6 +23,8 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
         "rate.png",
         "attention.png",
         "accuracy.png",
+        "compared.png",
+        "heads.png",
         "steps.png",
         "heads.html",
         "circuit.json",
