@@ -54,7 +54,9 @@ def run(source: Path, files: list[str], workers: int, report: Path) -> str:
     options += ["-n", str(workers)] if workers else []
     paths = [str(HERE), str(HERE.parent), str(HERE.parent / "hooks")]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    environment = os.environ | offline | {"PYTHONPATH": os.pathsep.join(paths)}
+    # a worker of a run that runs this would be taken for one of the run that starts here
+    own = {name: value for name, value in os.environ.items() if "PYTEST_XDIST" not in name}
+    environment = own | offline | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(
         command,
