@@ -6,7 +6,8 @@
 # make bench      the benchmarks
 # make tables     audit the embedded models and print the table of the README
 # make fuzz       10,000 damaged files for each layout
-# make kill       200 SIGKILLs at random moments of everything that writes a folder
+# make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
+#                 audit of 5,000 images that go on
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
@@ -50,6 +51,7 @@ fuzz: $(READY)
 
 kill: $(READY)
 	$(BIN)/python tests/kill.py 200
+	$(BIN)/python tests/kill_runs.py 20
 
 bench: $(READY)
 	failed=0; for file in tests/benchmarks/bench_*.py; do \

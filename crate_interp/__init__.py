@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from crate_interp.checkpoints.convert import convert
     from crate_interp.checkpoints.load import load
     from crate_interp.checkpoints.registry import list_models
-    from crate_interp.checkpoints.verify import verify
     from crate_interp.circuits import Atlas, HeadAblation, ablate_heads, atlas
     from crate_interp.comparisons import Comparison, compare
     from crate_interp.config import CrateConfig
     from crate_interp.errors import CheckpointError
+    from crate_interp.merging import merge
     from crate_interp.models.autoencoder import HookedCrateMAE
     from crate_interp.models.clip import HookedCrateCLIP
     from crate_interp.models.context import Past
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
         SweepResult,
         atoms,
         linear_probe,
+        open_store,
         probe,
+        store,
         sweep,
     )
+    from crate_interp.verifying import verify
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
@@ -77,16 +80,19 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "load": ("crate_interp.checkpoints.load", "load"),
     "maps": ("crate_interp.maps", None),
     "measures": ("crate_interp.measures", None),
+    "merge": ("crate_interp.merging", "merge"),
+    "open_store": ("crate_interp.sweeps", "open_store"),
     "probe": ("crate_interp.sweeps", "probe"),
     "probes": ("crate_interp.probes", None),
     "report": ("crate_interp.reports", "report"),
     "saes": ("crate_interp.saes", None),
     "segment": ("crate_interp.segmentation", "segment"),
+    "store": ("crate_interp.sweeps", "store"),
     "surgeries": ("crate_interp.surgeries", None),
     "surgery": ("crate_interp.surgeries", "surgery"),
     "sweep": ("crate_interp.sweeps", "sweep"),
     "to_bridge": ("crate_interp.bridge", "to_bridge"),
-    "verify": ("crate_interp.checkpoints.verify", "verify"),
+    "verify": ("crate_interp.verifying", "verify"),
     "viz": ("crate_interp.viz", None),
 }
 
@@ -126,11 +132,14 @@ __all__ = [
     "load",
     "maps",
     "measures",
+    "merge",
+    "open_store",
     "probe",
     "probes",
     "report",
     "saes",
     "segment",
+    "store",
     "surgeries",
     "surgery",
     "sweep",

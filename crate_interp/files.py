@@ -65,6 +65,11 @@ def digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
+def digest_of(content: bytes) -> str:
+    """Returns the SHA-256 of bytes, as `digest` returns that of a file."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
 def stays_inside(name: object) -> bool:
     """Tells whether a name is a path that stays in the folder in which it begins."""
     return (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from crate_interp.files import digest, flush, publish, stays_inside, write_text
 from crate_interp.words import plain
@@ -52,7 +52,7 @@ def locked(folder: str | Path) -> Iterator[Path]:
                 out.rmdir()
 
 
-def _acquire(out: Path) -> tuple[FileLock, bool, bool]:
+def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
     """Returns the lock of a folder, which this thread now holds.
 
     Also returns whether it did before, and whether the folder was made here.

@@ -4,6 +4,7 @@ Formats are named: Pillow knows a file by its first bytes, and would start Ghost
 that is EPS, whatever its name. Size and format are checked before pixels are decoded.
 """
 
+import errno
 import re
 import stat
 import warnings
@@ -38,9 +39,15 @@ _TURNS = {  # EXIF orientation -> what turns the picture upright
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
+# errors of the system that tell of the file; others, such as EIO, tell of the machine
+_OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _SCAN = b"\xff\xda"
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # but for those that stand in data
 _WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+
+
+class Undecodable(ValueError):
+    """A picture that cannot be decoded: a sample that may be left out, where a user says so."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def quoted(name: str | Path) -> str:
 
 
 def check_file(path: Path, what: str) -> None:
-    """Raises ValueError, naming `what`, unless a path leads to a file that can be read at once.
+    """Raises Undecodable, naming `what`, unless a path leads to a file that can be read at once.
 
     Folders, pipes, sockets and devices are refused before they are opened, and so are empty
     files and files above 1 GiB. Links are followed.
@@ -71,15 +78,14 @@ def check_file(path: Path, what: str) -> None:
     try:
         found = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot read {what}: {plain(reason)}.") from None
+        raise _unread(what, error, f"{getattr(error, 'strerror', None) or error}.") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
-        raise ValueError(f"cannot read {what}: it is {kind}, not a file.")
+        raise Undecodable(f"cannot read {what}: it is {kind}, not a file.")
     if not found.st_size:
-        raise ValueError(f"cannot read {what}: the file is empty.")
+        raise Undecodable(f"cannot read {what}: the file is empty.")
     if found.st_size > MOST_BYTES:
-        raise ValueError(
+        raise Undecodable(
             f"cannot read {what}: it has {found.st_size:,} bytes, and {MOST_BYTES:,} are the most."
         )
 
@@ -88,8 +94,8 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
     """Returns a picture whose pixels are in memory, upright, and what errors call it.
 
     It is turned as its EXIF orientation says, PIL images that still have one included. Raises
-    ValueError if it cannot be read, is of no format in FORMATS, has more than 50,000,000
-    pixels, or is neither a picture nor a path.
+    Undecodable, a ValueError, if it cannot be read, is of no format in FORMATS, or has more than
+    50,000,000 pixels, and ValueError if it is neither a picture nor a path.
     """
     what = "an image" if kind == "image" else f"a {kind}"
     if isinstance(image, Later):
@@ -116,7 +122,7 @@ def decoded(data: bytes, what: str) -> Image.Image:
 def opened(file: Path | BytesIO, what: str) -> Image.Image:
     """Returns a picture of which no more than the header is read. It must be closed.
 
-    Raises ValueError, calling the picture `what`, where `loaded` would.
+    Raises Undecodable, calling the picture `what`, where `loaded` would.
     """
     if isinstance(file, Path):
         check_file(file, what)
@@ -125,12 +131,12 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        raise ValueError(
+        raise Undecodable(
             f"cannot read {what}: it is no picture in one of the formats {', '.join(FORMATS)}, "
             "or its first bytes are damaged."
         ) from None
     except Exception as error:  # every decoder of Pillow has its own
-        raise ValueError(f"cannot read {what}: {plain(error)}") from None
+        raise _unread(what, error) from None
     try:
         _check_opened(image, what)
     except ValueError:
@@ -142,7 +148,7 @@ def opened(file: Path | BytesIO, what: str) -> Image.Image:
 def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
     """Returns the mode of a picture and its (width, height) when it is upright.
 
-    Only its first bytes are read. Raises ValueError for a file that is no picture.
+    Only its first bytes are read. Raises Undecodable for a file that is no picture.
     """
     with opened(file, what) as image:
         if _orientation(image) not in _SIDEWAYS:
@@ -153,12 +159,12 @@ def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
 
 
 def check_depth(mode: str, what: str) -> None:
-    """Raises ValueError, calling the picture `what`, if it has more than 8 bits per channel.
+    """Raises Undecodable, calling the picture `what`, if it has more than 8 bits per channel.
 
     Such files do not say which number is white.
     """
     if mode.startswith("I;16") or mode in ("I", "F"):
-        raise ValueError(
+        raise Undecodable(
             f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first."
         )
 
@@ -166,7 +172,7 @@ def check_depth(mode: str, what: str) -> None:
 def check_image(path: Path) -> tuple[int, int]:
     """Returns the upright (width, height) of a picture that a model's `preprocess` can take.
 
-    Raises ValueError for other files, which their first bytes give away.
+    Raises Undecodable for other files, which their first bytes give away.
     """
     what = f"the image {quoted(path)}"
     mode, size = header(path, what)
@@ -175,19 +181,33 @@ def check_image(path: Path) -> tuple[int, int]:
 
 
 def _check_opened(image: Image.Image, what: str) -> None:
-    """Raises ValueError for a picture that is not to be decoded."""
+    """Raises Undecodable for a picture that is not to be decoded."""
     if image.format is not None and image.format not in _LOADED_AS:
-        raise ValueError(
+        raise Undecodable(
             f"{what} was opened from a file of format {plain(image.format)}, and only "
             f"{', '.join(FORMATS)} are decoded: if you trust it, give image.convert('RGB')."
         )
-    checks.pixels(what, image.height, image.width)
+    _check_pixels(what, image.height, image.width)
     tags: Any = getattr(image, "tag_v2", {})
     try:  # a tile of a TIFF file is decoded whole, however small the picture is
         tile = [int(tags.get(side, 1)) for side in (322, 323)]
     except Exception as error:  # Pillow parses a tag when it is asked for
-        raise ValueError(f"cannot read {what}: {plain(error)}") from None
-    checks.pixels(f"a tile of {what}", *tile)
+        raise Undecodable(f"cannot read {what}: {plain(error)}") from None
+    _check_pixels(f"a tile of {what}", *tile)
+
+
+def _unread(what: str, error: Exception, reason: object = None) -> ValueError:
+    """Returns what to raise: Undecodable, but where the machine failed, not the file."""
+    failed = isinstance(error, MemoryError) or getattr(error, "errno", None) not in _OF_THE_FILE
+    kind = ValueError if failed else Undecodable
+    return kind(f"cannot read {what}: {plain(reason or error)}")
+
+
+def _check_pixels(what: str, height: int, width: int) -> None:
+    try:
+        checks.pixels(what, height, width)
+    except ValueError as error:
+        raise Undecodable(str(error)) from None
 
 
 def _upright(image: Image.Image, what: str) -> Image.Image:
@@ -202,7 +222,7 @@ def _upright(image: Image.Image, what: str) -> Image.Image:
             return image
         turned = image.transpose(_TURNS[orientation])
     except Exception as error:  # every decoder of Pillow has its own
-        raise ValueError(f"cannot read {what}: {plain(error)}") from None
+        raise _unread(what, error) from None
     turned.info = {name: kept for name, kept in image.info.items() if name not in _WHERE_EXIF_IS}
     return turned
 

@@ -21,7 +21,7 @@ from crate_interp.saved import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.stream import check_model, samples_of
-from crate_interp.sweeps.twins import first_samples, with_twins
+from crate_interp.sweeps.twins import first_samples, twin
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.report import AttentionPictures, report_page
@@ -83,17 +83,16 @@ def _write(
     took: dict[str, float] = {}  # seconds of each part
     started = time.perf_counter()
 
-    def measure(network: Any, seed: int | None) -> SweepResult:
-        own = seed is None
-        more: dict[str, Any] = {} if own else {"controls": 0}
-        some = samples if own or compared is None else compared
-        result = sweep(network, some, probes=probes, progress=progress, **more)
-        if own:  # saved before the twins: an interrupt must not cost what has been measured
-            result.save(out)
-            took["sweep"] = time.perf_counter() - started
-        return result
-
-    result, twins = with_twins(model, untrained if compared else 0, measure, progress)
+    options: dict[str, Any] = {"probes": probes, "progress": progress}
+    result = sweep(model, samples, **options)
+    result.save(out)  # before the twins: an interrupt must not cost what has been measured
+    took["sweep"] = time.perf_counter() - started
+    twins = []
+    if compared is not None:
+        seeds = tqdm(
+            range(untrained), desc="untrained twins", disable=not progress or not untrained
+        )
+        twins = [sweep(twin(model, seed), compared, controls=0, **options) for seed in seeds]
     if twins:
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
     if audit:

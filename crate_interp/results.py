@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
-from crate_interp import checks, ranges
+from crate_interp import canonical, checks, ranges
 from crate_interp.folders import locked, replacing
 from crate_interp.saved import FORMAT, META, check_place, read_meta, read_tables
 from crate_interp.words import plain, visible
@@ -19,7 +20,10 @@ ENOUGH = (
     32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
 )
 # What may differ between results that merge: it belongs to a run and not to what was measured.
-_OF_A_RUN = {"data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device"}
+_OF_A_RUN = {
+    "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
+    "threads", "engine", "command", "run", "skipped",
+}  # fmt: skip
 _LONGEST = 200  # characters of a value that an error quotes
 
 Table = pd.DataFrame
@@ -126,6 +130,15 @@ class Result:
         """Returns what a notebook shows below the headline."""
         return self._table(self.MAIN).head(20)
 
+    def digest(self) -> str:
+        """Returns "sha256:" and the SHA-256 of the stored tables and of meta.
+
+        It is the same for two results with the same numbers, of the same model, data, settings and
+        versions. Who computed them, how long it took and on which device does not count, nor
+        whether the result was loaded from a folder (crate_interp/canonical.py).
+        """
+        return canonical.digest_of(self.stored, self.meta)
+
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
         """Raises ValueError if `save` would refuse a folder for what it holds."""
@@ -138,15 +151,16 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
 
-        meta.json comes last and holds the digest of each of the other files. A result that was
+        meta.json comes last and holds the digest of each of the other files, as "files", and that
+        of the result, as "hash", for `ci.verify(folder)`. A result that was
         there is replaced as a whole, its pages too; other files stay.
         Raises ValueError if the folder cannot be written, another process is writing it, or it
         holds something else, which would be lost: another kind of result, or another meta.json.
         """
         self.check_folder(folder)
-        with replacing(folder, META, self.meta) as stage:
-            for name, table in self.tables.items():
-                table.to_parquet(stage / f"{name}.parquet", index=False)
+        with replacing(folder, META, self._index()) as stage:
+            for name in (*self.STORED, *self.DERIVED):
+                self._table(name).to_parquet(stage / f"{name}.parquet", index=False)
         return Path(folder)
 
     @contextmanager
@@ -158,8 +172,12 @@ class Result:
         with locked(folder):
             self.save(folder)
             tables = [f"{name}.parquet" for name in self.tables]
-            with replacing(folder, META, self.meta, kept=tables) as stage:
+            with replacing(folder, META, self._index(), kept=tables) as stage:
                 yield stage
+
+    def _index(self) -> dict[str, Any]:
+        """Returns what meta.json holds, but for the digests of the other files."""
+        return {**self.meta, "hash": self.digest()}
 
     @classmethod
     def load(cls, folder: str | Path) -> Any:
@@ -172,6 +190,7 @@ class Result:
         folder = Path(folder)
         meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
         tables = read_tables(folder, cls.__name__, cls.STORED, meta.pop("files", None))
+        meta.pop("hash", None)
         result = cls(tables, meta)
         try:
             result._check()
@@ -218,9 +237,25 @@ def by(*keys: str) -> Merge:
         parts = [table for table in (mine, theirs) if len(table)] or [mine]
         rows = pd.concat(parts, ignore_index=True)
         present = [key for key in keys if key in rows]
-        return rows.sort_values(present, kind="stable", ignore_index=True) if present else rows
+        # neighbours are in order already; sorting would copy them once more
+        if not present or _in_order(rows, present):
+            return rows
+        return rows.sort_values(present, kind="stable", ignore_index=True)
 
     return merge
+
+
+def _in_order(rows: Table, keys: list[str]) -> bool:
+    """Tells whether rows stand in the order of these columns; False if they are not numbers."""
+    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # with the row before, in the keys so far
+    for key in keys:
+        values = rows[key].to_numpy()
+        if values.dtype.kind not in "iu":
+            return False
+        if (tied & (values[1:] < values[:-1])).any():
+            return False
+        tied &= values[1:] == values[:-1]
+    return True
 
 
 def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:

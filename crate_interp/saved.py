@@ -1,6 +1,5 @@
 """Reads the folder of a saved result: meta.json, and tables whose digests it holds."""
 
-import hashlib
 import io
 import json
 import warnings
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from crate_interp import ranges
+from crate_interp.files import digest_of
 from crate_interp.folders import differs, named, read_index
 from crate_interp.words import is_harmless, is_plain, plain
 
@@ -141,12 +141,21 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
         if not path.is_file():
             raise ValueError("there is no such file")
         content = path.read_bytes()
-        if known.get(path.name) != f"sha256:{hashlib.sha256(content).hexdigest()}":
+        if known.get(path.name) != digest_of(content):
             raise ValueError(_DIFFERS)
-        _check_size(content)
-        return _checked(pd.read_parquet(io.BytesIO(content)))
+        return table_from(content)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's are these too
         raise _foreign(path, name, error) from None
+
+
+def table_from(content: bytes) -> pd.DataFrame:
+    """Returns the table in the bytes of a parquet file.
+
+    Raises ValueError, or an error of pyarrow's, for bytes that hold no table of ours, or one that
+    is too large for them.
+    """
+    _check_size(content)
+    return _checked(pd.read_parquet(io.BytesIO(content)))
 
 
 def _checked(table: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+from crate_interp.sweeps.bootstrap import holm
+
 LEVEL = 0.05
 Values = Sequence[float] | np.ndarray
 
@@ -106,17 +108,6 @@ def _interval(value: float, groups: Sequence[np.ndarray]) -> Interval:
     return Interval(float(value), float(value - half), float(value + half), float(p))
 
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Returns p adjusted over several tests by Holm's method; NaN stays."""
-    values = np.asarray(p, dtype=float)
-    order = [place for place in np.argsort(values) if not np.isnan(values[place])]
-    adjusted, largest = np.full(len(values), np.nan), 0.0
-    for rank, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * values[place]))
-        adjusted[place] = largest
-    return adjusted.tolist()
-
-
 def values_of(table: pd.DataFrame, asked: Property, kind: str, trained: bool) -> np.ndarray:
     """Returns one number for each seed, in their order.
 
@@ -168,7 +159,7 @@ def judged(table: pd.DataFrame, properties: Sequence[Property] = PROPERTIES) -> 
         gains = tuple(own[kind, True] - own[kind, False] for kind in ("crate", "vit"))
         difference = welch(own["crate", True], own["vit", True])
         parts.append((asked, own, gains, difference, welch(*gains)))
-    adjusted = holm([part[-1].p for part in parts])
+    adjusted = holm(np.array([part[-1].p for part in parts])).tolist()
     rows = []
     for (asked, own, gains, difference, excess), p in zip(parts, adjusted, strict=True):
         found = (mean_interval(gains[0]), mean_interval(gains[1]))

@@ -13,21 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from training import LABELS
 
 from crate_interp import CrateConfig, HookedCrate
 
-LABELS = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 KINDS, SEEDS = ("crate", "vit"), (0, 1, 2, 3, 4)
 WEIGHTS = Path(__file__).parent / "weights"
 SAMPLE = WEIGHTS / "pairs.parquet"  # the first test composites, with masks and labels

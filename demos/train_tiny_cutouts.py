@@ -35,23 +35,20 @@ from plain_vit import PlainViT
 from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, load_resume, read_idx, save_resume, save_step, size_of
+from training import (
+    LABELS,
+    WARMUP,
+    learning_rate,
+    load_resume,
+    read_idx,
+    save_resume,
+    save_step,
+    size_of,
+)
 
 from crate_interp import CrateConfig, HookedCrate
 from crate_interp.data.cutouts import paste, random_square
 
-LABELS = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 SAVED_STEPS = (0, 30, 200, 1500)  # log-spaced; the last step is the model itself
 SIZE, BATCH, SEED, HELD_OUT = 64, 128, 0, 2000
 TEXTURES, COLUMNS = ("brick", "grass", "gravel"), {"train": (0, 352), "t10k": (352, 512)}

@@ -25,22 +25,10 @@ import torch.nn.functional as F
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as Pillow
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, read_idx, save_resume, save_step, size_of
+from training import LABELS, WARMUP, learning_rate, read_idx, save_resume, save_step, size_of
 
 from crate_interp import CrateConfig, HookedCrate
 
-LABELS = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 SAVED_STEPS = (0, 10, 40, 160, 640, 2560)  # log-spaced; the last step is the model itself
 HELD_OUT, BATCH, SEED = 5000, 256, 0
 MEAN, STD = (0.2860,), (0.3530,)  # of the training images

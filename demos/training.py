@@ -1,6 +1,6 @@
 """The parts that the training scripts beside this file share.
 
-They are the data of Fashion-MNIST, the learning rate, and the weights along a training.
+They are the data of Fashion-MNIST and its labels, the learning rate, and the weights of a training.
 """
 
 import gzip
@@ -17,6 +17,18 @@ from torch import nn
 from crate_interp.files import write
 
 WARMUP = 0.05  # of the steps
+LABELS = (  # of Fashion-MNIST
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:

@@ -18,19 +18,18 @@ HERE = Path(__file__).parent
 LEVELS = [
     {"bars", "words"},
     {"checks", "errors"},
-    {"files", "pictures", "ranges", "terminal"},
+    {"canonical", "files", "pictures", "ranges", "terminal"},
     {"folders"},
     {"saved"},
     {"config", "measures", "crate_hooks", "results"},
     {"models"},
-    {"checkpoints", "data"},
+    {"checkpoints", "data", "ledgers"},
     {"probes", "maps"},
     {"sweeps"},
     {"audits", "segmentation", "circuits", "surgeries"},
     {"bridge", "comparisons", "saes"},
     {"viz"},
-    {"reports"},
-    {"asked"},
+    {"reports", "merging", "verifying"},
     {"cli"},
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called
@@ -39,8 +38,8 @@ FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:6], {"data"})
 
 FUNCTIONS = (
     "ablate_heads", "atlas", "atoms", "audit", "compare", "convert", "from_bridge",
-    "linear_probe", "list_models", "load", "probe", "report", "segment", "surgery", "sweep",
-    "to_bridge", "verify",
+    "linear_probe", "list_models", "load", "merge", "open_store", "probe", "report", "segment",
+    "store", "surgery", "sweep", "to_bridge", "verify",
 )  # fmt: skip
 
 
@@ -151,8 +150,9 @@ def test_public_names():
         "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder",
         "SurgeryResult", "SweepResult", "ablate_heads", "atlas", "atoms", "audit", "bridge",
         "circuits", "compare", "convert", "data", "from_bridge", "hooks", "linear_probe",
-        "list_models", "load", "maps", "measures", "probe", "probes", "report", "saes", "segment",
-        "surgeries", "surgery", "sweep", "to_bridge", "verify", "viz",
+        "list_models", "load", "maps", "measures", "merge", "open_store", "probe", "probes",
+        "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
+        "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -69,6 +69,7 @@ def test_the_figure_draws_both_sides_and_their_difference(single):
     assert ci.viz.compare(single, R, title="").axes[0].get_title() == ""
 
 
+@pytest.mark.slow
 def test_bands_of_groups_are_over_networks(groups):
     figure = ci.viz.compare(groups, R)
     means = groups.networks().query("side == 'a' and statistic == 'rate_pre' and layer == 0")[
@@ -155,6 +156,7 @@ def test_the_command_compares_models_steps_and_saved_sweeps(tmp_path):
     fails("which would be lost", "compare", *names, "--out", saved[0])
 
 
+@pytest.mark.slow
 def test_the_page_of_a_comparison_fits_both_widths_and_schemes(driven, single, groups, tmp_path):  # noqa: F811
     for name, result in (("single", single), ("groups", groups)):
         page = ci.viz.compare_page(result, tmp_path / name)

@@ -155,10 +155,12 @@ def test_bad_data(preprocess, tmp_path):
     fails("cannot take data from list", [1, 2])
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 6)).save(tmp_path / "photos" / "a.png")
-    (tmp_path / "photos" / "z.png").write_text(
-        "no image"
-    )  # the last one: found before the first is measured
-    fails(r"cannot read the image '.*z.png'", f"imagefolder:{tmp_path / 'photos'}")
+    (tmp_path / "photos" / "z.png").write_text("no image")
+    samples = open_data(f"imagefolder:{tmp_path / 'photos'}", preprocess)
+    with pytest.raises(ValueError, match=r"cannot read the image '.*z.png'"):
+        samples.read(0, 2)  # a file is opened when it is read
+    (tmp_path / "photos" / "a.png").write_text("no image")
+    fails(r"cannot read the image '.*a.png'", f"imagefolder:{tmp_path / 'photos'}")
     fails(r"data has shape \[3, 6, 20\]: images are", torch.zeros(3, 6, 20))
     fails("data is torch.int64: give preprocessed floats", torch.zeros(2, 3, 6, 20).long())
     broken = torch.zeros(5, 3, 6, 20)

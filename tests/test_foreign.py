@@ -251,6 +251,7 @@ def test_patches_are_the_tokens_after_the_special_ones():
         assert ci.maps.rollout(cache).shape == (3, 3, 3)
 
 
+@pytest.mark.slow
 def test_a_page_to_point_at_has_no_room_for_registers():
     _, cache = pair("registers")[1].run_with_cache(inputs("registers"))
     with pytest.raises(ValueError, match="5 tokens before its patches"):

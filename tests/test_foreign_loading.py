@@ -9,9 +9,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import crate_interp as ci
-from crate_interp import cli
 from crate_interp.bridge.loading import BLACK_BOXES
 from crate_interp.bridge.preprocessor import preprocessing
+from crate_interp.cli.options import load
 from foreign import inputs, network
 
 PICTURES = {
@@ -37,7 +37,7 @@ def test_a_folder_of_transformers(tmp_path):
     cfg = model.cfg
     assert (cfg.model_name, cfg.subspaces, cfg.interpolation) == ("a-vit", "key", "bicubic")
     assert (cfg.resize, cfg.mean, cfg.std) == ((15, 15), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
-    assert cli._load(str(tmp_path / "a-vit"), None, None, ["subspaces=query"]).cfg.n_special == 1
+    assert load(str(tmp_path / "a-vit"), None, None, ["subspaces=query"]).cfg.n_special == 1
     with pytest.raises(ci.CheckpointError, match="revision='main' has no meaning for the folder"):
         ci.bridge.load(tmp_path / "a-vit", revision="main")
     with pytest.raises(ci.CheckpointError, match="n_heads=3 contradicts the bridge"):

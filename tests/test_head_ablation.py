@@ -185,7 +185,7 @@ def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):
 
 
 def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
-    monkeypatch.setattr(head_ablation, "Chunk", lambda *_: pytest.fail("work has started"))
+    monkeypatch.setattr(head_ablation, "Stage", lambda *_: pytest.fail("work has started"))
     model = make()
     pictures = images.read(0, N)
     for args, options, match in (

@@ -69,7 +69,7 @@ def test_no_picture_starts_a_program(model, tmp_path, started):
     no = "cannot read the .*: it is no picture in one of the formats PNG, JPEG"
     refused(no, model.preprocess, folder / "b" / "b.png")
     refused(no, model.preprocess_masks, str(folder / "b" / "b.png"))
-    refused(no, opened, model, f"imagefolder:{folder}")
+    refused(no, opened(model, f"imagefolder:{folder}").read, 0, 2)
     refused(no, opened, model, f"voc:{tmp_path / 'voc'}")
     refused(no, opened, model, f"cutouts:{tmp_path / 'stamps'}")
     refused(no, opened, model, table([cell(EPS)]))

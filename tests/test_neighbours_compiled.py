@@ -35,6 +35,7 @@ def counting():
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_a_hook_added_later_fires_and_the_model_says_so_once(counting):
     model, images = make(n_layers=2), pictures(2)
     compiled = torch.compile(model, fullgraph=True, backend=counting)

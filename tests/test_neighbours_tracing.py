@@ -107,6 +107,7 @@ def test_hooks_run_under_vmap():
 # --- torch.export ---
 
 
+@pytest.mark.slow
 def test_an_exported_vision_model_takes_any_batch():
     model = make()
     program = exported(model, (pictures(3),), ({0: ANY},))

@@ -104,6 +104,7 @@ def test_a_state_dict_comes_back_by_its_config(build, tmp_path):
         same(ci.load(source, **model.cfg.to_dict()), model)
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_are_read_as_numbers(tmp_path):
     model = trained()
     for dtype in "f8 f4 f2 i8 i4 i2 i1 u8 u4 u2 u1 b1".split():

@@ -61,19 +61,6 @@ def test_an_interval_covers_as_often_as_it_says():
     assert abs(inside - 0.95) < 0.025
 
 
-def test_holm_is_the_step_down_of_its_paper():
-    assert demo.holm([0.01, 0.04, 0.03, np.nan]) == pytest.approx(
-        [0.03, 0.06, 0.06, np.nan], nan_ok=True
-    )
-    random = np.random.default_rng(1).uniform(size=7) ** 3
-    adjusted = demo.holm(random)
-    for level in (0.01, 0.05, 0.2, 0.5):  # as it is written: reject until one is too large
-        ordered, rejected = sorted(random), 0
-        while rejected < 7 and ordered[rejected] <= level / (7 - rejected):
-            rejected += 1
-        assert sum(p <= level for p in adjusted) == rejected
-
-
 UP, DOWN, NONE = Interval(2, 1, 3, 0.01), Interval(-2, -3, -1, 0.01), Interval(0.1, -1, 1.2, 0.8)
 
 

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 12
+    assert len(blocks) == 13
     names = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)  # in order, as a reader would

@@ -1,8 +1,9 @@
 """ci.audit: did each layer do what the papers say it does?"""
 
-import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,23 +14,27 @@ from crate_interp import checks
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import Cells, Setting
 from crate_interp.audits.claims import GRID, NULLS
+from crate_interp.audits.estimate import announce
 from crate_interp.audits.result import AuditResult
-from crate_interp.audits.tables import Found, table_of, weights_of
+from crate_interp.audits.tables import table_of, weights_of
 from crate_interp.audits.weights import of_heads, of_weights
-from crate_interp.bars import stream, tqdm
-from crate_interp.data import Data, Samples, part
+from crate_interp.data import Data, Samples
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
-from crate_interp.results import by, counted
+from crate_interp.results import by, first
+from crate_interp.sweeps.jobs import Perhaps, listing_in, open_job
 from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
-from crate_interp.sweeps.twins import first_samples, stacked, with_twins
+from crate_interp.sweeps.stages import Rules, Stage, twins_of, with_facts
+from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.twins import first_samples, stacked
 
+_OF_A_NETWORK: Rules = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
+RULES: dict[str, Rules] = {"audit": _OF_A_NETWORK, "untrained": _OF_A_NETWORK}
 LIMITED = 8  # the first samples: for these ceilings, operators and constructions are computed
 DRAWS = 8  # of the shuffled update
 _EPS = (1e-4, 1e4)
-_TIMED = 5  # samples, to estimate the time
 
 
 @with_weights
@@ -38,14 +43,21 @@ def audit(
     data: Data,
     *,
     eps: float = 0.1,
-    limit: int | None = None,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
     lasso_tokens: int = 4,
     untrained: int = 5,
     grid: bool = True,
     seed: int = 0,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    workers: int = 0,
+    skip_bad: bool = False,
     progress: bool = True,
-) -> AuditResult:
+) -> Perhaps[AuditResult]:
     """Measures every layer against what the papers claim of it, beside nulls and ceilings.
 
     Attention: whether it lowered R^c, along which direction, and how far. The sparse step: whether
@@ -59,7 +71,8 @@ def audit(
     evenly spaced tokens of each sample the sparse step is measured. untrained: how many random
     twins (seeds 0, 1, ...) are audited, on the first 64 samples. grid: False measures the claims
     alone, in the frames at the asked eps, without nulls, ceilings and the rest of the grid. seed:
-    that of the nulls. A masked autoencoder sees every patch, and its encoder is audited.
+    that of the nulls. out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`.
+    A masked autoencoder sees every patch, and its encoder is audited.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
@@ -67,50 +80,50 @@ def audit(
     untrained = checks.count("untrained", untrained, least=0)
     check_model(model)
     setting = _setting(eps, lasso_tokens, grid, seed, model)
-    samples = samples_of(model, data, limit)
-    started = time.perf_counter()
-    compared = first_samples(samples)
-    run = partial(_run, batch_size=batch_size, progress=progress)
-    if progress:
-        _announce(model, samples, compared, untrained, setting, batch_size)
-
-    def measure(network: HookedModel, twin: int | None) -> Found:
-        if twin is None or compared is None:
-            return run(network, samples, setting, "audit")
-        return run(network, compared, _of_twin(setting), f"untrained {twin}")
-
-    own, others = with_twins(model, untrained if compared else 0, measure, progress)
+    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
     settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
-    meta = data_meta(model, samples, batch_size) | {
-        "seconds": round(time.perf_counter() - started, 3),
-        "settings": settings,
-        "untrained": untrained,
-        "reasons": [layers.why_not(block) for block in model.blocks],
-    }
-    return AuditResult(_tables(own, others), meta)
+    reasons = [layers.why_not(block) for block in model.blocks]
+    meta = data_meta(model, samples, batch_size)
+    meta |= {"settings": settings, "untrained": untrained, "reasons": reasons}
+    stages = _stages(model, samples, setting, untrained, batch_size)
+    with open_job(
+        AuditResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad,
+        stages=[stage.name for stage in stages],
+    ) as job:  # fmt: skip
+        if progress:
+            few = partial(_of_chunk, setting=replace(setting, limited=0))
+            timed = replace(stages[0], of_chunk=few, once={}, skip_bad=skip_bad)
+            announce(job.left(stages), timed, DRAWS)
+        for stage in stages:
+            job.run(stage)
+        return job.result(audit_result)
 
 
-def _tables(own: Found, others: list[Found]) -> dict[str, pd.DataFrame]:
-    return {
-        "numbers": own.numbers,
-        "weights": own.weights,
-        "heads": own.heads,
-        "untrained": stacked([found.numbers for found in others], "sample", "layer"),
-        "untrained_weights": stacked([found.weights for found in others], "layer"),
-    }
-
-
-def _run(
-    network: HookedModel,
-    samples: Samples,
-    setting: Setting,
-    what: str,
-    batch_size: int,
-    progress: bool,
-) -> Found:
+def _stages(
+    model: HookedModel, samples: Samples, setting: Setting, untrained: int, batch_size: int
+) -> list[Stage]:
+    """Returns the stage of the model and those of its twins."""
     of_chunk = partial(_of_chunk, setting=setting)
-    options: dict[str, Any] = dict(batch_size=batch_size, what=what, progress=progress)
-    return fold(network, samples, of_chunk, _joined, **options)
+    own = Stage("audit", model, samples, of_chunk, RULES["audit"], batch_size)
+    compared = first_samples(samples)
+    if compared is None:
+        return [own]
+    less = partial(_of_chunk, setting=replace(setting, nulls=(), limited=0))
+    of_twins = replace(own, samples=compared, of_chunk=less)
+    return [own, *twins_of(of_twins, untrained)]
+
+
+def audit_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AuditResult:
+    """Returns the result of the stages "audit", "untrained-0", "untrained-1", ..."""
+    # without numbers: none of the samples of the twins can be decoded
+    others = [own for name, own in found.items() if name != "audit" and "numbers" in own]
+    own, meta = with_facts(found["audit"], meta, *others)
+    untrained = {
+        "untrained": stacked([tables["numbers"] for tables in others], "sample", "layer"),
+        "untrained_weights": stacked([tables["weights"] for tables in others], "layer"),
+    }
+    return AuditResult(own | untrained, meta)
 
 
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:
@@ -135,42 +148,14 @@ def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Sett
     )
 
 
-def _of_twin(setting: Setting) -> Setting:
-    """Returns what is measured of an untrained twin: no nulls and no limits."""
-    return replace(setting, nulls=(), limited=0)
-
-
-def _announce(
-    model: HookedModel,
-    samples: Samples,
-    compared: Samples | None,
-    twins: int,
-    setting: Setting,
-    batch_size: int,
-) -> None:
-    """Prints about how long it will take, from the time that a few samples take.
-
-    A twin's sample costs less by the nulls, which are not measured there.
-    """
-    taken: list[float] = []
-    for count in (1, min(_TIMED, samples.n)):
-        begin = time.perf_counter()
-        few = part(samples, samples.start, samples.start + count)
-        _run(model, few, replace(setting, limited=0), "", batch_size, progress=False)
-        taken.append(time.perf_counter() - begin)
-    each = max(0.0, taken[1] - taken[0]) / max(1, min(_TIMED, samples.n) - 1)
-    others = twins * (compared.n if compared else 0)
-    seconds = each * (samples.n + others / (1 + DRAWS)) + taken[0] * (1 + twins)
-    also = counted(twins, "untrained twins")
-    words = f", and {also} on {compared.n} each" if compared and twins else ""
-    tqdm.write(f"audit: {samples.n} {model.unit}{words}, about {seconds:.0f} s", file=stream())
-
-
-def _of_chunk(chunk: Chunk, setting: Setting) -> Found:
+def _of_chunk(chunk: Chunk, setting: Setting) -> Tables:
     blocks: list[Any] = list(chunk.model.blocks)
     names = set(dict(blocks[0].named_modules()))
     points = [point for point in layers.POINTS if point in names]
-    known = [layers.audited(block, index, setting) for index, block in enumerate(blocks)]
+    if "audited" not in chunk.once:
+        known = [layers.audited(block, index, setting) for index, block in enumerate(blocks)]
+        chunk.once["audited"] = known
+    known = chunk.once["audited"]
     rows: list[tuple[int, int, Cells]] = []  # layer, first sample, numbers
 
     def measure(layer: int, acts: dict[str, Tensor], batch: Batch, count: int) -> None:
@@ -187,9 +172,15 @@ def _of_chunk(chunk: Chunk, setting: Setting) -> Found:
         more = Batch(_with_next(chunk, batch, setting), batch.start)
         reading = Reading(points, partial(measure, count=len(batch.inputs)))
         chunk.measure(more, [reading])
+    tables = {"numbers": table_of(rows)}
+    return tables if chunk.number else tables | _of_weights(blocks)  # once for all chunks
+
+
+def _of_weights(blocks: list[Any]) -> Tables:
+    """Returns the tables that depend on the weights alone."""
     weights = [(index, of_weights(block)) for index, block in enumerate(blocks)]
     heads = [of_heads(block).assign(layer=index) for index, block in enumerate(blocks)]
-    return Found(table_of(rows), weights_of(weights), pd.concat(heads, ignore_index=True))
+    return {"weights": weights_of(weights), "heads": pd.concat(heads, ignore_index=True)}
 
 
 def _with_next(chunk: Chunk, batch: Batch, setting: Setting) -> Tensor:
@@ -198,10 +189,5 @@ def _with_next(chunk: Chunk, batch: Batch, setting: Setting) -> Tensor:
     whole = samples.of or samples.n
     if "next sample" not in setting.nulls or whole < 2:
         return batch.inputs
-    after = (batch.last + 1) % whole
-    return torch.cat([batch.inputs, samples.read(after, after + 1).to(batch.inputs.device)])
-
-
-def _joined(mine: Found, theirs: Found) -> Found:
-    numbers = by("sample", "layer")(mine.numbers, theirs.numbers, {})
-    return Found(numbers, mine.weights, mine.heads)
+    following = chunk.after(batch.last, samples.read).to(batch.inputs.device)
+    return torch.cat([batch.inputs, following])

@@ -1,7 +1,6 @@
 """The stored tables of an audit: a row per sample, layer and setting, a column per number."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,6 @@ from crate_interp.audits.claims import BESIDE, NUMBERS
 
 KEYS = ["of", "frame", "eps", "basis", "tokens"]
 NO_EPS = 0.0  # of numbers that do not depend on eps
-
-
-@dataclass(frozen=True)
-class Found:
-    """What an audit measured: numbers by sample, numbers of weights, cosines of heads."""
-
-    numbers: pd.DataFrame
-    weights: pd.DataFrame
-    heads: pd.DataFrame
 
 
 def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Hooked models over a TransformerLens bridge: what sweeps, probes and pages take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from crate_interp.models.aliases import Named
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.images import ImageMixin
 from crate_interp.models.token_checks import check_ids
+from crate_interp.models.windows import rows_of, stacked
 
 
 class _Stopped(Exception):
@@ -268,32 +269,24 @@ class BridgedLM(BridgedModel):
         bridge: Any = self.bridge
         return bridge.to_single_token(text)
 
-    def windows(self, texts: list[str]) -> Int[Tensor, "window n_ctx"]:
+    def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
         """Returns texts, joined by the separator token, in windows of n_ctx tokens.
 
         The last window is dropped if it is short. `n_ctx` is that of the network, or what
         `ci.from_bridge(bridge, n_ctx=...)` was given. Raises ValueError if the texts do not fill
         one window, and for several texts if the tokenizer has no separator.
         """
+        return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
+
+    def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yields the rows of `windows` one by one, while the texts come."""
         self._check_tokenizer()
-        net, n_ctx = self.tokenizer, self.cfg.n_ctx
+        net = self.tokenizer
         between = net.eos_token_id if net.eos_token_id is not None else net.bos_token_id
-        if len(texts) > 1 and between is None:
-            raise ValueError(
-                "the tokenizer has no separator to join texts with: give one string, or token ids."
-            )
-        joined: list[int] = []
-        for place, text in enumerate(texts):
-            joined += [between] if place else []
-            joined += net(text, add_special_tokens=False, verbose=False)["input_ids"]
-        starts = range(0, len(joined) - n_ctx + 1, n_ctx)
-        if not len(starts):
-            raise ValueError(
-                f"the texts have {len(joined)} tokens, a window has {n_ctx}: give longer texts, or "
-                "a smaller n_ctx to ci.from_bridge."
-            )
-        rows = [joined[start : start + n_ctx] for start in starts]
-        return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
+        options = {"add_special_tokens": False, "verbose": False}
+        ids = (net(text, **options)["input_ids"] for text in texts)
+        advice = "give longer texts, or a smaller n_ctx to ci.from_bridge."
+        return rows_of(ids, self.cfg.n_ctx, between, advice=advice)
 
     def _check_tokens(self, tokens: Tensor, options: Mapping[str, Any]) -> None:
         tokens = tokens[None] if tokens.ndim == 1 else tokens

@@ -1,6 +1,8 @@
 """ci.atlas: what every dictionary atom fires on, what it changes, and which atoms are like it."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,14 +15,18 @@ from crate_interp.circuits.effects import Loss, effect_sums, loss_on, mean_and_i
 from crate_interp.circuits.excerpts import ENTIRE, excerpts
 from crate_interp.circuits.logit_effects import logit_effects, named
 from crate_interp.data import Data, Samples
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
 from crate_interp.results import Result, by, counted, first, sums
-from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_tables
-from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stream import Chunk, check_model, fold, samples_of
+from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
+from crate_interp.sweeps.jobs import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.stages import OF_A_CHUNK, Rules, Stage, with_facts
+from crate_interp.sweeps.stream import Chunk, check_model, samples_of
 
 _KEYS = ["layer", "atom"]
+_FEW = ("logits", "ablations", "directions", "tiles", "contexts")  # tables of the last stage
 _SHOWN = ["layer", "atom", "firing_rate", "first_order", "ablation", "raises", "lowers", "nearest"]
 
 
@@ -172,17 +178,23 @@ def atlas(
     *,
     top: int = 9,
     ablate: int = 32,
-    limit: int | None = None,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    workers: int = 0,
+    skip_bad: bool = False,
     progress: bool = True,
-) -> Atlas:
+) -> Perhaps[Atlas]:
     """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
 
     Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`).
-    Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token.
-    The loss is the cross-entropy with the label where the labels of the data are classes of the
-    model, else with the model's own answer; of text it is that of the next token, mean over a
-    window.
+    Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token. It
+    is the cross-entropy with the label where the labels of the data are classes of the model, else
+    with the model's own answer; of text it is that of the next token, mean over a window.
 
     - To first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
       and one backward of a batch give all atoms of all layers.
@@ -199,62 +211,114 @@ def atlas(
     neither exact effects nor effects on logits are measured. Memory does not grow with the number
     of samples. Intervals take samples as independent, which neighbouring windows of a text are not.
 
-    data, limit: as in `ci.sweep`. `ci.viz.atlas_pages(atlas, out)` writes pages of an atlas. Raises
-    ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP), and for
-    windows of one token.
+    data, limit, out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`. The
+    shard that finishes last measures the `ablate` samples. `ci.viz.atlas_pages(atlas, out)` writes
+    pages of an atlas.
+
+    Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
+    and for windows of one token.
     """
+    _check_logits(model)
+    ablate = checks.count("ablate", ablate, least=0)
+    checks.count("top", top)
+    checks.count("batch_size", batch_size)
+    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
+    loss = loss_on(model, samples)
+    meta = data_meta(model, samples, batch_size) | {"loss": loss.kind}
+    meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}
+    with open_job(
+        Atlas, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
+        progress=progress, workers=workers, skip_bad=skip_bad, stages=["atoms", "effects", "few"],
+        code={"labels": digest_of_labels(loss.classes)},
+    ) as job:  # fmt: skip
+        return _measured(job, model, samples, meta, loss)
+
+
+def _check_logits(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "text"):
         raise ValueError(
             f"{type(model).__name__} has no logits, so that there is no atlas of it: give a "
             "classifier of images or a language model."
         )
-    ablate = checks.count("ablate", ablate, least=0)
-    checks.count("top", top)
-    checks.count("batch_size", batch_size)
-    samples = samples_of(model, data, limit)
-    loss = loss_on(model, samples)
-    settings = atom_settings(model, top=top) | {"ablate": ablate}
-    meta = data_meta(model, samples, batch_size) | {"settings": settings, "loss": loss.kind}
-    once: dict[str, Any] = dict(batch_size=batch_size, progress=progress)
-    found = fold(
-        model, samples, partial(_statistics, meta=meta), AtomResult.merge, what="atoms", **once
-    )
-    effects = fold(model, samples, partial(effect_sums, loss=loss), _added, what="effects", **once)
-    tables = {**found.stored, "effects": effects}
-    tables |= _on_few(model, samples, ablate, loss, effects, progress)
-    tables |= excerpts(tables["top"], model, samples, progress)
-    return Atlas(tables, meta)
 
 
-def _statistics(chunk: Chunk, meta: dict[str, Any]) -> AtomResult:
-    plain = {name: value for name, value in meta.items() if name != "loss"}
-    return AtomResult(atom_tables(chunk, meta["settings"]), plain | chunk.range)
+def _measured(
+    job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
+) -> Any:
+    """Runs the stages of an atlas; returns it, or None while chunks of others are missing."""
+    job.run(atom_stage(model, samples, meta))
+    job.run(_stage("effects", model, samples, meta, partial(effect_sums, loss=loss)))
+    found = job.before("atoms", "effects")
+    if found is None:
+        return None
+    of_few = partial(
+        _of_few, ablate=meta["settings"]["ablate"], loss=loss, progress=job.progress,
+        effects=found["effects"]["effects"], places=found["atoms"]["top"],
+        skipped=_skipped(found["atoms"]),
+    )  # fmt: skip
+    job.run(_stage("few", model, samples, meta, of_few))
+    return job.result(atlas_result)
 
 
-def _added(mine: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-    return sums(*_KEYS)(mine, theirs, {})
+# how the tables of each stage merge
+ATLAS_RULES: dict[str, Rules] = {
+    "atoms": AtomResult.STORED,
+    "effects": {"effects": Atlas.STORED["effects"]},
+    "few": {name: Atlas.STORED[name] for name in _FEW},
+}
 
 
-def _on_few(
+def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
+    """Returns the atlas of the stages "atoms", "effects" and "few"."""
+    others = (found["effects"], found["few"])
+    tables, facts = with_facts(found["atoms"], meta, *others)
+    for own in others:
+        tables |= {name: table for name, table in own.items() if name not in OF_A_CHUNK}
+    return Atlas(tables, facts)
+
+
+def _stage(
+    name: str,
     model: HookedModel,
     samples: Samples,
+    meta: Mapping[str, Any],
+    of_chunk: Callable[[Chunk], Tables],
+) -> Stage:
+    rules, size = ATLAS_RULES[name], meta["batch_size"]
+    return Stage(name, model, samples, of_chunk, rules, size, whole=name == "few")
+
+
+def _skipped(tables: Tables) -> set[int]:
+    """Returns the numbers of the samples that were left out."""
+    return set(tables["skipped"]["sample"].tolist()) if "skipped" in tables else set()
+
+
+def _of_few(
+    chunk: Chunk,
     ablate: int,
     loss: Loss,
     effects: pd.DataFrame,
+    places: pd.DataFrame,
+    skipped: set[int],
     progress: bool,
-) -> dict[str, pd.DataFrame]:
+) -> Tables:
     """Returns the tables of what is measured on few samples, and of what the weights say."""
-    count = min(ablate, samples.n // 2)
-    numbers = [samples.start + place * samples.n // count for place in range(count)]
+    model, samples = chunk.model, chunk.samples
+    there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
+    count = min(ablate, len(there) // 2)
+    numbers = [there[place * len(there) // count] for place in range(count)]
     inputs = None
     if numbers:
         inputs = torch.cat([samples.read(number, number + 1) for number in numbers])
         inputs = inputs.to(model.cfg.device)
     with torch.no_grad():
         known = directions(model)
-    return {
+    tables = {
         "logits": logit_effects(model, None if model.cfg.residual else inputs),
         "ablations": ablations(model, inputs, numbers, loss, effects, progress),
         "directions": known,
+        **excerpts(places, model, samples, progress),
     }
+    chunk.advance(samples.n)
+    return tables

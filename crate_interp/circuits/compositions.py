@@ -1,7 +1,8 @@
 """Head-to-head composition: how much of what one head writes a later head reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,15 @@ from crate_interp import checks
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
 from crate_interp.circuits.linear import normed, pushed, stepped
 from crate_interp.data import Data
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import qr
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
 from crate_interp.results import Result, sums
+from crate_interp.sweeps.jobs import Perhaps, open_job
 from crate_interp.sweeps.provenance import data_meta, model_meta
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
+from crate_interp.sweeps.stages import Stage, with_facts
+from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, samples_of
 
 THROUGH = ("direct", "linear", "data")
 _FEWEST = 100  # random subspaces that a 99th percentile needs
@@ -28,6 +32,8 @@ _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
 # the layer that reads -> for each head of earlier layers A^T A, where A is what arrives
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
+# random ones, and those of each layer
+Bases = tuple[Float[Tensor, "draw d_model d_head"], list[Float[Tensor, "head d_model d_head"]]]
 
 
 def _pairs(result: Result) -> pd.DataFrame:
@@ -129,10 +135,15 @@ def composition(
     role: str = "q",
     draws: int = 200,
     seed: int = 0,
-    limit: int | None = None,
+    out: str | Path | None = None,
     batch_size: int = 8,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
     progress: bool = True,
-) -> Composition:
+) -> Perhaps[Composition]:
     """Measures the share of what head (l, i) writes that head (m, j) of a later layer reads.
 
     The score is `|A Q_j|_F^2 / |A|_F^2` in [0, 1], with Q_j = qr(U_j). A is what arrives at layer m
@@ -148,46 +159,77 @@ def composition(
     TransformerLens' composition scores, which divide by |A| |U_j|: here only the span of U_j
     matters, so that scores have a scale.
 
-    data, limit: as in `ci.sweep`, only with through="data". Raises ValueError for another `through`
-    or role, for data that is missing or not used, for a model of a single layer, and for a CLIP, of
-    which a tower is measured.
+    data, limit, out, chunk_size, resume, shard, engine: as in `ci.sweep`, only with through="data".
+    Raises ValueError for another `through` or role, for data that is missing or not used, for a
+    folder or shard without data, for a model of a single layer, and for a CLIP, of which a tower is
+    measured.
     """
     _check(model, data, through, role, batch_size)
     draws = checks.count("draws", draws, least=_FEWEST)
     settings = {"through": through, "role": role, "draws": draws, "seed": int(seed)}
     if data is None:
         meta = model_meta(model, 0) | {"data": [], "settings": settings}
-        return Composition(_tables(model, _of_weights(model, through), settings), meta)
+        _check_no_folder(out, shard)
+        bases = _bases(model, settings)
+        return Composition(_tables(model, _of_weights(model, through), bases), meta)
     samples = samples_of(model, data, limit)
     meta = data_meta(model, samples, batch_size) | {"settings": settings}
-    options: dict[str, Any] = dict(batch_size=batch_size, what="composition", progress=progress)
-    return fold(model, samples, partial(_of_chunk, meta=meta), Composition.merge, **options)
+    with open_job(
+        Composition, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, stages=["composition"],
+    ) as job:  # fmt: skip
+        of_chunk = partial(_of_chunk, settings=settings)
+        stage = Stage("composition", model, samples, of_chunk, Composition.STORED, batch_size)
+        job.run(stage)
+        return job.result(composition_result)
 
 
-def _of_chunk(chunk: Chunk, meta: dict[str, Any]) -> Composition:
-    tables = _tables(chunk.model, _measured(chunk), meta["settings"])
-    return Composition(tables, meta | chunk.range)
+def composition_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Composition:
+    """Returns the result of the stage "composition"."""
+    return Composition(*with_facts(found["composition"], meta))
 
 
-def _tables(model: Any, grams: Grams, settings: dict[str, Any]) -> dict[str, pd.DataFrame]:
-    """Returns the sums of the senders, of each pair, and of each sender and random subspace."""
-    cfg, draws = model.cfg, settings["draws"]
+def _check_no_folder(out: object, shard: object) -> None:
+    if out is not None or shard is not None:
+        raise ValueError(
+            "out and shard keep what is measured on data: give data and through='data', or save "
+            "the result with composition(model).save(folder)."
+        )
+
+
+def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
+    if "bases" not in chunk.once:
+        chunk.once["bases"] = _bases(chunk.model, settings)
+    return _tables(chunk.model, _measured(chunk), chunk.once["bases"])
+
+
+def _bases(model: Any, settings: dict[str, Any]) -> Bases:
+    """Returns orthonormal bases `[base, d_model, width]`: random ones, and the heads of a layer."""
+    cfg, name = model.cfg, f"W_{settings['role']}".upper()
     generator = torch.Generator().manual_seed(settings["seed"])
-    noise = torch.randn(draws, cfg.d_model, cfg.d_head, generator=generator, dtype=torch.float64)
-    random = qr(noise)[0]
+    shape = (settings["draws"], cfg.d_model, cfg.d_head)
+    noise = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    heads = [getattr(block.attn, name).detach().double().cpu() for block in model.blocks]
+    return qr(noise)[0], [qr(u)[0] for u in heads]
+
+
+def _tables(model: Any, grams: Grams, bases: Bases) -> Tables:
+    """Returns the sums of the senders, of each pair, and of each sender and random subspace."""
+    cfg, (random, of_layer) = model.cfg, bases
     parts: dict[str, list[pd.DataFrame]] = {"senders": [], "inside": [], "random": []}
     for layer, gram in grams.items():
-        u = getattr(model.blocks[layer].attn, f"W_{settings['role']}".upper()).detach()
-        basis = qr(u.double().cpu())[0]
         senders = pd.DataFrame([divmod(sender, cfg.n_heads) for sender in range(len(gram))])
         senders.columns = _SENDER[:2]
         senders["to_layer"] = layer
         energy = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
         parts["senders"].append(senders.assign(energy=energy.numpy()))
-        for name, key, bases in (("inside", "to_head", basis), ("random", "draw", random)):
-            many = senders.loc[senders.index.repeat(len(bases))].reset_index(drop=True)
-            many[key] = np.tile(np.arange(len(bases)), len(gram))
-            parts[name].append(many.assign(inside=_inside(gram, bases).flatten().numpy()))
+        for name, key, given in (
+            ("inside", "to_head", of_layer[layer]),
+            ("random", "draw", random),
+        ):
+            many = senders.loc[senders.index.repeat(len(given))].reset_index(drop=True)
+            many[key] = np.tile(np.arange(len(given)), len(gram))
+            parts[name].append(many.assign(inside=_inside(gram, given).flatten().numpy()))
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
 
 

@@ -9,11 +9,11 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from scipy.special import stdtrit
 from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.data import Samples
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.losses import next_token_loss
 from crate_interp.sweeps.atom_statistics import CODE
@@ -151,8 +151,8 @@ def _over_tokens(
     return torch.stack(sums, dim=1).cpu()
 
 
-def effect_sums(chunk: Chunk, loss: Loss) -> pd.DataFrame:
-    """Returns a row per layer and atom: layer, atom, n, loss, total, squares.
+def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
+    """Returns the table "effects", a row per layer and atom: layer, atom, n, loss, total, squares.
 
     n: samples. loss: the sum of their losses. total, squares: the sums of the first-order effects
     and of their squares.
@@ -173,7 +173,7 @@ def effect_sums(chunk: Chunk, loss: Loss) -> pd.DataFrame:
         "total": total.flatten().numpy(),
         "squares": squares.flatten().numpy(),
     }
-    return pd.DataFrame(columns)
+    return {"effects": pd.DataFrame(columns)}
 
 
 def mean_and_interval(sums: pd.DataFrame) -> Mapping[str, Sums]:
@@ -182,6 +182,8 @@ def mean_and_interval(sums: pd.DataFrame) -> Mapping[str, Sums]:
     The interval is `mean +- t sqrt(s^2 / n)`, with the quantile of n - 1 degrees of freedom; NaN
     for n < 2.
     """
+    from scipy.special import stdtrit
+
     n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
     mean, more = total / n, np.maximum(n - 1, 1)
     variance = np.maximum(squares - total * mean, 0) / more

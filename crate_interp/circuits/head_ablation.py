@@ -1,9 +1,7 @@
 """What each head does for the answers: the model with one head at a time put out of action."""
 
 import inspect
-import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +15,15 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp import checks
-from crate_interp.bars import tqdm
 from crate_interp.circuits.effects import Loss, at_once, loss_on, losses
 from crate_interp.circuits.heads_ablated import HeadAblation
 from crate_interp.data import Data, Samples
-from crate_interp.folders import locked
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
-from crate_interp.sweeps.provenance import data_meta
+from crate_interp.sweeps.arrays import added, from_bytes, to_bytes
+from crate_interp.sweeps.jobs import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.stages import Rules, Stage, with_facts
 from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, samples_of
 
 HOW = ("mean", "zero")
@@ -52,17 +52,25 @@ def ablate_heads(
     *,
     how: str = "mean",
     metric: str = "loss",
-    limit: int | None = None,
-    batch_size: int = 32,
     out: str | Path | None = None,
+    batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    workers: int = 0,
+    skip_bad: bool = False,
     progress: bool = True,
-) -> HeadAblation:
+) -> Perhaps[HeadAblation]:
     """Returns how much worse a model answers if one head at a time is ablated.
 
     how: "mean" puts the head's mean output (hook_z) over all samples in its place, at each position
     its own, which a first pass measures; "zero" puts 0 there. metric: "loss" is the cross-entropy
     with the labels, or of the next token, mean over a window, in nats; "accuracy" the share of
-    right answers. limit: the first n samples. out: a folder for the result.
+    right answers. limit: the first n samples. out, chunk_size, resume, shard, engine, workers,
+    skip_bad: as in `ci.sweep`; with "mean", a shard that finds means of others missing returns
+    None, and goes on when it is run again.
 
     The layers below the head run once for all heads, so that the cost is about half of that of
     whole runs, layers * heads / 2 forwards of the data. (Whole runs are made where a layer reads
@@ -77,27 +85,39 @@ def ablate_heads(
     checks.count("batch_size", batch_size)
     check_model(model)
     _check_logits(model)
-    samples = samples_of(model, data, limit)
+    options: dict[str, Any] = {"skip_bad": skip_bad, "kept": listing_in(out, resume)}
+    samples = samples_of(model, data, limit, **options)
     loss = _loss(model, samples)
-    with ExitStack() as stack:
-        if out is not None:
-            stack.enter_context(locked(out))
-            HeadAblation.check_folder(out)
-        started = time.perf_counter()
-        total = samples.n * (1 + (how == "mean"))
-        with torch.no_grad(), tqdm(total=total, desc="heads", disable=not progress) as bar:
-            chunk = Chunk(model, samples, batch_size, bar)
-            means = _means(chunk) if how == "mean" else _zeros(chunk)
-            given = Ablating(model, loss, metric, means, _may_share(model))
-            parts = [_of_batch(given, batch) for batch in chunk.batches()]
-        base, ablated = (np.concatenate(each) for each in zip(*parts, strict=True))
-        settings = {"how": how, "metric": metric}
-        meta = data_meta(model, samples, batch_size) | {"settings": settings}
-        meta["seconds"] = round(time.perf_counter() - started, 3)
-        result = HeadAblation(_tables(base, ablated, samples.start), meta)
-        if out is not None:
-            result.save(out)
-    return result
+    meta = data_meta(model, samples, batch_size) | {"settings": {"how": how, "metric": metric}}
+    stages = ["means", "heads"] if how == "mean" else ["heads"]
+    with open_job(
+        HeadAblation, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad, stages=stages,
+        code={"labels": digest_of_labels(loss.classes)},
+    ) as job:  # fmt: skip
+        return _measured(job, model, samples, meta, loss)
+
+
+def _measured(
+    job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
+) -> Any:
+    """Runs the stages; returns the result, or None while chunks of others are missing."""
+    settings, size, means = meta["settings"], meta["batch_size"], None
+    if settings["how"] == "mean":
+        job.run(Stage("means", model, samples, _sums, HEAD_RULES["means"], size))
+        found = job.before("means")
+        if found is None:
+            return None
+        means = _means(found["means"]["means"], model)
+    of_chunk = partial(_of_chunk, loss=loss, metric=settings["metric"], means=means)
+    job.run(Stage("heads", model, samples, of_chunk, HEAD_RULES["heads"], size))
+    return job.result(head_result)
+
+
+def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblation:
+    """Returns the result of the stages "means", if there is one, and "heads"."""
+    others = [own for name, own in found.items() if name != "heads"]
+    return HeadAblation(*with_facts(found["heads"], meta, *others))
 
 
 def _check_logits(model: HookedModel) -> None:
@@ -127,28 +147,66 @@ def _may_share(model: Any) -> bool:
     return takes and not hasattr(model, "x0_lambdas")  # else later layers add the embedding again
 
 
-def _means(chunk: Chunk) -> dict[int, Means]:
-    """Returns the mean of z over all samples, `[pos, head, d_head]` of each layer."""
+def _sums(chunk: Chunk) -> Tables:
+    """Returns the table "means": layer, pos, n, sums (the bytes of `[pos, head, d_head]`)."""
     sums: dict[int, Tensor] = {}
+    n = 0
 
     def add(layer: int, acts: Mapping[str, Tensor], batch: Batch) -> None:
         part = acts[_Z].double().sum(dim=0)
-        if layer in sums and sums[layer].shape != part.shape:
-            raise ValueError(
-                "the samples differ in their numbers of tokens, so that no position has a mean: "
-                "give images of one size, or how='zero'."
-            )
+        _check_pos({len(part), len(sums.get(layer, part))})
         sums[layer] = sums.get(layer, 0) + part
 
-    chunk.measure_all(Reading([_Z], add))
-    dtype = chunk.model.cfg.dtype
-    return {layer: (total / chunk.samples.n).to(dtype) for layer, total in sums.items()}
+    for batch in chunk.batches():
+        chunk.measure(batch, [Reading([_Z], add)])
+        n += len(batch.inputs)
+    rows = [(layer, len(total), n, to_bytes(total)) for layer, total in sorted(sums.items())]
+    return {"means": pd.DataFrame(rows, columns=["layer", "pos", "n", "sums"])}
 
 
-def _zeros(chunk: Chunk) -> dict[int, Means]:
-    cfg = chunk.model.cfg
-    zero = torch.zeros(1, 1, 1, device=cfg.device, dtype=cfg.dtype)
-    return dict.fromkeys(range(len(chunk.model.blocks)), zero)
+def _merged_sums(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    _check_pos({*mine["pos"], *theirs["pos"]})
+    return added("sums", "layer", "pos")(mine, theirs, meta)
+
+
+def _check_pos(lengths: set[int]) -> None:
+    if len(lengths) > 1:
+        raise ValueError(
+            "the samples differ in their numbers of tokens, so that no position has a mean: "
+            "give images of one size, or how='zero'."
+        )
+
+
+# how the tables of each stage merge
+HEAD_RULES: dict[str, Rules] = {"means": {"means": _merged_sums}, "heads": HeadAblation.STORED}
+
+
+def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:
+    """Returns the mean of z over all samples, `[pos, head, d_head]` of each layer."""
+    rows: Any = table.itertuples()
+    heads = model.cfg.n_heads
+    return {
+        row.layer: torch.from_numpy(from_bytes(row.sums, row.pos, heads, -1)) / row.n
+        for row in rows
+    }
+
+
+def _of_chunk(chunk: Chunk, loss: Loss, metric: str, means: Mapping[int, Means] | None) -> Tables:
+    """Returns the tables "samples" and "base". means: None for zeros."""
+    cfg: Any = chunk.model.cfg
+    if means is None:
+        means = dict.fromkeys(range(len(chunk.model.blocks)), torch.zeros(1, 1, 1))
+    here = {layer: mean.to(cfg.device, cfg.dtype) for layer, mean in means.items()}
+    given = Ablating(chunk.model, loss, metric, here, _may_share(chunk.model))
+    with torch.no_grad():
+        parts = [(batch.start, *_of_batch(given, batch)) for batch in chunk.batches()]
+    if not parts:  # no sample of the chunk can be decoded
+        return {}
+    tables = [_tables(base, ablated, start) for start, base, ablated in parts]
+    return {
+        name: pd.concat([own[name] for own in tables], ignore_index=True)
+        for name in ("samples", "base")
+    }
 
 
 def _of_batch(
@@ -202,7 +260,7 @@ def _metric(given: Ablating, logits: Any, wanted: Tensor) -> Float[np.ndarray, "
     return right.cpu().numpy()
 
 
-def _tables(base: np.ndarray, ablated: np.ndarray, start: int) -> dict[str, pd.DataFrame]:
+def _tables(base: np.ndarray, ablated: np.ndarray, start: int) -> Tables:
     sample, layer, head = np.indices(ablated.shape).reshape(3, -1)
     places = {"sample": sample + start, "layer": layer, "head": head}
     return {

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os.path import expanduser
 from pathlib import Path, PureWindowsPath
 
@@ -23,30 +23,57 @@ def path_and_option(text: str) -> tuple[Path, str | None]:
 
 
 def pictures_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """Returns the paths under a folder that have one of these endings, ordered by name.
+    """Returns the paths of `names_under`."""
+    return [folder / name for name in names_under(folder, suffixes)]
+
+
+def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[str]:
+    """Yields the names under a folder that have one of these endings, in their order.
+
+    Names are paths below the folder, with /. One folder's names are in memory at a time.
 
     Folders are left out, whatever their names, and so are names that begin with a dot and what
     lies in folders with such names. Links to files count, wherever they lead: who unpacked the
     folder has allowed them. Links to folders are not followed, because they may lead in a circle.
-    Pipes, broken links and the like are listed; `check_image` refuses them by name. Pictures that
+    Pipes, broken links and the like are listed; `check_file` refuses them by name. Pictures that
     belong to a result which was saved there are left out.
     """
-    found, folders, ours = [], [folder], set()
-    while folders:  # a loop: folders may lie in one another deeper than Python recurses
-        try:
-            entries = list(os.scandir(folders.pop()))
-        except OSError:  # it may not be entered, or its path is too long
+    ours: set[str] = set()
+    left = [""]  # a list: folders may lie in one another deeper than Python recurses
+    while left:
+        name = left.pop()
+        if name and not name.endswith("/"):
+            if name not in ours:
+                yield name
             continue
-        for entry in entries:
-            if entry.name == META:
-                ours |= {f"{Path(entry.path).parent}/{name}" for name in listed(Path(entry.path))}
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(Path(entry.path))
-            elif Path(entry.name).suffix.lower() in suffixes and not os.path.isdir(entry.path):
-                found.append(Path(entry.path))
-    return sorted(path for path in found if str(path) not in ours)
+        inner = _entries(folder, name, suffixes, ours)
+        # by name, so that all names come in the order of their parts; the first is popped first
+        left += [name + own for own in sorted(inner, key=lambda own: own.removesuffix("/"))[::-1]]
+
+
+def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) -> list[str]:
+    """Returns the names in one folder that count, those of folders with a / at the end.
+
+    ours: takes the names of files that belong to a result.
+    """
+    found = []
+    try:
+        with os.scandir(folder / below) as entries:
+            for entry in entries:
+                name = entry.name
+                if name == META:
+                    ours |= {below + own for own in listed(Path(entry.path))}
+                if name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    found.append(f"{name}/")
+                elif os.path.splitext(name)[1].lower() in suffixes and not (
+                    entry.is_symlink() and os.path.isdir(entry.path)
+                ):
+                    found.append(name)
+    except OSError:  # it may not be entered, or its path is too long
+        return []
+    return found
 
 
 def inside(folder: Path, name: str, where: Path) -> Path:
@@ -75,28 +102,43 @@ def _can_be_asked(name: str) -> bool:
 
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
     """Returns a fingerprint of files made of their names and sizes. No content is read."""
+    sizes = (path.stat().st_size for path in paths)
+    return print_of(zip(map(bytes_of, names), sizes, strict=True))
+
+
+def bytes_of(name: str) -> bytes:
+    """Returns the bytes of the name of a file; those that are no UTF-8 count as they are."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def print_of(files: Iterable[tuple[bytes, int]]) -> str:
+    """Returns the fingerprint of names (`bytes_of`) and sizes."""
     listing = hashlib.sha256()
-    for number, (name, path) in enumerate(zip(names, paths, strict=True)):
-        # bytes that are no UTF-8 count as they are; no name holds a zero
-        shown = name.encode("utf-8", "surrogateescape").replace(b"\n", b"\0")
-        listing.update(b"\n" * (number > 0) + shown + f" {path.stat().st_size}".encode())
+    for number, (name, size) in enumerate(files):
+        shown = name.replace(b"\n", b"\0")  # no name holds a zero
+        listing.update(b"\n" * (number > 0) + shown + f" {size}".encode())
     return f"names-and-sizes:sha256:{listing.hexdigest()}"
 
 
-def first_folders(names: Sequence[str]) -> list[str] | None:
+def first_folders(names: Iterable[str]) -> list[str] | None:
     """Returns the first folder of every name as labels, or None where a file lies in no folder.
 
     Labels are shown in tables and files: signs that would harm those are written as escapes.
     Raises ValueError where the labels of two folders would be the same.
     """
-    if not all("/" in name for name in names):
-        return None
-    folders = [name.split("/")[0] for name in names]
-    labels = {folder: plain(folder, 1000) for folder in dict.fromkeys(folders)}
+    found: list[str] = []
+    labels: dict[str, str] = {}
+    for name in names:
+        folder, slash, _ = name.partition("/")
+        if not slash:
+            return None
+        if folder not in labels:
+            labels[folder] = plain(folder, 1000)
+        found.append(labels[folder])
     shown: dict[str, str] = {}
     for folder, label in labels.items():
         if shown.setdefault(label, folder) != folder:
             raise ValueError(
                 f"two folders {quoted(folder)} differ in signs that cannot be seen: rename one."
             )
-    return [labels[folder] for folder in folders]
+    return found

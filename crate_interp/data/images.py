@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from crate_interp.data.files import first_folders, names_and_sizes, pictures_under
-from crate_interp.data.samples import Preprocess, Samples, picture_samples
+from crate_interp.data.files import first_folders
+from crate_interp.data.listing import Listing
+from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
-from crate_interp.pictures import SUFFIXES, check_image, quoted
+from crate_interp.pictures import SUFFIXES, quoted
+from crate_interp.words import plain
 
 
 def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
@@ -47,35 +49,38 @@ def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) ->
 
 
 def folder_samples(
-    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None = None
+    where: str,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None = None,
+    kept: Path | None = None,
 ) -> Samples:
     """Returns the pictures under a folder, ordered by name. There are no masks.
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
     crate_interp/pictures.py); other files, and names that begin with a dot, are skipped. They
     are turned upright as their EXIF orientation says. Labels are the sub-folders, where every
-    picture lies in one.
+    picture lies in one. kept: a file in which `Listing.keep` has kept the names; if it is of this
+    folder, nothing is listed again.
 
-    Raises ValueError if there is no such folder, where it has no pictures, and for a picture
-    that cannot be read.
+    Raises ValueError if there is no such folder, and where it has no pictures. A picture is opened
+    when it is read; that raises ValueError for one that cannot be decoded, and for a file that has
+    vanished, or has another size, since the folder was listed.
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
         raise ValueError(
             f"{quoted(folder)} is no folder: give imagefolder:DIR with a folder of images."
         )
-    paths = pictures_under(folder)
-    if not paths:
+    listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
+    if not len(listing):
         raise ValueError(
             f"the folder {quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
         )
-    for path in paths:
-        check_image(path)
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    return picture_samples(
-        paths,
-        f"imagefolder:{names_and_sizes(paths, names)}",
-        preprocess,
-        None,
-        first_folders(names),
+    return Samples(
+        n=len(listing),
+        labels=first_folders(listing.every_name()),
+        fingerprint=f"imagefolder:{listing.fingerprint}",
+        read=lambda start, stop: preprocess(listing.paths(start, stop)),
+        name_of=lambda number: plain(listing.name(number), 1000),
+        listing=listing,
     )

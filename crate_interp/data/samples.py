@@ -11,7 +11,9 @@ from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from crate_interp import checks
+from crate_interp.data.listing import Listing
 from crate_interp.pictures import Picture
+from crate_interp.words import plain
 
 # Pictures, or uint8 images as an array, to a batch; `model.preprocess`, `model.preprocess_masks`.
 Pictures = Sequence[Picture] | Tensor | np.ndarray
@@ -32,7 +34,8 @@ class Samples:
     called, where the data says so. fingerprint: a digest of order and content (tensors,
     embedded data), of names and sizes (folders), or the one of datasets; a part keeps it.
     start: the number of the first sample in the whole data set. of: how many samples the whole
-    data set has; 0 stands for n.
+    data set has; 0 stands for n. name_of: returns the name of a sample's file, where it has one.
+    listing: the files of a folder, for data that was listed.
     """
 
     n: int
@@ -43,6 +46,8 @@ class Samples:
     names: tuple[str, ...] | None = None
     start: int = 0
     of: int = 0
+    name_of: Callable[[int], str] | None = None
+    listing: Listing | None = None
 
     def __post_init__(self) -> None:
         if not self.of:
@@ -94,13 +99,13 @@ def picture_samples(
     fingerprint: str,
     preprocess: Preprocess,
     masks: Callable[[int, int], Tensor] | None,
-    labels: list[Any] | None = None,
 ) -> Samples:
     """Returns files of pictures as samples. Each file is read when it is asked for."""
     return Samples(
         len(pictures),
-        labels,
+        None,
         fingerprint,
         lambda start, stop: preprocess(pictures[start:stop]),
         masks,
+        name_of=lambda number: plain(pictures[number].name, 1000),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from crate_interp.data.cutout_folder import cutout_samples
 from crate_interp.data.images import folder_samples, tensor_samples
 from crate_interp.data.named import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
 from crate_interp.data.samples import Preprocess, Samples, check_limit, first
+from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.data.tables import Table, table_samples
 from crate_interp.data.voc import voc_samples
+from crate_interp.pictures import Undecodable
 
 
 @dataclass(frozen=True)
@@ -22,18 +25,20 @@ class Source:
 
     form: what to type. images: makes samples of WHERE, with two functions that turn pictures
     and masks into tensors (without the second the masks are left out). masks: whether it can
-    have masks. table: opens WHERE as a datasets.Dataset, for sources that can hold text.
+    have masks. table: opens WHERE as a datasets.Dataset, for sources that can hold text. listed:
+    whether its files are listed, so that `images` takes the file of a listing.
     """
 
     form: str
-    images: Callable[[str, Preprocess, Preprocess | None], Samples]
+    images: Callable[..., Samples]
     masks: bool = True
     table: Callable[[str], Table] | None = None
+    listed: bool = False
 
 
 SOURCES = (
     Source("embedded:NAME", embedded_samples, table=embedded),
-    Source("imagefolder:DIR", folder_samples, masks=False),
+    Source("imagefolder:DIR", folder_samples, masks=False, listed=True),
     Source("cutouts:DIR", cutout_samples),
     Source("voc:DIR", voc_samples),
     Source("coco:ANNOTATIONS.json", coco_samples),
@@ -72,6 +77,9 @@ def open_data(
     preprocess: Preprocess,
     limit: int | None = None,
     preprocess_masks: Preprocess | None = None,
+    *,
+    skip_bad: bool = False,
+    kept: Path | None = None,
 ) -> Samples:
     """Returns the samples of images in `data`, the first `limit` of them.
 
@@ -87,11 +95,15 @@ def open_data(
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
     objects with alpha (data/cutout_folder.py).
 
+    Of a datasets.IterableDataset the first `limit` rows are kept in memory, as they are in the
+    stream. kept: the file of a folder's listing, which is used instead of listing it again.
+
     Files are opened only where they are files and within limits, and pictures are turned upright
     (crate_interp/pictures.py).
 
     Raises ValueError, before any work starts, for anything else, for no images, for a first
-    image that cannot be read, and for NaN or Inf in a float tensor.
+    image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
+    tensor, and for a stream without a limit.
     """
     check_limit(limit)
     kinds = f"a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, {forms()}"
@@ -99,14 +111,21 @@ def open_data(
         return first(data, limit)
     if isinstance(data, str):
         source, where = source_of(data, kinds)
-        samples = source.images(where, preprocess, preprocess_masks)
+        options = {"kept": kept} if source.listed else {}
+        samples = source.images(where, preprocess, preprocess_masks, **options)
     elif isinstance(data, (Tensor, np.ndarray)):
         samples = tensor_samples(torch.as_tensor(data), preprocess, limit)
+    elif is_stream(data):
+        samples = image_stream(data, preprocess, limit, preprocess_masks).kept()
     elif isinstance(data, Table):
         samples = table_samples(data, preprocess, preprocess_masks)
     else:
         raise ValueError(f"cannot take data from {type(data).__name__}: give {kinds}.")
     if samples.n == 0:
         raise ValueError("the data is empty: there is no image in it.")
-    samples.read(0, 1)  # so that a broken first image is an error now, not under a progress bar
+    try:
+        samples.read(0, 1)  # a broken first image is an error now, not under a progress bar
+    except Undecodable:
+        if not skip_bad:
+            raise
     return first(samples, limit)

@@ -4,7 +4,8 @@ Pictures are decoded here, not by datasets, which would open any file that a row
 format that Pillow knows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from io import BytesIO
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from crate_interp.data.masks import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
-from crate_interp.pictures import Later, decoded, header, quoted
+from crate_interp.pictures import Later, Undecodable, decoded, header, quoted
 from crate_interp.words import plain
 
 MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
@@ -53,56 +54,147 @@ def table_samples(
     turned upright; a format such as "torch" is left aside. Errors in masks are raised when masks
     are read, since not every use reads them.
 
-    Raises ValueError if there is no image column, for a stream without a length, and for a
+    Raises ValueError if there is no image column, and for a
     transform; reading raises it for a row that names a file instead of holding its bytes.
     """
-    import datasets
-
     dataset: Any = table
-    features = dataset.features or {}
-    columns = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    if not columns:
-        raise ValueError(f"the dataset has no image column; its columns are {_names(dataset)}.")
-    if not hasattr(dataset, "__len__"):
-        raise ValueError(
-            "the dataset is a stream without a length: give a map-style datasets.Dataset."
-        )
+    columns = columns_of(dataset)
     if dataset.format["type"] == "custom":
         raise ValueError(
             "the dataset has a transform, for which datasets would decode any file: "
             "give data.with_format(None), or the pictures that the transform makes."
         )
+    rows, label = columns.undecoded(dataset), columns.label
+    alone = lambda name: rows.select_columns([name])  # noqa: E731
+    labels = list(alone(label)[label]) if label else None
+    known = (labels, columns, fingerprint or f"datasets:{dataset._fingerprint}")
+    return _samples(alone, range(len(dataset)), *known, preprocess, preprocess_masks)
+
+
+def row_samples(
+    rows: Sequence[Any],
+    start: int,
+    columns: "Columns",
+    fingerprint: str,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None = None,
+) -> Samples:
+    """Returns rows, of pictures that nobody has decoded, as samples from number start on.
+
+    Masks are those of these rows alone: whether 255 is a class is told by them.
+    """
+    held, label = _Held(rows, start), columns.label
+    labels = [row[label] for row in rows] if label else None
+    known = (labels, columns, fingerprint)
+    numbers = range(start, start + len(rows))
+    return _samples(lambda name: held, numbers, *known, preprocess, preprocess_masks)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table that count, with what its pictures become; see `table_samples`."""
+
+    image: str
+    mask: str | None
+    label: str | None
+    modes: dict[str, str | None]
+    names: tuple[str, ...] | None
+
+    def undecoded(self, table: Table) -> Any:
+        """Returns a data set of these columns, in which no picture is decoded."""
+        import datasets
+
+        dataset: Any = table
+        wanted = [name for name in (self.image, self.mask, self.label) if name is not None]
+        rows = dataset.with_format(None).select_columns(wanted)
+        for name in self.modes:
+            rows = rows.cast_column(name, datasets.Image(decode=False))
+        return rows
+
+
+def columns_of(table: Table) -> Columns:
+    """Returns the columns of a data set. Raises ValueError if it has no image column."""
+    import datasets
+
+    features: Any = table.features or {}
+    pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    if not pictures:
+        raise ValueError(f"the dataset has no image column; its columns are {_names(table)}.")
     label = next((n for n, f in features.items() if isinstance(f, datasets.ClassLabel)), None)
     label = label or next((n for n in ("label", "labels") if _is_plain(features.get(n))), None)
     names = getattr(features[label], "names", None) if label else None
-    image = next((name for name in columns if name not in MASK_COLUMNS), columns[0])
-    mask = next((name for name in MASK_COLUMNS if name in columns and name != image), None)
-    images = _column(dataset, image)
+    image = next((name for name in pictures if name not in MASK_COLUMNS), pictures[0])
+    mask = next((name for name in MASK_COLUMNS if name in pictures and name != image), None)
+    modes = {name: features[name].mode for name in (image, mask) if name is not None}
+    return Columns(image, mask, label, modes, None if names is None else tuple(names))
+
+
+def _samples(
+    alone: Callable[[str], Any],
+    numbers: range,
+    labels: list[Any] | None,
+    columns: Columns,
+    fingerprint: str,
+    preprocess: Preprocess,
+    preprocess_masks: Preprocess | None,
+) -> Samples:
+    """Returns the samples with these numbers; alone(name): the rows of one column."""
+    files = {name: _Column(alone(name), name, mode) for name, mode in columns.modes.items()}
+    images, masks = files[columns.image], None
+    if columns.mask is not None and preprocess_masks is not None:
+        masks = _masks(images, files[columns.mask], numbers, preprocess_masks)
     return Samples(
-        n=len(dataset),
-        labels=list(dataset.with_format(None).select_columns([label])[label]) if label else None,
-        fingerprint=fingerprint or f"datasets:{dataset._fingerprint}",
+        n=len(numbers),
+        labels=labels,
+        fingerprint=fingerprint,
         read=lambda start, stop: preprocess(images.pictures(start, stop)),
-        masks=None
-        if mask is None or preprocess_masks is None
-        else _masks(images, _column(dataset, mask), preprocess_masks),
-        names=None if names is None else tuple(names),
+        masks=masks,
+        names=columns.names,
+        start=numbers.start,
+        of=numbers.stop,
     )
 
 
-def texts_of(table: Table) -> list[str]:
-    """Returns the first text column.
+def texts_of(table: Table) -> Sequence[str]:
+    """Returns the first text column, of which only the texts that are asked for are in memory.
 
     Raises ValueError if there is none.
     """
+    dataset: Any = table
+    return dataset[text_column(table)]
+
+
+def text_column(table: Table) -> str:
+    """Returns the name of the first text column. Raises ValueError if there is none."""
     import datasets
 
     kinds = ("string", "large_string")
     dataset: Any = table
     for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Value) and feature.dtype in kinds:
-            return list(dataset[name])
+            return name
     raise ValueError(f"the dataset has no text column; its columns are {_names(dataset)}.")
+
+
+def checked(texts: Iterable[object]) -> Iterator[str]:
+    """Yields texts. Raises ValueError at an entry that is none that UTF-8 can hold."""
+    for place, text in enumerate(texts):
+        _check_text(text, place)
+        yield str(text)
+
+
+def _check_text(text: object, place: int) -> None:
+    """Raises ValueError unless an entry of the data is a text that UTF-8 can hold."""
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text {place} holds half of a surrogate pair, at character {error.start}: put a mark "
+            "there with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+        ) from None
 
 
 def _names(dataset: Table) -> str:
@@ -145,7 +237,7 @@ class _Column:
 
     def _bytes(self, cell: Mapping[str, Any] | None, number: int) -> bytes:
         if cell is None or (cell["bytes"] is None and cell["path"] is None):
-            raise ValueError(f"sample {number} has no {plain(self.name)}: the column holds None.")
+            raise Undecodable(f"sample {number} has no {plain(self.name)}: the column holds None.")
         if cell["bytes"] is None:
             raise ValueError(
                 f"{self._what(number)} is the name of a file, {quoted(cell['path'])}, without its "
@@ -155,13 +247,16 @@ class _Column:
         return cell["bytes"]
 
 
-def _column(dataset: Any, name: str) -> _Column:
-    import datasets
+@dataclass(frozen=True)
+class _Held:
+    """Rows in memory, of which the first has a number, sliced as a datasets.Dataset is."""
 
-    # alone: whatever else a row holds would be decoded with it
-    alone = dataset.with_format(None).select_columns([name])
-    rows = alone.cast_column(name, datasets.Image(decode=False))
-    return _Column(rows, name, dataset.features[name].mode)
+    rows: Sequence[Mapping[str, Any]]
+    start: int
+
+    def __getitem__(self, numbers: slice) -> dict[str, list[Any]]:
+        few = self.rows[numbers.start - self.start : numbers.stop - self.start]
+        return {name: [row[name] for row in few] for name in (few[0] if few else ())}
 
 
 def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
@@ -169,18 +264,23 @@ def _decoded(data: bytes, what: str, mode: str | None) -> Image.Image:
     try:
         return image if mode in (None, image.mode) else image.convert(mode)
     except ValueError as error:
-        raise ValueError(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
+        raise Undecodable(f"{what} cannot become mode {plain(mode)}: {plain(error)}") from None
+
+
+def _readable(column: _Column, numbers: range) -> Iterator[Image.Image]:
+    """Yields the pictures that can be decoded; the others are refused when they are read."""
+    for number in numbers:
+        with suppress(Undecodable):
+            yield column.pictures(number, number + 1)[0].make()
 
 
 def _masks(
-    images: _Column, drawn: _Column, preprocess_masks: Preprocess
+    images: _Column, drawn: _Column, numbers: range, preprocess_masks: Preprocess
 ) -> Callable[[int, int], Tensor]:
     @cache
     def binary() -> bool:
         """Looks at the whole data set, and only once a mask is asked for: it is slow."""
-        return is_binary(
-            drawn.pictures(index, index + 1)[0].make() for index in range(len(drawn.rows))
-        )
+        return is_binary(_readable(drawn, numbers))
 
     def masks(start: int, stop: int) -> Tensor:
         pairs = zip(drawn.files(start, stop), images.files(start, stop), strict=True)

@@ -1,7 +1,7 @@
 """The samples of a language model: windows of tokens, from texts or from tokens."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -9,12 +9,13 @@ from torch import Tensor
 
 from crate_interp.data.samples import Samples, check_limit, first
 from crate_interp.data.sources import forms, source_of
-from crate_interp.data.tables import Table, texts_of
+from crate_interp.data.streams import is_stream
+from crate_interp.data.tables import Table, checked, texts_of
 
 
 def open_text(
     data: str | Sequence[str] | Tensor | np.ndarray | Table | Samples,
-    windows: Callable[[list[str]], Tensor],
+    windows: Callable[[Iterable[str]], Tensor],
     limit: int | None = None,
 ) -> Samples:
     """Returns windows of tokens, each a sample, the first `limit` of them. There are no labels.
@@ -38,31 +39,22 @@ def open_text(
         source, where = source_of(data, kinds, text=True)
         assert source.table is not None
         texts = texts_of(source.table(where))
+    elif is_stream(data):
+        raise ValueError(
+            "the dataset is a stream, of which windows are made as it goes: give it to ci.sweep or "
+            "ci.atoms, or a map-style datasets.Dataset here."
+        )
     elif isinstance(data, Table):
         texts = texts_of(data)
     elif isinstance(data, (list, tuple)):
-        texts = list(data)
+        texts = data
+        for _ in checked(texts):  # all of them, before work starts
+            pass
     else:
         raise ValueError(f"cannot take text from {type(data).__name__}: give {kinds}.")
-    if not texts:
+    if not len(texts):
         raise ValueError("the data is empty: there is no text in it.")
-    for place, text in enumerate(texts):
-        _check_text(text, place)
-    return first(_token_samples(windows(texts)), limit)
-
-
-def _check_text(text: object, place: int) -> None:
-    """Raises ValueError unless an entry of the data is a text that UTF-8 can hold."""
-    if not isinstance(text, str):
-        kind = type(text).__name__
-        raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text {place} holds half of a surrogate pair, at character {error.start}: put a mark "
-            "there with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
-        ) from None
+    return first(_token_samples(windows(checked(texts))), limit)
 
 
 def _token_samples(tokens: Tensor) -> Samples:

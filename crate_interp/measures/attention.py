@@ -30,14 +30,12 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     """
     _check(pattern)
     if pattern.requires_grad:
-        entropy = -(pattern.log() * pattern).sum(dim=-1)
+        entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
     else:  # in pieces that stay in the processor's cache: a layer's pattern is its largest tensor
         rows = pattern.reshape(-1, pattern.shape[-1])
         length = max(1, _PIECE // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
-        pieces = [piece.log().mul_(piece).sum(dim=-1) for piece in rows.split(max(1, length))]
-        entropy = -torch.cat(pieces).view(pattern.shape[:-1])
-    if not entropy.isfinite().all():  # 0 ln 0 = 0
-        entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
+        entropy = torch.cat([_entropy_of_rows(piece) for piece in rows.split(max(1, length))])
+        entropy = entropy.view(pattern.shape[:-1])
     return entropy.masked_fill(~entropy.isfinite(), torch.nan)
 
 
@@ -108,6 +106,18 @@ def causal_uniform_entropy(n: int) -> float:
     if n < 1:
         raise ValueError(f"n={n}: give a number of tokens of at least 1.")
     return math.lgamma(n + 1) / n
+
+
+def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
+    """Returns the entropy of rows; NaN for a row that holds a negative number.
+
+    0 ln 0 is 0: the logarithm there is that of the smallest float of which it is fast. Rows with
+    numbers below that take a second pass.
+    """
+    least = min(torch.finfo(rows.dtype).tiny, 2**-24)
+    if ((rows < least) & (rows != 0)).any():
+        return -(rows.masked_fill(rows == 0, 1).log() * rows).sum(dim=-1)
+    return -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)
 
 
 def _valid(

@@ -1,19 +1,16 @@
 """MaskCut: objects as normalised cuts of the graph of patch features, one after another."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_factor, eigh, get_blas_funcs
-from scipy.ndimage import label
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.measures.checks import all_finite, require_floats
+from crate_interp.measures.eigenpairs import TIE, first_largest, second
 
 __all__ = [
     "maskcut",
@@ -22,10 +19,6 @@ __all__ = [
 
 _AFFINITIES = ("cosine", "inner")
 _WEAK = 1e-5  # CutLER's weight of two tokens that are not alike; it keeps the graph in one piece
-_TIE = 1e-9  # numbers with a relative difference this small count as equal
-# A residual this small is rounding, because the matrix has a norm of 2 at most.
-_CONVERGED = 16 * np.finfo(np.float64).eps
-_STEPS = 300  # at most; 4 to 70 were needed so far
 _EXACT = 4  # borderline cosines per token, above which all are computed in float64
 
 
@@ -110,7 +103,7 @@ def normalised_cut(
         )
     half = int(np.frexp(weights.max())[1]) // 2  # v depends on the scale of A, lambda does not
     weights = np.ascontiguousarray(np.ldexp(weights, -2 * half))
-    vector, value = _second(weights, np.sqrt(weights.sum(axis=1)))
+    vector, value = second(weights, np.sqrt(weights.sum(axis=1)))
     v = torch.from_numpy(np.ldexp(vector, -half)).to(affinity.device)
     return v, torch.tensor(value, dtype=torch.float64, device=affinity.device)
 
@@ -146,33 +139,27 @@ def _alike(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
 
 def _foreground(weights: NDArray[np.float64], grid: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """Returns the part `[h, w]` of the foreground that holds its seed; None if there is no cut."""
+    from scipy import ndimage  # slow to load, and no model needs it
+
     degree = weights @ np.ones(len(weights))
     joined = np.flatnonzero(degree)
     if len(joined) < 2:
         return None
     if len(joined) < len(weights):
         weights = weights[np.ix_(joined, joined)]
-    vector, value = _second(weights, np.sqrt(degree[joined]))
-    if value > 1 - _TIE:
+    vector, value = second(weights, np.sqrt(degree[joined]))
+    if value > 1 - TIE:
         return None
     sides = np.zeros(grid, dtype=bool)
-    above = vector > vector.mean() + _TIE * np.abs(vector).max()
+    above = vector > vector.mean() + TIE * np.abs(vector).max()
     # the vector's sign puts its seed, the largest absolute entry, on this side
     sides.flat[joined] = above
     if sides[[0, 0, -1, -1], [0, -1, 0, -1]].sum() >= 3:
         vector = -vector
         sides.flat[joined] = ~above
     labels = np.empty(grid, dtype=np.int32)
-    label(sides, output=labels)
-    return labels == labels.flat[joined[_first_largest(vector)]]
-
-
-def _first_largest(values: NDArray[np.float64]) -> int:
-    """Returns the index of the first entry that is the largest up to rounding.
-
-    Without the tolerance, rounding would choose among equal entries.
-    """
-    return int(np.argmax(values >= values.max() - _TIE * np.abs(values).max()))
+    ndimage.label(sides, output=labels)
+    return labels == labels.flat[joined[first_largest(vector)]]
 
 
 def _cosine_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
@@ -224,140 +211,6 @@ def _scale(largest: NDArray[np.float64]) -> NDArray[np.float64]:
     Products of numbers scaled so neither overflow nor vanish.
     """
     return np.ldexp(1.0, -np.frexp(largest)[1].clip(-1000, 1000))
-
-
-def _second(
-    weights: NDArray[np.float64], root: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], float]:
-    """Solves `normalised_cut` for a valid matrix whose entries are not far from 1.
-
-    root: the square roots of the degrees.
-    """
-    # a token with weight to all others makes the graph one piece
-    one = weights[0].all()
-    pieces = np.zeros(1, dtype=int) if one else connected_components(weights, directed=False)[1]
-    if pieces.max() > 0:
-        value, vector = 0.0, _second_piece(pieces, root)
-    else:
-        # a float32 inverse is a preconditioner for the float64 residual, in half the time
-        value, vector = (
-            _inverse_krylov(weights, root, np.float32)
-            or _inverse_krylov(weights, root, np.float64)
-            or _dense(weights, root)
-        )
-    vector = vector / root
-    return vector * np.sign(vector[_first_largest(np.abs(vector))]), value
-
-
-def _second_piece(pieces: NDArray[np.int32], root: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the unit vector of eigenvalue 0 that separates one piece from all others together."""
-    # pieces are numbered in the order of their first tokens
-    second = np.argsort(-np.bincount(pieces), kind="stable")[1]
-    inside = pieces == second
-    share = (root[inside] ** 2).sum() / (root**2).sum()
-    vector = np.where(inside, 1 - share, -share) * root
-    return vector / np.linalg.norm(vector)
-
-
-def _inverse_krylov(
-    weights: NDArray[np.float64], root: NDArray[np.float64], dtype: type[np.floating]
-) -> tuple[float, NDArray[np.float64]] | None:
-    """Returns the second smallest eigenpair of `L = I - D^-1/2 A D^-1/2`, or None if not converged.
-
-    Generalised Davidson (Morgan and Scott 1986): the residual times an approximate inverse of L
-    enlarges the space. That finds close eigenvalues near 0, of pieces that weak edges join, in a
-    few steps; Lanczos on L needs hundreds. The residual is of L in float64, whatever the inverse.
-    The start has a part in every eigenvector, so that of a multiple eigenvalue's space only the
-    projection of the start appears.
-    """
-    inverse = _inverse(weights, root, dtype)
-    if inverse is None:
-        return None
-    # symv reads half of the matrix, and reading is what a product costs
-    (times,) = get_blas_funcs(("symv",), dtype=np.float64)
-    null = root / np.linalg.norm(root)
-    steps = min(_STEPS, len(root) - 1)
-    basis, images = np.empty((steps, len(root))), np.empty((steps, len(root)))
-    small = np.zeros((steps, steps))
-    new = _start(root)
-    for step in range(steps):
-        for _ in range(2):  # one pass is orthogonal only up to its own rounding
-            new = new - (null @ new) * null
-            new = new - (basis[:step] @ new) @ basis[:step]
-        length = np.linalg.norm(new)
-        if not length > 0:
-            return None
-        basis[step] = new / length
-        images[step] = basis[step] - times(1.0, weights.T, basis[step] / root, lower=True) / root
-        small[step, : step + 1] = small[: step + 1, step] = basis[: step + 1] @ images[step]
-        values, vectors = np.linalg.eigh(small[: step + 1, : step + 1])
-        # the first vector of the basis is the start
-        mix, image = _projected(values, vectors, vectors[0])
-        vector = mix @ basis[: step + 1]
-        residual = mix @ images[: step + 1] - image @ basis[: step + 1]
-        if np.linalg.norm(residual) <= _CONVERGED:
-            return float(values[0]), vector
-        new = inverse(residual)
-    return None
-
-
-def _projected(
-    values: NDArray[np.float64], vectors: NDArray[np.float64], start: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the start's projection on the least eigenvalue's vectors, and the matrix times it.
-
-    The projection is scaled to length 1. Eigenvalues equal to 1e-9 count as one.
-    """
-    tied = values <= values[0] + _TIE * abs(values[0])
-    share = start[tied] / np.linalg.norm(start[tied])
-    return vectors[:, tied] @ share, vectors[:, tied] @ (values[tied] * share)
-
-
-def _start(root: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns numbers without a pattern that are the same on every machine."""
-    return np.cos(np.arange(len(root)) ** 2.0) * root
-
-
-def _inverse(
-    weights: NDArray[np.float64], root: NDArray[np.float64], dtype: type[np.floating]
-) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
-    """Returns the inverse of L with its eigenvalue 0 raised to 1, or None if Cholesky fails.
-
-    The factored matrix is `D - A + d d^T / sum(d)`.
-    """
-    degree = root**2
-    matrix = weights.astype(dtype)
-    matrix *= -1
-    matrix.flat[:: len(root) + 1] += degree
-    # several times as fast as np.outer and cho_solve
-    add_outer, solve = get_blas_funcs(("syr", "trsv"), dtype=dtype)
-    matrix = add_outer(
-        1 / degree.sum(), degree.astype(dtype), a=matrix.T, lower=True, overwrite_a=True
-    )
-    try:
-        factor, _ = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
-    except LinAlgError:
-        return None
-
-    def inverse(residual: NDArray[np.float64]) -> NDArray[np.float64]:
-        half = solve(factor, (root * residual).astype(dtype), lower=True)
-        return root * solve(factor, half, lower=True, trans=1)
-
-    return inverse
-
-
-def _dense(
-    weights: NDArray[np.float64], root: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
-    """Returns the same eigenpair from LAPACK, for matrices too near singular for Cholesky."""
-    null = root / np.linalg.norm(root)
-    # 3 is added to the eigenvalue 0, so that it becomes the largest
-    laplacian = np.eye(len(root)) - weights / np.outer(root, root) + 3 * np.outer(null, null)
-    least = [0, min(len(root) - 1, 7)]
-    values, vectors = eigh(laplacian, subset_by_index=least, check_finite=False)
-    start = _start(root)
-    vector, _ = _projected(values, vectors, (start - (null @ start) * null) @ vectors)
-    return float(values[0]), vector
 
 
 def _check(

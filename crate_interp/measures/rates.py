@@ -259,12 +259,11 @@ def head_codes(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head pos d_head"]:
     """Returns the tokens in the coordinates of each subspace, C_k = Z U_k."""
-    if u.is_contiguous() and z.numel():
-        # one product for each head writes its codes side by side in memory, ready for their Gram
-        rows = z.reshape(-1, z.shape[-1])
-        return torch.bmm(rows.expand(len(u), -1, -1), u).unflatten(1, z.shape[:-1]).movedim(0, -3)
     wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
-    return (z @ wide).unflatten(-1, (u.shape[0], u.shape[2])).transpose(-3, -2)
+    codes = (z @ wide).unflatten(-1, (u.shape[0], u.shape[2]))
+    # one product and a copy with the heads first in memory, ready for their Gram: a product for
+    # each head is slower, and more so in bfloat16
+    return codes.movedim(-2, 0).contiguous().movedim(0, -3)
 
 
 @in_full_precision

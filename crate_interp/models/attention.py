@@ -241,7 +241,7 @@ def _pattern(
     scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
     scores *= q.shape[-1] ** -0.5  # the largest tensor of a layer: in place, before hooks see it
     if context:
-        scores = scores.masked_fill(~context.mask, -torch.inf)
+        scores.masked_fill_(~context.mask, -torch.inf)
     scores = attn.hook_attn_scores(scores)
     if context and context.blind is not None:
         return attn.hook_pattern(_softmax_of_seen(scores, context.blind))

@@ -1,6 +1,6 @@
 """HookedCrateCLIP: images and texts in one space, from a CRATE-alpha and a plain transformer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,9 +104,14 @@ class HookedTextTower(TextMixin, HookedModel):
         padded = [row + [0] * (self.cfg.n_ctx - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.long), None
 
-    def windows(self, texts: list[str]) -> Int[Tensor, "text n_ctx"]:
+    def windows(self, texts: Iterable[str]) -> Int[Tensor, "text n_ctx"]:
         """Returns each text as `to_tokens` does: this tower pads, and a text is a sample."""
-        return self.to_tokens(texts)
+        return self.to_tokens(list(texts))
+
+    def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yields the rows of `windows` one by one, while the texts come."""
+        for text in texts:
+            yield self.to_tokens([text], move_to_device=False)[0].tolist()
 
     @property
     def lens_positions(self) -> int:

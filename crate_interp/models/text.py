@@ -1,7 +1,7 @@
 """Text in and out of a language model, under TransformerLens' names."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from crate_interp.errors import NoTokenizerError, TextError
 from crate_interp.models.context import Past
 from crate_interp.models.padding import after_past, check_side, padded, read_off
 from crate_interp.models.tokenizer import decode, encode, is_hugging_face, separator
+from crate_interp.models.windows import rows_of, stacked
 
 # what a model has of its tokenizer: itself, once it has been asked for or set, and how to get it
 _HELD = "_tokenizer_held"
@@ -135,7 +136,7 @@ class TextMixin:
             )
         return pad
 
-    def windows(self, texts: list[str]) -> Int[Tensor, "window n_ctx"]:
+    def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
         """Returns texts, joined by the separator token, in windows of n_ctx tokens.
 
         The last window is dropped if it is short. If the model was trained with the separator
@@ -143,24 +144,13 @@ class TextMixin:
         is no padding. Raises ValueError if the texts do not fill one window, and for several texts
         if the tokenizer has no separator.
         """
-        n_ctx, bos = self.cfg.n_ctx, separator(self._tokenizer())
-        if len(texts) > 1 and bos is None:
-            raise ValueError(
-                "the tokenizer has no separator to join texts with: give one string, or token ids."
-            )
-        joined: list[int] = []
-        for place, text in enumerate(texts):
-            ids = self._encode(text, prepend_bos=False) if text else []
-            joined += ([bos] if place and bos is not None else []) + ids
-        first = [bos] if self.cfg.prepend_bos and bos is not None else []
-        length = n_ctx - len(first)
-        starts = range(0, len(joined) - length + 1, length)
-        if not len(starts):
-            raise ValueError(
-                f"the texts have {len(joined)} tokens, a window has {n_ctx}: give longer texts."
-            )
-        rows = [first + joined[start : start + length] for start in starts]
-        return torch.tensor(rows, dtype=torch.long, device=self.cfg.device)
+        return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
+
+    def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yields the rows of `windows` one by one, while the texts come."""
+        bos = separator(self._tokenizer())
+        ids = (self._encode(text, prepend_bos=False) if text else [] for text in texts)
+        return rows_of(ids, self.cfg.n_ctx, bos, bos if self.cfg.prepend_bos else None)
 
     def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
         if not isinstance(text, str):

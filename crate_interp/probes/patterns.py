@@ -8,7 +8,7 @@ from torch import Tensor
 
 from crate_interp.measures import attention_entropy, effective_support, top_mass
 from crate_interp.probes.probe import Acts, Probe, Statistic
-from crate_interp.probes.shared import Block, Tokens, check_tokens, has_cls, picked
+from crate_interp.probes.shared import Block, Tokens, check_tokens, has_cls, picked, visible_keys
 
 _STATISTICS: dict[str, Statistic] = {
     "entropy": (
@@ -93,5 +93,4 @@ def _uniform(queries: Tensor, causal: bool) -> float:
     """Returns the mean over queries of ln(number of keys it sees)."""
     if not causal:
         return math.log(queries.shape[-1])
-    seen = (queries > 0).any(dim=1).any(dim=0).sum(dim=-1)  # a masked key has no mass in any head
-    return float(torch.log(seen.double().clamp(min=1)).mean())
+    return float(torch.log(visible_keys(queries).double()).mean())

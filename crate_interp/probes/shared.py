@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from crate_interp.measures.checks import qr
@@ -169,3 +169,11 @@ def _once(store: Store, key: str, make: Callable[[], Any]) -> Any:
     if key not in store:
         store[key] = make()
     return store[key]
+
+
+def visible_keys(queries: Float[Tensor, "batch head query key"]) -> Int[Tensor, "query"]:
+    """Returns how many keys each query of a causal pattern sees, at least 1.
+
+    A masked key has no mass in any head.
+    """
+    return (queries.amax(dim=(0, 1)) > 0).sum(dim=-1).clamp(min=1)

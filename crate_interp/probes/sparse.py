@@ -6,7 +6,7 @@ from torch import Tensor
 
 from crate_interp.measures import effective_support, gini, support_for_energy, zero_fraction
 from crate_interp.probes.probe import Acts, Probe, Statistic
-from crate_interp.probes.shared import Block, Tokens, check_tokens, picked
+from crate_interp.probes.shared import Block, Tokens, check_tokens, picked, visible_keys
 
 NEAR, ENERGY = 0.01, 0.9
 
@@ -67,17 +67,11 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     largest = code.abs().amax(dim=-1, keepdim=True)
     scaled = code / largest.masked_fill(largest == 0, 1)
     queries = picked(acts["attn.hook_pattern"], tokens, block, axis=2)
+    visible = visible_keys(queries) if block.attn.cfg.causal else queries.shape[-1]
     per_token = {
         "gini": gini(code),
         "near_zero": zero_fraction(scaled, NEAR),
         "energy_support": support_for_energy(code, ENERGY) / code.shape[-1],
-        "attention_support": effective_support(queries) / _visible(queries, block),
+        "attention_support": effective_support(queries) / visible,
     }
     return {name: value.mean(dim=-1) for name, value in per_token.items()}
-
-
-def _visible(queries: Tensor, block: Block) -> Tensor | int:
-    """Returns how many keys each query sees, `[query]`: a masked one has no mass in any head."""
-    if not block.attn.cfg.causal:
-        return queries.shape[-1]
-    return (queries > 0).any(dim=1).any(dim=0).sum(dim=-1).clamp(min=1)

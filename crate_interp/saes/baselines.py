@@ -62,38 +62,39 @@ class Constant:
         return self.value.to(acts.dtype).expand(*acts.shape[:-1], -1).clone()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Moments:
-    """Sums over tokens at a point, in float64: what mean and covariance are made of.
+    """What mean and covariance over tokens at a point are made of, in float64.
 
-    tokens: their number. total `[d_in]`, products `[d_in, d_in]`: of activations less `shift`, the
-    mean of the first batch, so that a large mean takes no digits from the variances. features: how
-    many were active, over all tokens.
+    tokens: their number. mean `[d_in]`. products `[d_in, d_in]`: the sum of the products of
+    activations less their mean, so that a large mean takes no digits from the variances. features:
+    how many were active, over all tokens.
     """
 
-    shift: Float[Tensor, "d_in"]
-    tokens: int = 0
-    total: Tensor | float = 0.0
-    products: Tensor | float = 0.0
-    features: int = 0
+    tokens: int
+    mean: Float[Tensor, "d_in"]
+    products: Float[Tensor, "d_in d_in"]
+    features: int
 
-    def add(self, x: Float[Tensor, "token d_in"], features: int) -> None:
-        """Adds tokens and how many features they have."""
-        moved = x.double() - self.shift
-        self.tokens += len(moved)
-        self.total = self.total + moved.sum(dim=0)
-        self.products = self.products + moved.T @ moved
-        self.features += features
+    @classmethod
+    def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
+        """Returns the moments of tokens that have so many features."""
+        wide = x.double()
+        mean = wide.mean(dim=0)
+        off = wide - mean
+        return cls(len(wide), mean, off.T @ off, features)
 
-    def mean(self) -> Float[Tensor, "d_in"]:
-        """Returns the mean over tokens."""
-        return self.shift + torch.as_tensor(self.total) / self.tokens
+    def merged(self, other: "Moments") -> "Moments":
+        """Returns the moments of both sets of tokens (Chan, Golub, LeVeque 1979)."""
+        tokens, step = self.tokens + other.tokens, other.mean - self.mean
+        apart = (self.tokens * other.tokens / tokens) * step[:, None] * step
+        mean = self.mean + step * (other.tokens / tokens)
+        products = self.products + other.products + apart
+        return Moments(tokens, mean, products, self.features + other.features)
 
     def components(self) -> Components:
         """Returns PCA with as many components as tokens have features on average, at least one."""
-        off = torch.as_tensor(self.total) / self.tokens
-        covariance = torch.as_tensor(self.products) / self.tokens - off[:, None] * off
-        width = len(covariance)
+        width = len(self.mean)
         k = min(max(round(self.features / self.tokens), 1), width)
-        directions = torch.linalg.eigh(covariance).eigenvectors[:, width - k :]
-        return Components(self.mean(), directions)
+        directions = torch.linalg.eigh(self.products / self.tokens).eigenvectors[:, width - k :]
+        return Components(self.mean, directions)

@@ -1,5 +1,6 @@
 """What an autoencoder is here: anything with encode and decode; and one pass through it."""
 
+import hashlib
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -7,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp import checks
+from crate_interp.ledgers.code import digest_of
 
 
 @runtime_checkable
@@ -132,3 +134,18 @@ def reconstructed(sae: Coder, x: Tensor, point: str) -> tuple[Tensor, Tensor]:
 def active(acts: Tensor) -> Tensor:
     """Returns which features are not 0."""
     return acts.to_dense() != 0 if acts.layout != torch.strided else acts != 0
+
+
+def digest_of_coder(sae: Coder) -> str:
+    """Returns a digest of an autoencoder's code, numbers and settings."""
+    digest = hashlib.sha256(digest_of((sae.encode, sae.decode)).encode())
+    state = sae.state_dict() if isinstance(sae, nn.Module) else getattr(sae, "__dict__", {})
+    settings = getattr(getattr(sae, "cfg", None), "__dict__", {})
+    for name, value in sorted({**state, **settings}.items()):
+        digest.update(name.encode())
+        if isinstance(value, Tensor):
+            content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(f"{value.dtype} {list(value.shape)}".encode() + content.numpy().tobytes())
+        else:
+            digest.update(digest_of(value).encode())
+    return f"sha256:{digest.hexdigest()}"

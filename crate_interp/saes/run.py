@@ -4,10 +4,9 @@ Two passes over the data. The first takes means and covariances, for mean ablati
 second puts each coder in its place, one point at a time, and looks at the loss.
 """
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,53 +18,36 @@ from torch import Tensor
 from crate_interp import checks
 from crate_interp.circuits.effects import loss_on
 from crate_interp.data import Data, Samples
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
+from crate_interp.results import by
 from crate_interp.saes.baselines import Constant, Moments, shuffled
-from crate_interp.saes.coders import (
-    Coder,
-    active,
-    check_coder,
-    encoded,
-    flat,
-    matched,
-    reconstructed,
-)
+from crate_interp.saes.coders import Coder, active, digest_of_coder, reconstructed
+from crate_interp.saes.means import MEANS, means, moments_in
+from crate_interp.saes.plan import Plan, vectors_of, weights_of
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
-from crate_interp.saes.splicing import check_point
+from crate_interp.saes.splicing import check_saes
 from crate_interp.surgeries.answers import check_answers, classes_of
-from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stream import Batch, Chunk, check_model, fold, samples_of
+from crate_interp.sweeps.arrays import added, from_bytes, to_bytes
+from crate_interp.sweeps.jobs import Job, Perhaps, open_job
+from crate_interp.sweeps.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.stages import Rules, Stage, with_facts
+from crate_interp.sweeps.stream import Batch, Chunk, check_model, samples_of
 
-_WHOLE = (SAE, RANDOM)  # what reads the activation itself; the others read `_vectors`
+_WHOLE = (SAE, RANDOM)  # what reads the activation itself; the others read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
-
-
-@dataclass
-class _Seen:
-    """What the passes gather: moments by point; rows; which features were ever active."""
-
-    moments: dict[str, Moments] = field(default_factory=dict)
-    clean: list[pd.DataFrame] = field(default_factory=list)
-    samples: list[pd.DataFrame] = field(default_factory=list)
-    alive: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    saes: Mapping[str, Coder]
-    kind: str  # of the loss, a key of LOSSES
-    classes: Tensor | None  # of all samples
-    mask: Tensor | None  # of all samples, [n, pos]
-    first: int  # the number of the first sample
-    seen: _Seen = field(default_factory=_Seen)
-    coders: dict[tuple[str, str], Coder] = field(default_factory=dict)
-
-    def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
-        """Returns the rows of a batch."""
-        start = batch.start - self.first
-        return None if values is None else values[start : start + len(batch.inputs)]
+Key = tuple[str, str]  # point, name of the coder
+# how the tables of each stage merge; place: that of a coder in the order of the result
+SAE_RULES: dict[str, Rules] = {
+    "means": MEANS,
+    "autoencoders": {
+        "clean": by("sample"),
+        "samples": by("place", "sample"),
+        "features": added("active", "place", "point", "coder"),
+    },
+}
 
 
 def evaluate(
@@ -75,11 +57,16 @@ def evaluate(
     *,
     labels: Sequence[object] | None = None,
     attention_mask: Tensor | None = None,
-    limit: int | None = None,
     seed: int = 0,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
     progress: bool = True,
-) -> SaeResult:
+) -> Perhaps[SaeResult]:
     """Measures how well autoencoders stand for the activations that they read.
 
     saes: autoencoders by the names of points, as in `ci.saes.spliced`; each is evaluated alone.
@@ -89,8 +76,9 @@ def evaluate(
     The loss of a language model is that of the next token; of images the cross-entropy of `labels`
     (numbers of classes, or names in cfg.labels; None takes those of the data), and without labels
     the divergence KL(own answers || answers with the autoencoder). attention_mask `[n, pos]` of a
-    language model: 1 for tokens, 0 for padding after them; padding counts nowhere. data, limit: as
-    in `ci.sweep`. seed: of the shuffled weights.
+    language model: 1 for tokens, 0 for padding after them; padding counts nowhere. seed: of the
+    shuffled weights. data, limit, out, chunk_size, resume, shard, engine: as in `ci.sweep`; a shard
+    that finds means of others missing returns None, and goes on when it is run again.
 
     Raises ValueError, before work starts, for a model without logits, wrong labels and masks, and
     as `ci.saes.spliced` and `ci.sweep` do; KeyError for a point that does not exist.
@@ -99,28 +87,54 @@ def evaluate(
     seed = checks.count("seed", seed, least=0)
     check_model(model)
     check_answers(model, "an evaluation of autoencoders")
-    if not isinstance(saes, Mapping) or not saes:
-        raise ValueError(
-            f"saes is {checks.shown(saes)}: give autoencoders by the names of points, "
-            "{'blocks.0.hook_resid_post': sae}."
-        )
-    for point, sae in saes.items():
-        check_point(model, point)
-        check_coder(sae, point)
+    check_saes(model, saes)
     samples = samples_of(model, data, limit)
     kind, classes = _loss_of(model, samples, labels)
-    plan = _Plan(saes, kind, classes, _checked_mask(model, samples, attention_mask), samples.start)
-    started = time.perf_counter()
-    options: dict[str, Any] = dict(batch_size=batch_size, progress=progress)
-    for what, of_chunk in (("means", _means), ("autoencoders", _effects)):
-        if what == "autoencoders":
-            plan.coders.update(_coders(plan, seed))
-        fold(model, samples, partial(of_chunk, plan=plan), _neither, what=what, **options)
+    plan = Plan(saes, kind, classes, _checked_mask(model, samples, attention_mask), samples.start)
     names = {point: type(sae).__name__ for point, sae in saes.items()}
     meta = data_meta(model, samples, batch_size)
     meta |= {"settings": {"saes": names, "loss": kind, "seed": seed}}
-    meta["seconds"] = round(time.perf_counter() - started, 3)
-    return SaeResult(_tables(plan), meta)
+    code = {
+        "saes": {point: digest_of_coder(sae) for point, sae in saes.items()},
+        "labels": digest_of_labels(classes),
+        "attention_mask": digest_of_labels(plan.mask),
+    }
+    with open_job(
+        SaeResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
+        progress=progress, stages=list(SAE_RULES), code=code,
+    ) as job:  # fmt: skip
+        return _measured(job, model, samples, plan, meta)
+
+
+def _measured(
+    job: Job, model: HookedModel, samples: Samples, plan: Plan, meta: Mapping[str, Any]
+) -> Any:
+    """Runs both passes; returns the result, or None while chunks of others are missing."""
+
+    def run(name: str, of_chunk: Callable[[Chunk], Tables]) -> None:
+        job.run(Stage(name, model, samples, of_chunk, SAE_RULES[name], meta["batch_size"]))
+
+    run("means", partial(means, plan=plan))
+    found = job.before("means")
+    if found is None:
+        return None
+    moments = moments_in(found["means"]["moments"], model.cfg.device)
+    coders = _coders(plan.saes, moments, meta["settings"]["seed"])
+    run("autoencoders", partial(_effects, plan=plan, coders=coders, moments=moments))
+    return job.result(sae_result)
+
+
+def sae_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SaeResult:
+    """Returns the result of the stages "means" and "autoencoders"."""
+    own, meta = with_facts(found["autoencoders"], meta, found["means"])
+    rows: Any = own["features"].itertuples()
+    features = [
+        {"point": row.point, "coder": row.coder, **_counts(row.coder, row.active)} for row in rows
+    ]
+    samples: Any = own["samples"]
+    columns = ["point", "coder", "sample", "loss", *_SUMS]
+    tables = {"samples": samples[columns], "features": pd.DataFrame(features)}
+    return SaeResult({**own, **tables}, meta)
 
 
 def _loss_of(
@@ -160,88 +174,79 @@ def _checked_mask(model: HookedModel, samples: Samples, mask: Tensor | None) -> 
     return kept
 
 
-def _neither(one: None, other: None) -> None:
-    """Merges chunks, whose numbers are all in the plan."""
-
-
-def _means(chunk: Chunk, plan: _Plan) -> None:
-    """First pass: moments of what each point holds, and how many features are active."""
-    for batch in chunk.batches():
-        keep = partial(_add, plan=plan, mask=plan.part(plan.mask, batch))
-        with torch.no_grad(), chunk.model.hooks([(point, keep) for point in plan.saes]):
-            chunk.model.full_forward(batch.inputs)
-
-
-def _add(x: Tensor, hook: Any, plan: _Plan, mask: Tensor | None) -> None:
-    point, sae = hook.name, plan.saes[hook.name]
-    vectors = _vectors(sae, x, point)
-    acts = encoded(sae, matched(sae, flat(sae, x, point)), point)
-    weight = _weights(vectors, mask).flatten() > 0
-    rows = vectors.flatten(0, -2)[weight]
-    number = int(active(acts).flatten(0, -2)[weight].sum())
-    if point not in plan.seen.moments:
-        plan.seen.moments[point] = Moments(rows.double().mean(dim=0))
-    plan.seen.moments[point].add(rows, number)
-
-
-def _coders(plan: _Plan, seed: int) -> dict[tuple[str, str], Coder]:
+def _coders(
+    saes: Mapping[str, Coder], moments: Mapping[str, Moments], seed: int
+) -> dict[Key, Coder]:
     """Returns what takes the place of each point, by point and name."""
-    coders: dict[tuple[str, str], Coder] = {}
-    for point, sae in plan.saes.items():
-        moments = plan.seen.moments[point]
-        if not all_finite(torch.as_tensor(moments.total)):
-            raise ValueError(f"{point} holds NaN or Inf: nothing can be measured.")
+    coders: dict[Key, Coder] = {}
+    for point, sae in saes.items():
         coders[point, SAE] = sae
         other = shuffled(sae, seed)
         if other is not None:
             coders[point, RANDOM] = other
-        coders[point, PCA] = moments.components()
-        mean = moments.mean()
+        coders[point, PCA] = moments[point].components()
+        mean = moments[point].mean
         coders[point, ZERO], coders[point, MEAN] = Constant(torch.zeros_like(mean)), Constant(mean)
     return coders
 
 
-def _effects(chunk: Chunk, plan: _Plan) -> None:
+def _effects(
+    chunk: Chunk, plan: Plan, coders: Mapping[Key, Coder], moments: Mapping[str, Moments]
+) -> Tables:
     """Second pass: the loss with each coder in its place, and what it makes of each token."""
-    model, seen = chunk.model, plan.seen
+    model, clean_rows, rows = chunk.model, [], []
+    seen: dict[Key, Tensor] = {}  # at how many tokens each feature is active
     for batch in chunk.batches():
         mask, classes = plan.part(plan.mask, batch), plan.part(plan.classes, batch)
         loss = partial(_loss, plan.kind, inputs=batch.inputs, classes=classes, mask=mask)
         with torch.no_grad():
             clean: Any = model(batch.inputs)
-            seen.clean.append(_table(batch, loss=loss(clean, clean)))
-            for (point, name), coder in plan.coders.items():
+            clean_rows.append(_table(batch, loss=loss(clean, clean)))
+            for place, (key, coder) in enumerate(coders.items()):
                 sums: dict[str, Tensor] = {}
-                put = partial(_put, plan=plan, coder=coder, name=name, mask=mask, sums=sums)
-                logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[(point, put)])
+                whole = plan.saes[key[0]], moments[key[0]].mean
+                put = partial(_put, whole=whole, coder=coder, key=key, mask=mask, sums=sums)
+                logits: Any = model.run_with_hooks(batch.inputs, fwd_hooks=[(key[0], put)])
                 value = loss(logits, clean)
                 if not all_finite(value):
                     raise ValueError(
-                        f"the loss with {name!r} at {point}, samples {batch.start} to "
+                        f"the loss with {key[1]!r} at {key[0]}, samples {batch.start} to "
                         f"{batch.last}, is not finite: look at its weights."
                     )
+                seen[key] = seen.get(key, 0) + sums.pop("features")
                 table = _table(batch, loss=value, **sums)
-                seen.samples.append(table.assign(point=point, coder=name))
+                rows.append(table.assign(point=key[0], coder=key[1], place=place))
+    features = [(place, *key, to_bytes(seen[key])) for place, key in enumerate(coders)]
+    samples = pd.concat(rows, ignore_index=True)
+    return {
+        "clean": pd.concat(clean_rows, ignore_index=True),
+        "samples": samples.sort_values(["place", "sample"], kind="stable", ignore_index=True),
+        "features": pd.DataFrame(features, columns=["place", "point", "coder", "active"]),
+    }
 
 
 def _put(
     x: Tensor,
     hook: Any,
-    plan: _Plan,
+    whole: tuple[Coder, Tensor],
     coder: Coder,
-    name: str,
+    key: Key,
     mask: Tensor | None,
     sums: dict[str, Tensor],
 ) -> Tensor:
-    """Returns what a coder makes of x, and adds up what it does to each sample."""
-    sae, point = plan.saes[hook.name], hook.name
-    vectors = _vectors(sae, x, point)
+    """Returns what a coder makes of x, and puts into `sums` what it does to each sample.
+
+    whole: the autoencoder of the point, and the mean of all tokens. sums, besides: "features", at
+    how many tokens of the batch each feature is active.
+    """
+    (sae, mean), (point, name) = whole, key
+    vectors = vectors_of(sae, x, point)
     if name in _WHOLE:
         acts, recons = reconstructed(coder, x, point)
     else:  # constants and PCA, whose dtype is not that of the weights
         acts = coder.encode(vectors)
         recons = coder.decode(acts).to(x.dtype)
-    weight = _weights(vectors, mask)
+    weight = weights_of(vectors, mask)
     here, there = vectors.double(), recons.reshape(vectors.shape).double()
     lengths = here.norm(dim=-1) * there.norm(dim=-1)
     cosine = (here * there).sum(dim=-1) / torch.where(lengths > 0, lengths, 1.0)
@@ -250,29 +255,12 @@ def _put(
         "tokens": torch.ones_like(weight),
         "active": is_active.sum(dim=-1),
         "error": (here - there).square().sum(dim=-1),
-        "variance": (here - plan.seen.moments[point].mean()).square().sum(dim=-1),
+        "variance": (here - mean).square().sum(dim=-1),
         "cosine": cosine,
     }
     sums |= {what: (value * weight).flatten(1).sum(dim=1) for what, value in of_tokens.items()}
-    ever = is_active.flatten(0, -2)[weight.flatten() > 0].any(dim=0)
-    known = plan.seen.alive.get((point, name))
-    plan.seen.alive[point, name] = ever if known is None else known | ever
+    sums["features"] = is_active.flatten(0, -2)[weight.flatten() > 0].sum(dim=0)
     return recons.reshape(x.shape)
-
-
-def _vectors(sae: Coder, x: Tensor, point: str) -> Tensor:
-    """Returns what a point holds with one row for each row of features, in the model's dtype."""
-    read = flat(sae, x, point)
-    matched(sae, read)  # raises for another device
-    return read.flatten(-2) if getattr(sae, "hook_z_reshaping_mode", False) is True else read
-
-
-def _weights(vectors: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns 1 for rows of tokens that count and 0 for padding, `[batch, ...]`, in float64."""
-    weight = torch.ones(vectors.shape[:-1], dtype=torch.float64, device=vectors.device)
-    if mask is None or weight.ndim < 2:
-        return weight
-    return weight * mask.reshape(*mask.shape, *[1] * (weight.ndim - 2))
 
 
 def _loss(
@@ -299,25 +287,9 @@ def _table(batch: Batch, **numbers: Tensor) -> pd.DataFrame:
     return pd.DataFrame({"sample": np.arange(batch.start, batch.last + 1), **values})
 
 
-def _tables(plan: _Plan) -> dict[str, pd.DataFrame]:
-    seen, order = plan.seen, list(plan.coders)
-    samples: Any = pd.concat(seen.samples, ignore_index=True)
-    places = [order.index(key) for key in zip(samples["point"], samples["coder"], strict=True)]
-    samples = samples.assign(place=places).sort_values(["place", "sample"], ignore_index=True)
-    columns = ["point", "coder", "sample", "loss", *_SUMS]
-    features = [
-        {"point": point, "coder": name, **_counts(name, seen.alive[point, name])}
-        for point, name in order
-    ]
-    return {
-        "clean": pd.concat(seen.clean, ignore_index=True),
-        "samples": samples[columns],
-        "features": pd.DataFrame(features),
-    }
-
-
-def _counts(name: str, alive: Tensor) -> dict[str, int]:
+def _counts(name: str, active: bytes) -> dict[str, int]:
     """Returns the number of features and how many of them no token activates."""
     if name in (ZERO, MEAN):  # ablation has none
         return {"features": 0, "dead": 0}
-    return {"features": len(alive), "dead": int((~alive).sum())}
+    tokens = from_bytes(active, -1)
+    return {"features": len(tokens), "dead": int((tokens == 0).sum())}

@@ -60,6 +60,14 @@ def _check(model: Model, saes: Mapping[str, Coder], error: bool) -> None:
             f"cannot splice into {type(model).__name__}: give a hooked model, such as ci.load "
             "returns."
         )
+    check_saes(model, saes)
+    for point in saes:
+        if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):
+            raise ValueError(f"{point!r} has an autoencoder already: close its context first.")
+
+
+def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:
+    """Raises ValueError or KeyError unless these are autoencoders by the names of points."""
     if not isinstance(saes, Mapping) or not saes:
         raise ValueError(
             f"saes is {checks.shown(saes)}: give autoencoders by the names of points, "
@@ -68,8 +76,6 @@ def _check(model: Model, saes: Mapping[str, Coder], error: bool) -> None:
     for point, sae in saes.items():
         check_point(model, point)
         check_coder(sae, point)
-        if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):
-            raise ValueError(f"{point!r} has an autoencoder already: close its context first.")
 
 
 def check_point(model: Model, point: str) -> None:

@@ -97,7 +97,7 @@ def _pictures(
     return {
         "picture": _png(Image.fromarray(picture), Image.Resampling.LANCZOS),
         "mask": _png(Image.fromarray(judged), Image.Resampling.NEAREST),
-        "map": values.float().cpu().flatten().tolist(),
+        "map": values.double().cpu().flatten().numpy(),  # as it comes back from the disk
         "rows": height,
         "columns": width,
     }

@@ -1,28 +1,38 @@
 """ci.segment: do attention maps segment? Scores of a model, its untrained twins, and chance."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.data import Data, Samples
-from crate_interp.measures import mass_mask, top_mask
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
-from crate_interp.probes import segmentation
-from crate_interp.probes.masks import RESOLUTIONS, Targets
+from crate_interp.probes import Probe, segmentation
+from crate_interp.results import first
+from crate_interp.segmentation.constants import check_objects, constants_of
 from crate_interp.segmentation.examples import examples, no_examples
 from crate_interp.segmentation.result import SegmentResult
+from crate_interp.sweeps.jobs import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.provenance import data_meta, probes_meta
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.run import check_masks, sweep
-from crate_interp.sweeps.stream import check_model, samples_of
-from crate_interp.sweeps.twins import stacked, with_twins
+from crate_interp.sweeps.run import check_masks, sweep_stage
+from crate_interp.sweeps.stages import Rules, Stage, twins_of, with_facts
+from crate_interp.sweeps.stream import Chunk, check_model, samples_of
+from crate_interp.sweeps.twins import stacked
 
-LEAST = 4  # images with an object
-_OF_A_SWEEP = ("format", "result", "seconds", "counts", "statistics")  # not in this result's meta
+_OF_A_SWEEP = SweepResult.STORED
+RULES: dict[str, Rules] = {
+    "constants": {"constants": SegmentResult.STORED["constants"]},
+    "segment": _OF_A_SWEEP,
+    "untrained": _OF_A_SWEEP,
+    "examples": {"examples": first},
+}
 
 
 @with_weights
@@ -35,11 +45,18 @@ def segment(
     query: int = 0,
     scaled: bool = True,
     cls_key: bool = True,
+    out: str | Path | None = None,
+    batch_size: int = 32,
+    chunk_size: int = 256,
     limit: int | None = None,
     untrained: int = 5,
-    batch_size: int = 32,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    workers: int = 0,
+    skip_bad: bool = False,
     progress: bool = True,
-) -> SegmentResult:
+) -> Perhaps[SegmentResult]:
     """Scores the attention masks of every head against the masks of `data`, beside chance.
 
     The score is the Jaccard index. data: images with masks, such as "embedded:cutouts",
@@ -55,95 +72,96 @@ def segment(
     where objects mostly are; the same maps with their patches in random order; both choose the head
     in the same way. Further: `untrained` networks with random weights (seeds 0, 1, ..., their
     mean), all foreground, and a centred map. Intervals are over images, with the chosen heads
-    fixed. The data is read once for each network; maps are not kept.
+    fixed. The data is read once for each network; maps are not kept. out, chunk_size, resume,
+    shard, engine, workers, skip_bad: as in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
-    object, if the model has no CLS token, or if a setting is refused by the measures.
+    object (of several shards the last one tells), if the model has no CLS token, or if a setting is
+    refused by the measures.
     """
     untrained = checks.count("untrained", untrained, least=0)
     checks.flag("scaled", scaled)
     checks.flag("cls_key", cls_key)
+    _check_model(model)
+    probe = segmentation(mass, fraction, query, scaled, cls_key)
+    checks.count("batch_size", batch_size)
+    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
+    check_masks([probe], samples, skip_bad)
+    meta = _meta(model, samples, probe, untrained, batch_size)
+    own = sweep_stage("segment", model, samples, [probe], meta)
+    twins = twins_of(own, untrained)
+    names = ["constants", "segment", *(stage.name for stage in twins), "examples"]
+    with open_job(
+        SegmentResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad, stages=names,
+    ) as job:  # fmt: skip
+        return _measured(job, own, twins, partial(constants_of, mass=mass, fraction=fraction))
+
+
+def _check_model(model: HookedModel) -> None:
     check_model(model)
     if model.cfg.kind not in ("vision", "mae"):
         raise ValueError("segmentation is read from a model of images with a CLS token.")
-    probe = segmentation(mass, fraction, query, scaled, cls_key)
-    checks.count("batch_size", batch_size)
-    samples = samples_of(model, data, limit)
-    check_masks([probe], samples)
-    constants = _constants(model, samples, batch_size, mass, fraction)
-    options: dict[str, Any] = dict(batch_size=batch_size, controls=0, progress=progress)
-
-    def measure(network: Any, seed: int | None) -> SweepResult:
-        return sweep(network, samples, probes=probe, **options)
-
-    own, twins = with_twins(model, untrained, measure, progress)
-    result = _result(own, twins, constants)
-    settings = own.meta["probes"][probe.name]["settings"]
-    shown = examples(result.table("images"), model, samples, settings)
-    return SegmentResult({**result.stored, "examples": shown}, result.meta)
 
 
-def _result(own: SweepResult, twins: list[SweepResult], constants: pd.DataFrame) -> SegmentResult:
-    """Returns the result without examples."""
-    meta = {name: value for name, value in own.meta.items() if name not in _OF_A_SWEEP}
+def _meta(
+    model: HookedModel, samples: Samples, probe: Probe, untrained: int, batch_size: int
+) -> dict[str, Any]:
+    sees = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
+    return data_meta(model, samples, batch_size) | sees | {
+        "probes": probes_meta([probe], model)["probes"],
+        "blocks": "blocks",
+        "controls": 0,
+        "untrained": untrained,
+    }  # fmt: skip
+
+
+def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chunk], Tables]) -> Any:
+    """Returns the result, or None where chunks of others are missing."""
+    rules = RULES["constants"]
+    constants = replace(own, name="constants", of_chunk=of_masks, rules=rules, once={})
+    job.run(constants)
+    masks = job.tables("constants")
+    if masks is not None:  # else others have yet to measure some of them
+        check_objects(masks["constants"])
+    for stage in (own, *twins):
+        job.run(stage)
+    found = job.before("constants", "segment")
+    if found is None:
+        return None
+    images = segment_result(found, job.meta).table("images")
+    settings = job.meta["probes"]["segmentation"]["settings"]
+    shown = partial(_examples, images=images, settings=settings)
+    of_examples = replace(
+        own, name="examples", of_chunk=shown, rules=RULES["examples"], whole=True, once={}
+    )
+    job.run(of_examples)
+    return job.result(segment_result)
+
+
+def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -> Tables:
+    shown = examples(images, chunk.model, chunk.samples, settings)
+    chunk.advance(chunk.samples.n)
+    return {"examples": shown}
+
+
+def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SegmentResult:
+    """Returns the result of the stages, without examples where that stage is missing.
+
+    Raises ValueError if fewer than 4 images have an object.
+    """
+    own, constants = found["segment"], found["constants"]
+    twins = [tables for name, tables in found.items() if name.startswith("untrained-")]
+    check_objects(constants["constants"])
+    meta = with_facts(own, meta)[1]
+    for name in ("counts", "seconds"):  # two runs write the same bytes
+        meta.pop(name, None)
     tables = {
-        "samples": own.samples(),
-        "head_samples": own.head_samples(),
-        "untrained_samples": stacked([twin.samples() for twin in twins]),
-        "untrained_head_samples": stacked([twin.head_samples() for twin in twins]),
-        "constants": constants,
-        "examples": no_examples(),
+        "samples": own["samples"],
+        "head_samples": own["head_samples"],
+        "untrained_samples": stacked([twin["samples"] for twin in twins]),
+        "untrained_head_samples": stacked([twin["head_samples"] for twin in twins]),
+        "constants": constants["constants"],
+        "examples": found["examples"]["examples"] if "examples" in found else no_examples(),
     }
-    return SegmentResult(tables, meta | {"untrained": len(twins)})
-
-
-def _constants(
-    model: HookedModel, samples: Samples, batch_size: int, mass: float, fraction: float
-) -> pd.DataFrame:
-    """Returns a row per image: sample, label, and scores of what needs no network.
-
-    all_token, all_pixel: those of all foreground; the others are those of the centred map by each
-    rule. NaN stands for an image without an object. Raises ValueError if fewer than 4 have one.
-    """
-    assert samples.masks is not None  # check_masks has asked
-    parts: dict[str, list[Tensor]] = {}
-    first, stop = samples.start, samples.start + samples.n
-    for start in range(first, stop, batch_size):
-        masks = samples.masks(start, min(start + batch_size, stop))
-        targets = Targets(masks, model.cfg.patch_size)
-        patches = zip(masks.shape[1:], model.cfg.patch_size, strict=True)
-        height, width = (side // patch for side, patch in patches)
-        centre = centred_map((height, width))
-        shapes = {"all": torch.ones_like(centre, dtype=torch.bool)}
-        shapes |= {"mass": mass_mask(centre, mass), "top": top_mask(centre, fraction)}
-        for name, shape in shapes.items():
-            for resolution in RESOLUTIONS:
-                mask = shape.expand(len(masks), 1, -1)
-                scores = targets.mean(targets.jaccard(mask, resolution))[:, 0]
-                parts.setdefault(f"{name}_{resolution}", []).append(scores)
-    scores = {name: torch.cat(values).numpy() for name, values in parts.items()}
-    kept = int((~np.isnan(scores["all_token"])).sum())
-    if kept < LEAST:
-        raise ValueError(
-            f"{kept} of {samples.n} images have an object: give at least {LEAST}, two in each half."
-        )
-    columns: dict[str, Any] = {"sample": np.arange(first, stop), "label": _labels(samples)}
-    return pd.DataFrame(columns | scores)
-
-
-def _labels(samples: Samples) -> list[Any]:
-    """Returns what the labels are called, one for each image; None where there is none."""
-    labels: list[Any] = samples.labels or [None] * samples.n
-    if samples.names is None:
-        return labels
-    return [None if label is None else samples.names[label] for label in labels]
-
-
-def centred_map(grid: tuple[int, int]) -> Tensor:
-    """Returns a Gaussian around the middle of a grid `[h * w]`.
-
-    Its standard deviation is a quarter of each side.
-    """
-    # integers first: mirrored patches get the same bits, so that only the rule for ties decides
-    rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
-    return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()
+    return SegmentResult(tables, meta)

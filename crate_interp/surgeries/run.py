@@ -18,10 +18,10 @@ And each step also takes away some of the layer's own: `added` is the slope if i
 `<g, step>`.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,6 +31,7 @@ from torch import Tensor
 from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.data import Data
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
@@ -39,8 +40,10 @@ from crate_interp.surgeries.replacing import Hook, check_mix, check_step, hooks_
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.slopes import Unchanged, random_slopes, slope, turns_of, unchanged
 from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
-from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stream import Batch, Chunk, check_model, fold, samples_of
+from crate_interp.sweeps.jobs import Perhaps, open_job
+from crate_interp.sweeps.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.stages import Stage, with_facts
+from crate_interp.sweeps.stream import Batch, Chunk, check_model, samples_of
 
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
 
@@ -56,7 +59,6 @@ class _Plan:
     directions: int
     eps: float
     seed: int
-    meta: dict[str, Any]
 
 
 @dataclass
@@ -67,6 +69,7 @@ class _Rows:
     samples: list[pd.DataFrame] = field(default_factory=list)
     answers: list[pd.DataFrame] = field(default_factory=list)
     random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # [direction]
+    n: int = 0
 
 
 @with_weights
@@ -78,12 +81,17 @@ def surgery(
     replacements: Sequence[Replacement] | None = None,
     mixes: Sequence[float] = (0.05, 0.1, 0.25, 0.5, 1.0),
     directions: int = 20,
-    limit: int | None = None,
     eps: float = 0.1,
     seed: int = 0,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
     progress: bool = True,
-) -> SurgeryResult:
+) -> Perhaps[SurgeryResult]:
     """Measures how answers change when layers take the steps that they were derived from.
 
     In each layer, and in all at once, `(1 - t) own + t step` takes the place of what attention adds
@@ -93,10 +101,11 @@ def surgery(
     The slope d loss / d t at t = 0 stands beside the slopes of random directions that are as long
     and as systematic. crate_interp/surgeries/run.py says why, and how to read them.
 
-    data, limit: as in `ci.sweep`. labels: of images, one per sample, numbers of classes or names in
-    cfg.labels; None takes those of the data. replacements: names, and numbers of proximal steps;
-    None takes "gradient", "neumann", "plus", "minus", 4 and "solution", those that the layers can
-    take. mixes: values of t at which the model is run. directions: how many random turns.
+    data, limit, out, chunk_size, resume, shard, engine: as in `ci.sweep`. labels: of images, one
+    per sample, numbers of classes or names in cfg.labels; None takes those of the data.
+    replacements: names, and numbers of proximal steps; None takes "gradient", "neumann", "plus",
+    "minus", 4 and "solution", those that the layers can take. mixes: values of t at which the model
+    is run. directions: how many random turns.
 
     Raises ValueError, before work starts, for unknown replacements and ones that a layer cannot
     take, mixes outside [0, 1], missing or wrong labels, and models without logits, and as
@@ -111,15 +120,23 @@ def surgery(
     directions = checks.count("directions", directions, least=2)
     samples = samples_of(model, data, limit)
     classes = classes_of(model, samples, labels)
-    started = time.perf_counter()
     settings = {"replacements": [step.name for step in steps], "mixes": values, "eps": eps}
     settings |= {"directions": directions, "seed": seed}
     meta = data_meta(model, samples, batch_size) | {"settings": settings}
-    plan = _Plan(steps, values, classes, samples.start, directions, eps, seed, meta)
-    options: dict[str, Any] = dict(batch_size=batch_size, what="surgery", progress=progress)
-    result = fold(model, samples, partial(_of_chunk, plan=plan), SurgeryResult.merge, **options)
-    result.meta["seconds"] = round(time.perf_counter() - started, 3)
-    return result
+    plan = _Plan(steps, values, classes, samples.start, directions, eps, seed)
+    with open_job(
+        SurgeryResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, stages=["surgery"],
+        code={"labels": digest_of_labels(classes)},
+    ) as job:  # fmt: skip
+        of_chunk = partial(_of_chunk, plan=plan)
+        job.run(Stage("surgery", model, samples, of_chunk, SurgeryResult.STORED, batch_size))
+        return job.result(surgery_result)
+
+
+def surgery_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SurgeryResult:
+    """Returns the result of the stage "surgery"."""
+    return SurgeryResult(*with_facts(found["surgery"], meta))
 
 
 def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step]:
@@ -149,13 +166,12 @@ def _mixes(mixes: Sequence[float]) -> list[float]:
     return sorted({check_mix(mix) for mix in mixes})
 
 
-def _of_chunk(chunk: Chunk, plan: _Plan) -> SurgeryResult:
+def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
     rows = _Rows()
     for batch in chunk.batches():
         _of_batch(chunk.model, batch, plan, rows)
-    n = chunk.samples.n
     random = [
-        {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": n}
+        {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": rows.n}
         for (name, layer), sums in rows.random.items()
         for direction, value in enumerate(sums.tolist())
     ]
@@ -168,7 +184,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> SurgeryResult:
     for name in ("samples", "answers"):
         merge = SurgeryResult.STORED[name]  # in the order that merging gives
         tables[name] = merge(tables[name], tables[name].iloc[:0], {})
-    return SurgeryResult(tables, plan.meta | chunk.range)
+    return tables
 
 
 def _no_answers() -> pd.DataFrame:
@@ -180,6 +196,7 @@ def _no_answers() -> pd.DataFrame:
 def _of_batch(model: HookedModel, batch: Batch, plan: _Plan, rows: _Rows) -> None:
     first = batch.start - plan.first
     classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
+    rows.n += len(batch.inputs)
     base = unchanged(model, batch.inputs, classes, plan.steps)
     _check(base.answers.loss, f"the loss in samples {batch.start} to {batch.last}")
     rows.unchanged.append(_table(batch, loss=base.answers.loss, right=base.answers.right))

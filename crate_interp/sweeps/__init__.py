@@ -1,10 +1,12 @@
 """Probes over a data set, as a stream: numbers are kept, activations are let go."""
 
+from crate_interp.sweeps.activations import store
 from crate_interp.sweeps.atom_statistics import AtomResult, atoms
 from crate_interp.sweeps.cached import probe
 from crate_interp.sweeps.linear import LinearProbeResult, linear_probe
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import sweep
+from crate_interp.sweeps.stored import open_store
 
 __all__ = [
     "AtomResult",
@@ -12,6 +14,8 @@ __all__ = [
     "SweepResult",
     "atoms",
     "linear_probe",
+    "open_store",
     "probe",
+    "store",
     "sweep",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp import checks
-from crate_interp.data import Data
+from crate_interp.data import Data, Samples
+from crate_interp.data.streams import Stream
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures import condition_number, mutual_coherence
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
@@ -18,8 +21,10 @@ from crate_interp.probes.shared import dictionary
 from crate_interp.results import Result, counted, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
+from crate_interp.sweeps.jobs import Perhaps, listing_in, open_job
 from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
+from crate_interp.sweeps.stages import Stage, with_facts
+from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, data_of
 
 CODE = "mlp.hook_post"
 
@@ -156,16 +161,24 @@ def atoms(
     coactivation: bool = False,
     layers: Sequence[int] | None = None,
     dense: float = 0.5,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
     limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    workers: int = 0,
+    skip_bad: bool = False,
     progress: bool = True,
-) -> AtomResult:
+) -> Perhaps[AtomResult]:
     """Measures every atom of the code `mlp.hook_post`: firing rate, energy and top activations.
 
     data, limit: as in `ci.sweep`; all tokens count. top: how many (sample, token) pairs to keep for
     each atom. coactivation: whether to count pairs of atoms, `[atom, atom]` numbers for each layer.
     layers: their numbers, None for all. dense: the share of tokens above which an atom is "dense".
-    Memory does not grow with the number of samples. Results of parts of a data set merge.
+    out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`. Memory does not
+    grow with the number of samples. Results of parts of a data set merge.
 
     Raises ValueError as `ci.sweep` does, and if there is no such layer.
     """
@@ -175,11 +188,27 @@ def atoms(
     if not checks.is_number(dense) or not 0 <= dense <= 1:
         raise ValueError(f"dense={dense!r}: give a share from 0 to 1.")
     check_model(model)
-    samples = samples_of(model, data, limit)
+    options: dict[str, Any] = {"skip_bad": skip_bad, "kept": listing_in(out, resume)}
+    samples = data_of(model, data, limit, **options)
     settings = atom_settings(model, top, coactivation, layers, dense)
     meta = data_meta(model, samples, batch_size) | {"settings": settings}
-    options: dict[str, Any] = dict(batch_size=batch_size, what="atoms", progress=progress)
-    return fold(model, samples, partial(_of_chunk, meta=meta), AtomResult.merge, **options)
+    with open_job(
+        AtomResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
+        progress=progress, workers=workers, skip_bad=skip_bad, stages=["atoms"],
+    ) as job:  # fmt: skip
+        job.run(atom_stage(model, samples, meta))
+        return job.result(atom_result)
+
+
+def atom_stage(model: HookedModel, samples: Samples | Stream, meta: Mapping[str, Any]) -> Stage:
+    """Returns the stage "atoms"; meta: its settings and batch_size."""
+    of_chunk = partial(atom_tables, settings=meta["settings"])
+    return Stage("atoms", model, samples, of_chunk, AtomResult.STORED, meta["batch_size"])
+
+
+def atom_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AtomResult:
+    """Returns the result of the stage "atoms"."""
+    return AtomResult(*with_facts(found["atoms"], meta))
 
 
 def atom_settings(
@@ -195,8 +224,8 @@ def atom_settings(
     return facts | {"point": CODE, "dense": float(dense)}
 
 
-def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Returns the stored tables of the samples of a chunk."""
+def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> Tables:
+    """Returns the stored tables of the samples of a chunk; that of the weights in the first."""
     chosen, top, together = (settings[name] for name in ("layers", "top", "coactivation"))
     sums: dict[int, LayerAtoms] = {}
 
@@ -210,12 +239,8 @@ def atom_tables(chunk: Chunk, settings: Mapping[str, Any]) -> dict[str, pd.DataF
         "sums": atom_sums.sum_table(ordered),
         "top": atom_sums.top_table(ordered),
         "pairs": atom_sums.pair_table(ordered),
-        "weights": _weights(chunk.model, chosen),
+        "weights": _weights(chunk.model, [] if chunk.number else chosen),
     }
-
-
-def _of_chunk(chunk: Chunk, meta: Mapping[str, Any]) -> AtomResult:
-    return AtomResult(atom_tables(chunk, meta["settings"]), {**meta, **chunk.range})
 
 
 def _chosen(layers: Sequence[int] | None, count: int) -> list[int]:

@@ -105,7 +105,7 @@ def sum_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
         )
         for layer, own in sums.items()
     ]
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
         }
         table: Any = pd.DataFrame(columns)
         parts.append(table[table["value"] > 0])
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def pair_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def probe(cache: CrateCache, probes: Probes = None) -> SweepResult:
     n = _check(cache, chosen)
     tally = Tally(n)
     with torch.no_grad():
-        measure_weights(model.blocks, chosen, tally)
+        measure_weights(model, "blocks", chosen, tally)
         for layer, block in enumerate(model.blocks):
             reading = [item for item in chosen if item.points]
             points = [point for item in reading for point in (*item.points, *item.optional)]

@@ -4,8 +4,8 @@ A control replaces activations of a layer, or its weights. Statistics that it do
 left out.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -20,13 +20,14 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations
 from crate_interp.probes.shared import Block, LayerActs, StandIn, around_attention, subspaces
-from crate_interp.sweeps.stream import Forward
+from crate_interp.sweeps.precision import measuring
+from crate_interp.sweeps.stream import Batch, Chunk, Forward, Reading
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
-from crate_interp.sweeps.tables import merged_controls
+from crate_interp.sweeps.tally import Key
 
-_AT_ONCE = 8  # samples: every control has activations of its own beside the model's
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
+Answers = dict[Key, Tensor]
 Control = Callable[[Any, Acts, torch.Generator], tuple[Any, Acts]]
 
 
@@ -91,74 +92,128 @@ def check_controls(controls: Any) -> int:
     return checks.count("controls", controls, least=0)
 
 
-def controls(
-    model: HookedModel,
-    untrained: HookedModel,
-    probes: Sequence[Probe],
-    batch: Tensor,
-    blocks: str,
-    forward: Forward,
-    extra: Acts,
-) -> pd.DataFrame:
-    """Returns the means over samples under each control, beside the model's on the same samples.
+@dataclass
+class Controls:
+    """The controls of the first `count` samples of a batch, on what the sweep's own run shows.
 
-    There is a row for each control, statistic and layer. "random weights" is `untrained`, a twin
-    with the official initialisation; the others are CONTROLS. extra: what probes read beside
-    activations, for every sample of the batch.
+    extra: what probes read beside activations. of_weights: what has been computed of each layer's
+    weights.
     """
-    tables = []
-    for start in range(0, len(batch), _AT_ONCE):
-        few = slice(start, start + _AT_ONCE)
-        more = {name: value[few] for name, value in extra.items()}
-        own = measured(model, probes, batch[few], blocks, forward, CONTROLS, more)
-        other = measured(untrained, probes, batch[few], blocks, forward, {}, more)
-        rows = _rows("random weights", other["model"], own["model"])
+
+    chunk: Chunk
+    probes: Sequence[Probe]
+    count: int
+    extra: Acts
+    of_weights: list[dict]
+    found: dict[str, Answers] = field(default_factory=dict)
+
+    def readings(self) -> list[Reading]:
+        """Returns what reads all that the probes and the controls need of a layer."""
+        points = _points(self._layers(), self.probes, CONTROLS)
+        return [Reading(points, self._measure)] if points else []
+
+    def _layers(self) -> Any:
+        return getattr(self.chunk.model, self.chunk.blocks)
+
+    def _measure(self, layer: int, acts: Acts, batch: Batch) -> None:
+        block, extra = self._layers()[layer], _first(self.extra, self.count)
+        with measuring(_first(acts, self.count), batch.inputs.device.type) as shown:
+            if self.count < len(batch.inputs):  # the sweep's own numbers are of more samples
+                own = LayerActs(shown | extra, self.of_weights[layer])
+                _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
+            for name, change in CONTROLS.items():
+                other, acts = change(block, shown, torch.Generator().manual_seed(layer))
+                of_weights = self.of_weights[layer] if other is block else {}
+                changed = [
+                    probe for probe in self.probes if _changes(probe, other is block, shown, acts)
+                ]
+                seen = LayerActs(acts | extra, of_weights)
+                _add(self.found.setdefault(name, {}), changed, other, layer, seen)
+
+    def table(self, own: Answers, untrained: HookedModel, batch: Tensor) -> pd.DataFrame:
+        """Returns the means over samples under each control, beside the model's on the same ones.
+
+        There is a row for each control, statistic and layer. "random weights" is `untrained`, a
+        twin with the official initialisation; the others are CONTROLS. own: what the probes
+        measured on the whole batch.
+        """
+        own = {key: value.double() for key, value in own.items()}
+        own = self.found.pop("model", own)
+        extra, blocks, forward = (
+            _first(self.extra, self.count),
+            self.chunk.blocks,
+            self.chunk.forward,
+        )
+        other = _measured(untrained, self.probes, batch[: self.count], blocks, forward, extra)
+        rows = _rows("random weights", other, own)
         for name in CONTROLS:
-            rows += _rows(name, own[name], own["model"])
-        tables.append(pd.DataFrame(rows, columns=COLUMNS))
-    return reduce(partial(merged_controls, meta={}), tables)
+            rows += _rows(name, self.found.get(name, {}), own)
+        return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def measured(
+def _first(acts: Acts, count: int) -> Acts:
+    return {name: value[:count] for name, value in acts.items()}
+
+
+def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
+    """Tells whether a control may change what a probe measures.
+
+    A built-in probe says whether it measures against U; one of a user may read any weight.
+    """
+    if not same_block:
+        ours = _module(probe.measure).startswith("crate_interp.probes.")
+        if probe.subspaces or not ours:
+            return True
+    points = (*probe.points, *probe.optional)
+    return any(after.get(point) is not before.get(point) for point in points)
+
+
+def _module(function: Any) -> str:
+    return getattr(getattr(function, "func", function), "__module__", None) or ""
+
+
+def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]) -> list[str]:
+    """Returns the points that probes read, and those that the controls need, as far as there are.
+
+    None without a probe that reads activations.
+    """
+    wanted = [point for probe in probes for point in (*probe.points, *probe.optional)]
+    if not any(probe.points for probe in probes):
+        return []
+    names = set(dict(layers[0].named_modules()))
+    needed = (*_STREAM, "attn.hook_z", around_attention(layers[0])[1]) if changes else ()
+    return [point for point in dict.fromkeys((*wanted, *needed)) if point in names]
+
+
+def _add(
+    found: Answers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
+) -> None:
+    """Adds what the probes that read activations measure of a layer."""
+    for probe in probes:
+        if probe.points:
+            answer = on_activations(probe, block, shared)
+            found |= {(probe.name, key, layer): value.double() for key, value in answer.items()}
+
+
+def _measured(
     model: HookedModel,
     probes: Sequence[Probe],
     batch: Tensor,
     blocks: str,
     forward: Forward,
-    changes: dict[str, Control],
     extra: Acts,
-) -> dict[str, dict[tuple[str, str, int], Tensor]]:
-    """Returns what the probes measure on a batch, unchanged ("model") and under each control.
-
-    The keys are (probe, statistic, layer).
-    """
-    reading = [probe for probe in probes if probe.points]
-    found: dict[str, dict[tuple[str, str, int], Tensor]] = {
-        name: {} for name in ("model", *changes)
-    }
-    if not reading:
-        return found
-    layers = getattr(model, blocks)
-    names = set(dict(layers[0].named_modules()))
-    wanted = [point for probe in reading for point in (*probe.points, *probe.optional)]
-    for_changes = (*_STREAM, "attn.hook_z", around_attention(layers[0])[1]) if changes else ()
-    points = [point for point in dict.fromkeys((*wanted, *for_changes)) if point in names]
+) -> Answers:
+    """Returns what the probes measure on a batch."""
+    layers, found = getattr(model, blocks), {}
+    points = _points(layers, probes, {})
 
     def measure(layer: int, acts: Acts) -> None:
-        states = {"model": (layers[layer], acts)}
-        with torch.autocast(batch.device.type, enabled=False):
-            for name, change in changes.items():
-                states[name] = change(layers[layer], acts, torch.Generator().manual_seed(layer))
-        for name, (block, shown) in states.items():
-            shared = LayerActs(shown | extra, {})
-            for probe in reading:
-                answer = on_activations(probe, block, shared)
-                found[name] |= {
-                    (probe.name, key, layer): value.double() for key, value in answer.items()
-                }
+        with measuring(acts, batch.device.type) as shown:
+            _add(found, probes, layers[layer], layer, LayerActs(shown | extra, {}))
 
-    with torch.no_grad(), read(model, points, measure, blocks=blocks):
-        forward(model, batch)
+    if points:
+        with torch.no_grad(), read(model, points, measure, blocks=blocks):
+            forward(model, batch)
     return found
 
 

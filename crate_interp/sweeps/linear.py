@@ -1,23 +1,28 @@
 """ci.linear_probe: what a linear classifier reads from each layer, beside chance."""
 
-import hashlib
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import pandas as pd
+from jaxtyping import Bool, Float, Int
 
+from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.bars import tqdm
 from crate_interp.data import Data, Samples
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
-from crate_interp.sweeps.provenance import data_meta
+from crate_interp.sweeps.jobs import Perhaps, open_job
+from crate_interp.sweeps.pooled import POOLED, POOLS, Features, pooled
+from crate_interp.sweeps.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.replay import Replay, opened
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, fold, samples_of
+from crate_interp.sweeps.stages import Stage, with_facts
+from crate_interp.sweeps.stream import Forward, check_model
 from crate_interp.sweeps.tables import tables_of
 from crate_interp.sweeps.tally import Tally
 
@@ -34,10 +39,7 @@ _STATISTICS = {
         "Held-out accuracy of always naming the commonest class of the training part.",
     ],
 }  # fmt: skip
-_POOLS = ("cls", "mean", "last")
-Features = tuple[
-    list[list[Tensor]], list[str]
-]  # of each layer, batch by batch; a digest per sample
+_ROWS = 256  # features that are widened to float64 at once
 
 
 class LinearProbeResult(SweepResult):
@@ -68,10 +70,15 @@ def linear_probe(
     pool: str | None = None,
     test: float = 0.25,
     seed: int = 0,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
     limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
     progress: bool = True,
-) -> LinearProbeResult:
+) -> Perhaps[LinearProbeResult]:
     """Fits a linear classifier to Z^l for l = 0 to n_layers and reports its held-out accuracy.
 
     The statistics are `linear.accuracy`, `linear.permuted` and `linear.chance`, by layer. The
@@ -81,45 +88,88 @@ def linear_probe(
     the same for every layer, and equal samples lie on one side of it. Means and scales are those of
     the training part. Permuted: the same with labels permuted among samples. It is at chance by
     construction, because a held-out sample shares nothing with the training part: it shows the
-    noise of the accuracy and not what the classifier could learn by heart. Features are streamed: n
-    x d_model numbers per layer are kept. `result.samples()` has 1 or 0 for held-out samples and NaN
-    for the others; std and n are over held-out samples.
+    noise of the accuracy and not what the classifier could learn by heart. `result.samples()` has 1
+    or 0 for held-out samples and NaN for the others; std and n are over held-out samples.
+
+    out, chunk_size, resume, shard, engine: as in `ci.sweep`. Features are kept, n x (n_layers + 1)
+    x d_model numbers in float32, and a layer of them is copied at a time: whoever finds all chunks
+    fits the classifiers and needs that memory. data may be a store, as in `ci.sweep`.
 
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
     """
     checks.count("batch_size", batch_size)
     seed = checks.count("seed", seed, least=0)
+    if not checks.is_number(test) or not 0 < test <= 0.5:
+        raise ValueError(f"test={test}: give a share above 0 and at most 0.5.")
     check_model(model)
-    wanted = pool or ("cls" if model.has_cls else "last")
-    if wanted not in _POOLS or (wanted == "cls" and not model.has_cls):
-        raise ValueError(
-            f"pool={pool!r}: give one of {', '.join(_POOLS)}; 'cls' needs a model with a CLS token."
-        )
-    samples = samples_of(model, data, limit)
+    wanted = _pool(model, pool)
+    samples, forward = _samples(model, data, limit)
     classes = _classes(samples.labels if labels is None else list(labels), samples.n)
-    started = time.perf_counter()
-    features, groups = _features(model, samples, batch_size, wanted, progress)
-    train, held = _split(classes, groups, test, seed)
-    shuffled = np.random.default_rng(seed).permutation(classes)
-    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
-    for layer in tqdm(features, desc="linear probes", unit="layer", disable=not progress):
-        columns["accuracy"].append(_right(layer, classes, train, held))
-        columns["permuted"].append(_right(layer, shuffled, train, held))
-    commonest = np.bincount(classes[train]).argmax()
-    columns["chance"] = [(classes[held] == commonest).astype(float)] * len(features)
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, batch_size) | {
-        "seconds": round(time.perf_counter() - started, 3),
         "statistics": _STATISTICS,
         "probes": {"linear": {"points": ["hook_resid_pre"], "settings": settings}},
         "blocks": "blocks",
-        "counts": {},
     }
-    return LinearProbeResult(_tables(columns, held, samples), meta)
+    meta |= forward.meta if isinstance(forward, Replay) else {}
+    of_chunk = partial(pooled, pool=wanted, classes=classes, first=samples.start)
+    with open_job(
+        LinearProbeResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, stages=["features"],
+        code={"labels": digest_of_labels(classes)},
+    ) as job:  # fmt: skip
+        job.run(Stage("features", model, samples, of_chunk, POOLED, batch_size, forward=forward))
+        return job.result(partial(linear_result, progress=progress))
 
 
-def _classes(labels: Any, n: int) -> np.ndarray:
+def _samples(model: HookedModel, data: Data, limit: int | None) -> tuple[Samples, Forward]:
+    """Returns the samples and what shows them to the model; of a store, if it has the stream."""
+    samples, forward = opened(model, data, limit)
+    assert isinstance(samples, Samples)  # streams are left to ci.sweep
+    if isinstance(forward, Replay):
+        count = len(model.blocks)
+        names = [full_name("hook_resid_pre", layer) for layer in range(count)]
+        forward.check_points([*names, full_name("hook_resid_post", count - 1)])
+    return samples, forward
+
+
+def linear_result(
+    found: Mapping[str, Tables], meta: dict[str, Any], progress: bool = False
+) -> LinearProbeResult:
+    """Returns the result of the stage "features": fits a classifier in each layer."""
+    # taken out, so that nothing else holds them when they are let go
+    features = Features(found["features"].pop("features"), meta["n_layers"])
+    own, meta = with_facts(found["features"], meta)
+    samples: Any = own["samples"]
+    settings = meta["probes"]["linear"]["settings"]
+    classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
+    groups = samples["digest"].factorize()[0]  # equal samples have the same number
+    train = _split(classes, groups, settings["test"], settings["seed"])
+    shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
+    layers = range(meta["n_layers"] + 1)
+    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
+    for layer in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
+        right = _of_layer(features, layer, train, (classes, shuffled))
+        for name, values in zip(columns, right, strict=True):
+            columns[name].append(values)
+    del features  # before the tables take their place
+    commonest = np.bincount(classes[train]).argmax()
+    columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
+    return LinearProbeResult(_tables(columns, ~train, samples), meta)
+
+
+def _pool(model: HookedModel, pool: str | None) -> str:
+    wanted = pool or ("cls" if model.has_cls else "last")
+    if wanted not in POOLS or (wanted == "cls" and not model.has_cls):
+        raise ValueError(
+            f"pool={pool!r}: give one of {', '.join(POOLS)}; 'cls' needs a model with a CLS token."
+        )
+    return wanted
+
+
+def _classes(labels: Any, n: int) -> list[str]:
+    """Returns the label of each sample as a text."""
     if labels is None:
         raise ValueError(
             "a linear probe needs labels: the data has none, give labels=[...], one per sample."
@@ -130,66 +180,20 @@ def _classes(labels: Any, n: int) -> np.ndarray:
         )
     if len(labels) < n:
         raise ValueError(f"there are {len(labels)} labels for {n} samples: give one per sample.")
-    names, classes = np.unique(np.array([str(label) for label in labels[:n]]), return_inverse=True)
-    if len(names) < 2:
+    classes = [str(label) for label in labels[:n]]
+    if len(set(classes)) < 2:
         raise ValueError(
-            f"all {n} samples have the label {str(names[0])!r}: there is nothing to classify."
+            f"all {n} samples have the label {classes[0]!r}: there is nothing to classify."
         )
     return classes
 
 
-def _features(
-    model: HookedModel, samples: Samples, batch_size: int, pool: str, progress: bool
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns Z^l of a token per sample, `[n, d_model]` for each l, and groups of equal samples."""
-    options: dict[str, Any] = dict(batch_size=batch_size, what="features", progress=progress)
-    kept, digests = fold(model, samples, partial(_of_chunk, pool=pool), _joined, **options)
-    features = [torch.cat(parts).numpy() for parts in kept]
-    for layer, values in enumerate(features):
-        if not np.isfinite(values).all():
-            raise ValueError(
-                f"the stream of layer {layer} holds NaN or Inf: nothing can be learned from it."
-            )
-    numbers = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
-    return features, np.array([numbers[digest] for digest in digests])
-
-
-def _of_chunk(chunk: Chunk, pool: str) -> Features:
-    count = len(chunk.model.blocks)
-    kept: list[list[Tensor]] = [[] for _ in range(count + 1)]
-    digests: list[str] = []
-
-    def pooled(z: Tensor) -> Tensor:
-        token = z[:, 0] if pool == "cls" else z[:, -1] if pool == "last" else z.mean(dim=1)
-        return token.float().cpu()
-
-    def before(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
-        kept[layer].append(pooled(acts["hook_resid_pre"]))
-
-    def after(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
-        kept[count].append(pooled(acts["hook_resid_post"]))
-
-    readings = [Reading("hook_resid_pre", before), Reading("hook_resid_post", after, [count - 1])]
-    for batch in chunk.batches():
-        for sample in batch.inputs.cpu():
-            values = sample.contiguous().view(torch.uint8).numpy().data
-            digests.append(hashlib.sha256(values).hexdigest())
-        chunk.measure(batch, readings)
-    return kept, digests
-
-
-def _joined(mine: Features, theirs: Features) -> Features:
-    kept = [[*one, *two] for one, two in zip(mine[0], theirs[0], strict=True)]
-    return kept, [*mine[1], *theirs[1]]
-
-
 def _split(
     classes: np.ndarray, groups: np.ndarray, test: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Bool[np.ndarray, "sample"]:
+    """Returns which samples are in the training part."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    if not checks.is_number(test) or not 0 < test <= 0.5:
-        raise ValueError(f"test={test}: give a share above 0 and at most 0.5.")
     folds = max(2, round(1 / test))
     least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
     if least < folds:
@@ -198,35 +202,74 @@ def _split(
             "give more data."
         )
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-    return next(iter(splitter.split(classes, classes, groups)))
+    train = np.zeros(len(classes), dtype=bool)
+    train[next(iter(splitter.split(classes, classes, groups)))[0]] = True
+    return train
 
 
-def _right(
-    features: np.ndarray, classes: np.ndarray, train: np.ndarray, held: np.ndarray
-) -> np.ndarray:
-    """Returns 1 for each held-out sample that is classified rightly, 0 for the others."""
+def _of_layer(
+    features: Features,
+    layer: int,
+    train: Bool[np.ndarray, "sample"],
+    answers: Sequence[Int[np.ndarray, "sample"]],
+) -> list[Float[np.ndarray, "held"]]:
+    """Returns 1 for each held-out sample that is classified rightly, 0 for the others.
+
+    For each of several kinds of right answers a classifier is fitted.
+    """
+    own = features.of(layer, train)
+    middle, scale = _scaling(own)
+    own -= middle
+    own /= scale
+    probes = [_fitted(own, wanted[train]) for wanted in answers]
+    del own  # before the others take its place
+    others = features.of(layer, ~train)
+    others -= middle
+    others /= scale
+    pairs = zip(probes, answers, strict=True)
+    return [(probe.predict(others) == wanted[~train]).astype(float) for probe, wanted in pairs]
+
+
+def _scaling(
+    values: Float[np.ndarray, "row d_model"],
+) -> tuple[Float[np.ndarray, "d_model"], Float[np.ndarray, "d_model"]]:
+    """Returns mean and standard deviation of each column; 1 for one that does not vary.
+
+    scikit-learn's scaler would make float64 copies of all rows.
+    """
+    origin = values[0].astype(float)
+    total, squares = np.zeros_like(origin), np.zeros_like(origin)
+    for start in range(0, len(values), _ROWS):
+        moved = values[start : start + _ROWS] - origin  # exactly 0 where nothing varies
+        total, squares = total + moved.sum(axis=0), squares + (moved**2).sum(axis=0)
+    off = total / len(values)
+    scale = np.sqrt(np.maximum(squares / len(values) - off**2, 0))
+    return origin + off, np.where(scale == 0, 1, scale)
+
+
+def _fitted(features: Float[np.ndarray, "row d_model"], classes: Int[np.ndarray, "row"]) -> Any:
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
-    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # there is nothing to converge to in permuted labels
-        probe.fit(features[train], classes[train])
-    return (probe.predict(features[held]) == classes[held]).astype(float)
+        # there is nothing to converge to in permuted labels
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return LogisticRegression(max_iter=1000).fit(features, classes)
 
 
-def _tables(columns: dict[str, list[np.ndarray]], held: np.ndarray, samples: Samples) -> dict:
+def _tables(
+    columns: dict[str, list[np.ndarray]], held: Bool[np.ndarray, "sample"], samples: pd.DataFrame
+) -> Tables:
     """Returns a sweep's tables; samples are right (1), wrong (0) or not held out (NaN)."""
-    tally = Tally(samples.n, samples.start)
+    tally = Tally(len(samples))
     for name, layers in columns.items():
         for layer, right in enumerate(layers):
-            values = np.full(samples.n, np.nan)
+            values = np.full(len(samples), np.nan)
             values[held] = right
             tally.samples["linear", name, layer] = values
-    return tables_of(tally, samples.labels, len(columns["accuracy"]))
+    count = len(columns["accuracy"])
+    tables = tables_of(tally, samples["label"].tolist(), count)
+    numbers = np.repeat(samples["sample"].to_numpy(), count)
+    return {**tables, "samples": tables["samples"].assign(sample=numbers)}

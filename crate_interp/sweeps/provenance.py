@@ -1,14 +1,21 @@
 """Where numbers come from: model, data, settings, units, versions, time."""
 
+import hashlib
 import platform
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from crate_interp import __version__, ranges
 from crate_interp.data import Samples
+from crate_interp.data.streams import Stream
+from crate_interp.ledgers.code import digest_of
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.digest import model_digest
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.kept import kept
 from crate_interp.probes import Probe
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
@@ -16,7 +23,8 @@ _PACKAGES = ("torch", "transformer-lens", "numpy")
 
 def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
     """Returns what is known of numbers measured on a model and n samples of unknown data."""
-    digest = model_digest(model if isinstance(model, HookedModel) else model.model)
+    whole = model if isinstance(model, HookedModel) else model.model
+    digest = kept(whole, "digest", lambda: model_digest(whole))
     versions = {"crate_interp": __version__, "python": platform.python_version()}
     return {
         "model": model.cfg.model_name,
@@ -28,6 +36,7 @@ def model_meta(model: HookedModel | DecoderView, n: int) -> dict[str, Any]:
         "unit": getattr(model, "unit", "images"),  # the decoder of a cache has none
         "dtype": str(model.cfg.dtype).removeprefix("torch."),
         "device": str(model.cfg.device),
+        "threads": torch.get_num_threads(),
         "versions": versions | {name: version(name) for name in _PACKAGES},
     }
 
@@ -56,8 +65,30 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
     }
 
 
-def data_meta(model: HookedModel, samples: Samples, batch_size: int) -> dict[str, Any]:
-    """Returns what is known of numbers measured on a model and samples of a data set."""
-    stop = samples.start + samples.n
-    data = ranges.of(samples.fingerprint, samples.start, stop)
-    return model_meta(model, samples.n) | {"data": data, "batch_size": int(batch_size)}
+def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) -> dict[str, Any]:
+    """Returns what is known of numbers measured on a model and samples of a data set.
+
+    Of a stream the number of samples is 0 until its chunks tell it (`with_facts`).
+    """
+    n = samples.n or 0
+    data = ranges.of(samples.fingerprint, samples.start, samples.start + n)
+    return model_meta(model, n) | {"data": data, "batch_size": int(batch_size)}
+
+
+def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
+    """Returns a digest of the code of each probe and of the forward, by name.
+
+    It tells whether what a user wrote is what measured the chunks in a folder.
+    """
+    named = {item.name: (item.measure, item.final, item.weights) for item in probes}
+    return {name: digest_of(functions) for name, functions in {**named, "forward": forward}.items()}
+
+
+def digest_of_labels(labels: Iterable[Any] | None) -> str | None:
+    """Returns a digest of labels, which the fingerprint of data may not hold; None without any."""
+    if labels is None:
+        return None
+    digest = hashlib.sha256()
+    for label in labels.tolist() if isinstance(labels, torch.Tensor) else labels:
+        digest.update(f"{label}\n".encode(errors="backslashreplace"))
+    return f"sha256:{digest.hexdigest()}"

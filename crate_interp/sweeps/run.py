@@ -1,38 +1,47 @@
 """ci.sweep: probes over a data set in one stream."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp import checks
 from crate_interp.data import Data, Samples, forms
+from crate_interp.data.streams import Stream
+from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.kept import kept
 from crate_interp.models.offload import with_weights
+from crate_interp.pictures import Undecodable
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
 from crate_interp.probes.shared import LayerActs
-from crate_interp.sweeps.controls import check_controls
-from crate_interp.sweeps.controls import controls as run_controls
-from crate_interp.sweeps.provenance import data_meta, probes_meta
+from crate_interp.sweeps.controls import Controls, check_controls
+from crate_interp.sweeps.jobs import Perhaps, listing_in, open_job
+from crate_interp.sweeps.precision import in_precision, measuring
+from crate_interp.sweeps.provenance import code_of, data_meta, probes_meta
+from crate_interp.sweeps.replay import Replay, opened, readable
 from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.stages import Stage, with_facts
 from crate_interp.sweeps.stream import (
     Batch,
     Chunk,
     Forward,
     Reading,
+    advised,
     check_model,
-    fold,
+    data_of,
     run,
     samples_of,
 )
 from crate_interp.sweeps.tables import merged_controls, no_controls, tables_of
-from crate_interp.sweeps.tally import Tally
+from crate_interp.sweeps.tally import Key, Tally
 from crate_interp.sweeps.twins import twin
 
 Probes = str | Probe | Sequence[str | Probe] | None
@@ -44,71 +53,138 @@ def sweep(
     data: Data,
     *,
     probes: Probes = None,
+    out: str | Path | None = None,
     batch_size: int = 32,
+    chunk_size: int = 256,
     limit: int | None = None,
     blocks: str = "blocks",
     forward: Forward = run,
     controls: int = 32,
+    precision: str | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    skip_bad: bool = False,
+    workers: int = 0,
     progress: bool = True,
-) -> SweepResult:
+) -> Perhaps[SweepResult]:
     """Runs the model over `data` once and keeps what the probes measure in each layer.
 
-    probes: names, Probe objects, or both; None takes those of the default four whose points the
-    model has. data: see `ci.data.open_data` and `ci.data.open_text`. limit: the first n samples.
-    blocks: "decoder_blocks" measures the decoder of a masked autoencoder. forward(model, batch):
-    another way to run the model; by default a masked autoencoder sees every patch. controls:
-    on how many samples, the first of the data, to measure the negative controls,
-    `result.controls()`; 0 for none. They cost about six more forwards of these samples.
+    probes: names, Probe objects, or both; None: those of the default four whose points the model
+    has. data: see `ci.data.open_data` and `open_text`, or what `ci.open_store` returns; of a stream
+    every process reads all rows. limit: the first n samples. blocks: "decoder_blocks" for a masked
+    autoencoder's decoder. forward(model, batch): another way to run the model. controls: on how
+    many of the first samples to measure `result.controls()`, at four more forwards each.
+    precision: "bfloat16" runs the model under torch.autocast; probes measure in float32.
 
-    Memory does not grow with the number of samples, but for the numbers themselves: the activations
-    of a layer are let go as soon as the probes have seen them. Hooks that are on the model stay on.
+    The data is measured in chunks, whose numbers merge in their order: the same bits whoever
+    measures which chunk. out: a folder that keeps each chunk as soon as it is measured, and the
+    result; the same call goes on where an earlier one ended, and resume=False starts over. shard:
+    "i/n", i from 0: this process takes every n-th chunk (None: RANK and WORLD_SIZE, which torchrun
+    sets, or all chunks), and returns None while others are missing. engine: "local", or "ray" for
+    the actors of a Ray cluster. workers: how many processes decode samples ahead. skip_bad: list
+    samples that cannot be decoded in meta["skipped"], and leave them out, instead of refusing them.
 
-    Raises ValueError, before work starts, if probes or data are unknown, if the data is empty, if
-    `controls` is no number of samples, or if images or weights hold NaN or Inf. Raises ValueError,
-    with layer and samples, if a statistic is not finite.
+    Memory does not grow with the number of samples, but for the numbers themselves. Hooks that are
+    on the model stay on.
+
+    Raises ValueError before work starts for arguments and data that cannot be measured, NaN or Inf
+    among them, and if the folder holds something else; with layer and samples if a statistic is not
+    finite.
     """
+    kept = listing_in(out, resume)
+    meta, stage, code = _planned(
+        model, data, probes, limit, blocks, forward, controls, precision, skip_bad, kept, batch_size
+    )
+    with open_job(
+        SweepResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad, stages=["sweep"],
+        code=code,
+    ) as job:  # fmt: skip
+        job.run(stage)
+        return job.result(sweep_result)
+
+
+def _planned(
+    model: HookedModel,
+    data: Data,
+    probes: Probes,
+    limit: int | None,
+    blocks: str,
+    forward: Forward,
+    controls: int,
+    precision: str | None,
+    skip_bad: bool,
+    kept: Path | None,
+    batch_size: int,
+) -> tuple[dict[str, Any], Stage, dict[str, str]]:
+    """Returns the meta of a sweep, its stage, and digests of the code that measures."""
     checks.count("batch_size", batch_size)
+    checks.flag("skip_bad", skip_bad)
     controls = check_controls(controls)
     check_model(model, blocks)
     chosen = fitting(probes, model, blocks)
-    samples = samples_of(model, data, limit)
-    check_masks(chosen, samples)
-    started = time.perf_counter()
-    layers: Any = getattr(model, blocks)
+    masks = any(item.masks for item in chosen)
+    find = partial(samples_of if masks else data_of, skip_bad=skip_bad, kept=kept)
+    samples, shown = opened(model, data, limit, forward, find)
+    chosen = readable(chosen, shown, model, blocks, some=probes is None)
+    if masks:
+        check_masks(chosen, samples, skip_bad)
     meta = data_meta(model, samples, batch_size) | probes_meta(chosen, model)
-    meta |= {"blocks": blocks, "n_layers": len(layers), "controls": controls}
+    meta |= {"blocks": blocks, "n_layers": len(getattr(model, blocks)), "controls": controls}
+    meta |= shown.meta | {"controls": 0} if isinstance(shown, Replay) else {}
     if model.cfg.kind == "mae" and forward is run:
         meta["mask_ratio"] = 0.0
-    measure = partial(_of_chunk, probes=chosen, meta=meta)
-    options: dict[str, Any] = dict(blocks=blocks, forward=forward, progress=progress)
-    result = fold(
-        model, samples, measure, SweepResult.merge, batch_size=batch_size, what="sweep", **options
-    )
-    result.meta["seconds"] = round(time.perf_counter() - started, 3)
-    return result
+    meta |= {"precision": precision} if precision else {}
+    shown = in_precision(precision, shown)
+    stage = sweep_stage("sweep", model, samples, chosen, meta, shown)
+    return meta, stage, code_of(chosen, shown)
 
 
-def _of_chunk(chunk: Chunk, probes: list[Probe], meta: dict[str, Any]) -> SweepResult:
+def sweep_stage(
+    name: str,
+    model: HookedModel,
+    samples: Samples | Stream,
+    probes: list[Probe],
+    meta: Mapping[str, Any],
+    forward: Forward = run,
+) -> Stage:
+    """Returns the stage that measures probes; meta: its blocks, controls and batch_size."""
+    of_chunk = partial(_of_chunk, probes=probes, controls=meta["controls"])
+    rules, size = SweepResult.STORED, meta["batch_size"]
+    masks = any(item.masks for item in probes)
+    return Stage(name, model, samples, of_chunk, rules, size, meta["blocks"], forward, masks=masks)
+
+
+def sweep_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SweepResult:
+    """Returns the result of the stage "sweep"."""
+    return SweepResult(*with_facts(found["sweep"], meta))
+
+
+def _of_chunk(chunk: Chunk, probes: list[Probe], controls: int) -> Tables:
     samples = chunk.samples
     tally, controlled = Tally(samples.n, samples.start), no_controls()
     with torch.no_grad():
         layers: Any = getattr(chunk.model, chunk.blocks)
-        measure_weights(layers, probes, tally)
-        of_weights: list[dict] = [{} for _ in layers]
-        untrained: Any = twin(chunk.model, 0) if samples.start < meta["controls"] else None
+        if not chunk.number:  # once for all chunks
+            measure_weights(chunk.model, chunk.blocks, probes, tally)
+        of_weights: list[dict] = chunk.once.setdefault("weights", [{} for _ in layers])
+        untrained: Any = twin(chunk.model, 0) if samples.start < controls else None
         for batch in chunk.batches():
-            extra = _masks(probes, samples, batch)
-            measure_batch(chunk, batch, probes, tally, of_weights, extra)
-            if batch.start >= meta["controls"]:
+            extra = _masks(chunk, batch)
+            if batch.start >= controls:
                 untrained = None  # its memory is free for the rest
-            else:
-                first = slice(meta["controls"] - batch.start)
-                few = {name: value[first] for name, value in extra.items()}
-                options = (chunk.blocks, chunk.forward, few)
-                more = run_controls(chunk.model, untrained, probes, batch.inputs[first], *options)
-                controlled = merged_controls(controlled, more, meta)
-    tables = tables_of(tally, samples.labels, meta["n_layers"]) | {"controls": controlled}
-    return SweepResult(tables, meta | chunk.range | {"counts": tally.totals()})
+                measure_batch(chunk, batch, probes, tally, of_weights, extra)
+                continue
+            count = min(controls - batch.start, len(batch.inputs))
+            watched = Controls(chunk, probes, count, extra, of_weights)
+            readings = watched.readings()
+            own = measure_batch(chunk, batch, probes, tally, of_weights, extra, readings)
+            more = watched.table(own, untrained, batch.inputs)
+            controlled = merged_controls(controlled, more, {})
+    counts = pd.DataFrame(list(tally.counts.items()), columns=["name", "value"])
+    tables = tables_of(tally, samples.labels, len(layers)) | {"controls": controlled}
+    return {**tables, "counts": counts.astype({"value": float})}
 
 
 def measure_batch(
@@ -118,14 +194,17 @@ def measure_batch(
     tally: Tally,
     of_weights: list[dict],
     extra: dict[str, Tensor],
-) -> None:
-    """Runs the model on a batch and adds what the probes measure in each layer.
+    more: Sequence[Reading] = (),
+) -> dict[Key, Tensor]:
+    """Runs the model on a batch, adds what the probes measure in each layer, and returns it too.
 
     of_weights: what has been computed of each layer's weights. extra: what probes read beside
-    activations.
+    activations. more: what else reads.
     """
-    chunk.measure(batch, _readings(chunk, probes, tally, of_weights, extra))
+    chunk.measure(batch, [*_readings(chunk, probes, tally, of_weights, extra), *more])
+    answers = {(item.name, name, layer): value for item, layer, name, value, _ in tally.waiting}
     tally.flush(probes)
+    return answers
 
 
 def _readings(
@@ -146,9 +225,10 @@ def _readings(
     left = [len(reading)] * len(layers)
 
     def measure(layer: int, acts: dict[str, Tensor], batch: Batch, item: Probe) -> None:
-        shared = LayerActs(acts | extra, of_weights[layer], made[layer])
         try:
-            answer = on_activations(item, layers[layer], shared)
+            with measuring(acts, batch.inputs.device.type) as own:
+                shared = LayerActs(own | extra, of_weights[layer], made[layer])
+                answer = on_activations(item, layers[layer], shared)
         except ValueError as error:
             where = f"{item.name} in layer {layer}, samples {batch.start} to {batch.last}"
             raise ValueError(f"{where}: {error}") from error
@@ -159,7 +239,8 @@ def _readings(
 
     def measure_final(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
         for item in probes:
-            answer = on_final(item, acts["hook_resid_post"], layers[layer])
+            with measuring(acts, batch.inputs.device.type) as own:
+                answer = on_final(item, own["hook_resid_post"], layers[layer])
             tally.add(item, layer + 1, answer, batch.start)
 
     readings = []
@@ -190,8 +271,13 @@ def fitting(probes: Probes, model: HookedModel | DecoderView, blocks: str) -> li
     return chosen
 
 
-def check_masks(probes: list[Probe], samples: Samples | None) -> None:
-    """Raises ValueError if a probe needs masks and there are none, or the first cannot be read."""
+def check_masks(
+    probes: list[Probe], samples: Samples | Stream | None, skip_bad: bool = False
+) -> None:
+    """Raises ValueError if a probe needs masks and there are none, or the first cannot be read.
+
+    skip_bad: whether the first may be one that cannot be decoded.
+    """
     name = next((item.name for item in probes if item.masks), None)
     if name is None:
         return
@@ -200,28 +286,54 @@ def check_masks(probes: list[Probe], samples: Samples | None) -> None:
             f"the probe {name!r} needs masks, and a cache has none: "
             "use ci.sweep on data with masks."
         )
-    if samples.masks is None:
+    if isinstance(samples, Stream) or samples.masks is None:
         raise ValueError(
             f"the probe {name!r} needs masks, and the data has none: give {forms(masks=True)}, "
             "or a datasets.Dataset with an image and a mask column."
         )
-    samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar
+    try:
+        samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar
+    except Undecodable as error:
+        if not skip_bad:
+            raise ValueError(advised(error)) from None
 
 
-def _masks(probes: list[Probe], samples: Samples, batch: Batch) -> dict[str, Tensor]:
-    """Returns what probes of masks get of a batch (`MASKS`), if there is such a probe."""
-    if samples.masks is None or not any(item.masks for item in probes):
+def _masks(chunk: Chunk, batch: Batch) -> dict[str, Tensor]:
+    """Returns what probes of masks get of a batch (`MASKS`), if the stage reads masks.
+
+    The other masks are those of the next samples, the first after the last; where samples are left
+    out, of the next ones that have a mask which can be decoded.
+    """
+    read = chunk.samples.masks
+    if batch.masks is None or read is None:
         return {}
-    start, stop = batch.start, batch.last + 1
-    masks, after = samples.masks(start, stop), stop % (samples.of or samples.n)
-    others = torch.cat([masks[1:], samples.masks(after, after + 1)])
-    values = (masks, others, torch.arange(start, stop))
+    others = torch.cat([batch.masks[1:], chunk.after(batch.last, read)])
+    values = (batch.masks, others, torch.arange(batch.start, batch.last + 1))
     device = batch.inputs.device
     return {name: value.to(device) for name, value in zip(MASKS, values, strict=True)}
 
 
-def measure_weights(layers: Any, probes: list[Probe], tally: Tally) -> None:
-    """Adds what the probes measure of the weights of each layer."""
-    for layer, block in enumerate(layers):
-        for item in probes:
-            tally.add_weights(item.name, layer, on_weights(item, block))
+def measure_weights(
+    model: HookedModel | DecoderView, blocks: str, probes: list[Probe], tally: Tally
+) -> None:
+    """Adds what the probes measure of the weights of each layer.
+
+    That of the built-in probes is kept for as long as the weights are unchanged.
+    """
+    whole = model if isinstance(model, HookedModel) else model.model
+    layers: Any = getattr(model, blocks)
+    found = []
+    for item in probes:
+        measure = partial(_of_weights, item, layers)
+        function = item.weights if item.points else item.measure
+        ours = str(getattr(function, "__module__", "")).startswith("crate_interp.probes.")
+        name = (item.name, function, layers is getattr(whole, "blocks", None))
+        found.append(kept(whole, name, measure) if ours else measure())
+    for layer in range(len(layers)):
+        for item, answers in zip(probes, found, strict=True):
+            tally.add_weights(item.name, layer, answers[layer])
+
+
+def _of_weights(probe: Probe, layers: Any) -> list[dict[str, Tensor]]:
+    answers = (on_weights(probe, block) for block in layers)
+    return [{name: value.detach() for name, value in answer.items()} for answer in answers]

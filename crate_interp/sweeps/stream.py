@@ -1,32 +1,41 @@
-"""One pass of a model over data: a fold over chunks of samples, in order."""
+"""One pass of a model over a chunk of data, batch by batch, while readings read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
-from crate_interp import ranges
-from crate_interp.bars import tqdm
 from crate_interp.data import Data, Samples, open_data, open_text
+from crate_interp.data.runs import Found, bad_ones, next_of, read_runs
+from crate_interp.data.samples import Preprocess
+from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.models.preprocess import preprocess
+from crate_interp.pictures import Undecodable
+from crate_interp.sweeps.stored import facts_of
 
 Forward = Callable[[Any, Tensor], Any]
-T = TypeVar("T")
+_SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples on the model's device; `start` is the number of the first."""
+    """Contiguous samples on the model's device; `start` is the number of the first.
+
+    masks: their masks, on the CPU, in a stage that reads them.
+    """
 
     inputs: Tensor
     start: int
+    masks: Tensor | None = None
 
     @property
     def last(self) -> int:
@@ -47,40 +56,95 @@ class Reading:
     layers: Sequence[int] | None = None
 
 
+def advised(error: Undecodable) -> str:
+    """Returns what is wrong with a sample, and what leaves it out."""
+    return f"{str(error).rstrip('.')}: {_SKIP}."
+
+
+def ranges_of(samples: Samples, batch_size: int) -> Iterator[tuple[int, int]]:
+    """Yields the first number, and the one behind the last, of each batch of samples."""
+    stop = samples.start + samples.n
+    for start in range(samples.start, stop, batch_size):
+        yield start, min(start + batch_size, stop)
+
+
 def run(model: HookedModel, batch: Tensor) -> None:
     """Runs every layer on every token of a batch: `model.full_forward(batch)`."""
     model.full_forward(batch)
 
 
+def _nothing(count: int) -> None:
+    """Is told how many samples have been measured."""
+
+
+def nobody(start: int, stop: int) -> None:
+    """Tells that nobody has read these samples yet."""
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that are measured in one piece; their number fixes the batches, so the arithmetic."""
+    """Samples that are measured in one piece; their number fixes the batches, so the arithmetic.
+
+    number: from 0, in the order of the data. once: what is computed once for all chunks of a stage,
+    by name. advance(n): is told that n more samples are done. masks: whether batches have masks.
+    skip_bad: whether samples that cannot be decoded are left out. bad: why those that `batches`
+    left out cannot be decoded, by their numbers. ahead: returns the samples start to stop - 1, and
+    their masks, where somebody else has read them, else None.
+    """
 
     model: HookedModel
     samples: Samples
     batch_size: int
-    bar: Any
     blocks: str = "blocks"
     forward: Forward = run
-
-    @property
-    def range(self) -> dict[str, Any]:
-        """Returns what the meta of a result holds about its samples: data and n_samples."""
-        first, n = self.samples.start, self.samples.n
-        return {"data": ranges.of(self.samples.fingerprint, first, first + n), "n_samples": n}
+    number: int = 0
+    once: dict[str, Any] = field(default_factory=dict)
+    advance: Callable[[int], Any] = _nothing
+    masks: bool = False
+    skip_bad: bool = False
+    bad: dict[int, str] = field(default_factory=dict)
+    ahead: Callable[[int, int], Found | None] = nobody
 
     def batches(self) -> Iterator[Batch]:
         """Yields the samples batch by batch.
 
-        Raises ValueError if an image holds NaN or Inf.
+        A batch is batch_size samples, or, where some of them are left out, the contiguous ones
+        around those: which samples share a batch depends on the data alone. In a chunk of which no
+        sample can be decoded there is no batch.
+
+        Raises ValueError if an image holds NaN or Inf, and for samples that cannot be decoded,
+        unless skip_bad leaves them out.
         """
-        stop = self.samples.start + self.samples.n
-        for start in range(self.samples.start, stop, self.batch_size):
-            inputs = self.samples.read(start, min(start + self.batch_size, stop))
-            inputs = inputs.to(self.model.cfg.device)
-            _check_finite(inputs, start)
-            yield Batch(inputs, start)
-            self.bar.update(len(inputs))
+        for start, end in ranges_of(self.samples, self.batch_size):
+            found = self.ahead(start, end) or read_runs(self.samples, start, end, self.masks)
+            if found.bad and not self.skip_bad:
+                self._refuse(found.bad)
+            self.bad.update(found.bad)
+            for piece in found.runs:
+                inputs = piece.inputs.to(self.model.cfg.device)
+                _check_finite(inputs, piece.start)
+                yield Batch(inputs, piece.start, piece.masks)
+            self.advance(end - start)
+
+    def _refuse(self, bad: dict[int, str]) -> None:
+        """Raises ValueError with the bad samples of a batch, and how many the chunk has."""
+        first, n = self.samples.start, self.samples.n
+        count = len(bad_ones(self.samples, first, first + n, self.masks))
+        raise ValueError(
+            f"{' '.join(text.rstrip('.') + '.' for text in bad.values())} Of the samples {first} "
+            f"to {first + n - 1}, {count} cannot be decoded: {_SKIP}."
+        )
+
+    def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
+        """Returns what `read` gives of the sample after one, the first after the last of the data.
+
+        read: `samples.read` or `samples.masks`. Where samples are left out, it is the next one of
+        which `read` can decode something.
+        """
+        try:
+            return next_of(read, number, self.samples.of, self.skip_bad)
+        except Undecodable as error:
+            raise ValueError(advised(error)) from None
 
     def measure(self, batch: Batch, readings: Sequence[Reading]) -> None:
         """Runs the model on one batch while the readings read; without readings nothing runs."""
@@ -97,34 +161,6 @@ class Chunk:
         """Runs the model over the chunk, batch by batch, while the readings read."""
         for batch in self.batches():
             self.measure(batch, readings)
-
-
-def fold(
-    model: HookedModel,
-    samples: Samples,
-    of_chunk: Callable[[Chunk], T],
-    merge: Callable[[T, T], T],
-    *,
-    batch_size: int,
-    what: str,
-    progress: bool = True,
-    blocks: str = "blocks",
-    forward: Forward = run,
-) -> T:
-    """Returns what a function makes of each chunk of the samples, merged in their order.
-
-    `what` names the progress bar.
-    """
-    unit = model.unit.removesuffix("s")
-    with tqdm(total=samples.n, desc=what, unit=unit, disable=not progress) as bar:
-        parts = parts_of(samples)
-        chunks = (Chunk(model, part, batch_size, bar, blocks, forward) for part in parts)
-        return reduce(merge, map(of_chunk, chunks))
-
-
-def parts_of(samples: Samples) -> list[Samples]:
-    """Returns the chunks in which samples are measured: all of them in one, for now."""
-    return [samples]
 
 
 def check_model(model: HookedModel, blocks: str = "blocks") -> None:
@@ -145,13 +181,68 @@ def check_model(model: HookedModel, blocks: str = "blocks") -> None:
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
 
 
-def samples_of(model: HookedModel, data: Data, limit: int | None) -> Samples:
-    """Returns the samples of `data` as this model takes them: images, or windows of tokens."""
+def samples_of(
+    model: HookedModel,
+    data: Data,
+    limit: int | None,
+    *,
+    skip_bad: bool = False,
+    kept: Path | None = None,
+) -> Samples:
+    """Returns the samples of `data` as this model takes them: images, or windows of tokens.
+
+    Of a datasets.IterableDataset the first `limit` are kept in memory. skip_bad, kept: as in
+    `open_data`. They are on the CPU, whatever the model's device.
+    """
+    if facts_of(data) is not None:
+        raise ValueError(
+            "a store of activations is data for ci.sweep and ci.linear_probe alone: give the data "
+            "that it was written from."
+        )
     reader: Any = model  # has windows, or preprocess and preprocess_masks
     given: Any = data
     if model.unit == "windows":
+        if is_stream(data):
+            return text_stream(given, reader.window_rows, limit).kept()
         return open_text(given, reader.windows, limit)
-    return open_data(given, reader.preprocess, limit, reader.preprocess_masks)
+    try:
+        return open_data(
+            given, on_cpu(model), limit, reader.preprocess_masks, skip_bad=skip_bad, kept=kept
+        )
+    except Undecodable as error:
+        raise ValueError(advised(error)) from None
+
+
+def data_of(
+    model: HookedModel,
+    data: Data,
+    limit: int | None,
+    *,
+    skip_bad: bool = False,
+    kept: Path | None = None,
+) -> Samples | Stream:
+    """Returns what `samples_of` returns, and a datasets.IterableDataset as a stream.
+
+    It is for what looks at each sample once.
+    """
+    if not is_stream(data):
+        return samples_of(model, data, limit, skip_bad=skip_bad, kept=kept)
+    reader: Any = model
+    given: Any = data
+    if model.unit == "windows":
+        return text_stream(given, reader.window_rows, limit)
+    return image_stream(given, on_cpu(model), limit)
+
+
+def on_cpu(model: HookedModel) -> Preprocess:
+    """Returns the model's `preprocess`, without the way to its device.
+
+    Worker processes cannot reach an accelerator. Batches are taken there before they are measured.
+    """
+    reader: Any = model
+    if torch.device(model.cfg.device).type == "cpu":
+        return reader.preprocess
+    return lambda pictures: preprocess(model.cfg, pictures).to(model.cfg.dtype)
 
 
 def last_point(model: HookedModel | DecoderView, blocks: str = "blocks") -> str:

@@ -82,13 +82,15 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
 
 def layers(result: Result) -> pd.DataFrame:
     """Returns mean, std and n over samples of each statistic and layer."""
-    samples = result.table("samples")
-    by_layer = list(samples.groupby("layer"))
+    samples = result.stored["samples"]  # column by column: no copy of the table is made
+    of_row = samples["layer"].to_numpy()
+    rows_of = {layer: np.flatnonzero(of_row == layer) for layer in np.unique(of_row)}
     rows: list[tuple] = []
     for column in samples.columns[3:]:
         probe, statistic = column.split(".")
-        for layer, own in by_layer:
-            values = own[column].to_numpy()
+        every = samples[column].to_numpy()
+        for layer, own in rows_of.items():
+            values = every[own]
             values = values[~np.isnan(values)]
             if len(values):
                 std = values.std(ddof=1) if len(values) > 1 else np.nan

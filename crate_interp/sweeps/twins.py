@@ -1,34 +1,17 @@
 """Untrained twins: the same network with random weights, to be measured beside a trained one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 import torch
 
-from crate_interp.bars import tqdm
 from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text import TOKENIZER_STATE
 
-T = TypeVar("T")
 SAMPLES = 64  # on which twins are measured
-
-
-def with_twins(
-    model: HookedModel,
-    untrained: int,
-    measure: Callable[[Any, int | None], T],
-    progress: bool = True,
-) -> tuple[T, list[T]]:
-    """Returns what `measure(network, seed)` gives for the model and for its untrained twins.
-
-    The model is measured first, with None for the seed; the twins have the seeds 0, 1, ...
-    """
-    own = measure(model, None)
-    seeds = tqdm(range(untrained), desc="untrained twins", disable=not progress or not untrained)
-    return own, [measure(twin(model, seed), seed) for seed in seeds]
 
 
 def first_samples(samples: Samples) -> Samples | None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit
 
 from crate_interp import checks
 from crate_interp.sweeps.bootstrap import CONFIDENCE
@@ -36,6 +35,8 @@ def interval(
     mean: Float[np.ndarray, "..."], std: Float[np.ndarray, "..."], n: int
 ) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
     """Returns the ends of a 95 % interval of means over n samples, by Student's t."""
+    from scipy.special import stdtrit
+
     half = stdtrit(max(n - 1, 1), (1 + CONFIDENCE) / 2) * std / n**0.5
     return mean - half, mean + half
 

@@ -1,6 +1,7 @@
 """What measuring costs while streaming, as a share of the plain forward.
 
-The authors' pair of measures, and the default suite.
+The authors' pair of measures, and the default suite; the suite of a language model, over a forward
+that computes no logits, as in a sweep.
 """
 
 import sys
@@ -9,7 +10,7 @@ import torch
 from timing import least, settle, verdict
 
 import crate_interp as ci
-from crate_interp.data import open_data
+from crate_interp.data import open_data, open_text
 from crate_interp.measures import official_coding_rate, zero_fraction
 from crate_interp.sweeps.run import measure_batch
 from crate_interp.sweeps.stream import Batch, Chunk
@@ -41,7 +42,7 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
     images = torch.randn(batch, 3, side, side)
     pair, suite = [authors_pair()], ci.probes.resolve(None)
     lasting: list[dict] = [{} for _ in model.blocks]  # made once per sweep, as there
-    chunk = Chunk(model, open_data(images, model.preprocess), batch, None)
+    chunk = Chunk(model, open_data(images, model.preprocess), batch)
 
     def measure(probes: list[ci.Probe], tally: Tally) -> None:
         measure_batch(chunk, Batch(images, 0), probes, tally, lasting, {})
@@ -69,9 +70,34 @@ def measured(side: int, batch: int, pair_limit: float, suite_limit: float) -> bo
     )
 
 
+def of_text(tokens: int, batch: int, limit: float) -> bool:
+    """Measures the default suite of a causal model, half of whose patterns are zeros."""
+    torch.manual_seed(0)
+    shape = {"d_model": 768, "n_heads": 12, "n_layers": 2}
+    model = ci.HookedCrateLM(
+        ci.CrateConfig(family="crate-lm", **shape, n_ctx=tokens, d_vocab=64)
+    ).eval()
+    windows, suite = torch.randint(0, 64, (batch, tokens)), ci.probes.resolve(None)
+    lasting: list[dict] = [{} for _ in model.blocks]
+    chunk = Chunk(model, open_text(windows, model.windows, None), batch)
+
+    def measure() -> None:
+        measure_batch(chunk, Batch(windows, 0), suite, Tally(batch), lasting, {})
+
+    with torch.no_grad():
+        forward = lambda: model.full_forward(windows)  # noqa: E731
+        times = least({"forward": forward, "suite": measure, "again": forward}, seconds=60)
+    best = min(times["forward"], times["again"])
+    print(
+        f"CRATE-LM (d=768, 12 heads), {tokens} tokens, batch {batch}, 2 layers: {best * 1e3:.0f} ms"
+    )
+    print(f"  forward over forward, the noise: {times['again'] / times['forward']:.3f}")
+    return verdict("  default suite, share of the forward", times["suite"] / best - 1, limit)
+
+
 def main() -> bool:
     settle()
-    return all([measured(*case) for case in CASES])
+    return all([*[measured(*case) for case in CASES], of_text(1024, 2, 0.45)])
 
 
 if __name__ == "__main__":

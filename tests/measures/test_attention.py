@@ -84,3 +84,19 @@ def test_not_finite_and_bad_arguments():
     assert attention_entropy(signed).isnan().tolist() == [False, True]
     with pytest.raises(ValueError, match="k=6: give a number from 1 to 5"):
         top_mass(rows, 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_masked_patterns_keep_their_bits(dtype, scale):
+    """Against the logarithm of every probability, with 0 ln 0 = 0; 60 is nearly one-hot."""
+    scores = scale * torch.randn(3, 37, 37, generator=torch.Generator().manual_seed(0))
+    seen = torch.ones(37, 37, dtype=torch.bool).tril()
+    rows = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).to(dtype)
+    assert (rows == 0).any()
+    plain = -(rows.masked_fill(rows == 0, 1).log() * rows).sum(dim=-1)
+    got = attention_entropy(rows)
+    # terms of probabilities below the normal floats are smaller than 1e-35
+    assert got.dtype == dtype and (got - plain).double().abs().max() < 1e-35
+    large = plain > 1e-20
+    assert large.any() and torch.equal(got[large], plain[large])

@@ -15,6 +15,7 @@ from maskcut_reference import NOISES, affinity_of, iou, planted, reference_masks
 from tensors import draw
 
 module = importlib.import_module("crate_interp.measures.cuts")
+solver = importlib.import_module("crate_interp.measures.eigenpairs")
 seeds = st.integers(0, 2**31)
 
 
@@ -74,12 +75,12 @@ def test_the_pair_is_the_one_of_a_dense_solver(seed, n):
 def test_all_solvers_find_the_same_pair(seed, monkeypatch):
     weights = affinity_of(planted(seed, (12, 13), NOISES[2 * seed + 1]), 0.15)
     root = np.sqrt(weights.sum(axis=1))
-    pairs = [module._inverse_krylov(weights, root, dtype) for dtype in (np.float32, np.float64)]
-    pairs.append(module._dense(weights, root))
+    pairs = [solver._inverse_krylov(weights, root, dtype) for dtype in (np.float32, np.float64)]
+    pairs.append(solver._dense(weights, root))
     for value, vector in pairs:
         assert abs(value - pairs[0][0]) < 1e-13 and abs(abs(vector @ pairs[0][1]) - 1) < 1e-12
-    monkeypatch.setattr(module, "_STEPS", 2)
-    unconverged = module._inverse_krylov(weights, root, np.float64)
+    monkeypatch.setattr(solver, "_STEPS", 2)
+    unconverged = solver._inverse_krylov(weights, root, np.float64)
     assert unconverged is None
 
 
@@ -222,6 +223,7 @@ def test_tokens_without_weight_are_background_and_left_out():
     assert silent.any() and masks[0].any() and not (masks & silent).any()
     kept = codes.flatten(0, 1)[~silent.flatten()]
     inner = kept @ kept.T
+    inner = (inner + inner.mT) / 2  # some processors round the two halves apart
     vector, _ = normalised_cut(inner.where(inner >= 0.15, 0.0))
     above = torch.zeros(45, dtype=torch.bool)
     above[~silent.flatten()] = vector > vector.mean()

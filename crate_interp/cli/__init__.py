@@ -1,0 +1,44 @@
+"""The command line: crate-interp sweep | report | audit | compare | segment | atlas | verify ...
+
+Exit codes: 0 done; 1 verify found what fails; 2 it cannot be done as asked, and a line says why;
+3 an error that nobody expected, whose traceback --debug shows; 130 interrupted.
+"""
+
+import sys
+
+import typer
+
+from crate_interp import terminal
+from crate_interp.cli import looking, measuring
+from crate_interp.cli.entry import root
+from crate_interp.cli.options import locks, place, places
+
+__all__ = ["app", "main"]
+
+COMMANDS = (
+    measuring.report, measuring.sweep, measuring.audit, measuring.compare, measuring.segment,
+    measuring.atoms, measuring.atlas, measuring.ablate, measuring.merge, looking.explore,
+    looking.convert, looking.verify, looking.models,
+)  # fmt: skip
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.callback()(root)
+for command in COMMANDS:
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command line. An error is one line on stderr; --debug shows the traceback."""
+    places.clear()
+    with terminal.any_terminal():
+        code = terminal.code_of(_run, place, "--debug" in sys.argv)
+    raise SystemExit(code)
+
+
+def _run() -> None:
+    with locks:
+        app()

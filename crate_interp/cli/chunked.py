@@ -1,0 +1,150 @@
+"""The options of commands that measure in chunks: in several processes, and resumed."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from crate_interp import checks
+from crate_interp.cli.options import Limit, load
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+# Options of the commands that measure in chunks: name -> (annotation, default).
+CHUNKED: dict[str, tuple[Any, Any]] = {
+    "limit": (Limit, None),
+    "batch_size": (
+        Annotated[int | None, typer.Option(help="Samples that run at once. Default: 32.")], None
+    ),
+    "chunk_size": (
+        Annotated[int, typer.Option(help="Samples that are measured, and kept, in one piece.")], 256
+    ),
+    "shard": (
+        Annotated[
+            str | None,
+            typer.Option(
+                help="i/n, i from 0: measure every n-th chunk. torchrun needs no --shard."
+            ),
+        ],
+        None,
+    ),
+    "engine": (Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")], "local"),
+    "address": (
+        Annotated[
+            str | None,
+            typer.Option(help="Of the Ray cluster, such as auto. Default: one on this machine."),
+        ],
+        None,
+    ),
+    "restart": (
+        Annotated[bool, typer.Option("--restart", help="Start over; chunks that are there go.")],
+        False,
+    ),
+    "workers": (
+        Annotated[int, typer.Option(help="Processes that decode pictures. 0: none beside this.")], 0
+    ),
+    "skip_bad": (
+        Annotated[
+            bool, typer.Option("--skip-bad", help="List and leave out what cannot be decoded.")
+        ],
+        False,
+    ),
+    "threads": (
+        Annotated[int | None, typer.Option(help="Threads of torch in each process.")], None
+    ),
+    "device": (
+        Annotated[
+            str | None,
+            typer.Option(help="cpu, cuda or cuda:1. Default: the GPU of this rank, if any."),
+        ],
+        None,
+    ),
+}  # fmt: skip
+
+
+def in_chunks(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command that has the options of `CHUNKED` too, and gets them as its `run`.
+
+    --threads counts before the command begins, because torch reads it when it is imported.
+    """
+    own = [item for item in inspect.signature(command).parameters.values() if item.name != "run"]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kind)
+        for name, (kind, value) in CHUNKED.items()
+    ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        options = {name: given.pop(name) for name in CHUNKED}
+        _threads(options.pop("threads"))
+        _address(options.pop("address"), options["engine"])
+        command(**given, run=options)
+
+    vars(run).pop("__wrapped__")
+    own = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
+    vars(run)["__signature__"] = inspect.Signature([*own, *more])
+    run.__annotations__ = {item.name: item.annotation for item in (*own, *more)}
+    return run
+
+
+def _threads(threads: int | None) -> None:
+    """Lets torch have so many threads. Raises ValueError if it is too late for that."""
+    if threads is None:
+        return
+    checks.count("--threads", threads)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != threads:
+        raise ValueError(
+            f"--threads {threads}: torch runs with {torch.get_num_threads()} threads already; set "
+            f"OMP_NUM_THREADS={threads} before Python starts."
+        )
+
+
+def _address(address: str | None, engine: str) -> None:
+    if address is None:
+        return
+    if engine != "ray":
+        raise ValueError(f"--address {address}: that is for --engine ray.")
+    os.environ["RAY_ADDRESS"] = address
+
+
+def measuring(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the options of `CHUNKED` say to `ci.sweep` and the like."""
+    given = {name: value for name, value in run.items() if name not in ("restart", "device")}
+    if given["batch_size"] is None:
+        del given["batch_size"]
+    return given | {"resume": not run["restart"]}
+
+
+def loaded(
+    source: str,
+    family: str | None,
+    revision: str | None,
+    config: list[str] | None,
+    run: Mapping[str, Any],
+    out: Path,
+) -> Any:
+    """Returns the model that a command names, on the device of this process.
+
+    Of several that torchrun starts, the first of a machine fetches it, and the others wait.
+    """
+    from crate_interp.ledgers.fetching import after_rank_0, device_of_rank
+
+    with after_rank_0(out):
+        return load(source, family, revision, config, device=run["device"] or device_of_rank())
+
+
+def page_of(result: R, out: Path, write: Callable[[R, Path], T]) -> T:
+    """Returns what `write` makes of a result; of several processes one writes at a time."""
+    from crate_interp.ledgers.ledger import alone  # brings pandas
+
+    with alone(out):
+        return write(result, out)

@@ -1,0 +1,259 @@
+"""Commands that measure a model on data."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import crate_interp as ci
+from crate_interp.cli.chunked import in_chunks, loaded, measuring, page_of
+from crate_interp.cli.options import (
+    Config,
+    Data,
+    Family,
+    Limit,
+    Out,
+    ProbeNames,
+    SharedOut,
+    Side,
+    Source,
+    Step,
+    Untrained,
+    load,
+    names_of,
+    say,
+)  # fmt: skip
+
+
+def report(
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    probes: ProbeNames = None,
+    limit: Limit = None,
+    untrained: Untrained = 5,
+    audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
+) -> None:
+    """Measure a model layer by layer beside the same network untrained, and write a page."""
+    model = load(source, family, revision, config)
+    options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
+    path = ci.report(model, data, out, audit=audit, **options)
+    say(path.with_name("summary.txt").read_text(encoding="utf-8"))
+    seeds = f"{untrained} seed{'s' * (untrained > 1)}"
+    twins = f" (in brackets: untrained, mean of {seeds})" if untrained else ""
+    say(f"Means over samples{twins}. The page: {path}")
+
+
+@in_chunks
+def audit(
+    source: Source,
+    data: Data,
+    out: SharedOut,
+    run: dict[str, Any],
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    eps: Annotated[float, typer.Option(help="The eps of the rates, as in the paper.")] = 0.1,
+    untrained: Untrained = 5,
+    grid: Annotated[
+        bool, typer.Option(help="Measure nulls, ceilings and a grid of eps too.")
+    ] = True,
+) -> None:
+    """Check every layer against the claims of the papers: a table, and a page about it."""
+    ci.AuditResult.check_folder(out)
+    model = loaded(source, family, revision, config, run, out)
+    options: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid}
+    result = ci.audit(model, data, out=out, **options, **measuring(run))
+    if result is None:
+        return
+    page = page_of(result, out, ci.viz.audit_page)
+    say(result.text())
+    signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
+    say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
+
+
+def compare(
+    a: Side,
+    b: Side,
+    out: Out,
+    data: Annotated[
+        str | None, typer.Option(help="As of `report`; not for saved sweeps, which have theirs.")
+    ] = None,
+    family: Family = None,
+    config: Config = None,
+    probes: ProbeNames = None,
+    limit: Limit = None,
+    untrained: Annotated[
+        int | None, typer.Option(help="Untrained twins of each side. Default: 5, of models.")
+    ] = None,
+) -> None:
+    """Compare two networks, or groups of them, layer by layer beside their untrained twins."""
+    ci.Comparison.check_folder(out)
+    from crate_interp.cli import asked
+
+    take = lambda source, revision: load(source, family, revision, config)  # noqa: E731
+    (one, name), (two, other) = (asked.networks(side, take) for side in (a, b))
+    options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
+    result = ci.compare(one, two, data, names=(name, other), out=out, **options)
+    page = ci.viz.compare_page(result, out)
+    say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
+    signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
+    say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
+
+
+@in_chunks
+def segment(
+    source: Source,
+    data: Annotated[
+        str,
+        typer.Option(
+            help='Images with masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
+            '"hf:owner/name:split".'
+        ),
+    ],
+    out: SharedOut,
+    run: dict[str, Any],
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    mass: Annotated[float, typer.Option(help="The share of a map that its mask holds.")] = 0.6,
+    fraction: Annotated[
+        float, typer.Option(help="The share of the patches that the other rule keeps.")
+    ] = 0.6,
+    unscaled: Annotated[
+        bool, typer.Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
+    ] = False,
+    untrained: Untrained = 5,
+) -> None:
+    """Compare the attention maps of every layer and head with masks, beside chance levels."""
+    ci.SegmentResult.check_folder(out)
+    model = loaded(source, family, revision, config, run, out)
+    maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
+    shares = {"mass": mass, "fraction": fraction}
+    options = {"untrained": untrained, **shares, **maps, **measuring(run)}
+    result = ci.segment(model, data, out=out, **options)
+    if result is None:
+        return
+    page = page_of(result, out, ci.viz.segment_page)
+    say(result.text("mass") + "\n")
+    say(result.text("top") + "\n")
+    say(f"{result.headline()} {result.caution()} The page: {page}")
+
+
+@in_chunks
+def atlas(
+    source: Source,
+    data: Data,
+    out: SharedOut,
+    run: dict[str, Any],
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    top: Annotated[
+        int, typer.Option(help="How many patches or contexts to show for each atom.")
+    ] = 9,
+    ablate: Annotated[
+        int,
+        typer.Option(help="On how many samples to run the model without an atom; 0: none."),
+    ] = 32,
+) -> None:
+    """Show what every dictionary atom is for: top patches or contexts, effects and neighbours."""
+    ci.Atlas.check_folder(out)
+    model = loaded(source, family, revision, config, run, out)
+    result = ci.atlas(model, data, out=out, top=top, ablate=ablate, **measuring(run))
+    if result is not None:
+        say(f"{result.headline()} The pages: {page_of(result, out, ci.viz.atlas_pages)}")
+
+
+@in_chunks
+def ablate(
+    source: Source,
+    data: Data,
+    out: SharedOut,
+    run: dict[str, Any],
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    how: Annotated[str, typer.Option(help="mean or zero: what takes a head's place.")] = "mean",
+    metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
+) -> None:
+    """Measure what each head does for the answers, by ablating it: a table and a heat map."""
+    ci.HeadAblation.check_folder(out)
+    model = loaded(source, family, revision, config, run, out)
+    result = ci.ablate_heads(model, data, out=out, how=how, metric=metric, **measuring(run))
+    if result is None:
+        return
+    page_of(result, out, _heat_map)
+    table = result.heads().sort_values("drop", ascending=False).head(10)
+    say(f"{table.to_string(index=False, float_format='{:.4g}'.format)}\n")
+    say(f"{result.headline()} {result.caution()} The heat map: {out / 'heads.png'}")
+
+
+def _heat_map(result: Any, out: Path) -> None:
+    with result.saved_with_pages(out) as stage:
+        ci.viz.head_ablation(result).savefig(stage / "heads.png")
+
+
+@in_chunks
+def sweep(
+    source: Source,
+    data: Data,
+    out: SharedOut,
+    run: dict[str, Any],
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    probes: ProbeNames = None,
+    controls: Annotated[
+        int, typer.Option(help="On how many samples to measure the negative controls; 0: none.")
+    ] = 32,
+    precision: Annotated[
+        str | None, typer.Option(help="bfloat16: run the model under autocast. Default: float32.")
+    ] = None,
+) -> None:
+    """Measure probes layer by layer over data of any size: tables, written when all is measured."""
+    ci.SweepResult.check_folder(out)
+    model = loaded(source, family, revision, config, run, out)
+    options: dict[str, Any] = {"probes": names_of(probes), "controls": controls}
+    options["precision"] = precision
+    result = ci.sweep(model, data, out=out, **options, **measuring(run))
+    if result is not None:
+        say(f"{result.headline()} The tables: {out}")
+
+
+@in_chunks
+def atoms(
+    source: Source,
+    data: Data,
+    out: SharedOut,
+    run: dict[str, Any],
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    top: Annotated[
+        int,
+        typer.Option(help="How many of its strongest tokens to keep for each atom."),
+    ] = 16,
+    coactivation: Annotated[
+        bool, typer.Option("--coactivation", help="Count pairs of atoms that are on together.")
+    ] = False,
+) -> None:
+    """Measure how often, how strongly and where every dictionary atom is on."""
+    ci.AtomResult.check_folder(out)
+    model = loaded(source, family, revision, config, run, out)
+    options: dict[str, Any] = {"top": top, "coactivation": coactivation}
+    result = ci.atoms(model, data, out=out, **options, **measuring(run))
+    if result is not None:
+        table = result.layers().to_string(index=False, float_format="{:.4g}".format)
+        say(f"{table}\n\n{result.headline()} The tables: {out}")
+
+
+def merge(
+    folder: Annotated[Path, typer.Argument(help="The folder that the shards of a run share.")],
+) -> None:
+    """Make the result of a run of its chunks, or list the chunks that are missing."""
+    result = ci.merge(folder)
+    say(f"{result.headline()} The tables: {folder}")

@@ -1,0 +1,146 @@
+"""Options and arguments that several commands have, and what they become."""
+
+import inspect
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import crate_interp as ci
+from crate_interp.folders import locked
+
+locks = ExitStack()  # of the folders that the command writes; they open when it ends
+places: dict[Path, int | None] = {}  # these folders, and when what was there was saved
+
+
+def _lock(out: Path) -> Path:
+    return locks.enter_context(locked(_note(out)))
+
+
+def _shared(out: Path) -> Path:
+    """Notes a folder that several processes may write; ValueError if this one cannot."""
+    try:
+        there = next(path for path in (out, *out.parents) if path.exists())
+        reason = "" if there.is_dir() else f"{str(there)!r} is no folder"
+        reason = reason or ("" if os.access(there, os.W_OK | os.X_OK) else "permission denied")
+    except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
+        reason = str(getattr(error, "strerror", None) or error)
+    if reason:
+        raise ValueError(f"cannot write into {str(out)!r}: {reason}. Give another folder.")
+    return _note(out)
+
+
+def _note(out: Path) -> Path:
+    places[out] = saved_at(out)
+    return out
+
+
+Source = Annotated[
+    str, typer.Argument(help="A name of `crate-interp models`, a weight file or a saved folder.")
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        help='"embedded:fashion", "embedded:held-out-text", "imagefolder:DIR" or '
+        '"hf:owner/name:split".'
+    ),
+]
+Out = Annotated[Path, typer.Option(help="The folder to write into.", callback=_lock)]
+# of commands that several processes may run at once on one folder
+SharedOut = Annotated[
+    Path,
+    typer.Option(
+        help="The folder to write into. The same command goes on where an earlier one ended.",
+        callback=_shared,
+    ),
+]
+Family = Annotated[str | None, typer.Option(help="Default: inferred from the checkpoint's keys.")]
+Step = Annotated[
+    str | None, typer.Option("--revision", help="step-N: a checkpoint along the training.")
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(help="A commit on the Hub, or step-N of an embedded model."),
+]
+File = Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")]
+Config = Annotated[
+    list[str] | None,
+    typer.Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
+]
+Side = Annotated[
+    str,
+    typer.Argument(
+        help="A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a "
+        "saved model or sweep; several with commas between them are seeds."
+    ),
+]
+ProbeNames = Annotated[
+    str | None,
+    typer.Option(help="Names of probes with commas between them. Default: the usual four."),
+]
+Limit = Annotated[int | None, typer.Option(help="Use the first samples only.")]
+Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
+
+
+def load(
+    source: str,
+    family: str | None,
+    revision: str | None,
+    config: list[str] | None,
+    device: str = "cpu",
+) -> Any:
+    """Returns the hooked model that a command names, a black box too."""
+    return ci.bridge.load(source, family=family, revision=revision, device=device, **fields(config))
+
+
+def names_of(probes: str | None) -> list[str] | None:
+    """Returns the names that --probes lists, or None."""
+    return None if probes is None else [name.strip() for name in probes.split(",")]
+
+
+def fields(pairs: list[str] | None) -> dict[str, Any]:
+    """Returns the fields of --config: n_heads=6 becomes {"n_heads": 6}.
+
+    A value is JSON, True, False or None; anything else is a string.
+    """
+    python = {"True": "true", "False": "false", "None": "null"}
+    taken = inspect.signature(ci.load).parameters
+    fields: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"--config {pair!r}: write NAME=VALUE, such as n_heads=6.")
+        if name == "family":
+            raise ValueError(f"--config {pair!r}: write --family {value}.")
+        if name in taken:
+            raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
+        try:
+            fields[name] = json.loads(python.get(value, value))
+        except (ValueError, RecursionError):
+            fields[name] = value
+    return fields
+
+
+def say(text: str) -> None:
+    """Prints a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def place() -> Path | None:
+    """Returns the folder in which the command has finished something, if there is one."""
+    done = [out for out, before in places.items() if saved_at(out) not in (None, before)]
+    return done[0] if done else None
+
+
+def saved_at(out: Path) -> int | None:
+    """Returns when a result, or a chunk of one, was last saved in a folder, or None."""
+    try:
+        found = [*out.glob("ledger-*.jsonl"), *out.glob("meta.json")]
+        return max((path.stat().st_mtime_ns for path in found), default=None)
+    except (OSError, ValueError):
+        return None

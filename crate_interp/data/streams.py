@@ -1,0 +1,187 @@
+"""A datasets.IterableDataset as samples: rows that come one after the other, of unknown number."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from crate_interp.data.samples import Preprocess, Samples, check_limit
+from crate_interp.data.tables import Table, checked, columns_of, row_samples, text_column
+from crate_interp.words import plain
+
+# a row of a table by its columns, or the tokens of a window
+Row = dict[str, Any] | list[int]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Samples that come in chunks, and how many there are is known when they end.
+
+    rows(): begins to read from the start: all rows, or the first `limit`. held(rows, start): makes
+    samples of some rows, of which the first is sample number start. fingerprint: what is known of
+    the data; its content is not part of it.
+    """
+
+    rows: Callable[[], Iterator[Row]]
+    held: Callable[[Sequence[Row], int], Samples]
+    fingerprint: str
+    limit: int | None = None
+    start: int = 0
+    n: None = None
+    listing: None = None
+
+    def chunks(self, size: int) -> Iterator[tuple[int, list[Row]]]:
+        """Yields the number of the first row of each chunk, and its rows; the last may be short."""
+        rows, start = self.rows(), 0
+        while held := list(islice(rows, size)):
+            yield start, held
+            start += len(held)
+
+    def kept(self) -> Samples:
+        """Returns the first `limit` samples, whose rows are kept in memory undecoded.
+
+        Raises ValueError if there is no limit.
+        """
+        if self.limit is None:
+            raise ValueError(
+                "the dataset is a stream, and this looks at samples more than once: give limit=n, "
+                "which keeps the first n in memory, or a map-style datasets.Dataset."
+            )
+        return self.held(list(self.rows()), 0)
+
+
+def is_stream(data: object) -> bool:
+    """Tells whether data is a datasets.IterableDataset: a table without a length."""
+    return isinstance(data, Table) and not hasattr(data, "__len__")
+
+
+def image_stream(
+    data: Table,
+    preprocess: Preprocess,
+    limit: int | None = None,
+    preprocess_masks: Preprocess | None = None,
+) -> Stream:
+    """Returns the images of a stream; its columns count as in `data/tables.py`.
+
+    Raises ValueError if there is no image column, if the stream is empty, and for a step of the
+    stream for which datasets would decode pictures.
+    """
+    check_limit(limit)
+    dataset = _resolved(data)
+    columns = columns_of(dataset)
+    print_ = _fingerprint(dataset, limit)
+    undecoded = columns.undecoded(dataset)
+
+    def held(rows: Sequence[Row], start: int) -> Samples:
+        return row_samples(rows, start, columns, print_, preprocess, preprocess_masks)
+
+    return _not_empty(Stream(lambda: islice(_rows(undecoded), limit), held, print_, limit), "image")
+
+
+def text_stream(
+    data: Table, window_rows: Callable[[Iterable[str]], Iterator[list[int]]], limit: int | None
+) -> Stream:
+    """Returns windows of tokens of the texts of a stream; window_rows: makes them as texts come.
+
+    Raises ValueError if there is no text column, and if the stream is empty.
+    """
+    check_limit(limit)
+    dataset = _resolved(data)
+    name = text_column(dataset)
+    print_ = _fingerprint(dataset, limit)
+    alone = dataset.with_format(None).select_columns([name])
+
+    def rows() -> Iterator[Row]:
+        texts = (row[name] for row in _rows(alone))
+        yield from islice(window_rows(checked(texts)), limit)
+
+    def held(rows: Sequence[Row], start: int) -> Samples:
+        tokens = torch.tensor(rows, dtype=torch.long)
+        read = lambda first, stop: tokens[first - start : stop - start]  # noqa: E731
+        return Samples(len(rows), None, print_, read, start=start, of=start + len(rows))
+
+    return _not_empty(Stream(rows, held, print_, limit), "text")
+
+
+def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a data set. Raises ValueError where it fails on the way."""
+    rows, number = iter(dataset), 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # of many libraries: network, damaged files
+            raise ValueError(
+                f"the stream failed after {number} rows ({plain(error, 300)}). What is done stays: "
+                "the same call with out=DIR goes on from there."
+            ) from error
+        yield row
+        number += 1
+
+
+def _not_empty(stream: Stream, what: str) -> Stream:
+    if next(stream.rows(), None) is None:
+        raise ValueError(f"the data is empty: there is no {what} in the stream.")
+    return stream
+
+
+def _resolved(data: Table) -> Any:
+    """Returns a stream that knows its columns: those it names, or those of its first rows.
+
+    Raises ValueError if it has no row, or rows that do not tell.
+    """
+    dataset: Any = data
+    _check_steps(dataset)  # before a row is read
+    if dataset.features is None and hasattr(dataset, "_resolve_features"):
+        try:
+            dataset = dataset._resolve_features()
+        except Exception:  # no row to look at, or rows of different columns
+            pass
+    if not dataset.features:
+        if next(iter(dataset), None) is None:
+            raise ValueError("the data is empty: there is no row in the stream.")
+        raise ValueError(
+            "the stream does not say which columns it has: give it features, "
+            "data = data.cast(datasets.Features(...))."
+        )
+    return dataset
+
+
+def _check_steps(dataset: Any) -> None:
+    """Raises ValueError if a step of a stream, such as a map, gets pictures that datasets decodes.
+
+    datasets would open any file that a row names. Nothing public tells the steps of a stream.
+    """
+    import datasets
+
+    left = [getattr(dataset, "_ex_iterable", None)]
+    while left:
+        step = left.pop()
+        inner = [getattr(step, "ex_iterable", None), *(getattr(step, "ex_iterables", None) or [])]
+        left += [one for one in inner if one is not None]
+        features = getattr(step, "_features", None) or {}
+        names = [
+            name
+            for name, feature in features.items()
+            if isinstance(feature, datasets.Image) and feature.decode
+        ]
+        if names and type(step).__name__ == "FormattedExamplesIterable":
+            raise ValueError(
+                f"the stream has a step, such as map or filter, for which datasets would decode "
+                f"{plain(names[0])!r} from any file: before it, put data = data.cast_column("
+                f"{plain(names[0])!r}, datasets.Image(decode=False))."
+            )
+
+
+def _fingerprint(dataset: Any, limit: int | None) -> str:
+    """Returns what is known of a stream before it is read."""
+    info = dataset.info
+    known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
+    names = ":".join(plain(name, 200) if name else "?" for name in known)
+    features = hashlib.sha256(repr(sorted(dataset.features.items())).encode()).hexdigest()[:16]
+    many = "all rows" if limit is None else f"the first {limit}"
+    return f"stream:{names}:features {features}:{many}:content not hashed"

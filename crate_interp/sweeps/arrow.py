@@ -1,0 +1,143 @@
+"""Files of activations: Arrow streams that datasets maps into memory, a row a sample."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+SAMPLE, LABEL, INPUT = "sample", "label", "input"  # the columns beside those of points
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+_MOST = 2**30  # values of a point in one batch of rows: Arrow counts them in 32 bits
+
+
+def features_of(
+    shapes: Mapping[str, Sequence[int]], dtype: str, labels: Sequence[Any] | None
+) -> "datasets.Features":
+    """Returns the columns of such a file. shapes: of one sample, by point.
+
+    Raises ValueError for labels of several types, and for more axes than datasets has.
+    """
+    import datasets
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {SAMPLE: datasets.Value("int64"), INPUT: datasets.Value("string")}
+    if labels is not None and any(label is not None for label in labels):
+        try:
+            kind = pa.array(labels, from_pandas=True).type
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(
+                f"the labels are of several types ({error}): give labels of one type."
+            ) from None
+        columns |= datasets.Features.from_arrow_schema(pa.schema({LABEL: kind}))
+    arrays = {2: datasets.Array2D, 3: datasets.Array3D, 4: datasets.Array4D, 5: datasets.Array5D}
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            value = datasets.Value(dtype)
+            columns[name] = datasets.List(value, length=shape[0]) if shape else value
+        elif len(shape) in arrays:
+            columns[name] = arrays[len(shape)](shape=tuple(shape), dtype=dtype)
+        else:
+            raise ValueError(f"{name!r} has the shape {list(shape)}: at most 5 axes are stored.")
+    return datasets.Features(columns)
+
+
+def bytes_of(shape: Sequence[int], width: int) -> int:
+    """Returns how many bytes one sample of a point takes; width: of a number.
+
+    Arrow keeps where each row of an array begins, 4 bytes each.
+    """
+    starts = sum(4 * prod(shape[:axis]) for axis in range(len(shape))) if len(shape) > 1 else 0
+    return prod(shape) * width + starts
+
+
+def write_rows(
+    path: Path, features: "datasets.Features", batches: Iterable[Mapping[str, Any]]
+) -> None:
+    """Writes batches of rows, `{column: tensor [rows, ...] or list}`, one after the other."""
+    import pyarrow as pa
+
+    schema = features.arrow_schema
+    with open(path, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in batches:
+            for rows in _pieces(batch):
+                columns = [_column(rows[field.name], field.type) for field in schema]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def _pieces(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+    most = max(1, _MOST // max(prod(value.shape[1:]) for value in tensors))
+    for start in range(0, len(batch[SAMPLE]), most):
+        yield {name: value[start : start + most] for name, value in batch.items()}
+
+
+def _column(values: Any, kind: "pa.DataType") -> "pa.Array":
+    """Returns the rows of a column without copying those of a tensor."""
+    import pyarrow as pa
+
+    if not isinstance(values, Tensor):
+        return pa.array(values, type=kind, from_pandas=True)
+    array = values.numpy()
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    if array.ndim == 1:
+        return flat
+    if array.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+    for axis in reversed(range(1, array.ndim)):
+        width = array.shape[axis]
+        ends = np.arange(prod(array.shape[:axis]) + 1, dtype=np.int64) * width
+        flat = pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), flat)
+    return pa.ExtensionArray.from_storage(kind, flat)
+
+
+def mapped(paths: Sequence[Path], description: str, fingerprint: str) -> "datasets.Dataset":
+    """Returns files of the same columns as one datasets.Dataset, mapped into memory.
+
+    Raises OSError or ValueError if a file cannot be read or has other columns than the first.
+    """
+    import datasets
+    from datasets.table import MemoryMappedTable, concat_tables
+
+    tables: list[Any] = [MemoryMappedTable.from_file(str(path)) for path in paths]
+    for path, table in zip(paths, tables, strict=True):
+        if not table.schema.equals(tables[0].schema):
+            raise ValueError(f"{str(path)!r} has other columns than the first file")
+    features = datasets.Features.from_arrow_schema(tables[0].schema)
+    info = datasets.DatasetInfo(description=description, features=features)
+    return datasets.Dataset(concat_tables(tables), info=info, fingerprint=fingerprint)
+
+
+def rows_of(
+    data: "datasets.Dataset", start: int, stop: int, names: Sequence[str]
+) -> "dict[str, pa.ChunkedArray]":
+    """Returns some columns of the rows start to stop - 1, which nothing has copied yet."""
+    table: Any = data.with_format("arrow", columns=list(names))[start:stop]
+    return {name: table[name] for name in names}
+
+
+def tensor_of(column: "pa.ChunkedArray", shape: Sequence[int]) -> Tensor:
+    """Returns a column of rows of one shape as a tensor `[rows, *shape]`, a copy."""
+    parts = []
+    for chunk in column.chunks:
+        flat = getattr(chunk, "storage", chunk)
+        for _ in shape:
+            flat = flat.flatten()
+        values = flat.to_numpy(zero_copy_only=True).reshape(len(chunk), *shape)
+        parts.append(torch.from_numpy(values.copy()))  # those in the file cannot be written
+    return torch.cat(parts) if parts[1:] else parts[0]
+
+
+def input_digests(inputs: Tensor) -> Iterator[str]:
+    """Yields the SHA-256 of the bytes of each sample."""
+    for sample in inputs.cpu():
+        values = sample.contiguous().view(torch.uint8).numpy().data
+        yield hashlib.sha256(values).hexdigest()

@@ -1,0 +1,16 @@
+"""Who measures the chunks of a stage: this process, or the actors of a Ray cluster."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from crate_interp.ledgers.chunks import Tables
+from crate_interp.sweeps.engines.one_process import local
+from crate_interp.sweeps.engines.ray_actors import on_ray
+from crate_interp.sweeps.stages import Stage, Task
+
+# An engine measures tasks of a stage and yields each with its tables, in any order. The third
+# argument is told how many more samples are done.
+Engine = Callable[[Stage, Iterable[Task], Callable[[int], Any]], Iterator[tuple[Task, Tables]]]
+# opens an engine
+ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"local": local, "ray": on_ray}

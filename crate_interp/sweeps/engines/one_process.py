@@ -1,0 +1,23 @@
+"""The engine of one process: a chunk after the other."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from crate_interp.ledgers.chunks import Tables
+from crate_interp.sweeps.reading_ahead import read_ahead
+from crate_interp.sweeps.stages import Stage, Task
+
+
+@contextmanager
+def local() -> Iterator[Any]:
+    """Yields the engine."""
+    yield _measured
+
+
+def _measured(
+    stage: Stage, tasks: Iterable[Task], advance: Callable[[int], Any]
+) -> Iterator[tuple[Task, Tables]]:
+    with read_ahead(stage, tasks) as (coming, ahead_of):
+        for task in coming:
+            yield task, stage.measured(task, advance, ahead_of(task))

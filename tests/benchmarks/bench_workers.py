@@ -1,0 +1,142 @@
+"""What workers and chunks cost: two workers over one, and a sweep in chunks over its bare loop.
+
+Two workers need two idle cores: their ratio is of wall time, and other work on the machine spoils
+it. The noise beside it is one worker over one worker.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from timing import least, settle, verdict
+
+import crate_interp as ci
+from crate_interp.data import open_data
+from crate_interp.sweeps.engines.ray_actors import on_ray
+from crate_interp.sweeps.provenance import data_meta
+from crate_interp.sweeps.run import measure_batch, measure_weights, sweep_stage
+from crate_interp.sweeps.stream import Chunk
+from crate_interp.sweeps.tally import Tally
+
+SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
+
+
+def network(side: int = 224, width: int = 384, layers: int = 12) -> ci.HookedCrate:
+    torch.manual_seed(0)
+    cfg = ci.CrateConfig(
+        family="crate", d_model=width, n_layers=layers, n_heads=6, image_size=side, n_classes=10
+    )
+    return ci.HookedCrate(cfg).eval()
+
+
+def images(n: int, side: int = 224) -> torch.Tensor:
+    return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def small() -> ci.HookedCrate:
+    return network(112, 192, 6)
+
+
+def sized() -> int:
+    """Returns how many images of a chunk keep one worker busy for SECONDS in all chunks."""
+    model, few = small(), images(64, 112)
+    ci.sweep(model, few, controls=0, progress=False)
+    start = time.perf_counter()
+    ci.sweep(model, few, controls=0, progress=False)
+    return max(1, round(64 * SECONDS / CHUNKS / (time.perf_counter() - start)))
+
+
+def of_torchrun(size: int, workers: int) -> float:
+    """Returns the seconds of a whole command: the start of its processes is in them."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    with tempfile.TemporaryDirectory() as out:
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, *launch, __file__, str(size), f"{out}/sweep"],
+            check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        assert ci.SweepResult.load(f"{out}/sweep").meta["n_samples"] == size * CHUNKS
+    return seconds
+
+
+def worker(size: int, out: str) -> None:
+    data = images(size * CHUNKS, 112)
+    ci.sweep(small(), data, out=out, chunk_size=size, controls=0, progress=False)
+
+
+def of_ray(size: int, workers: int) -> float:
+    """Returns the seconds of a stage on actors that have started."""
+    import ray
+
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    model = small()
+    samples = open_data(images(size * CHUNKS, 112), model.preprocess)
+    meta = data_meta(model, samples, 32) | {"blocks": "blocks", "controls": 0}
+    stage = sweep_stage("sweep", model, samples, ci.probes.resolve(None), meta)
+    with on_ray() as measure:
+        pool = measure.args[0]
+        while len(pool.idle) < workers:  # a first chunk for each, until all have started
+            few = list(stage.tasks(32))[:workers]
+            assert len(list(measure(stage, few, int))) == workers
+        start = time.perf_counter()
+        assert len(list(measure(stage, stage.tasks(size), int))) == CHUNKS
+        seconds = time.perf_counter() - start
+    ray.shutdown()
+    return seconds
+
+
+def two_over_one(name: str, seconds, size: int, limit: float) -> bool:
+    """Times one and two workers in turn and prints the least of each."""
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(ROUNDS):
+        for workers, found in times.items():
+            found.append(seconds(size, workers))
+    one, two = sorted(times[1]), sorted(times[2])
+    print(
+        f"{name}: {CHUNKS} chunks of {size} images: one worker {one[0]:.1f} s, two {two[0]:.1f} s"
+    )
+    print(f"  one over one, the noise: {one[1] / one[0]:.3f}")
+    return verdict("  two workers over one", two[0] / one[0], limit)
+
+
+def chunked_over_bare() -> bool:
+    model, data = network(), images(512)
+    probes, samples = ci.probes.resolve(None), open_data(data, model.preprocess)
+
+    def bare() -> None:
+        chunk, tally = Chunk(model, samples, 32), Tally(samples.n)
+        lasting: list[dict] = [{} for _ in model.blocks]
+        with torch.no_grad():
+            measure_weights(model.blocks, probes, tally)
+            for batch in chunk.batches():
+                measure_batch(chunk, batch, probes, tally, lasting, {})
+
+    def chunked() -> None:
+        with tempfile.TemporaryDirectory() as place:
+            ci.sweep(model, data, out=Path(place) / "out", controls=0, progress=False)
+
+    times = least({"bare": bare, "chunked": chunked, "bare again": bare}, seconds=600)
+    print(f"512 images, batch 32, chunks of 256, 12 layers, d=384: bare loop {times['bare']:.1f} s")
+    print(f"  bare over bare, the noise: {times['bare again'] / times['bare']:.4f}")
+    floor = min(times["bare"], times["bare again"])
+    return verdict("  sweep in chunks over the bare loop", times["chunked"] / floor, 1.03)
+
+
+def main() -> bool:
+    settle()
+    size = sized()
+    good = two_over_one("torchrun", of_torchrun, size, 0.6)
+    good &= two_over_one("Ray, start-up aside", of_ray, size, 0.65)
+    return chunked_over_bare() and good
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        worker(int(sys.argv[1]), sys.argv[2])
+    else:
+        sys.exit(0 if main() else 1)

@@ -1,0 +1,255 @@
+"""The folder of a run, whatever happens to it: nothing that is done is lost, no number is wrong."""
+
+import errno
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from filelock import FileLock
+
+import crate_interp as ci
+from crate_interp.ledgers import code
+from crate_interp.ledgers import ledger as ledgers
+from crate_interp.ledgers.ledger import Ledger
+from crate_interp.ledgers.shards import shard_of
+
+CHUNKS = 4
+SETTINGS = {"format": 1, "kind": "sweep", "settings": {"batch_size": 5, "chunk_size": 7}}
+WHOLE = [0.0, 1.0, 4.0, 9.0]
+
+
+def run(out, settings=SETTINGS, shard="0/1", resume=True, until=CHUNKS):
+    """Makes the chunks of a shard; returns what all chunks hold, or None, and how many it made."""
+    shard, made = shard_of(shard), 0
+    with ledgers.opened(out, settings, shard, resume) as ledger:
+        entries = ledger.entries("sweep")
+        for number in range(until):
+            if number % shard.total == shard.place and not ledger.has("sweep", number, entries):
+                tables = {"one": pd.DataFrame({"square": [float(number**2)]})}
+                ledger.write("sweep", number, 7 * number, 7 * number + 7, tables, 0.1)
+                made += 1
+        if until < CHUNKS:
+            return None, made
+        ledger.begin("sweep", CHUNKS)
+        if ledger.missing("sweep") != []:
+            return None, made
+        entries = ledger.entries("sweep")
+        found = [ledger.read("sweep", number, entries) for number in range(CHUNKS)]
+    return [tables["one"]["square"].item() for tables in found], made
+
+
+def chunk(out, number):
+    return Ledger(out).path("sweep", number)
+
+
+def lines(out):
+    return [path for path in out.iterdir() if path.name.startswith("ledger-")]
+
+
+def test_a_real_disk_that_is_full():
+    """/dev/full takes no byte."""
+    with pytest.raises(ValueError, match="No space left on device.*make room"):
+        with ledgers.writable(Path("/dev")), open("/dev/full", "wb") as file:
+            file.write(b"1")
+            file.flush()
+
+
+def test_a_deleted_chunk_is_measured_again(tmp_path):
+    run(tmp_path)
+    chunk(tmp_path, 1).unlink()
+    assert run(tmp_path) == (WHOLE, 1)
+
+
+def test_a_torn_line_costs_its_chunk(tmp_path):
+    run(tmp_path, until=3)
+    (path,) = lines(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run(tmp_path) == (WHOLE, CHUNKS - 2)
+    assert all(json.loads(line) for line in path.read_text().splitlines()[:2])
+
+
+HOLDER = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Another process that works on a shard."""
+    tmp_path.joinpath("chunks").mkdir()
+    place = tmp_path / ".crate-interp-shard-0-of-2.lock"
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_two_jobs_on_one_shard(tmp_path, held):
+    with pytest.raises(ValueError, match="another process works on shard 0/2.*wait until it ends"):
+        run(tmp_path, shard="0/2")
+    assert run(tmp_path, shard="1/2")[0] is None  # another shard may
+    with pytest.raises(ValueError, match="resume=False would remove what it makes"):
+        run(tmp_path, resume=False)
+    held.kill()
+    held.wait()
+    assert run(tmp_path, shard="0/2") == (WHOLE, CHUNKS // 2)  # the lock died with it
+
+
+def test_a_clock_that_goes_backwards(tmp_path, monkeypatch):
+    now = [2e9]
+
+    def back():
+        now[0] -= 1e6
+        return now[0]
+
+    monkeypatch.setattr(time, "time", back)
+    run(tmp_path, until=2)
+    os.utime(chunk(tmp_path, 0), (9e9, 9e9))  # a chunk from the future
+    assert run(tmp_path) == (WHOLE, CHUNKS - 2)
+
+
+DEEP = "[" * 900 + "]" * 900
+RUNS = {
+    "torn": '{"format": 1, "kind": "sw',
+    "empty": "",
+    "a list": "[]",
+    "too deep": "[" * 10**5,
+    "deep": '{"settings": {"a": ' + '{"b": ' * 500 + "1" + "}" * 500 + "}}",
+    "nested": f'{{"format": {DEEP}}}',
+    "NaN": '{"format": NaN}',
+    "huge": json.dumps({"format": 1, "settings": {"x" * 10**6: "\x1b[31m" * 10**5}}),
+    "bytes": "\udcff\udcfe",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_settings_that_are_torn_or_hostile(tmp_path, name):
+    run(tmp_path, until=2)
+    (tmp_path / "run.json").write_text(RUNS[name], errors="surrogateescape")
+    with pytest.raises(ValueError, match="restart") as caught:
+        run(tmp_path)
+    assert len(str(caught.value)) < 2000 and str(caught.value).isprintable()
+    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "dangling link"])
+def test_settings_that_are_no_file(tmp_path, kind):
+    run(tmp_path, until=2)
+    path = tmp_path / "run.json"
+    path.unlink()
+    {"missing": lambda: None, "folder": path.mkdir, "pipe": lambda: os.mkfifo(path),
+     "dangling link": lambda: path.symlink_to(tmp_path / "nowhere")}[kind]()  # fmt: skip
+    with pytest.raises(ValueError, match="restart"):
+        run(tmp_path)
+    if kind == "folder":
+        with pytest.raises(ValueError, match="run.json' is a folder: remove it"):
+            run(tmp_path, resume=False)
+    else:
+        assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "dangling link"])
+def test_a_chunk_that_is_no_file(tmp_path, kind):
+    run(tmp_path)
+    path, other = chunk(tmp_path, 1), tmp_path / "other"
+    path.rename(other)
+    {"pipe": lambda: os.mkfifo(path), "link": lambda: path.symlink_to(chunk(tmp_path, 0)),
+     "dangling link": lambda: path.symlink_to(tmp_path / "nowhere")}[kind]()  # fmt: skip
+    assert run(tmp_path) == (WHOLE, 1)
+    assert path.is_file() and not path.is_symlink()
+    assert path.read_bytes() == other.read_bytes() or kind  # seconds differ
+
+
+def test_a_chunk_that_is_a_folder(tmp_path):
+    run(tmp_path, until=2)
+    chunk(tmp_path, 1).unlink()
+    chunk(tmp_path, 1).mkdir()
+    with pytest.raises(ValueError, match="sweep-000001.parquet' is a folder: remove it"):
+        run(tmp_path)
+    chunk(tmp_path, 1).rmdir()
+    assert run(tmp_path)[0] == WHOLE
+
+
+def test_ledgers_that_are_no_files(tmp_path):
+    run(tmp_path, until=2)
+    os.mkfifo(tmp_path / "ledger-a-1.jsonl")
+    (tmp_path / "ledger-b-1.jsonl").mkdir()
+    assert run(tmp_path) == (WHOLE, CHUNKS - 2)
+
+
+LINES = [
+    "null", "7", '"sweep"', "[]", "{}", DEEP, "[" * 10**5, "\x00", "9" * 5000,
+    '{"stage": 1, "chunk": 0}', '{"stage": "sweep"}', '{"stage": "sweep", "chunk": "0"}',
+    '{"stage": "sweep", "chunk": true, "start": 0, "stop": 7, "sha256": "x"}',
+    '{"stage": "sweep", "chunk": 1, "start": null, "stop": [], "sha256": {}}',
+    '{"stage": "sweep", "chunk": 1, "start": Infinity, "stop": NaN, "sha256": ""}',
+    '{"stage": "sweep", "chunk": -1, "start": 0, "stop": 7, "sha256": "sha256:0"}',
+    '{"stage": "sweep", "chunk": 1, "start": 0, "stop": 7, "sha256": 1, "seconds": ' + "9" * 400
+    + "}",
+    '{"stage": "sweep", "chunks": true}', '{"stage": "sweep", "chunks": -4}',
+    '{"stage": "sweep", "chunks": 1e9}', '{"stage": "sweep", "chunks": 99999999999999}',
+]  # fmt: skip
+
+
+def test_lines_that_are_none_of_ours_are_passed_over(tmp_path):
+    run(tmp_path, until=2)
+    (tmp_path / "ledger-zz-1.jsonl").write_text("\n".join(LINES))
+    assert run(tmp_path) == (WHOLE, CHUNKS - 2)
+
+
+@pytest.mark.parametrize("count", [3, 5, 10**7])
+def test_another_number_of_chunks_is_refused(tmp_path, count):
+    """A smaller one would make a result of some of the data."""
+    run(tmp_path, until=2)
+    (tmp_path / "ledger-zz-1.jsonl").write_text(json.dumps({"stage": "sweep", "chunks": count}))
+    with pytest.raises(ValueError, match=f"has {count:,} chunks, and the data has 4.*restart"):
+        run(tmp_path)
+    assert run(tmp_path, resume=False) == (WHOLE, CHUNKS)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.EMLINK])
+def test_a_disk_without_hard_links(tmp_path, monkeypatch, number):
+    def link(*args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    run(tmp_path, until=2)
+    with pytest.raises(ValueError, match="settings.batch_size"):
+        run(tmp_path, {**SETTINGS, "settings": {"batch_size": 6, "chunk_size": 7}})
+    assert run(tmp_path) == (WHOLE, CHUNKS - 2)
+
+
+def test_a_disk_that_refuses_locks_is_refused(tmp_path, monkeypatch):
+    def acquire(*args, **more):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(ValueError, match="No locks available. Give another folder"):
+        run(tmp_path)
+
+
+def test_the_code_of_a_probe_counts_and_that_of_the_library_by_name():
+    def made(power, start=0):
+        return lambda block, acts: {"x": acts["hook_resid_mid"] ** power + start}
+
+    assert code.digest_of(made(2)) == code.digest_of(made(2))
+    assert len({code.digest_of(made(power, start)) for power in (2, 3) for start in (0, 1)}) == 4
+    later = lambda: unset  # noqa: E731
+    assert code.digest_of(later) == code.digest_of(later)
+    unset = 0
+    ours = ci.measures.hoyer
+    assert code.digest_of(ours) == code.digest_of(functools.wraps(ours)(lambda z: ours(z)))
+    assert code.digest_of(ours) != code.digest_of(ci.measures.gini)
+    assert code.digest_of(functools.partial(ours, 1)) != code.digest_of(functools.partial(ours, 2))

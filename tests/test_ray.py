@@ -1,0 +1,169 @@
+"""Ray clusters of this machine: the same bits, whoever dies. tests/on_ray.py has the scenarios."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ray_stand_in
+from working import CHUNK, digest, network, work
+
+SCRIPT = Path(__file__).with_name("on_ray.py")
+SMALL = dict(n=53, chunk_size=7, controls=0, probes="sparsity")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return digest(work("sweep", **SMALL))
+
+
+def start(scenario, place):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": ""}
+    environment["RAY_worker_niceness"] = "0"  # Ray's 15 starves workers on a machine that is busy
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, scenario, place],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def found(scenario, place):
+    with start(scenario, place) as process:
+        printed, errors = process.communicate()
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_every_size_has_each_sample_once(tmp_path):
+    for n, (found_digest, count) in found("sizes", tmp_path).items():
+        assert count == int(n) and found_digest == digest(work("sweep", int(n)))
+
+
+@pytest.mark.slow
+def test_one_of_two_workers_is_killed(tmp_path):
+    wanted = {"digest": digest(work("sweep", 600)), "killed": 1, "open": False}
+    assert found("killed", tmp_path) == wanted
+
+
+@pytest.mark.slow
+def test_an_audit_whose_worker_is_killed(tmp_path):
+    wanted = {"digest": digest(work("audit", 600)), "killed": 1, "open": False}
+    assert found("killed_audit", tmp_path) == wanted
+
+
+@pytest.mark.slow
+def test_a_node_goes_and_another_one_comes(tmp_path):
+    wanted = {"digest": digest(work("sweep", 600)), "alive": [1, 2], "workers": 3}
+    assert found("nodes", tmp_path) == wanted
+
+
+@pytest.mark.slow
+def test_errors_come_out_as_they_are(tmp_path):
+    errors = found("errors", tmp_path)
+    assert errors["chunk"] == errors["chunk of one process"]
+    assert errors["chunk"][0] == "ValueError" and "infinite.one is NaN or Inf" in errors["chunk"][1]
+    assert "cannot send 'sweep' to other processes" in errors["lock"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_a_driver_that_stops_leaves_chunks_and_no_process(tmp_path, sign):
+    import psutil
+
+    with start("slow", tmp_path) as process:
+        while len(list(tmp_path.glob("out/chunks/*.parquet"))) < 2:
+            time.sleep(0.05)
+            assert process.poll() is None, process.communicate()
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(sign)
+        printed, errors = process.communicate()
+    assert process.returncode != 0 and printed == ""
+    if sign == signal.SIGINT:
+        assert "interrupted. What is done stays" in errors
+    psutil.wait_procs(below, timeout=300)  # the agents of a killed cluster look up now and then
+    assert not [one for one in below if one.is_running()]
+    there = len(list(tmp_path.glob("out/chunks/*.parquet")))
+    assert 2 <= there < 600 / CHUNK
+    result = work("sweep", 600, out=tmp_path / "out", model=network(0.0001))
+    assert digest(result) == digest(work("sweep", 600))
+
+
+def test_the_stand_in_gives_the_bits_of_one_process(tmp_path, monkeypatch, alone):
+    cluster = ray_stand_in.install(monkeypatch)
+    result = work("sweep", **SMALL, out=tmp_path, engine="ray")
+    assert digest(result) == alone
+    assert len(cluster.made) == 3 and all(actor.dead for actor in cluster.made)
+
+
+def test_more_places_than_chunks(monkeypatch):
+    cluster = ray_stand_in.install(monkeypatch, places=13)
+    work("sweep", **SMALL | {"n": 13}, engine="ray")
+    assert len(cluster.made) == 2
+
+
+@pytest.mark.parametrize("dies", [{1}, {3}, {1, 2, 3}, {5, 6, 7, 8}])
+def test_what_an_actor_took_with_it_is_measured_again(monkeypatch, dies, alone):
+    """dies: at which calls the actor does."""
+    cluster = ray_stand_in.install(monkeypatch, dies=dies)
+    assert digest(work("sweep", **SMALL, engine="ray")) == alone
+    assert len(cluster.made) == 3 + len(dies)
+
+
+def test_chunks_that_every_actor_dies_of(monkeypatch):
+    ray_stand_in.install(monkeypatch, dies=range(10**6))
+    with pytest.raises(ValueError, match="16 actors died one after the other.*memory of the nodes"):
+        work("sweep", **SMALL, engine="ray")
+
+
+def test_no_place_for_an_actor(monkeypatch, capfd, alone):
+    """The cluster has a node after thirteen looks; a line after twelve says what is waited for."""
+    ray_stand_in.install(monkeypatch, empty_looks=13)
+    assert digest(work("sweep", **SMALL, engine="ray")) == alone
+    said = capfd.readouterr().err
+    assert said.count("Ray has no free place for an actor with 1 CPUs") == 1
+
+
+def test_an_actor_with_other_software_is_refused(monkeypatch):
+    ray_stand_in.install(monkeypatch, versions={"torch": "1.0", "torch threads": 7})
+    with pytest.raises(ValueError, match="torch .* and not 1.0.*threads 1 and not 7.*would differ"):
+        work("sweep", **SMALL, engine="ray")
+
+
+def test_an_error_of_a_chunk_comes_out_alone(monkeypatch):
+    ray_stand_in.install(monkeypatch)
+    model = network()
+
+    def fail(acts, hook):
+        raise ValueError("its own words")
+
+    model.blocks[0].hook_resid_pre.add_hook(fail)
+    with pytest.raises(ValueError, match="^its own words$") as caught:
+        work("sweep", **SMALL, model=model, engine="ray")
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_what_cannot_be_sent(monkeypatch):
+    def dumps(value):
+        raise TypeError("cannot pickle 'generator' object")
+
+    monkeypatch.setattr(ray_stand_in.install(monkeypatch).cloudpickle, "dumps", dumps)
+    with pytest.raises(ValueError, match="cannot send 'sweep'.*'generator'.*engine='local'"):
+        work("sweep", **SMALL, engine="ray")
+
+
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'crate_interp\[ray\]'"):
+        work("sweep", **SMALL, engine="ray")
+
+
+def test_an_address_without_a_cluster(monkeypatch):
+    ray_stand_in.install(monkeypatch, open=False)
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere:6379")
+    with pytest.raises(ValueError, match="cannot join .* 'nowhere:6379'.*ray start --head"):
+        work("sweep", **SMALL, engine="ray")

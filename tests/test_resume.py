@@ -1,0 +1,183 @@
+"""A sweep that goes on where an earlier one ended, and what can happen to its folder meanwhile."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import crate_interp as ci
+from crate_interp.ledgers import ledger as ledgers
+from crate_interp.ledgers.ledger import Ledger
+from working import digest, network, work
+
+N, CHUNK, CHUNKS = 23, 7, 4
+SMALL = dict(n=N, chunk_size=CHUNK, batch_size=5, controls=0, probes="sparsity")
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return digest(work("sweep", **SMALL))
+
+
+def run(out, **more):
+    return work("sweep", **SMALL, out=out, **more)
+
+
+class Stopped(Exception):
+    pass
+
+
+def run_until(out, chunk, error=Stopped):
+    """Runs until a chunk is reached, and raises there."""
+    model, left = network(), [chunk * 2]  # a chunk is two batches
+
+    def stop(acts, hook):
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+
+    model.blocks[0].hook_resid_pre.add_hook(stop)
+    with pytest.raises(error):
+        run(out, model=model)
+
+
+def counted(out, **more):
+    """Returns the digest of a run, and how many chunks it measured."""
+    model, batches = network(), []
+    model.blocks[0].hook_resid_pre.add_hook(lambda acts, hook: batches.append(1))
+    result = run(out, model=model, **more)
+    return digest(result), (len(batches) + 1) // 2
+
+
+def chunk(out, number):
+    return Ledger(out).path("sweep", number)
+
+
+def lines(out):
+    return [path for path in out.iterdir() if path.name.startswith("ledger-")]
+
+
+def test_what_is_done_is_not_measured_again(tmp_path, whole):
+    run_until(tmp_path, 2)
+    assert counted(tmp_path) == (whole, CHUNKS - 2)
+    assert counted(tmp_path) == (whole, 0)
+
+
+def test_an_interrupt_says_that_the_rest_stays(tmp_path, whole, capfd):
+    run_until(tmp_path, 1, KeyboardInterrupt)
+    assert "interrupted. What is done stays; the same call goes on" in capfd.readouterr().err
+    assert counted(tmp_path) == (whole, CHUNKS - 1)
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, pytest.param(errno.EDQUOT, marks=pytest.mark.slow)]
+)
+def test_a_full_disk_loses_nothing(tmp_path, whole, monkeypatch, number):
+    """The disk is full at the third chunk: at its file, and then at its line in the ledger."""
+
+    def full(path, writer):
+        if path.name == "sweep-000002.parquet":
+            raise OSError(number, os.strerror(number))
+        return written(path, writer)
+
+    written = ledgers.write
+    monkeypatch.setattr(ledgers, "write", full)
+    with pytest.raises(ValueError) as caught:
+        run(tmp_path)
+    reason = os.strerror(number)
+    assert str(caught.value) == (
+        f"cannot write into {str(tmp_path)!r}: {reason}. What is done stays: make room, then run "
+        "the same command again."
+    )
+    monkeypatch.setattr(ledgers, "write", written)
+    assert counted(tmp_path) == (whole, CHUNKS - 2)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_the_ledger_or_the_result(tmp_path, whole, monkeypatch):
+    def full(*args, **line):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_note", full)
+        with pytest.raises(ValueError, match="make room, then run the same command"):
+            run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ci.SweepResult, "save", full)
+        with pytest.raises(ValueError, match="make room, then run the same command"):
+            run(tmp_path)
+    assert counted(tmp_path) == (whole, 0)
+
+
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 0.5, -1])
+def test_a_flipped_bit_is_found_told_and_mended(tmp_path, whole, capfd, at):
+    run(tmp_path)
+    path = chunk(tmp_path, 2)
+    content = bytearray(path.read_bytes())
+    content[int(at * len(content)) if at == 0.5 else at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged.*run the same command again"):
+        ledger = Ledger(tmp_path)
+        ledger.read("sweep", 2, ledger.entries("sweep"))
+    assert counted(tmp_path) == (whole, 1)
+    assert "damaged chunks were measured anew: sweep-000002.parquet" in capfd.readouterr().err
+
+
+def test_a_run_in_other_settings_is_refused_by_field(tmp_path, whole):
+    run(tmp_path)
+    with pytest.raises(ValueError, match="settings.config.n_layers is 2 there and 3 here"):
+        run(tmp_path, model=ci.HookedCrate(ci.CrateConfig.from_dict(
+            network().cfg.to_dict() | {"n_layers": 3})).eval())  # fmt: skip
+    with pytest.raises(ValueError, match="settings.batch_size is 5 there and 6 here.*restart"):
+        work("sweep", **SMALL | {"batch_size": 6}, out=tmp_path)
+    assert counted(tmp_path) == (whole, 0)
+    restarted = work("sweep", **SMALL | {"batch_size": 6}, out=tmp_path, resume=False)
+    assert restarted.meta["batch_size"] == 6
+
+
+def test_a_restart_measures_and_saves_anew(tmp_path, whole):
+    run(tmp_path)
+    saved = json.loads((tmp_path / "meta.json").read_text())
+    assert counted(tmp_path, resume=False) == (whole, CHUNKS)
+    assert json.loads((tmp_path / "meta.json").read_text())["seconds"] != saved["seconds"]
+
+
+def test_other_settings_in_a_second_shard(tmp_path):
+    assert run(tmp_path, shard="0/2") is None
+    with pytest.raises(ValueError, match="settings.chunk_size is 7 there and 5 here"):
+        work("sweep", **SMALL | {"chunk_size": 5}, out=tmp_path, shard="1/2")
+
+
+@pytest.mark.slow
+def test_a_disk_without_locks_works_and_says_so(tmp_path, whole, monkeypatch):
+    import fcntl
+
+    def flock(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="falling back to SoftFileLock"):
+        run_until(tmp_path, 2)
+    with pytest.warns(UserWarning, match="falling back to SoftFileLock"):
+        assert counted(tmp_path) == (whole, CHUNKS - 2)
+
+
+@pytest.mark.slow
+def test_without_a_ledger_no_chunk_counts(tmp_path, whole):
+    run(tmp_path)
+    for path in lines(tmp_path):
+        path.unlink()
+    assert counted(tmp_path) == (whole, CHUNKS)
+
+
+def test_folders_that_cannot_be_written(tmp_path):
+    """The suite may run as root, which may write anywhere but in these places."""
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for out in (file, file / "below", Path("/proc/nothing"), Path("/dev/null/out")):
+        with pytest.raises(ValueError, match="Give another folder|give another folder") as caught:
+            run(out)
+        assert "\n" not in str(caught.value)
+    assert file.read_text() == "mine"

@@ -1,0 +1,160 @@
+"""Samples that cannot be decoded: refused with their names, or left out and listed."""
+
+from io import BytesIO
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+import crate_interp as ci
+from conftest import PLAIN, make
+from crate_interp.data import open_data
+from crate_interp.data.runs import next_of, read_runs
+from crate_interp.pictures import Undecodable, decoded
+from gathered import CHUNKS, COUNT, folder, same
+
+BAD = {4: "a/08.png", 14: "b/05.png", 15: "b/07.png"}  # by the order of names, a before b
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make(**PLAIN)
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    root = folder(tmp_path / "in")
+    for name in BAD.values():
+        (root / name).write_bytes(b"no picture")
+    return root
+
+
+def test_bad_samples_are_refused_with_their_names(model, damaged):
+    with pytest.raises(ValueError, match=r"a/08\.png.* Of the samples 0 to 6, 1 cannot be decoded"):
+        ci.sweep(model, f"imagefolder:{damaged}", **CHUNKS)
+    (damaged / "a" / "08.png").unlink()  # 13 and 14 are left, in two chunks
+    with pytest.raises(ValueError, match=r"b/05\.png.* Of the samples 7 to 13, 1 cannot") as error:
+        ci.sweep(model, f"imagefolder:{damaged}", **CHUNKS)
+    assert "skip_bad=True (--skip-bad) leaves such samples out" in str(error.value)
+    with pytest.raises(ValueError, match=r"b/05\.png.*b/07\.png.* 2 cannot be decoded"):
+        ci.sweep(model, f"imagefolder:{damaged}", **CHUNKS | dict(chunk_size=COUNT, batch_size=5))
+
+
+def test_they_are_left_out_and_listed(model, damaged):
+    source = f"imagefolder:{damaged}"
+    result = ci.sweep(model, source, skip_bad=True, **CHUNKS)
+    left = [number for number in range(COUNT) if number not in BAD]
+    samples = result.samples()
+    assert list(dict.fromkeys(samples["sample"])) == left
+    assert result.meta["n_samples"] == len(left) == 20 and result.meta["data"][0]["stop"] == COUNT
+    shown = {row["sample"]: row["name"] for row in result.meta["skipped"]}
+    assert shown == BAD
+    assert all("is no picture" in row["why"] for row in result.meta["skipped"])
+    # labels go with their samples, and each number is that of the picture alone
+    whole = open_data(source, model.preprocess)
+    assert whole.labels is not None
+    for number in (5, 16):
+        own = samples[samples["sample"] == number]
+        assert set(own["label"]) == {whole.labels[number]}
+        alone = ci.sweep(model, whole.read(number, number + 1), **CHUNKS).samples()
+        columns = list(samples.columns[3:])
+        torch.testing.assert_close(
+            torch.tensor(own[columns].to_numpy()), torch.tensor(alone[columns].to_numpy()),
+            equal_nan=True,
+        )  # fmt: skip
+    same(result, ci.sweep(model, source, skip_bad=True, workers=2, **CHUNKS))
+
+
+def test_a_chunk_without_a_sample_and_data_without_any(model, tmp_path):
+    root = folder(tmp_path / "in")
+    names = sorted(path for path in root.rglob("*.png"))
+    for path in names[:7]:  # the first chunk
+        path.write_bytes(b"")
+    options = CHUNKS | dict(probes=["sparsity", "alignment"], controls=9)
+    result = ci.sweep(model, f"imagefolder:{root}", skip_bad=True, **options)
+    assert result.samples()["sample"].min() == 7 and len(result.table("weights"))
+    assert result.meta["n_samples"] == COUNT - 7 and result.controls()["n"].max() == 2
+    for path in names:
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="none of the 23 samples can be decoded. The first: "):
+        ci.sweep(model, f"imagefolder:{root}", skip_bad=True, **CHUNKS)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_refused_goes_on(model, damaged, tmp_path):
+    source, out = f"imagefolder:{damaged}", tmp_path / "out"
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        ci.sweep(model, source, out=out, **CHUNKS)
+    result = ci.sweep(model, source, out=out, skip_bad=True, **CHUNKS)
+    same(result, ci.sweep(model, source, skip_bad=True, **CHUNKS))
+    assert ci.SweepResult.load(out).meta["skipped"] == result.meta["skipped"]
+
+
+def test_masks_that_cannot_be_decoded(model, tmp_path):
+    drawn = [Image.new("L", (20, 6), 0) for _ in range(7)]
+    for number, mask in enumerate(drawn):
+        mask.paste(1 + number % 2, (number, 0, number + 11, 6))
+    cells = [{"bytes": png(mask), "path": None} for mask in drawn]
+    cells[3] = {"bytes": b"no mask", "path": None}
+    pictures = [{"bytes": png(Image.new("RGB", (20, 6), (9 * n, 50, 90))), "path": None}
+                for n in range(7)]  # fmt: skip
+    features = datasets.Features(picture=datasets.Image(), mask=datasets.Image())
+    data = datasets.Dataset.from_dict({"picture": pictures, "mask": cells}, features=features)
+    options = CHUNKS | dict(probes="segmentation")
+    with pytest.raises(ValueError, match="the mask of sample 3.*: skip_bad=True"):
+        ci.sweep(model, data, **options)
+    result = ci.sweep(model, data, skip_bad=True, **options)
+    assert [row["sample"] for row in result.meta["skipped"]] == [3]
+    assert set(result.samples()["sample"]) == {0, 1, 2, 4, 5, 6}
+    # where masks are not read, the sample counts
+    assert ci.sweep(model, data, **CHUNKS).meta["n_samples"] == 7
+
+
+def png(image):
+    content = BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
+
+
+def test_runs_are_contiguous(model, damaged):
+    samples = open_data(f"imagefolder:{damaged}", model.preprocess)
+    found = read_runs(samples, 2, 17)
+    assert [(run.start, len(run.inputs)) for run in found.runs] == [(2, 2), (5, 9), (16, 1)]
+    assert list(found.bad) == list(BAD)
+    assert torch.equal(found.runs[1].inputs, samples.read(5, 14))
+    assert read_runs(samples, 14, 16).runs == []
+
+
+def test_the_next_sample_that_can_be_decoded():
+    def read(start, stop):
+        if start in (5, 6, 0):
+            raise Undecodable(f"number {start}")
+        return torch.tensor([start])
+
+    assert next_of(read, 1, 7, skip_bad=False).tolist() == [2]
+    assert next_of(read, 4, 7, skip_bad=True).tolist() == [1]
+    with pytest.raises(Undecodable, match="number 5"):
+        next_of(read, 4, 7, skip_bad=False)
+    with pytest.raises(Undecodable, match="number 0"):
+        next_of(lambda start, stop: read(0, 1), 4, 7, skip_bad=True)
+
+
+def test_what_the_machine_fails_to_do_is_no_bad_sample(model, monkeypatch):
+    with pytest.raises(Undecodable, match="it is no picture"):
+        decoded(b"no picture", "the image")
+
+    def fails(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Image, "open", fails)
+    with pytest.raises(ValueError, match="Input/output error") as error:
+        decoded(b"no picture", "the image")
+    assert not isinstance(error.value, Undecodable)
+
+
+def test_nan_is_refused_all_the_same(model):
+    images = torch.zeros(5, 3, 6, 20)
+    images[2, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="holds NaN or Inf in 1 of 5 images"):
+        ci.sweep(model, images, skip_bad=True, **CHUNKS)

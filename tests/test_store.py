@@ -1,0 +1,354 @@
+"""Activations on the disk: what the model computed, whole after any crash, read like a model."""
+
+import json
+import math
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import crate_interp as ci
+from conftest import make, make_lm
+from crate_interp.sweeps import activations
+from crate_interp.sweeps.stored import ActivationStore, facts_of, size_of
+from folders import files_of
+from killing import died_at
+
+N, CHUNK, BATCH = 17, 5, 3
+QUIET = dict(batch_size=BATCH, chunk_size=CHUNK, progress=False)
+LAST = "blocks.2.hook_resid_post"
+READ = ("hook_resid_pre", "hook_resid_mid", "attn.hook_u", "attn.hook_pattern", "mlp.hook_post")
+# what the default probes read
+POINTS = [LAST, *(f"blocks.{layer}.{point}" for layer in range(3) for point in READ)]
+DATA = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def stored(net, tmp_path_factory):
+    return ci.store(net, DATA, points=POINTS, out=tmp_path_factory.mktemp("s") / "out", **QUIET)
+
+
+def folder_of(stored):
+    return Path(stored.cache_files[0]["filename"]).parent.parent
+
+
+def test_every_row_is_what_the_model_computed(net, stored):
+    assert len(stored) == N and set(stored.column_names) == {"sample", "input", *POINTS}
+    rows = stored.with_format("torch")
+    assert rows["sample"][:].tolist() == list(range(N))
+    for start in range(0, N, CHUNK):
+        for first in range(start, min(start + CHUNK, N), BATCH):
+            stop = min(first + BATCH, start + CHUNK, N)
+            cache = net.run_with_cache(DATA[first:stop], names_filter=POINTS)[1]
+            for name in POINTS:
+                assert torch.equal(rows[first:stop][name], cache[name]), name
+
+
+def test_it_says_what_it_is(net, stored):
+    facts = json.loads(stored.info.description)
+    assert facts["model"] == net.cfg.model_name and facts["stored"] == "float32"
+    assert facts["points"][LAST] == [13, 31] and set(facts["points"]) == set(POINTS)
+    assert stored.features[LAST] == datasets.Array2D(shape=(13, 31), dtype="float32")
+    assert stored.with_format("torch").select(range(3)).info.description == stored.info.description
+    index = ActivationStore.load(folder_of(stored))
+    assert (
+        index.headline()
+        == f"17 images of 16 points in float32: {size_of(int(index.table()['bytes'].sum()))}."
+    )
+    assert len(index.table()) == 4
+    one = datasets.Dataset.from_file(stored.cache_files[3]["filename"])  # each file by itself
+    assert one["sample"][:] == [15, 16] and one.features == stored.features
+
+
+def test_nothing_is_read_into_memory(stored):
+    assert len(stored.cache_files) == 4  # mapped from these
+    table = stored.with_format("arrow")[0:2][LAST]
+    values = table.chunks[0].storage.flatten().flatten()
+    again = stored.with_format("arrow")[0:2][LAST].chunks[0].storage.flatten().flatten()
+    assert values.buffers()[1].address == again.buffers()[1].address
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_dataloader(net, stored, workers):
+    table = stored.select_columns(["sample", LAST]).with_format("torch")
+    seen = list(DataLoader(table, batch_size=7, num_workers=workers))
+    assert [len(batch["sample"]) for batch in seen] == [7, 7, 3]
+    acts = torch.cat([batch[LAST] for batch in seen])
+    cache = net.run_with_cache(DATA, names_filter=LAST)[1]
+    torch.testing.assert_close(acts, cache[LAST], rtol=1e-5, atol=1e-6)
+    shuffled = DataLoader(table, batch_size=7, shuffle=True)
+    assert sorted(n for batch in shuffled for n in batch["sample"].tolist()) == list(range(N))
+
+
+def compared(one, two):
+    for name in ("samples", "head_samples", "moments", "weights"):
+        yield name, one.table(name), two.table(name)
+
+
+def test_a_sweep_of_a_store_is_that_of_the_model(net, stored):
+    model = ci.sweep(net, DATA, controls=0, **QUIET)
+    again = ci.sweep(net, stored, **QUIET)
+    for name, one, two in compared(model, again):
+        pd.testing.assert_frame_equal(one, two, rtol=1e-6, obj=name)
+        assert one.equals(two)  # the same bits: float32 loses nothing
+    assert again.meta["controls"] == 0 and not len(again.controls())
+    assert again.meta["data"] == model.meta["data"]
+    assert again.meta["store"]["dtype"] == "float32"
+    assert again.meta["store"]["hash"] == ActivationStore.load(folder_of(stored)).digest()
+    few = ci.sweep(net, stored, limit=7, **QUIET)
+    assert few.meta["n_samples"] == 7
+    alone = ci.sweep(net, DATA, limit=7, controls=0, **QUIET)  # in a batch of the same size
+    assert few.samples().equals(alone.samples())
+
+
+def test_no_layer_runs(net, stored, monkeypatch):
+    monkeypatch.setattr(type(net), "forward", None)
+    assert ci.sweep(net, stored, probes="sparsity", **QUIET).meta["n_samples"] == N
+
+
+def test_a_sweep_of_a_store_resumes(net, stored, tmp_path):
+    options = dict(probes="sparsity", **QUIET)
+    whole = ci.sweep(net, stored, out=tmp_path / "a", **options)
+    for place in (1, 0):
+        part = ci.sweep(net, stored, out=tmp_path / "b", shard=f"{place}/2", **options)
+    assert part.digest() == whole.digest()
+
+
+def test_float16_rounds_and_says_so(net, stored, tmp_path):
+    half = ci.store(net, DATA, points=POINTS, out=tmp_path / "h", dtype=torch.float16, **QUIET)
+    assert half.features[LAST].dtype == "float16"
+    rows, whole = (one.with_format("torch", dtype=torch.float64)[:] for one in (half, stored))
+    for name in POINTS:
+        error = (rows[name] - whole[name]).abs()
+        assert (error <= torch.maximum(whole[name].abs() / 2048, torch.tensor(3e-8))).all(), name
+    options = dict(probes=["sparsity", "attention"], controls=0, **QUIET)
+    full, rounded = (ci.sweep(net, given, **options) for given in (DATA, half))
+    assert rounded.meta["store"]["dtype"] == "float16"
+    differ = 0
+    for name, one, two in compared(full, rounded):
+        if name == "moments":  # a variance over samples may be as small as the rounding
+            one, two = (table.drop(columns="squares") for table in (one, two))
+        pd.testing.assert_frame_equal(one, two, rtol=2e-3, atol=2e-5)
+        differ += not one.equals(two)
+    assert differ
+    with pytest.raises(ValueError, match="the results differ in"):
+        full.merge(rounded)
+
+
+def test_labels_limits_and_parts(net, tmp_path):
+    labels = ["a", None, "b"] + ["c"] * (N - 3)
+    samples = ci.data.open_data(DATA, net.preprocess)
+    named = replace(samples, labels=labels)
+    found = ci.store(net, named, points=LAST, out=tmp_path / "a", limit=11, **QUIET)
+    assert found["label"][:] == labels[:11]
+    part = ci.data.part(named, 2, 13)
+    found = ci.store(net, part, points=[LAST], out=tmp_path / "b", **QUIET)
+    assert found["sample"][:] == list(range(2, 13)) and found["label"][:] == labels[2:13]
+    mixed = replace(samples, labels=["a", 3] + ["c"] * (N - 2))
+    with pytest.raises(ValueError, match="the labels are of several types"):
+        ci.store(net, mixed, points=LAST, out=tmp_path / "c", **QUIET)
+
+
+@pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, CHUNK + 1])
+def test_no_sample_is_lost_or_doubled(net, n, tmp_path):
+    found = ci.store(net, DATA[:n], points=LAST, out=tmp_path, **QUIET)
+    assert found["sample"][:] == list(range(n))
+
+
+def test_points_of_every_shape(tmp_path):
+    lm = make_lm()
+    tokens = torch.randint(0, 47, (7, 13), generator=torch.Generator().manual_seed(0))
+    wanted = lambda name: not name.endswith("attn_scores")  # noqa: E731
+    found = ci.store(lm, tokens, points=wanted, out=tmp_path / "lm", **QUIET)
+    cache = lm.run_with_cache(tokens[:3], names_filter=wanted)[1]
+    assert set(found.column_names) == {"sample", "input", *cache}
+    rows = found.with_format("torch")[:3]
+    for name, value in cache.items():
+        assert torch.equal(rows[name], value.float()), name
+    net = make(pool="mean")
+    pooled = ci.store(net, DATA[:2], points="hook_pooled", out=tmp_path / "p", **QUIET)
+    assert pooled.features["hook_pooled"].length == 31
+    full = net.run_with_cache(DATA[:2], names_filter="hook_pooled")[1]["hook_pooled"]
+    assert torch.equal(pooled.with_format("torch")[:]["hook_pooled"], full)
+
+
+def test_shards_and_resume_write_the_same_bytes(net, stored, tmp_path, capsys):
+    whole = files_of(folder_of(stored) / "chunks")
+    options = dict(points=POINTS, out=tmp_path / "s", **QUIET)
+    assert ci.store(net, DATA, shard="1/2", **options) is None
+    assert "activations 2 of 4" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not finished: 2 of 4 chunks are there"):
+        ci.open_store(tmp_path / "s")
+    found = ci.store(net, DATA, shard="0/2", **options)
+    assert len(found) == N
+
+    def arrows(files):
+        return {name: content for name, content in files.items() if name.endswith(".arrow")}
+
+    assert arrows(files_of(tmp_path / "s" / "chunks")) == arrows(whole) and len(arrows(whole)) == 4
+
+
+@pytest.mark.parametrize("damage", ["missing", "bit", "short"])
+def test_a_damaged_file_is_refused_or_written_anew(net, stored, damage, tmp_path, capsys):
+    out = shutil.copytree(folder_of(stored), tmp_path / "s")
+    path = out / "chunks" / "activations-000002.arrow"
+    good = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        bad = bytearray(good[:-8] if damage == "short" else good)
+        bad[len(bad) // 2] ^= 1
+        path.write_bytes(bad)
+    if damage != "bit":  # a bit in the middle is found by ci.verify
+        with pytest.raises(ValueError, match="is damaged: .*The same ci.store call writes"):
+            ci.open_store(out)
+    found = ci.store(net, DATA, points=POINTS, out=out, **QUIET)
+    assert "measured anew: activations-000002" in capsys.readouterr().err
+    assert path.read_bytes() == good and len(found) == N
+
+
+def test_other_settings_are_refused_and_start_over(net, stored, tmp_path):
+    out = shutil.copytree(folder_of(stored), tmp_path / "s")
+    with pytest.raises(ValueError, match="stored is 'float32' there and 'float16' here"):
+        ci.store(net, DATA, points=POINTS, out=out, dtype="float16", **QUIET)
+    with pytest.raises(ValueError, match="points.blocks"):
+        ci.store(net, DATA, points=LAST, out=out, **QUIET)
+    assert len(ci.open_store(out)) == N
+    found = ci.store(net, DATA[:3], points=LAST, out=out, resume=False, **QUIET)
+    assert len(found) == 3 and len(list((out / "chunks").glob("*.arrow"))) == 1
+
+
+def test_a_store_that_dies_at_any_step_goes_on(net, tmp_path):
+    def work():
+        ci.store(net, DATA[:7], points=LAST, out=tmp_path / "s", **QUIET)
+
+    died = 0
+    for step in (1, 5, 9, 14, 20, 27, 35):
+        shutil.rmtree(tmp_path / "s", ignore_errors=True)
+        if died_at(step, work):
+            died += 1
+            with pytest.raises(ValueError, match="is not finished|holds no saved"):
+                ci.open_store(tmp_path / "s")
+    assert died > 3
+    work()
+    assert ci.open_store(tmp_path / "s")["sample"][:] == list(range(7))
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_a_small_disk_is_refused_before_work(net, tmp_path, monkeypatch):
+    monkeypatch.setattr(activations.shutil, "disk_usage", lambda path: Usage(9, 9, 1000))
+    monkeypatch.setattr(activations, "_of_chunk", lambda chunk, **options: 1 / 0)
+    with pytest.raises(ValueError) as caught:
+        ci.store(net, DATA, points=LAST, out=tmp_path, **QUIET)
+    assert "1 point of 17 images, 1.67 kB each: 28.4 kB in float32" in str(caught.value)
+    assert "has 1 kB left: give fewer points" in str(caught.value)
+
+
+def test_the_size_is_shown_first_and_is_about_right(net, tmp_path, capsys):
+    found = ci.store(net, DATA, points=POINTS, out=tmp_path, **QUIET | {"progress": True})
+    words = capsys.readouterr().err
+    each = 0
+    for name in POINTS:
+        shape = found.features[name].shape
+        each += 4 * (math.prod(shape) + sum(math.prod(shape[:axis]) for axis in range(len(shape))))
+    assert f"16 points of 17 images, {size_of(each)} each: {size_of(each * N)} in float32" in words
+    size = sum(path.stat().st_size for path in (tmp_path / "chunks").glob("*.arrow"))
+    assert each * N < size < 1.15 * each * N  # the rest is names, numbers and alignment
+    assert [size_of(n) for n in (999, 1000, 12_345_678, 10**13)] == [
+        "999 bytes", "1 kB", "12.3 MB", "10 TB",
+    ]  # fmt: skip
+
+
+def test_numbers_that_cannot_be_kept(net, tmp_path):
+    model = make(seed=3)
+    model.pos_embed.data *= 1e7
+    with pytest.raises(ValueError, match=r"blocks.0.hook_resid_pre holds [\d.e+]+, and float16 ends at 65504: samples 0, 1, 2\. Give"):  # fmt: skip  # noqa: E501
+        ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "h",
+                 dtype=torch.float16, **QUIET)  # fmt: skip
+    assert len(ci.store(model, DATA, points="blocks.0.hook_resid_pre", out=tmp_path / "f", **QUIET))
+
+    def spoil(value, hook):
+        value[-1] = float("nan")
+        return value
+
+    with net.hooks(fwd_hooks=[(LAST, spoil)]), pytest.raises(ValueError, match="holds NaN: samples 2\\."):  # fmt: skip  # noqa: E501
+        ci.store(net, DATA, points=LAST, out=tmp_path / "n", **QUIET)
+
+
+def test_what_is_refused(net, stored, tmp_path):
+    with pytest.raises(KeyError, match="no hook point is called 'blocks.0.hook_resid_prae'. Did"):
+        ci.store(net, DATA, points="blocks.0.hook_resid_prae", out=tmp_path / "x", **QUIET)
+    with pytest.raises(ValueError, match="dtype"):
+        ci.store(net, DATA, points=LAST, out=tmp_path / "x", dtype=torch.bfloat16, **QUIET)
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match="holds no saved ActivationStore: there is no such folder"):
+        ci.open_store(tmp_path / "x")
+    ci.sweep(net, DATA, probes="sparsity", controls=0, progress=False).save(tmp_path / "r")
+    with pytest.raises(ValueError, match="holds a result of kind 'sweep'"):
+        ci.open_store(tmp_path / "r")
+    with pytest.raises(ValueError, match="the store is of .* give the model that it was written"):
+        ci.sweep(make(seed=1), stored, **QUIET)
+    with pytest.raises(ValueError, match="a part of a store"):
+        ci.sweep(net, stored.select(range(4)), **QUIET)
+    with pytest.raises(ValueError, match="a part of a store"):
+        ci.sweep(net, stored.shuffle(seed=0), **QUIET)
+    with pytest.raises(ValueError, match="a store of activations is data for ci.sweep"):
+        ci.audit(net, stored, progress=False)
+    with pytest.raises(ValueError, match="leave out forward="):
+        ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)
+    assert facts_of(datasets.Dataset.from_dict({"a": [1]})) is None and facts_of(DATA) is None
+
+
+def test_points_that_a_probe_lacks(net, tmp_path):
+    few = ci.store(net, DATA[:3], points=[f"blocks.{layer}.mlp.hook_post" for layer in range(3)],
+                   out=tmp_path, **QUIET)  # fmt: skip
+    assert list(ci.sweep(net, few, **QUIET).meta["probes"]) == ["sparsity"]  # what it can measure
+    with pytest.raises(
+        KeyError, match="lacks 7 hook points that are read: blocks.0.hook_resid_pre"
+    ):
+        ci.sweep(net, few, probes="compression", **QUIET)
+
+
+def test_a_foreign_index_is_refused(stored, tmp_path):
+    out = shutil.copytree(folder_of(stored), tmp_path / "s")
+    index = ActivationStore.load(out)
+    for column, value in (("file", "../../x.arrow"), ("file", "/etc/passwd"), ("start", 3)):
+        table = index.table()
+        table.loc[0, column] = value
+        ActivationStore({"files": table}, index.meta).save(out)
+        with pytest.raises(ValueError, match="is no saved ActivationStore"):
+            ci.open_store(out)
+    ActivationStore({"files": index.table()}, index.meta | {"points": {"y": [3]}}).save(out)
+    with pytest.raises(ValueError, match="other points or samples than its index says"):
+        ci.open_store(out)
+    assert np.array_equal(stored["sample"][:], np.arange(N))
+
+
+def test_a_linear_probe_of_a_store(net, stored, tmp_path):
+    labels = [place % 2 for place in range(N)]
+    data = DATA.clone()
+    data[9] = data[4] = data[0]  # equal samples lie on one side of the split
+    options = dict(labels=labels, test=0.5, batch_size=BATCH, progress=False)
+    with pytest.raises(KeyError, match="the store lacks 2 hook points .*: blocks.1.hook_resid_pre"):
+        names = ["blocks.0.hook_resid_pre", LAST]
+        ci.linear_probe(
+            net, ci.store(net, data, points=names, out=tmp_path / "f", **QUIET), **options
+        )
+    names = [LAST, *(f"blocks.{layer}.hook_resid_pre" for layer in range(3))]
+    kept = ci.store(net, data, points=names, out=tmp_path / "s", batch_size=BATCH, progress=False)
+    one, two = (ci.linear_probe(net, given, **options) for given in (data, kept))
+    assert one.samples().equals(two.samples()) and "store" in two.meta

@@ -1,0 +1,232 @@
+"""Data without a length: rows that come one after the other."""
+
+import datasets
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import PLAIN, make, make_lm
+from crate_interp.data import open_data, open_text
+from crate_interp.data.streams import image_stream, is_stream
+from crate_interp.sweeps.stream import samples_of
+from gathered import CHUNKS, COUNT, pictures, same, table
+
+MORE = "give limit=n, which keeps the first n in memory, or a map-style"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make(**PLAIN)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return table()
+
+
+@pytest.fixture(scope="module")
+def wanted(model, data):
+    return ci.sweep(model, data, **CHUNKS)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "torch",
+        "steps",
+        *(
+            pytest.param(form, marks=pytest.mark.slow)
+            for form in ("plain", "sharded", "numpy", "parquet")
+        ),
+    ],
+)
+def test_a_stream_is_measured_as_its_table_is(model, data, wanted, form, tmp_path):
+    stream = data.to_iterable_dataset(num_shards=5 if form == "sharded" else 1)
+    if form in ("torch", "numpy"):
+        stream = stream.with_format(form)
+    if form == "parquet":
+        data.to_parquet(tmp_path / "rows.parquet")
+        stream = datasets.load_dataset(
+            "parquet", data_files=str(tmp_path / "rows.parquet"), split="train", streaming=True,
+            cache_dir=str(tmp_path / "cache"),
+        )  # fmt: skip
+    if form == "steps":
+        bare = stream.cast_column("picture", datasets.Image(decode=False))
+        stream = bare.map(lambda row: row, features=bare.features).skip(0).take(COUNT)
+        stream = stream.cast_column("picture", datasets.Image())
+    result = ci.sweep(model, stream, **CHUNKS)
+    same(result, wanted)
+    (entry,) = result.meta["data"]
+    assert (entry["start"], entry["stop"], result.meta["n_samples"]) == (0, COUNT, COUNT)
+    assert entry["fingerprint"].startswith("stream:") and "not hashed" in entry["fingerprint"]
+
+
+@pytest.mark.parametrize("form", ["torch", pytest.param("numpy", marks=pytest.mark.slow)])
+def test_the_format_of_a_table_is_left_aside(model, data, wanted, form):
+    same(ci.sweep(model, data.with_format(form), **CHUNKS), wanted)
+    with pytest.raises(ValueError, match="the dataset has a transform"):
+        ci.sweep(model, data.with_transform(lambda rows: rows), **CHUNKS)
+
+
+def test_shards_of_a_stream(model, data, wanted, tmp_path):
+    stream = data.to_iterable_dataset()
+    assert ci.sweep(model, stream, out=tmp_path, shard="0/3", **CHUNKS) is None
+    assert ci.sweep(model, stream, out=tmp_path, shard="2/3", **CHUNKS) is None
+    same(ci.sweep(model, stream, out=tmp_path, shard="1/3", **CHUNKS), wanted)
+
+
+def test_only_own_chunks_are_decoded(model, data, tmp_path, monkeypatch):
+    from crate_interp.data import tables
+
+    decoded = []
+    real = tables.decoded
+    monkeypatch.setattr(tables, "decoded", lambda *a: decoded.append(a[1]) or real(*a))
+    ci.sweep(model, data.to_iterable_dataset(), out=tmp_path, shard="1/3", **CHUNKS)
+    assert decoded == [f"the picture of sample {number}" for number in range(7, 14)]
+
+
+def test_limits(model, data):
+    stream = data.to_iterable_dataset()
+    few = ci.sweep(model, stream, limit=11, **CHUNKS)
+    same(few, ci.sweep(model, data, limit=11, **CHUNKS))
+    assert "the first 11" in few.meta["data"][0]["fingerprint"]
+    kept = open_data(stream, model.preprocess, 11)
+    assert kept.n == kept.of == 11 and kept.labels == [n % 3 for n in range(11)]
+    assert torch.equal(kept.read(2, 9), open_data(data, model.preprocess).read(2, 9))
+    with pytest.raises(ValueError, match=MORE):
+        open_data(stream, model.preprocess)
+    with pytest.raises(ValueError, match=MORE):
+        ci.audit(model, stream, progress=False)
+
+
+@pytest.mark.slow
+def test_masks_are_kept(tmp_path):
+    cutouts, model = ci.data.embedded("cutouts").select(range(5)), ci.load("crate-tiny-cutouts")
+    options = CHUNKS | dict(probes="segmentation", limit=3)
+    stream = cutouts.to_iterable_dataset()
+    same(ci.sweep(model, stream, **options), ci.sweep(model, cutouts, **options))
+    with pytest.raises(ValueError, match=MORE):
+        ci.sweep(model, stream, **options | dict(limit=None))
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_another_one(model, data, tmp_path):
+    def of(count, out):
+        return ci.sweep(model, data.select(range(count)).to_iterable_dataset(), out=out, **CHUNKS)
+
+    def broken(rows):
+        for number in range(rows):
+            yield {"picture": pictures()[number], "label": 0}
+        raise OSError("the line is cut")
+
+    of(COUNT, tmp_path / "one")
+    for count, words in ((21, "it ends after 3 chunks of 4"), (22, "chunk 3 has 1 samples")):
+        with pytest.raises(ValueError, match=f"is not the one that .* began with: {words} now"):
+            of(count, tmp_path / "one")
+    cut = datasets.IterableDataset.from_generator(
+        broken, features=data.features, gen_kwargs={"rows": 17}
+    )
+    with pytest.raises(ValueError, match=r"failed after 17 rows \(the line is cut\). What is done"):
+        ci.sweep(model, cut, out=tmp_path / "two", **CHUNKS)
+    assert len(list((tmp_path / "two" / "chunks").iterdir())) == 2
+
+
+def test_what_a_stream_must_have(model, data):
+    stream = data.to_iterable_dataset()
+    assert is_stream(stream) and not is_stream(data) and not is_stream("embedded:fashion")
+    bare = stream.cast_column("picture", datasets.Image(decode=False))
+    empty = bare.filter(lambda row: False).cast_column("picture", datasets.Image())
+    nothing = datasets.IterableDataset.from_generator(lambda: iter(()))
+    untold = datasets.IterableDataset.from_generator(lambda: iter([{"picture": object()}]))
+    for words, given in (
+        ("the data is empty: there is no image in the stream", empty),
+        ("the data is empty: there is no row in the stream", nothing),
+        ("does not say which columns it has: give it features", untold),
+        ("has no image column; its columns are label", stream.select_columns(["label"])),
+        ("has a step, such as map or filter, for which datasets would decode 'picture'",
+         stream.map(lambda row: row)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            ci.sweep(model, given, **CHUNKS)
+
+
+def test_no_file_that_a_stream_names_is_opened(model, tmp_path):
+    secret = tmp_path / "secret.png"
+    pictures(1)[0].save(secret)
+    rows = [{"picture": {"bytes": None, "path": str(secret)}}]
+    features = datasets.Features(picture=datasets.Image())
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
+    with pytest.raises(ValueError, match="no file that a table names is opened"):
+        ci.sweep(model, stream, skip_bad=True, **CHUNKS)
+
+
+def test_bad_samples_of_a_stream(model, data, wanted):
+    rows = list(data.cast_column("picture", datasets.Image(decode=False)))
+    rows[9]["picture"] = {"bytes": b"no picture", "path": None}
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=data.features)
+    with pytest.raises(ValueError, match="the picture of sample 9.* 7 to 13, 1 cannot be decoded"):
+        ci.sweep(model, stream, **CHUNKS)
+    result = ci.sweep(model, stream, skip_bad=True, **CHUNKS)
+    assert [row["sample"] for row in result.meta["skipped"]] == [9]
+    assert result.meta["n_samples"] == COUNT - 1
+    numbers = list(result.samples()["sample"].unique())
+    assert numbers == [number for number in range(COUNT) if number != 9]
+
+
+class Words:
+    bos = 46
+
+    def encode(self, text):
+        return [int(word) for word in text.split()]
+
+
+@pytest.fixture
+def texts():
+    drawn = torch.randint(0, 45, (400,), generator=torch.Generator().manual_seed(3)).tolist()
+    ends = [0, 50, 50, 53, 60, 260, 301]
+    parts = zip(ends, ends[1:], strict=False)
+    return [" ".join(map(str, drawn[start:stop])) for start, stop in parts]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "nanochat-crate",  # a token of its own begins each window
+        pytest.param("crate-lm", marks=pytest.mark.slow),
+    ],
+)
+def test_windows_of_a_stream_of_texts(family, texts):
+    lm = make_lm(family)
+    lm.tokenizer = Words()
+    table = datasets.Dataset.from_dict({"number": range(6), "words": texts})
+    result = ci.sweep(lm, table.to_iterable_dataset(), **CHUNKS)
+    same(result, ci.sweep(lm, texts, **CHUNKS))
+    assert result.meta["n_samples"] == open_text(table, lm.windows).n > 14
+    few = samples_of(lm, table.to_iterable_dataset(), 5)
+    assert few.n == 5 and torch.equal(few.read(1, 4), open_text(texts, lm.windows).read(1, 4))
+    with pytest.raises(ValueError, match="the texts have 3 tokens, a window has 13"):
+        ci.sweep(lm, table.select([2]).to_iterable_dataset(), **CHUNKS)
+    with pytest.raises(ValueError, match="the dataset is a stream, of which windows are made"):
+        open_text(table.to_iterable_dataset(), lm.windows)
+
+
+def test_texts_of_a_table_are_read_as_windows_are_made(texts):
+    lm, read = make_lm(), []
+    lm.tokenizer = Words()
+    table = datasets.Dataset.from_dict({"words": texts})
+
+    def windows(given):
+        read.append(iter(given))
+        return lm.windows(texts)
+
+    open_text(table, windows)
+    assert next(read[0]) == texts[0]  # one by one, nothing has been made a list
+    assert open_text(table, lm.windows).fingerprint == open_text(texts, lm.windows).fingerprint
+
+
+def test_rows_are_held_for_one_chunk(model, data):
+    stream = image_stream(data.to_iterable_dataset(), model.preprocess)
+    assert [(start, len(rows)) for start, rows in stream.chunks(7)] == [
+        (0, 7), (7, 7), (14, 7), (21, 2),
+    ]  # fmt: skip
+    assert [len(rows) for _, rows in stream.chunks(COUNT)] == [COUNT]
