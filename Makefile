@@ -9,6 +9,7 @@
 # make kill       200 SIGKILLs at random moments of everything that writes a folder, and 20 each of a sweep and an
 #                 audit of 5,000 images that go on
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
+# make labs       the papers' own experiments in their quick forms; runs/labs
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
@@ -22,7 +23,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables pairs \
-	transformerlens oldest clean
+	labs transformerlens oldest clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -68,6 +69,9 @@ tables: $(READY)
 
 pairs: $(READY)
 	$(BIN)/python demos/crate_against_vit.py --out runs/crate-against-vit
+
+labs: $(READY)
+	$(BIN)/python demos/labs/all.py --out runs/labs
 
 transformerlens: $(READY)
 	$(BIN)/python tests/transformerlens_suite.py -n 2

@@ -27,7 +27,7 @@ LEVELS = [
     {"probes", "maps"},
     {"sweeps"},
     {"audits", "segmentation", "circuits", "surgeries"},
-    {"bridge", "comparisons", "saes"},
+    {"bridge", "comparisons", "saes", "training"},
     {"viz"},
     {"reports", "merging", "verifying"},
     {"cli"},

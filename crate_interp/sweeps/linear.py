@@ -17,7 +17,7 @@ from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
 from crate_interp.sweeps.jobs import Perhaps, open_job
-from crate_interp.sweeps.pooled import POOLED, POOLS, Features, pooled
+from crate_interp.sweeps.pooled import POOLED, POOLS, by_layer, pooled
 from crate_interp.sweeps.provenance import data_meta, digest_of_labels
 from crate_interp.sweeps.replay import Replay, opened
 from crate_interp.sweeps.result import SweepResult
@@ -92,8 +92,8 @@ def linear_probe(
     or 0 for held-out samples and NaN for the others; std and n are over held-out samples.
 
     out, chunk_size, resume, shard, engine: as in `ci.sweep`. Features are kept, n x (n_layers + 1)
-    x d_model numbers in float32, and a layer of them is copied at a time: whoever finds all chunks
-    fits the classifiers and needs that memory. data may be a store, as in `ci.sweep`.
+    x d_model numbers in float32: whoever finds all chunks fits the classifiers and needs that
+    memory. data may be a store, as in `ci.sweep`.
 
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
@@ -138,22 +138,22 @@ def linear_result(
     found: Mapping[str, Tables], meta: dict[str, Any], progress: bool = False
 ) -> LinearProbeResult:
     """Returns the result of the stage "features": fits a classifier in each layer."""
-    # taken out, so that nothing else holds them when they are let go
-    features = Features(found["features"].pop("features"), meta["n_layers"])
+    # taken out, so that nothing else holds its bytes while they are let go
+    table = found["features"].pop("features")
     own, meta = with_facts(found["features"], meta)
     samples: Any = own["samples"]
     settings = meta["probes"]["linear"]["settings"]
     classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
     groups = samples["digest"].factorize()[0]  # equal samples have the same number
     train = _split(classes, groups, settings["test"], settings["seed"])
+    features = by_layer(table, meta["n_layers"], train)
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
     layers = range(meta["n_layers"] + 1)
     columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
     for layer in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
-        right = _of_layer(features, layer, train, (classes, shuffled))
+        right = _of_layer(features.pop(0), train, (classes, shuffled))
         for name, values in zip(columns, right, strict=True):
             columns[name].append(values)
-    del features  # before the tables take their place
     commonest = np.bincount(classes[train]).argmax()
     columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
     return LinearProbeResult(_tables(columns, ~train, samples), meta)
@@ -208,26 +208,24 @@ def _split(
 
 
 def _of_layer(
-    features: Features,
-    layer: int,
+    features: Float[np.ndarray, "sample d_model"],
     train: Bool[np.ndarray, "sample"],
     answers: Sequence[Int[np.ndarray, "sample"]],
 ) -> list[Float[np.ndarray, "held"]]:
     """Returns 1 for each held-out sample that is classified rightly, 0 for the others.
 
-    For each of several kinds of right answers a classifier is fitted.
+    For each of several kinds of right answers a classifier is fitted. features: those of the
+    training part first. They are standardised where they are.
     """
-    own = features.of(layer, train)
-    middle, scale = _scaling(own)
-    own -= middle
-    own /= scale
-    probes = [_fitted(own, wanted[train]) for wanted in answers]
-    del own  # before the others take its place
-    others = features.of(layer, ~train)
-    others -= middle
-    others /= scale
+    count = int(train.sum())
+    middle, scale = _scaling(features[:count])
+    features -= middle
+    features /= scale
+    probes = [_fitted(features[:count], wanted[train]) for wanted in answers]
     pairs = zip(probes, answers, strict=True)
-    return [(probe.predict(others) == wanted[~train]).astype(float) for probe, wanted in pairs]
+    return [
+        (probe.predict(features[count:]) == wanted[~train]).astype(float) for probe, wanted in pairs
+    ]
 
 
 def _scaling(

@@ -76,27 +76,24 @@ def _short(digest: str) -> int:
     return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
 
 
-class Features:
-    """The features of all samples, of which one layer is taken out at a time.
+def by_layer(
+    table: pd.DataFrame, n_layers: int, first: Bool[np.ndarray, "sample"]
+) -> list[Float[np.ndarray, "sample d_model"]]:
+    """Returns the features of each layer from the table "features", the `first` samples first.
 
-    Only the samples of one side of the split and one layer are copied.
+    The table loses its values, a chunk as soon as it is copied: both are never held at once.
     """
-
-    def __init__(self, table: pd.DataFrame, n_layers: int) -> None:
-        rows = zip(table["n"], table["values"], strict=True)
-        self.chunks = [
-            np.frombuffer(values, dtype=np.float32).reshape(n, n_layers + 1, -1)
-            for n, values in rows
-        ]
-
-    def of(
-        self, layer: int, chosen: Bool[np.ndarray, "sample"]
-    ) -> Float[np.ndarray, "row d_model"]:
-        """Returns the features of the chosen samples in a layer."""
-        found = np.empty((int(chosen.sum()), self.chunks[0].shape[-1]), dtype=np.float32)
-        start = row = 0
-        for values in self.chunks:
-            own = values[:, layer][chosen[start : start + len(values)]]
-            found[row : row + len(own)] = own
-            start, row = start + len(values), row + len(own)
-        return found
+    chunks = table.pop("values").tolist()[::-1]
+    place = np.empty(len(first), dtype=np.int64)  # the row of each sample
+    place[np.argsort(~first, kind="stable")] = np.arange(len(first))
+    layers: list[np.ndarray] = []
+    start = 0
+    for count in table["n"]:
+        values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
+        if not layers:
+            shape = (len(first), values.shape[-1])
+            layers = [np.empty(shape, dtype=np.float32) for _ in range(n_layers + 1)]
+        for layer, rows in enumerate(layers):
+            rows[place[start : start + count]] = values[:, layer]
+        start += count
+    return layers

@@ -112,7 +112,7 @@ def chunked_over_bare() -> bool:
         chunk, tally = Chunk(model, samples, 32), Tally(samples.n)
         lasting: list[dict] = [{} for _ in model.blocks]
         with torch.no_grad():
-            measure_weights(model.blocks, probes, tally)
+            measure_weights(model, "blocks", probes, tally)
             for batch in chunk.batches():
                 measure_batch(chunk, batch, probes, tally, lasting, {})
 
