@@ -40,5 +40,5 @@ if __name__ == "__main__":
         if subprocess.run(command).returncode:
             failed.append(name)
         print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
-    print(f"{len(names()) - len(failed)} labs ran, {len(failed)} failed: {', '.join(failed) or '-'}")
+    print(f"{len(names()) - len(failed)} labs ran, these failed: {', '.join(failed) or 'none'}")
     sys.exit(bool(failed))
