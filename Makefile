@@ -37,7 +37,7 @@ test: $(READY)
 endif
 
 test-all:
-	CRATE_QUARTER=all CRATE_PROFILE=thorough $(MAKE) test
+	CRATE_SLOW=all CRATE_PROFILE=thorough $(MAKE) test
 
 oracles: $(READY)
 	$(BIN)/python tests/record_oracles.py

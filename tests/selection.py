@@ -2,7 +2,7 @@
 
 Three environment variables choose, so that every worker of pytest-xdist chooses the same:
 
-CRATE_QUARTER      "none" (default), "all", or "0" to "3": the tests marked slow that are run
+CRATE_SLOW      "none" (default), "all", or "0" to "7": the tests marked slow that are run
 CRATE_PROFILE      "quick" (default, 25 examples) or "thorough" (200): the profile of hypothesis
 CRATE_ORACLE_SEED  any text (default: the date): which tenth of the recorded oracles is recomputed
 """
@@ -12,7 +12,7 @@ import zlib
 from datetime import date
 
 EXAMPLES = {"quick": 25, "thorough": 200}
-QUARTERS = ("0", "1", "2", "3")
+EIGHTHS = ("0", "1", "2", "3", "4", "5", "6", "7")
 
 # Workers start with the environment of the process that starts them: all of them keep its date.
 os.environ.setdefault("CRATE_ORACLE_SEED", date.today().isoformat())
@@ -30,19 +30,19 @@ def profile() -> str:
     return _chosen("CRATE_PROFILE", tuple(EXAMPLES))
 
 
-def quarter() -> str:
-    """Returns "none", "all" or a quarter; raises ValueError if CRATE_QUARTER is something else."""
-    return _chosen("CRATE_QUARTER", ("none", "all", *QUARTERS))
+def eighth() -> str:
+    """Returns "none", "all" or an eighth; raises ValueError if CRATE_SLOW is something else."""
+    return _chosen("CRATE_SLOW", ("none", "all", *EIGHTHS))
 
 
-def quarter_of(nodeid: str) -> str:
-    """Returns the quarter of a test. pytest-xdist adds "@group" to the id of a grouped test."""
-    return str(zlib.crc32(nodeid.split("@")[0].encode()) % len(QUARTERS))
+def eighth_of(nodeid: str) -> str:
+    """Returns the eighth of a test. pytest-xdist adds "@group" to the id of a grouped test."""
+    return str(zlib.crc32(nodeid.split("@")[0].encode()) % len(EIGHTHS))
 
 
 def is_run(nodeid: str, slow: bool) -> bool:
     """Returns whether this run has the test."""
-    return not slow or quarter() in ("all", quarter_of(nodeid))
+    return not slow or eighth() in ("all", eighth_of(nodeid))
 
 
 def is_recomputed(case: str) -> bool:
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config, items) -> None:
 def pytest_report_header() -> list[str]:
     """Returns the choices of this run as lines that can be copied in front of a command."""
     return [
-        f"slow tests: CRATE_QUARTER={quarter()}",
+        f"slow tests: CRATE_SLOW={eighth()}",
         f"hypothesis: CRATE_PROFILE={profile()}, {EXAMPLES[profile()]} examples",
         f"recomputed oracles: CRATE_ORACLE_SEED={os.environ['CRATE_ORACLE_SEED']}",
     ]

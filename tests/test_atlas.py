@@ -225,6 +225,7 @@ def test_the_pages_of_an_atlas_fit_both_widths_and_schemes(driven, tmp_path):  #
         assert "content-visibility: auto" not in shown.page.content()
 
 
+@pytest.mark.slow
 def test_pages_of_texts_box_and_shade_the_token(tmp_path):
     lm = ci.load("crate-tiny-lm")
     texts = ["In the beginning was the Word, and the Word was with God.\n" * 20]

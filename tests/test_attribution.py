@@ -155,6 +155,7 @@ def test_sweeps_over_the_tokens_of_images():
     assert result.values.shape[-1] == BATCH
 
 
+@pytest.mark.slow
 def test_sweeps_over_tokens_are_transformerlens_own():
     model, clean = ready("crate-lm")
     corrupted, metric = clean.flip(0).contiguous(), lambda logits: logits[0, -1, 3]

@@ -174,6 +174,7 @@ def test_random_networks_have_no_gain(count):
     assert better(over, "excess_low", "excess_high").mean() > 0.05
 
 
+@pytest.mark.slow
 def test_random_models_keep_and_break():
     table = of_random_networks(3)
     assert {"undecided", "broken"} <= set(table["verdict"])
@@ -225,6 +226,7 @@ def test_without_the_grid():
     assert bare.table()["excess"].dropna().empty or bare.table()["frame"].eq("").any()
 
 
+@pytest.mark.slow
 def test_parts_merge_into_the_whole():
     model = make("crate", n_layers=1)
     images = torch.randn(5, 3, 6, 20, generator=torch.Generator().manual_seed(2))

@@ -34,6 +34,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
+@pytest.mark.slow
 def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     result = ci.audit(make("crate-alpha"), images, untrained=2, progress=False)
     path = ci.viz.audit_page(result, tmp_path)
@@ -116,6 +117,7 @@ def test_the_text_and_the_page_have_the_same_names(images):
         assert line.strip().startswith(claim.title)
 
 
+@pytest.mark.slow
 def test_the_report_links_to_it(images, tmp_path):
     path = ci.report(
         make(), images, tmp_path, untrained=0, probes="sparsity", audit=True, progress=False
@@ -126,6 +128,7 @@ def test_the_report_links_to_it(images, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     command = ("audit", "crate-tiny-fashion", "--data", "embedded:fashion", "--out", tmp_path)
     done = run(*command, "--limit", 8, "--untrained", 1)

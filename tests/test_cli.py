@@ -55,6 +55,7 @@ def test_version_models_help():
     assert "--config" in run("report", "--help").stdout
 
 
+@pytest.mark.slow
 def test_report_on_the_embedded_model(tmp_path):
     command = ("report", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 8)
     probes = ("--untrained", 1, "--probes", "sparsity,attention")
@@ -141,6 +142,7 @@ def test_convert_a_language_model(tmp_path):
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
 
 
+@pytest.mark.slow
 def test_verify(tmp_path):
     done = process("verify", "crate-tiny-lm")
     report = json.loads(done.stdout)

@@ -156,6 +156,7 @@ def test_any_text_is_printed_on_an_ascii_terminal(monkeypatch):
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_cannot_be_written_is_refused_before_work_starts(tmp_path):
     for args in ((*REPORT, "--out"), ("convert", "crate-tiny-fashion")):
         done = run(*args, tmp_path / "o\udcff")

@@ -192,6 +192,7 @@ def test_the_last_row_of_the_lens_is_the_models_answer(name):
     assert html.count("<tr>") == LAYERS + 1 and "<kind" not in html
 
 
+@pytest.mark.slow
 def test_results_show_themselves_in_a_notebook():
     model = ci.load("crate-tiny-cutouts")
     data = "embedded:cutouts"

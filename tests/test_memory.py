@@ -70,7 +70,8 @@ def language_model():
     }
 
 
-@pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("zipped", [True, False])
 def test_a_training_dict_with_optimiser_state(zipped, tmp_path):
     """12 bytes per weight, as the public CRATE-LM has them, and a tied embedding."""
     weights, model_args = language_model()

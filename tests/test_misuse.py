@@ -31,7 +31,8 @@ def refuses(match, call, error=ValueError):
         call()
 
 
-def test_sweeps_of_one_model_in_threads(model):
+def test_sweeps_of_one_model_in_threads():
+    model = make()
     parts = [
         torch.randn(12, 3, 6, 20, generator=torch.Generator().manual_seed(seed))
         for seed in range(3)

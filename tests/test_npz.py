@@ -333,6 +333,7 @@ print((peak() - before) / weights, weights / 2**20)
 """
 
 
+@pytest.mark.slow
 def test_a_load_holds_the_weights_once(tmp_path):
     """Optimiser state as large as the weights lies beside them and is not read."""
     model = ci.HookedCrate(ci.CrateConfig(family="crate-alpha", d_model=512, n_layers=6, n_heads=8))

@@ -204,6 +204,7 @@ def test_a_model_that_is_replaced_while_it_is_read_is_refused(tmp_path, monkeypa
         ci.load(folder)
 
 
+@pytest.mark.slow
 def test_a_data_set_of_pictures_does_not_grow_by_the_report_on_it(tmp_path):
     for name in ("a", "b"):
         Image.new("RGB", (20, 6)).save(tmp_path / f"{name}.png")

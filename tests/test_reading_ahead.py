@@ -97,6 +97,9 @@ def test_what_is_done_stays(model, wanted, how, tmp_path):
                 raise KeyboardInterrupt
             assert one.pid is not None
             os.kill(one.pid, signal.SIGKILL)
+            # a signal tells of it, as an error in whatever runs then: here, and not in a library
+            # that makes a warning of it
+            time.sleep(60)
         run(network, batch)
 
     with pytest.raises(ValueError if how == "killed" else KeyboardInterrupt) as error:

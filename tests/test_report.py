@@ -141,6 +141,7 @@ def test_without_twins_and_with_other_probes(model, data, tmp_path):
     assert leftover_hooks(model) == []
 
 
+@pytest.mark.slow
 def test_a_second_report_leaves_no_figure_of_the_first(model, data, tmp_path):
     out = tmp_path / "o"
     figures = lambda: {path.name for path in (out / "figures").iterdir()}  # noqa: E731
@@ -179,7 +180,7 @@ def test_refusals(model, data, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("untrained, words", [(0, ""), (1, "1 untrained twin")])
+@pytest.mark.parametrize("untrained, words", [pytest.param(0, "", marks=pytest.mark.slow), (1, "1 untrained twin")])
 def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrained, words):
     ci.report(model, data, tmp_path, untrained=untrained, limit=2)
     (line,) = re.findall(r"^report: .*$", capsys.readouterr().err, re.MULTILINE)
@@ -188,6 +189,7 @@ def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrain
     assert all(seconds.isdigit() and unit == "s" for _, seconds, unit in parts)
 
 
+@pytest.mark.slow
 def test_it_is_silent_without_progress(model, data, tmp_path, capsys):
     ci.report(model, data, tmp_path, untrained=0, limit=2, progress=False)
     assert "report:" not in capsys.readouterr().err

@@ -32,6 +32,12 @@ def pictures():
     return Dataset.from_list(rows, features=Features({"image": Image(), "mask": Image()}))
 
 
+def audits_slowly(kinds):
+    """The kinds as parameters; an audit takes seconds."""
+    slow = {"audit": pytest.mark.slow}
+    return [pytest.param(kind, marks=slow.get(kind, ())) for kind in kinds]
+
+
 @pytest.fixture(scope="module")
 def vision():
     model = make("crate-alpha", mean=[0.5] * 3, std=[0.25] * 3)
@@ -158,7 +164,7 @@ ALL = OF_DATA | {
 }
 
 
-@pytest.mark.parametrize("kind", list(ALL))
+@pytest.mark.parametrize("kind", audits_slowly(ALL))
 def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind):
     model, data = vision
     whole = ALL[kind](model, data)
@@ -168,7 +174,9 @@ def test_a_fold_over_several_chunks_is_the_fold_over_one(vision, kind):
     assert folded.meta["data"] == whole.meta["data"] and folded.meta["n_samples"] == N
 
 
-@pytest.mark.parametrize("kind", ["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
+@pytest.mark.parametrize(
+    "kind", audits_slowly(["sweep", "audit", "atoms", "atlas", "composition", "surgery"])
+)
 def test_halves_of_text_merge_too(text, kind):
     lm, data = text
     measure = OF_DATA[kind]

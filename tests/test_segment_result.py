@@ -19,6 +19,7 @@ from crate_interp.viz.pictures import outline
 from segments import GRID, dataset, model
 
 
+@pytest.mark.slow
 def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
     net, data = model(), dataset(6, binary=False)
     folders = []

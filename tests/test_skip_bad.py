@@ -3,11 +3,13 @@
 from io import BytesIO
 
 import datasets
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 import crate_interp as ci
+import segments
 from conftest import PLAIN, make
 from crate_interp.data import open_data
 from crate_interp.data.runs import next_of, read_runs
@@ -19,7 +21,7 @@ BAD = {4: "a/08.png", 14: "b/05.png", 15: "b/07.png"}  # by the order of names, 
 
 @pytest.fixture(scope="module")
 def model():
-    return make(**PLAIN)
+    return make(labels=tuple("abcdefghijk"), **PLAIN)
 
 
 @pytest.fixture
@@ -158,3 +160,59 @@ def test_nan_is_refused_all_the_same(model):
     images[2, 0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="holds NaN or Inf in 1 of 5 images"):
         ci.sweep(model, images, skip_bad=True, **CHUNKS)
+
+
+OTHERS = {
+    "audit": lambda *a, **m: ci.audit(*a, untrained=0, grid=False, **m),
+    "atoms": ci.atoms,
+    "atlas": lambda *a, **m: ci.atlas(*a, ablate=1, **m),
+    "ablate_heads": ci.ablate_heads,
+}
+MADE = dict(chunk_size=7, batch_size=3, progress=False)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_whatever_streams_leaves_them_out(model, damaged, name):
+    """The numbers are those of a folder without the damaged files, and the numbering is not."""
+    measure, source = OTHERS[name], f"imagefolder:{damaged}"
+    with pytest.raises(ValueError, match=r"a/08\.png.* 1 cannot be decoded"):
+        measure(model, source, **MADE)
+    result = measure(model, source, skip_bad=True, **MADE)
+    assert [row["name"] for row in result.meta["skipped"]] == list(BAD.values())
+    assert result.meta["n_samples"] == COUNT - len(BAD)
+    for file in BAD.values():
+        (damaged / file).unlink()
+    close(result, measure(model, source, **MADE))
+
+
+def close(one, two):
+    """The tables of two results are equal but for rounding and the numbers of the samples.
+
+    What is drawn at random for a sample goes by its number.
+    """
+    for name in one.stored:
+        mine, theirs = (
+            table.drop(columns=[name for name in table if name == "sample" or "random" in name])
+            for table in (one.table(name), two.table(name))
+        )
+        pd.testing.assert_frame_equal(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_segment_leaves_out_what_lacks_a_picture_or_a_mask():
+    data, model = segments.dataset(n=11), segments.model()
+    rows = [dict(row) for row in data.cast_column("image", bare()).cast_column("mask", bare())]
+    rows[2]["image"] = {"bytes": b"no picture", "path": None}
+    rows[7]["mask"] = {"bytes": b"no mask", "path": None}
+    damaged = datasets.Dataset.from_list(rows, features=data.features)
+    options = dict(untrained=1, batch_size=3, chunk_size=5, progress=False)
+    with pytest.raises(ValueError, match="sample 2.*skip_bad=True"):
+        ci.segment(model, damaged, **options)
+    result = ci.segment(model, damaged, skip_bad=True, **options)
+    assert [row["sample"] for row in result.meta["skipped"]] == [2, 7]
+    # the next image that has a mask gives the other mask
+    kept = [number for number in range(11) if number not in (2, 7)]
+    close(result, ci.segment(model, data.select(kept), **options))
+
+
+def bare():
+    return datasets.Image(decode=False)

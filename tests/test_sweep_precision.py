@@ -54,6 +54,7 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(tmp_path):
         ci.sweep(own, images, precision="float8", **given)
 
 
+@pytest.mark.slow
 def test_loading_and_sweeping_need_no_scipy():
     done = subprocess.run([sys.executable, "-c", SCIPY], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

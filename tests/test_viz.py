@@ -345,6 +345,7 @@ def test_summary(result, twins):
     assert len(text) == LAYERS + 1 and len({len(line) for line in text}) == 1
 
 
+@pytest.mark.slow
 def test_drawing_loads_when_something_is_drawn_and_pyplot_never():
     code = (
         "import io, sys, numpy, crate_interp as ci\n"

@@ -25,29 +25,28 @@ from crate_interp.sweeps.tally import Tally
 SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
 
 
-def network(side: int = 224, width: int = 384, layers: int = 12) -> ci.HookedCrate:
+FEW = 16  # images by which a worker is timed first
+
+
+def network() -> ci.HookedCrate:
     torch.manual_seed(0)
     cfg = ci.CrateConfig(
-        family="crate", d_model=width, n_layers=layers, n_heads=6, image_size=side, n_classes=10
+        family="crate", d_model=384, n_layers=12, n_heads=6, image_size=224, n_classes=10
     )
     return ci.HookedCrate(cfg).eval()
 
 
-def images(n: int, side: int = 224) -> torch.Tensor:
-    return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(0))
-
-
-def small() -> ci.HookedCrate:
-    return network(112, 192, 6)
+def images(n: int) -> torch.Tensor:
+    return torch.randn(n, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
 
 def sized() -> int:
     """Returns how many images of a chunk keep one worker busy for SECONDS in all chunks."""
-    model, few = small(), images(64, 112)
+    model, few = network(), images(FEW)
     ci.sweep(model, few, controls=0, progress=False)
     start = time.perf_counter()
     ci.sweep(model, few, controls=0, progress=False)
-    return max(1, round(64 * SECONDS / CHUNKS / (time.perf_counter() - start)))
+    return max(1, round(FEW * SECONDS / CHUNKS / (time.perf_counter() - start)))
 
 
 def of_torchrun(size: int, workers: int) -> float:
@@ -65,8 +64,8 @@ def of_torchrun(size: int, workers: int) -> float:
 
 
 def worker(size: int, out: str) -> None:
-    data = images(size * CHUNKS, 112)
-    ci.sweep(small(), data, out=out, chunk_size=size, controls=0, progress=False)
+    data = images(size * CHUNKS)
+    ci.sweep(network(), data, out=out, chunk_size=size, controls=0, progress=False)
 
 
 def of_ray(size: int, workers: int) -> float:
@@ -74,8 +73,8 @@ def of_ray(size: int, workers: int) -> float:
     import ray
 
     ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False)
-    model = small()
-    samples = open_data(images(size * CHUNKS, 112), model.preprocess)
+    model = network()
+    samples = open_data(images(size * CHUNKS), model.preprocess)
     meta = data_meta(model, samples, 32) | {"blocks": "blocks", "controls": 0}
     stage = sweep_stage("sweep", model, samples, ci.probes.resolve(None), meta)
     with on_ray() as measure:
