@@ -22,6 +22,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 import crate_interp as ci
+from conftest import PLAIN, make
+from gathered import CHUNKS, table
 from working import CHUNK, digest, network, work
 
 VERB = "sweep"
@@ -59,6 +61,13 @@ def sizes(place):
     ray.init(address="local", num_cpus=3, include_dashboard=False)
     found = {n: work(VERB, n, engine="ray") for n in SIZES}
     return {n: [digest(result), result.meta["n_samples"]] for n, result in found.items()}
+
+
+def streamed(place):
+    """A stream, whose rows the driver reads and sends."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
+    stream = table().to_iterable_dataset()
+    return {"digest": digest(ci.sweep(make(**PLAIN), stream, engine="ray", **CHUNKS))}
 
 
 def killed(place, verb=VERB):

@@ -32,13 +32,12 @@ def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images)
         "permuted heads",
         "tight frame",
     }
-    assert (table["n"] == 5).all()  # all batches: there are fewer than 32
-    row = table.query(
-        "control == 'tight frame' and statistic == 'subspace_rate_mid' and layer == 1"
-    ).iloc[0]
-    assert row["model_mean"] == pytest.approx(
-        values(controlled, "compression.subspace_rate_mid", 1).mean()
-    )
+    own = values(controlled, "compression.subspace_rate_mid", 1)
+    for control, of in (("random weights", own), ("tight frame", own[:1])):
+        here = table[table["control"] == control]
+        assert (here["n"] == len(of)).all()  # all of 5, and every eighth of them
+        row = here.query("statistic == 'subspace_rate_mid' and layer == 1").iloc[0]
+        assert row["model_mean"] == pytest.approx(of.mean())
     for control, gone in (
         ("random subspaces", "rate_pre"),
         ("tight frame", "l1"),
@@ -59,12 +58,29 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     merged = parts[0].merge(parts[1]).merge(parts[2])
     for other in (some, merged):
         pd.testing.assert_frame_equal(other.controls(), whole.controls(), rtol=1e-5)
-    assert (whole.controls()["n"] == 3).all() and whole.meta["controls"] == 3
-    assert "over the first 3 images" in controls_text(some)
+    assert set(whole.controls()["n"]) == {1, 3} and whole.meta["controls"] == 3
+    assert "over the first 3 images (1 of them for what is changed" in controls_text(some)
     first = sweep(model, images[:3])  # 32 of three are three
     pd.testing.assert_frame_equal(first.controls(), whole.controls(), rtol=1e-5)
     none = sweep(model, images, controls=0)
     assert not len(none.controls()) and none.meta["controls"] == 0
+
+
+def test_controls_within_a_layer_see_every_eighth_sample():
+    """Sample 0 and sample 8, in whichever batches they are."""
+    images = torch.randn(11, 3, 6, 20, generator=torch.Generator().manual_seed(2))
+    model = make()
+    result = ci.sweep(model, images, controls=11, progress=False, batch_size=3)
+    within = result.controls().query("control != 'random weights'")
+    assert (within["n"] == 2).all()
+    row = within.query("statistic == 'rate_mid' and layer == 2").iloc[0]
+    wanted = values(result, "compression.rate_mid", 2)[[0, 8]].mean()
+    assert row["model_mean"] == pytest.approx(wanted)
+    assert "the first 11 images (2 of them for what is" in controls_text(result)
+    both = [ci.sweep(model, images[[0, 8]][[n]], controls=1, progress=False) for n in (0, 1)]
+    alone = [one.controls().query("control != 'random weights'") for one in both]
+    mean = (alone[0]["control_mean"] + alone[1]["control_mean"]) / 2
+    np.testing.assert_allclose(within["control_mean"], mean, rtol=1e-5)
 
 
 def test_what_is_no_number_of_controls(images):
@@ -83,8 +99,8 @@ def test_a_tight_frame_has_the_rate_of_its_energy(images):
     The spectrum is flat, with 13 directions.
     """
     model = make()
-    table = sweep(model, images[:2]).controls()
-    _, cache = model.run_with_cache(images[:2])
+    table = sweep(model, images[:1]).controls()
+    _, cache = model.run_with_cache(images[:1])
     energy = cache["resid_pre", 2].double().square().sum(dim=(1, 2)) / 13
     wanted = 6.5 * torch.log1p(31 * energy / (13 * 0.01)).mean()
     row = table.query("control == 'tight frame' and statistic == 'rate_pre' and layer == 2").iloc[0]
@@ -104,8 +120,8 @@ def test_random_subspaces_keep_the_singular_values(controlled):
 
 def test_permuted_heads_are_the_next_heads_map(images):
     model = make()
-    table = sweep(model, images[:2]).controls()
-    _, cache = model.run_with_cache(images[:2])
+    table = sweep(model, images[:1]).controls()
+    _, cache = model.run_with_cache(images[:1])
     block = model.blocks[0]
     written = (
         sum(cache["z", 0][:, :, k] @ block.attn.W_O[(k - 1) % 5] for k in range(5)) + block.attn.b_O

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import crate_interp as ci
 import ray_stand_in
+from conftest import PLAIN, make
+from crate_interp.sweeps.engines.ray_pool import Pool
+from gathered import CHUNKS, same, table
 from working import CHUNK, digest, network, work
 
 SCRIPT = Path(__file__).with_name("on_ray.py")
@@ -98,6 +103,25 @@ def test_the_stand_in_gives_the_bits_of_one_process(tmp_path, monkeypatch, alone
     result = work("sweep", **SMALL, out=tmp_path, engine="ray")
     assert digest(result) == alone
     assert len(cluster.made) == 3 and all(actor.dead for actor in cluster.made)
+
+
+def test_of_a_stream_the_rows_alone_are_sent(monkeypatch):
+    """What makes samples of them holds the model's preprocessing, and is in the stage already."""
+    ray_stand_in.install(monkeypatch)
+    sent, whole = [], Pool.send
+    monkeypatch.setattr(Pool, "send", lambda *args: (sent.append(args[3]), whole(*args)))
+    model, data = make(**PLAIN), table()
+    result = ci.sweep(model, data.to_iterable_dataset(), engine="ray", **CHUNKS)
+    same(result, ci.sweep(model, data, **CHUNKS))
+    assert [parcel[:3] for parcel in sent] == [(0, 0, 7), (1, 7, 14), (2, 14, 21), (3, 21, 23)]
+    assert max(len(pickle.dumps(parcel)) for parcel in sent) < 20_000
+
+
+@pytest.mark.slow
+def test_a_stream_on_a_cluster(tmp_path):
+    model, data = make(**PLAIN), table()
+    wanted = {"digest": digest(ci.sweep(model, data, **CHUNKS))}
+    assert found("streamed", tmp_path) == wanted
 
 
 def test_more_places_than_chunks(monkeypatch):

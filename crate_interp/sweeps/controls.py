@@ -1,7 +1,8 @@
 """Negative controls: the same probes on the same samples, where there is nothing to find.
 
 A control replaces activations of a layer, or its weights. Statistics that it does not change are
-left out.
+left out. A network with random weights sees every controlled sample; what is changed within a layer
+is measured on every eighth, since the probes of three such controls cost two forwards of a sample.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from crate_interp.sweeps.stream import Batch, Chunk, Forward, Reading
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.tally import Key
 
+EVERY = 8  # of the controlled samples one is seen by the controls within a layer
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Answers = dict[Key, Tensor]
@@ -96,12 +98,13 @@ def check_controls(controls: Any) -> int:
 class Controls:
     """The controls of the first `count` samples of a batch, on what the sweep's own run shows.
 
-    extra: what probes read beside activations. of_weights: what has been computed of each layer's
-    weights.
+    start: the number of the first sample. extra: what probes read beside activations. of_weights:
+    what has been computed of each layer's weights.
     """
 
     chunk: Chunk
     probes: Sequence[Probe]
+    start: int
     count: int
     extra: Acts
     of_weights: list[dict]
@@ -110,17 +113,22 @@ class Controls:
     def readings(self) -> list[Reading]:
         """Returns what reads all that the probes and the controls need of a layer."""
         points = _points(self._layers(), self.probes, CONTROLS)
-        return [Reading(points, self._measure)] if points else []
+        seen = range(self.count)[self._seen()]
+        return [Reading(points, self._measure)] if points and seen else []
 
     def _layers(self) -> Any:
         return getattr(self.chunk.model, self.chunk.blocks)
 
+    def _seen(self) -> slice:
+        """Returns which samples of the batch the controls within a layer see: 0, 8, 16, ..."""
+        return slice(-self.start % EVERY, self.count, EVERY)
+
     def _measure(self, layer: int, acts: Acts, batch: Batch) -> None:
-        block, extra = self._layers()[layer], _first(self.extra, self.count)
-        with measuring(_first(acts, self.count), batch.inputs.device.type) as shown:
-            if self.count < len(batch.inputs):  # the sweep's own numbers are of more samples
-                own = LayerActs(shown | extra, self.of_weights[layer])
-                _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
+        block, extra = self._layers()[layer], _some(self.extra, self._seen())
+        with measuring(_some(acts, self._seen()), batch.inputs.device.type) as shown:
+            # again: in a batch of another size the same numbers may have other last bits
+            own = LayerActs(shown | extra, self.of_weights[layer])
+            _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
             for name, change in CONTROLS.items():
                 other, acts = change(block, shown, torch.Generator().manual_seed(layer))
                 of_weights = self.of_weights[layer] if other is block else {}
@@ -137,22 +145,18 @@ class Controls:
         twin with the official initialisation; the others are CONTROLS. own: what the probes
         measured on the whole batch.
         """
-        own = {key: value.double() for key, value in own.items()}
-        own = self.found.pop("model", own)
-        extra, blocks, forward = (
-            _first(self.extra, self.count),
-            self.chunk.blocks,
-            self.chunk.forward,
-        )
-        other = _measured(untrained, self.probes, batch[: self.count], blocks, forward, extra)
-        rows = _rows("random weights", other, own)
+        first = slice(self.count)
+        extra, whole = _some(self.extra, first), {k: v[first].double() for k, v in own.items()}
+        blocks, forward = self.chunk.blocks, self.chunk.forward
+        other = _measured(untrained, self.probes, batch[first], blocks, forward, extra)
+        rows = _rows("random weights", other, whole)
         for name in CONTROLS:
-            rows += _rows(name, self.found.get(name, {}), own)
+            rows += _rows(name, self.found.get(name, {}), self.found.get("model", {}))
         return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _first(acts: Acts, count: int) -> Acts:
-    return {name: value[:count] for name, value in acts.items()}
+def _some(acts: Acts, which: slice) -> Acts:
+    return {name: value[which] for name, value in acts.items()}
 
 
 def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:

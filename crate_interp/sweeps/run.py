@@ -74,7 +74,7 @@ def sweep(
     has. data: see `ci.data.open_data` and `open_text`, or what `ci.open_store` returns; of a stream
     every process reads all rows. limit: the first n samples. blocks: "decoder_blocks" for a masked
     autoencoder's decoder. forward(model, batch): another way to run the model. controls: on how
-    many of the first samples to measure `result.controls()`, at four more forwards each.
+    many of the first samples to measure `result.controls()`, at about two more forwards each.
     precision: "bfloat16" runs the model under torch.autocast; probes measure in float32.
 
     The data is measured in chunks, whose numbers merge in their order: the same bits whoever
@@ -177,7 +177,7 @@ def _of_chunk(chunk: Chunk, probes: list[Probe], controls: int) -> Tables:
                 measure_batch(chunk, batch, probes, tally, of_weights, extra)
                 continue
             count = min(controls - batch.start, len(batch.inputs))
-            watched = Controls(chunk, probes, count, extra, of_weights)
+            watched = Controls(chunk, probes, batch.start, count, extra, of_weights)
             readings = watched.readings()
             own = measure_batch(chunk, batch, probes, tally, of_weights, extra, readings)
             more = watched.table(own, untrained, batch.inputs)

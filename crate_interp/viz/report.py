@@ -22,6 +22,7 @@ from crate_interp.viz.panels import hero, panel
 from crate_interp.viz.pictures import figure_uri
 from crate_interp.viz.summary import (
     CONTROLLED,
+    controlled,
     controls_table,
     controls_text,
     numbers,
@@ -105,7 +106,7 @@ def _page(
         numbers=numbers(result, twins),
         controls=[(name, header, rows) for name, header, rows in tables if rows],
         bound=rate_reduction_bound(result),
-        controlled=max(result.controls()["n"].tolist(), default=0),
+        controlled=controlled(result) if len(result.controls()) else "",
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
         sections=sections,

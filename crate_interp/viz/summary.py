@@ -83,7 +83,8 @@ def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list
         cells = [
             f"{here['control_mean'][kind]:.4g}" if kind in here.index else "" for kind in kinds
         ]
-        lines.append([str(layer), f"{here['model_mean'].iloc[0]:.4g}", *cells])
+        most = here.sort_values("n", ascending=False)["model_mean"].iloc[0]
+        lines.append([str(layer), f"{most:.4g}", *cells])
     return ["layer", "model", *kinds], lines
 
 
@@ -92,14 +93,21 @@ def controls_text(result: SweepResult) -> str:
     for name in CONTROLLED:
         header, rows = controls_table(result, name)
         if rows:
-            count = max(result.controls()["n"].tolist())
-            unit, bound = result.meta["unit"], rate_reduction_bound(result)
+            bound = rate_reduction_bound(result)
             return (
-                f"\nControls: {name} over the first {count} {unit}; d/2 ln K = {bound:.4g} nats "
+                f"\nControls: {name} over {controlled(result)}; d/2 ln K = {bound:.4g} nats "
                 "bounds R - R^c for complete orthonormal subspaces.\n"
                 f"{as_text(header, rows)}\n"
             )
     return ""
+
+
+def controlled(result: SweepResult) -> str:
+    """Returns how many samples the controls have seen, in words."""
+    counts: Any = result.controls()["n"]
+    most, least, unit = counts.max(), counts.min(), result.meta["unit"]
+    some = f" ({least} of them for what is changed within a layer)" if least < most else ""
+    return f"the first {most} {unit}{some}"
 
 
 def rate_reduction_bound(result: SweepResult) -> float:

@@ -70,7 +70,7 @@ def _measured(
     def hand_out() -> None:
         while pool.idle and enough(1):
             task = waiting.popleft()
-            pool.send(reference, task, parcel(stage, task))
+            pool.send(reference, task, parcel(task))
 
     if not enough(1):
         return

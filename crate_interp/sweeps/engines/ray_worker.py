@@ -3,6 +3,7 @@
 import dataclasses
 import platform
 import socket
+from collections.abc import Sequence
 from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import torch
 
 from crate_interp import __version__
-from crate_interp.data import Samples, part
+from crate_interp.data.streams import Row
 from crate_interp.ledgers.chunks import Tables
 from crate_interp.sweeps.stages import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
-Parcel = tuple[int, int, int] | Task  # a chunk: its number, start and stop, or with its samples
+Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk as `Stage.task` takes it
 
 
 def surroundings() -> dict[str, str | int]:
@@ -47,12 +48,10 @@ def _cloudpickle() -> Any:
     return cloudpickle
 
 
-def parcel(stage: Stage, task: Task) -> Parcel:
-    """Returns a chunk as it is sent: the samples of a data set are in the stage already."""
+def parcel(task: Task) -> Parcel:
+    """Returns a chunk as it is sent: what makes samples of rows is in the stage already."""
     samples = task.samples
-    if isinstance(stage.samples, Samples):
-        return task.number, samples.start, samples.start + samples.n
-    return task
+    return task.number, samples.start, samples.start + samples.n, task.rows or ()
 
 
 class Worker:
@@ -80,9 +79,7 @@ class Worker:
         if self.reference != reference[0]:
             self.reference, self.stage = None, None  # one stage at a time in memory
             self.stage, self.reference = self._opened(reference[0]), reference[0]
-        if isinstance(chunk, tuple):
-            chunk = Task(chunk[0], part(self.stage.samples, *chunk[1:]))
-        return self.stage.measured(chunk, lambda n: None)
+        return self.stage.measured(self.stage.task(*chunk), lambda n: None)
 
     def _opened(self, reference: Any) -> Stage:
         import ray
