@@ -180,7 +180,9 @@ def test_refusals(model, data, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("untrained, words", [pytest.param(0, "", marks=pytest.mark.slow), (1, "1 untrained twin")])
+@pytest.mark.parametrize(
+    "untrained, words", [pytest.param(0, "", marks=pytest.mark.slow), (1, "1 untrained twin")]
+)
 def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrained, words):
     ci.report(model, data, tmp_path, untrained=untrained, limit=2)
     (line,) = re.findall(r"^report: .*$", capsys.readouterr().err, re.MULTILINE)

@@ -7,10 +7,12 @@ is measured on every eighth, since the probes of three such controls cost two fo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import read
@@ -65,15 +67,22 @@ def tight_frame(block: Block, acts: Acts, generator: torch.Generator) -> tuple[A
     R^c depends on Z Z^T alone.
     """
     pos, width = acts[_STREAM[0]].shape[1:]
-    noise = torch.randn(max(pos, width), min(pos, width), generator=generator, dtype=torch.float64)
-    frame = torch.linalg.qr(noise)[0]
-    frame = frame if pos >= width else frame.T  # [pos, width], orthonormal along the shorter axis
+    frame = _frame(pos, width)
     flat: Acts = {}
     for point in _STREAM:
         z = acts[point]
         energy = torch.linalg.matrix_norm(z.double(), keepdim=True)  # [batch, 1, 1]
         flat[point] = (energy * frame.to(z.device) / min(pos, width) ** 0.5).to(z.dtype)
     return block, acts | flat
+
+
+@lru_cache(maxsize=4)
+def _frame(pos: int, width: int) -> Float[Tensor, "pos width"]:
+    """Returns a random matrix that is orthonormal along its shorter axis, the same at each call."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(max(pos, width), min(pos, width), generator=generator, dtype=torch.float64)
+    frame = torch.linalg.qr(noise)[0]
+    return frame if pos >= width else frame.T
 
 
 CONTROLS: dict[str, Control] = {
