@@ -26,7 +26,6 @@ PUBLISHED = {
 }  # fmt: skip
 PAIRS = (("c", "n"), ("n", "t"), ("t", "crate"), ("fix", "crate"), ("identity", "crate"))
 MAIN = ("c", "n", "t", "crate")
-IMAGES = 256  # test images that the measure is taken on
 COLOURS = dict(zip(NAMES, ("C3", "C1", "C2", "C0", "C4", "C5"), strict=True))
 
 
@@ -36,7 +35,7 @@ def readings(recipe: Recipe, form: str) -> dict[str, Any]:
     untrained, rows = zoo.start(recipe), []
 
     def read(model: zoo.HookedCrate, step: int) -> None:
-        found = layerwise.reading(model.eval(), images[:IMAGES])
+        found = layerwise.reading(model.eval(), images[: zoo.READ_ON])
         rows.extend({"step": step, **row} for row in found)
 
     if form == "full":

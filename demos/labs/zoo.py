@@ -39,7 +39,8 @@ NAMES = {
 SEEDS = (0, 1, 2, 3, 4)
 STEPS, BATCH, LR, LAYERS = 800, 64, 2e-3, 4
 READ_AT = (0, STEPS // 4, STEPS // 2, STEPS)
-TARGET, LOOKS, LIMIT = 0.01, 20, 2500  # of the grid: stop there, look so often, give up then
+READ_ON = 256  # test images that the measure is taken on
+TARGET, LOOKS, LIMIT = 0.01, 20, 6000  # of the grid: stop there, look so often, give up then
 
 
 @dataclass(frozen=True)
