@@ -160,7 +160,7 @@ def open_claim(table: pd.DataFrame) -> dict[str, Any]:
 def printed_claim() -> dict[str, Any]:
     """Returns whether the published figures themselves separate the two best measures.
 
-    Rule: not supported if they differ by less than one standard error under independence.
+    Rule: supported only if they differ by more than two standard errors under independence.
     """
     table = pd.read_csv(PUBLISHED)
     taus: Any = table[table["table"] == 1].set_index("measure")["overall"]
@@ -227,8 +227,13 @@ def draw(found: LabResult) -> Any:
         for table, marker in ((1, "x"), (5, "+")):
             rows = printed[(printed["measure"] == name) & (printed["table"] == table)]
             left.plot(rows["overall"], [place], marker, color="0.45")
-    for label, style in (("here, 95 %", "oC0"), ("published, d = 384", "x"), ("d = 768", "+")):
-        left.plot([], [], style, color=None if "C0" in style else "0.45", label=label)
+    styles = (
+        ("here, 95 %", "o", "C0"),
+        ("published, d = 384", "x", "0.45"),
+        ("d = 768", "+", "0.45"),
+    )
+    for label, marker, colour in styles:
+        left.plot([], [], marker, color=colour, label=label)
     left.axvline(0, color="0.7", lw=1)
     left.set_yticks(range(len(names)), names)
     left.set(xlabel="Kendall's tau with the gap of generalisation", xlim=(-1, 1))
