@@ -98,7 +98,7 @@ def draw_maps(axes: Any, found: LabResult) -> None:
             axes.plot(places, rows["value"], ".", color=srr_zoo.COLOURS[variant], alpha=0.6)
     for level, name in ((1, "CRATE-C"), (-1, "CRATE-N"), (0, "maps drawn apart")):
         axes.axhline(level, color="0.7", lw=1)
-        axes.annotate(name, (0.6, level + 0.03), color="0.4")
+        axes.annotate(name, (0.6, level + (0.03 if level else 0.25)), color="0.4")
     axes.set(xlim=(0.5, zoo.LAYERS + 0.5), ylim=(-1.15, 1.2), xlabel="layer", ylabel="cosine")
     axes.set_xticks(range(1, zoo.LAYERS + 1))
     axes.set_title("output map of a head with its U$_k^T$, trained")

@@ -110,7 +110,7 @@ def test_frames(model):
 
 
 def test_the_measure_of_the_stream_is_that_of_the_library(model):
-    blocks = model.blocks
+    blocks = list(model.blocks)
     z = model(images(), stop_at_layer=0)
     with torch.no_grad():
         expected = measures.layer_objectives(blocks, [b.attn.U for b in blocks], z, 0.1, 0.1)
