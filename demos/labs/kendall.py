@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ def _tau_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(pairs > 0, (x * y).sum(axis=(-2, -1)) / np.where(pairs > 0, pairs, 1), 0.0)
 
 
-def resampled(measures: pd.DataFrame, gap: Sequence[float], seed: int = 0) -> pd.DataFrame:
+def resampled(measures: Any, gap: Sequence[float], seed: int = 0) -> Any:
     """Returns tau-b of each column with the gap in DRAWS resamplings of the networks (rows).
 
     A network that is drawn twice is tied with itself, which tau-b leaves out.
@@ -53,15 +54,13 @@ def resampled(measures: pd.DataFrame, gap: Sequence[float], seed: int = 0) -> pd
     return pd.DataFrame(rows, columns=measures.columns)
 
 
-def groups(table: pd.DataFrame, axis: str, axes: Sequence[str], name: str) -> np.ndarray:
+def groups(table: Any, axis: str, axes: Sequence[str], name: str) -> np.ndarray:
     """Returns tau-b of a measure with the gap along one axis, for each setting of the others."""
     others = [other for other in axes if other != axis]
     return np.array([tau_b(rows[name], rows["gap"]) for _, rows in table.groupby(others)])
 
 
-def granulated(
-    table: pd.DataFrame, axes: Sequence[str], name: str
-) -> tuple[dict[str, float], np.ndarray]:
+def granulated(table: Any, axes: Sequence[str], name: str) -> tuple[dict[str, float], np.ndarray]:
     """Returns psi of each axis, and Psi, their mean, in DRAWS resamplings.
 
     `psi = mean over settings of the other axes of tau along this one`. A resampling draws settings

@@ -57,7 +57,7 @@ def network(recipe: Recipe, form: str, sigma: float | None) -> dict[str, Any]:
     return row
 
 
-def gathered(form: str, steps: Steps) -> pd.DataFrame:
+def gathered(form: str, steps: Steps) -> Any:
     """Returns a row for each network of the grid."""
     kept: Any = pd.read_csv(zoo.TRAININGS).set_index("name")["sigma"] if form == "quick" else {}
     rows = []
@@ -68,7 +68,7 @@ def gathered(form: str, steps: Steps) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def mean_claim(table: pd.DataFrame) -> dict[str, Any]:
+def mean_claim(table: Any) -> dict[str, Any]:
     """Returns the claim that the measure goes with the gap, for the mean over layers.
 
     It was added after the others were seen: the sum grows with the number of layers, which is 12
@@ -89,7 +89,7 @@ def mean_claim(table: pd.DataFrame) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def correlation_claim(table: pd.DataFrame, draws: pd.DataFrame) -> dict[str, Any]:
+def correlation_claim(table: Any, draws: Any) -> dict[str, Any]:
     """Returns the claim that the measure goes with the gap.
 
     Rule: supported if the interval of tau lies above 0, not supported if below, else depends.
@@ -106,7 +106,7 @@ def correlation_claim(table: pd.DataFrame, draws: pd.DataFrame) -> dict[str, Any
     )  # fmt: skip
 
 
-def rank_claim(table: pd.DataFrame, draws: pd.DataFrame) -> dict[str, Any]:
+def rank_claim(table: Any, draws: Any) -> dict[str, Any]:
     """Returns the claim that no other measure correlates as well.
 
     Rule: supported only if the interval of tau minus that of the best other lies above 0.
@@ -126,7 +126,7 @@ def rank_claim(table: pd.DataFrame, draws: pd.DataFrame) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def granulated_claims(table: pd.DataFrame) -> list[dict[str, Any]]:
+def granulated_claims(table: Any) -> list[dict[str, Any]]:
     """Returns the claims of the granulated coefficients: Psi, and psi of the variant.
 
     Rule of Psi: as `rank_claim`. Rule of psi: as `correlation_claim`.
@@ -158,7 +158,7 @@ def granulated_claims(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [first, second]
 
 
-def open_claim(table: pd.DataFrame) -> dict[str, Any]:
+def open_claim(table: Any) -> dict[str, Any]:
     """Returns the claim that tau does not hang on what the paper leaves open.
 
     Rule: supported if the interval of tau lies above 0 for every eps, count or share, and frame;
@@ -195,7 +195,7 @@ def printed_claim() -> dict[str, Any]:
     )  # fmt: skip
 
 
-def number_rows(table: pd.DataFrame, draws: pd.DataFrame) -> list[tuple]:
+def number_rows(table: Any, draws: Any) -> list[tuple]:
     """Returns the numbers: tau, its interval and psi of each measure, and each network's values."""
     rows: list[tuple] = []
     for name in complexity.MEASURES:

@@ -48,7 +48,7 @@ def readings(recipe: Recipe, form: str) -> dict[str, Any]:
     return accuracy | {"untrained": zoo.scores(untrained, images, labels)[1], "rows": rows}
 
 
-def gathered(form: str, steps: Steps) -> tuple[pd.DataFrame, pd.DataFrame]:
+def gathered(form: str, steps: Steps) -> tuple[Any, Any]:
     """Returns a row for each network, and one for each network, step and layer."""
     networks, layers = [], []
     for recipe in tqdm(zoo.zoo(), desc="networks", unit="network"):
@@ -64,7 +64,7 @@ def gathered(form: str, steps: Steps) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(networks), table
 
 
-def pair_claim(networks: pd.DataFrame, lower: str, higher: str) -> dict[str, Any]:
+def pair_claim(networks: Any, lower: str, higher: str) -> dict[str, Any]:
     """Returns the claim that one variant is more accurate than another, paired by seed.
 
     Rule: supported if the interval of the difference lies above 0, not supported if below.
@@ -89,7 +89,7 @@ def pair_claim(networks: pd.DataFrame, lower: str, higher: str) -> dict[str, Any
     )
 
 
-def over_frames(text: str, where: str, values: dict[str, pd.DataFrame]) -> dict[str, Any]:
+def over_frames(text: str, where: str, values: dict[str, Any]) -> dict[str, Any]:
     """Returns a claim that a change is negative; values: by frame, trained and untrained by seed.
 
     Rule: a frame agrees if the interval over seeds of the trained networks lies below 0, and so
@@ -114,7 +114,7 @@ def over_frames(text: str, where: str, values: dict[str, pd.DataFrame]) -> dict[
     )  # fmt: skip
 
 
-def depth_change(layers: pd.DataFrame, variant: str, frame: str) -> pd.DataFrame:
+def depth_change(layers: Any, variant: str, frame: str) -> Any:
     """Returns the measure of the last layer minus the first by seed, trained and untrained."""
     columns: dict[str, Any] = {}
     for name, step in (("untrained", 0), ("trained", zoo.STEPS)):
@@ -124,7 +124,7 @@ def depth_change(layers: pd.DataFrame, variant: str, frame: str) -> pd.DataFrame
     return pd.DataFrame(columns).assign(over=lambda x: x["trained"] - x["untrained"])
 
 
-def training_change(layers: pd.DataFrame, variant: str, frame: str) -> pd.DataFrame:
+def training_change(layers: Any, variant: str, frame: str) -> Any:
     """Returns how training changed the measure, its mean over layers, by seed; untrained: 0."""
     means: Any = layers[layers["variant"] == variant].groupby(["seed", "step"])
     table: Any = means[f"srr_{frame}"].mean().unstack()
@@ -132,7 +132,7 @@ def training_change(layers: pd.DataFrame, variant: str, frame: str) -> pd.DataFr
     return pd.DataFrame({"trained": change, "untrained": 0.0 * change, "over": change})
 
 
-def layer_claims(layers: pd.DataFrame) -> list[dict[str, Any]]:
+def layer_claims(layers: Any) -> list[dict[str, Any]]:
     """Returns the claims about the measure, two for each variant of MAIN."""
     found = []
     for variant in MAIN:
@@ -146,14 +146,14 @@ def layer_claims(layers: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def head_cosines(layers: pd.DataFrame, variant: str, step: int) -> pd.DataFrame:
+def head_cosines(layers: Any, variant: str, step: int) -> Any:
     """Returns the mean cosine over heads, a row for each seed and a column for each layer."""
     own = layers[(layers["variant"] == variant) & (layers["step"] == step)]
     heads = own.filter(like="cosine_").mean(axis=1)
     return own.assign(cosine=heads).pivot(index="seed", columns="layer", values="cosine")
 
 
-def map_claim(layers: pd.DataFrame) -> dict[str, Any]:
+def map_claim(layers: Any) -> dict[str, Any]:
     """Returns the claim that the learned output map is what the derivation says.
 
     Rule: supported if the interval of the mean cosine lies above 1/2 (CRATE-C, eq. 8), not
@@ -177,7 +177,7 @@ def map_claim(layers: pd.DataFrame) -> dict[str, Any]:
     )
 
 
-def number_rows(networks: pd.DataFrame, layers: pd.DataFrame) -> list[tuple]:
+def number_rows(networks: Any, layers: Any) -> list[tuple]:
     """Returns every number: accuracies, and the readings by variant, step, seed and layer."""
     rows: list[tuple] = []
     for each in networks.to_dict("records"):
@@ -191,7 +191,7 @@ def number_rows(networks: pd.DataFrame, layers: pd.DataFrame) -> list[tuple]:
     return rows
 
 
-def headline(networks: pd.DataFrame, claims: Sequence[dict[str, Any]]) -> str:
+def headline(networks: Any, claims: Sequence[dict[str, Any]]) -> str:
     """Returns the finding in one sentence."""
     means: Any = 100 * networks.groupby("variant")["accuracy"].mean()
     order = sorted(MAIN, key=lambda variant: means[variant])
