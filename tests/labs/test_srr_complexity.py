@@ -1,0 +1,279 @@
+"""Measures of complexity: closed forms, slow second implementations, invariances, and the lab."""
+
+import copy
+import itertools
+import math
+
+import complexity
+import lab
+import layerwise
+import pandas as pd
+import pytest
+import srr_complexity
+import torch
+import zoo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crate_interp import CrateConfig, HookedCrate
+
+
+def small(variant="crate", layers=2):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        size = dict(d_model=6, n_heads=2, n_layers=layers, n_classes=3)
+        look = dict(image_size=(4, 6), patch_size=2, channels=1)
+        return HookedCrate(CrateConfig(family="crate", variant=variant, **size, **look)).eval()
+
+
+def trained(model=None, start=None, sigma=0.5):
+    """A network with the labels that it gives itself, so that its margins are above 0."""
+    model = model or small()
+    images = torch.randn(11, 1, 4, 6, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        labels = model(images).argmax(dim=-1)
+    moved = start or small()
+    if start is None:
+        with torch.no_grad():
+            for weight in moved.parameters():
+                weight.mul_(0.7)
+    return complexity.Trained(model, moved, images, labels, sigma)
+
+
+def scaled(model, factor):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            if weight.ndim == 2:
+                weight.mul_(factor)
+    return other
+
+
+def test_the_table_has_the_published_rows():
+    printed = pd.read_csv(srr_complexity.PUBLISHED)
+    assert list(complexity.MEASURES) == printed[printed["table"] == 1]["measure"].tolist()
+    assert len(complexity.MEASURES) == 23
+
+
+@pytest.mark.parametrize("variant", ["crate", "c", "n", "t", "identity"])
+def test_path_norm_is_that_of_slow_loops(variant):
+    model = small(variant)
+    assert complexity.path_norm(model) == pytest.approx(slow_path_norm(model), rel=1e-6)
+
+
+@torch.no_grad()
+def slow_path_norm(model):
+    """The same number by loops over tokens and entries."""
+    d, heads, p = range(6), range(2), range(3)
+    embed, tokens = model.embed.proj, range(model.cfg.n_tokens)
+    z = [[float(model.cls_token[0, 0, i]) ** 2 for i in d]]
+    for _ in tokens[1:]:
+        z.append([
+            sum(float(w) ** 2 for w in embed.weight[i]) + float(embed.bias[i]) ** 2 for i in d
+        ])  # fmt: skip
+    z = [[z[t][i] + float(model.pos_embed[0, t, i]) ** 2 for i in d] for t in tokens]
+    for block in model.blocks:
+        attn, dictionary = block.attn, block.mlp.D.detach()
+        out = [[float(attn.b_O[i]) ** 2 for i in d] for _ in tokens]
+        for k in heads:
+            codes = [
+                [sum(z[t][i] * float(attn.U[k, i, a]) ** 2 for i in d) for a in p] for t in tokens
+            ]
+            for t in tokens:
+                scores = [
+                    math.exp(sum(codes[t][a] * codes[s][a] for a in p) / 3**0.5) for s in tokens
+                ]
+                for a, i in itertools.product(p, d):
+                    mean = sum(scores[s] * codes[s][a] for s in tokens) / sum(scores)
+                    out[t][i] += mean * float(attn.W_O[k, a, i]) ** 2
+        step = torch.eye(6) + 0.1 * (dictionary - dictionary.T @ dictionary)
+        mid = [[z[t][i] + out[t][i] for i in d] for t in tokens]
+        z = [[sum(mid[t][i] * float(step[i, j]) ** 2 for i in d) for j in d] for t in tokens]
+    head = model.unembed
+    return sum(
+        sum(z[0][i] * float(head.weight[c, i]) ** 2 for i in d) + float(head.bias[c]) ** 2
+        for c in range(3)
+    )
+
+
+def test_path_norm_of_a_linear_network_is_a_sum_over_its_paths():
+    model = small(layers=2)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "out_proj" in name or name in ("pos_embed", "unembed.bias"):
+                weight.zero_()
+    maps = [block.mlp.linear(torch.eye(6)).detach() for block in model.blocks]
+    first, head = model.cls_token.detach()[0, 0], model.unembed.W_U.detach()
+    total = 0.0
+    for i, j, k, c in itertools.product(range(6), range(6), range(6), range(3)):
+        total += float(first[i] * maps[0][i, j] * maps[1][j, k] * head[k, c]) ** 2
+    assert complexity.path_norm(model) == pytest.approx(total, rel=1e-5)
+
+
+def test_norms_of_known_matrices():
+    model = small("c", layers=1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.copy_(torch.eye(*weight.shape))
+    t = trained(model, start=scaled(model, 0.0))
+    shapes = [weight.shape for weight in t.weights]
+    assert shapes == [(6, 4), (6, 6), (6, 6), (3, 6)]  # embedding, U, D, classes
+    ones, m = 4 + 6 + 6 + 3, 11
+    found = complexity.measured(t)
+    assert found["params"] == pytest.approx(math.sqrt((24 + 36 + 36 + 18) / m))
+    for name in ("l2-norm", "l2-norm-init", "fro-distance", "param-norm", "fro/spec"):
+        assert found[name] == pytest.approx(math.sqrt(ones / m))
+    assert found["spec-distance"] == pytest.approx(math.sqrt(4 / m))
+    assert found["prod-of-spec"] == pytest.approx(-math.log(m) / 2)
+    assert found["sum-of-spec"] == pytest.approx(math.log(4 / m) / 2)
+    fro = math.log(4 * 6 * 6 * 3)
+    assert found["prod-of-fro"] == pytest.approx((fro - math.log(m)) / 2)
+    assert found["sum-of-fro"] == pytest.approx((math.log(4) + fro / 4 - math.log(m)) / 2)
+    bound = ones / (4 * 0.25) + math.log(m / 0.5) + 10
+    assert found["pac-bayes-orig"] == pytest.approx(math.sqrt(bound / m))
+    assert found["pac-bayes-init"] == found["pac-bayes-orig"]
+    assert found["1/pac-bayes-flatness"] == pytest.approx(math.sqrt(4 / m))
+    main = math.log(ones) - 2 * math.log(t.margin) - math.log(m)
+    assert found["spec-orig-main"] == pytest.approx(main / 2)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.floats(0.25, 4))
+def test_scaling_all_weights(factor):
+    model = small()
+    t, other = trained(model), trained(scaled(model, factor), start=scaled(trained().start, factor))
+    for name in ("params", "fro/spec"):
+        measure = complexity.MEASURES[name]
+        assert measure(other) == pytest.approx(measure(t))
+    for name in ("l2-norm", "l2-norm-init", "fro-distance", "spec-distance", "param-norm"):
+        measure = complexity.MEASURES[name]
+        assert measure(other) == pytest.approx(factor * measure(t))
+    shift = math.log(factor)
+    for name, times in {"prod-of-spec": len(t.weights), "sum-of-fro": 1}.items():
+        measure = complexity.MEASURES[name]
+        assert measure(other) - measure(t) == pytest.approx(times * shift)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.floats(0.5, 3))
+def test_scaling_the_logits_scales_the_margin(factor):
+    model = small()
+    both = [trained(model), trained(model)]
+    louder = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in louder.unembed.parameters():
+            weight.mul_(factor)
+    both[1] = complexity.Trained(louder, both[0].start, both[0].images, both[0].labels, 0.5)
+    assert both[1].margin == pytest.approx(factor * both[0].margin, rel=1e-4)
+    inverse = complexity.MEASURES["1/margin"]
+    assert inverse(both[1]) == pytest.approx(inverse(both[0]) / factor, rel=1e-4)
+    over = complexity.MEASURES["prod-of-spec/margin"]  # the logits' own matrix cancels
+    assert over(both[1]) == pytest.approx(over(both[0]), rel=1e-4)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 30))
+def test_the_order_of_the_images_does_not_matter(seed):
+    t = trained()
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
+    other = complexity.Trained(t.model, t.start, t.images[order], t.labels[order], t.sigma)
+    assert complexity.measured(other) == pytest.approx(complexity.measured(t), rel=1e-4)
+
+
+def test_l2_norm_and_param_norm_are_one():
+    t = trained()
+    assert complexity.MEASURES["l2-norm"](t) == pytest.approx(complexity.MEASURES["param-norm"](t))
+
+
+def test_the_margin_is_that_of_slow_loops_and_must_be_above_0():
+    t = trained()
+    with torch.no_grad():
+        rows = t.model(t.images).double().tolist()
+    each = sorted(
+        row[y] - max(value for j, value in enumerate(row) if j != y)
+        for row, y in zip(rows, t.labels.tolist(), strict=True)
+    )
+    assert t.margin == pytest.approx(each[1])  # of 11 values the tenth percentile is the second
+    with pytest.raises(ValueError, match="give a network that classifies"):
+        complexity.margin(t.model, t.images, (t.labels + 1) % 3)
+
+
+def test_the_noise_costs_a_tenth_of_the_accuracy():
+    recipe = zoo.grid()[0]
+    model = zoo.trained(recipe)
+    images, labels = (each[:61] for each in zoo.digits()[:2])
+    sigma = complexity.noise_level(model, images, labels)
+    generator, hits = torch.Generator().manual_seed(7), []
+    for _ in range(50):
+        noisy = copy.deepcopy(model)
+        with torch.no_grad():
+            for weight in noisy.parameters():
+                if weight.ndim == 2:
+                    weight.add_(sigma * torch.randn(weight.shape, generator=generator))
+        hits.append(zoo.scores(noisy, images, labels)[1])
+    drop = zoo.scores(model, images, labels)[1] - sum(hits) / 50
+    assert 0.05 < drop < 0.2
+
+
+def test_a_network_that_noise_cannot_hurt_has_the_widest():
+    model = small()
+    with torch.no_grad():
+        model.unembed.bias.copy_(torch.tensor([1e6, 0.0, 0.0]))
+    sigma = complexity.noise_level(model, torch.randn(5, 1, 4, 6), torch.zeros(5, dtype=torch.long))
+    assert sigma == pytest.approx(complexity.WIDEST, rel=1e-3)
+
+
+def test_the_summed_measure_is_additive_over_layers():
+    t = trained()
+    assert complexity.MEASURES["SRR"](t) == pytest.approx(
+        float(layerwise.layer_measures(t.model, t.images, "stream").sum())
+    )
+
+
+def grid_table(**columns):
+    rows = [{axis: getattr(recipe, axis) for axis in srr_complexity.AXES} for recipe in zoo.grid()]
+    table = pd.DataFrame(rows).assign(gap=[float(place * 7 % 32) for place in range(32)])
+    for place, name in enumerate(complexity.MEASURES):
+        table[name] = [float((place + 3) * row % 31) for row in range(32)]
+    return table.assign(**{name: values(table["gap"]) for name, values in columns.items()})
+
+
+def claims_of(table):
+    draws = srr_complexity.kendall.resampled(table[list(complexity.MEASURES)], table["gap"])
+    return (
+        srr_complexity.correlation_claim(table, draws),
+        srr_complexity.rank_claim(table, draws),
+    )
+
+
+def test_the_measure_wins_only_where_its_interval_is_above_0():
+    alone = claims_of(grid_table(SRR=lambda gap: gap))
+    assert [each["answer"] for each in alone] == ["supported", "supported"]
+    tied = claims_of(grid_table(SRR=lambda gap: gap, **{"path-norm": lambda gap: gap**3}))
+    assert [each["answer"] for each in tied] == ["supported", "not supported"]
+    assert tied[1]["ours"] == 0
+    wrong = claims_of(grid_table(SRR=lambda gap: -gap))
+    assert [each["answer"] for each in wrong] == ["not supported", "not supported"]
+
+
+def test_the_mean_over_layers_does_not_grow_with_depth():
+    table = grid_table(SRR=lambda gap: gap)
+    table["SRR"] = table["SRR"] * table["layers"]
+    assert srr_complexity.mean_claim(table)["ours"] == pytest.approx(1)
+
+
+def test_the_printed_figures_are_not_apart():
+    found = srr_complexity.printed_claim()
+    assert found["answer"] == "not supported" and found["ours"] == pytest.approx(0.03)
+
+
+@pytest.mark.slow
+def test_the_quick_lab(tmp_path):
+    found = srr_complexity.run("quick", lab.Steps(None))
+    assert len(found.table()) == 7
+    assert lab.written(found, srr_complexity.draw, tmp_path).exists()
+    kept = pd.read_csv(zoo.TRAININGS).set_index("name")["sigma"]
+    for recipe in zoo.grid()[: srr_complexity.REPEATED]:
+        again = found.numbers("sigma", setting=recipe.name)["value"][0]
+        assert again == pytest.approx(kept[recipe.name], rel=1e-3)

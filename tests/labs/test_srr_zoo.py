@@ -1,0 +1,199 @@
+"""The zoo of CRATE's variants: its start, its shipped weights and readings, and the lab."""
+
+import hashlib
+
+import lab
+import layerwise
+import pandas as pd
+import pytest
+import srr_zoo
+import torch
+import train_zoo
+import zoo
+
+import crate_interp.measures as measures
+
+
+@pytest.fixture(scope="module")
+def trainings():
+    return pd.read_csv(zoo.TRAININGS).set_index("name")
+
+
+@pytest.fixture
+def model():
+    return zoo.start(zoo.Recipe("zoo", "crate", 2, 1e-3, 64, 5))
+
+
+def images(count=3):
+    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_every_start_is_drawn_again_from_its_seed(trainings):
+    recipes = [*zoo.zoo(), *zoo.grid()]
+    assert [recipe.name for recipe in recipes] == trainings.index.tolist()
+    for recipe in recipes:
+        assert train_zoo.digest(zoo.start(recipe)) == trainings.loc[recipe.name, "start"]
+
+
+def test_a_start_leaves_the_random_state(model):
+    torch.manual_seed(3)
+    before = torch.rand(2)
+    torch.manual_seed(3)
+    zoo.start(zoo.zoo()[0])
+    assert torch.equal(torch.rand(2), before)
+
+
+def test_the_weights_are_small_and_whole():
+    files = [zoo.WEIGHTS / f"{recipe.name}.safetensors" for recipe in [*zoo.zoo(), *zoo.grid()]]
+    assert {path.name for path in zoo.WEIGHTS.glob("*.safetensors")} == {f.name for f in files}
+    assert sum(path.stat().st_size for path in files) < 2_000_000
+
+
+def test_the_shipped_weights_score_as_their_table_says(trainings):
+    _, _, images, labels = zoo.digits()
+    for recipe in (zoo.zoo()[7], zoo.grid()[11]):
+        found = zoo.scores(zoo.trained(recipe), images, labels)
+        row = trainings.loc[recipe.name]
+        assert found == pytest.approx((row["test_ce"], row["test_accuracy"]), rel=1e-4)
+
+
+def test_a_model_is_saved_in_float16_and_read_again(tmp_path, model):
+    recipe = zoo.Recipe("zoo", "crate", 2, 1e-3, 64, 5)
+    path = tmp_path / "new" / "model.safetensors"
+    zoo.save(model, path)
+    again = zoo.load(recipe, path)
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name].half().float())
+
+
+def test_the_halves_of_the_digits_are_apart_and_stratified():
+    train, labels, test, test_labels = zoo.digits()
+    digests = [{hashlib.sha256(x.numpy().tobytes()).digest() for x in each} for each in
+               (train, test)]  # fmt: skip
+    assert len(train) + len(test) == 1797 and not digests[0] & digests[1]
+    shares = [y.bincount() / len(y) for y in (labels, test_labels)]
+    assert (shares[0] - shares[1]).abs().max() < 2e-3
+    assert train.mean().abs() < 1e-5
+
+
+def test_a_training_stops_where_it_is_told_and_repeats_itself():
+    recipe = zoo.Recipe("grid", "n", 2, 4e-3, 32, 5)
+    seen = []
+
+    def look(model, step):
+        seen.append(step)
+        return step == 3
+
+    runs = [zoo.fit(recipe, 7, lambda step: recipe.lr, look) for _ in range(2)]
+    assert seen == [0, 1, 2, 3] * 2
+    assert train_zoo.digest(runs[0]) == train_zoo.digest(runs[1])
+    assert train_zoo.digest(runs[0]) != train_zoo.digest(zoo.start(recipe))
+
+
+def test_the_fixed_output_map_stays_at_its_start():
+    recipe = zoo.zoo()[4]
+    assert recipe.variant == "fix"
+    pairs = zip(zoo.trained(recipe).blocks, zoo.start(recipe).blocks, strict=True)
+    for trained, start in pairs:
+        assert torch.allclose(trained.attn.W_O, start.attn.W_O, atol=1e-3)
+        assert not torch.allclose(trained.attn.U, start.attn.U, atol=1e-2)
+
+
+def test_frames(model):
+    z, norm = torch.randn(3, 5, 7), torch.nn.LayerNorm(7)
+    assert layerwise.framed(z, norm, "stream") is z
+    assert torch.equal(layerwise.framed(z, norm, "read"), norm(z))
+    unit = layerwise.framed(z, norm, "unit")
+    assert torch.allclose(unit, layerwise.framed(11 * z, norm, "unit"), atol=1e-5)
+    assert torch.allclose(unit.square().sum(dim=(1, 2)), torch.full((3,), 35.0))
+    assert (layerwise.framed(0 * z, norm, "unit") == 0).all()
+
+
+def test_the_measure_of_the_stream_is_that_of_the_library(model):
+    blocks = list(model.blocks)
+    z = model(images(), stop_at_layer=0)
+    with torch.no_grad():
+        expected = measures.layer_objectives(blocks, [b.attn.U for b in blocks], z, 0.1, 0.1)
+    found = layerwise.layer_measures(model, images(), "stream")
+    assert torch.allclose(found, expected.mean(dim=1), rtol=1e-5)
+
+
+def test_count_and_share_differ_by_what_is_counted(model):
+    z = layerwise.streams(model, images())
+    nonzero = torch.stack([(x != 0).float().sum(dim=(1, 2)).mean() for x in z])
+    for frame in layerwise.FRAMES:
+        count, share = (
+            layerwise.layer_measures(model, images(), frame, share=share) for share in (False, True)
+        )
+        assert torch.allclose(count - share, 0.1 * nonzero * (1 - 1 / (17 * 32)), atol=1e-3)
+
+
+@pytest.mark.parametrize(("variant", "cosine"), [("c", 1), ("n", -1)])
+def test_tied_maps_have_their_cosine(variant, cosine):
+    model = zoo.start(zoo.Recipe("zoo", variant, 2, 1e-3, 64, 5))
+    assert torch.allclose(layerwise.output_cosines(model), torch.full((2, 4), float(cosine)))
+
+
+def test_the_kept_readings_are_those_of_the_weights():
+    kept = pd.read_csv(zoo.READINGS)
+    assert len(kept) == len(zoo.zoo()) * len(zoo.READ_AT) * zoo.LAYERS
+    _, _, images, _ = zoo.digits()
+    recipe = zoo.zoo()[9]
+    for model, step in ((zoo.start(recipe), 0), (zoo.trained(recipe), zoo.STEPS)):
+        own = kept[(kept["variant"] == recipe.variant) & (kept["seed"] == recipe.seed)]
+        own = own[own["step"] == step].drop(columns=["variant", "seed", "step"])
+        found = pd.DataFrame(layerwise.reading(model, images[: zoo.READ_ON]))
+        pd.testing.assert_frame_equal(
+            found, own.reset_index(drop=True), check_dtype=False, rtol=1e-4, atol=1e-5
+        )
+
+
+def networks(**accuracies):
+    rows = [
+        {"variant": variant, "seed": seed, "accuracy": value, "untrained": 0.1}
+        for variant, values in accuracies.items()
+        for seed, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("higher", "answer"),
+    [
+        ((0.90, 0.91, 0.92), "supported"),
+        ((0.80, 0.80, 0.82), "not supported"),
+        ((0.86, 0.84, 0.88), "depends"),
+    ],
+)
+def test_a_ranking_is_answered_by_its_interval(higher, answer):
+    table = networks(c=(0.85, 0.86, 0.87), n=higher)
+    assert srr_zoo.pair_claim(table, "c", "n")["answer"] == answer
+
+
+def changes(trained, untrained=0.0):
+    rows = {"trained": trained, "untrained": untrained}
+    return pd.DataFrame(rows, index=range(len(trained))).assign(
+        over=lambda x: x["trained"] - x["untrained"]
+    )
+
+
+def test_a_change_that_untrained_networks_have_too_is_not_supported():
+    falls = changes([-5.0, -5.1, -4.9])
+    same = changes([-5.0, -5.1, -4.9], untrained=-5.0)
+
+    def answer(*frames):
+        values = dict(zip(layerwise.FRAMES, frames, strict=True))
+        return srr_zoo.over_frames("It falls.", "nowhere", values)["answer"]
+
+    assert answer(falls, falls, falls) == "supported"
+    assert answer(same, same, same) == "not supported"
+    assert answer(falls, falls, same) == "depends"
+
+
+@pytest.mark.slow
+def test_the_quick_lab(tmp_path):
+    found = srr_zoo.run("quick", lab.Steps(None))
+    assert len(found.table()) == len(srr_zoo.PAIRS) + 2 * len(srr_zoo.MAIN) + 1
+    assert lab.written(found, srr_zoo.draw, tmp_path).exists()
+    one = found.numbers("cosine_0", setting=f"CRATE-N, step {zoo.STEPS}")
+    assert one["value"].to_numpy() == pytest.approx(-1)
