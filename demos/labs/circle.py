@@ -50,6 +50,20 @@ def grouped(data: Walks) -> Walks:
     return Walks(distinct[:, :-1], distinct[:, -1], weights)
 
 
+def balanced(p: float, states: int, tokens: int, count: int, seed: int) -> Walks:
+    """Returns walks that have the exact probabilities of the last state and of the next.
+
+    Each of `count` random walks is turned to every start, and followed by both its next states with
+    weights p and 1 - p. It shows what training does with no error of sampling there.
+    """
+    data = walks(p, states, tokens, count, seed)
+    turned = (data.states[None] + np.arange(states)[:, None, None]) % states
+    turned = turned.reshape(states * count, -1)
+    following = np.concatenate([turned[:, -1] + 1, turned[:, -1] - 1]) % states
+    weights = np.repeat([p, 1 - p], states * count) / (states * count)
+    return Walks(np.concatenate([turned, turned]), following, weights)
+
+
 def transition(p: float, states: int) -> NDArray:
     """Returns Pi [from, to], the probabilities of the next state."""
     forward = np.roll(np.eye(states), 1, axis=1)

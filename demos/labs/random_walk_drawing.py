@@ -14,14 +14,15 @@ def draw(found: LabResult) -> Figure:
             axis.semilogx(curve, "o-", label=setting)
         axis.set(xlabel="iteration", title=quantity, ylim=(0, 1.03))
     axes[0].legend(fontsize=8)
-    for name, line in (("Pi", "-"), ("root of Pi", ":")):
+    names = (("Pi", "-", r"$\Pi^T$"), ("root of Pi", ":", r"$\sqrt{\Pi^T}$"))
+    for name, line, words in names:
         for colour, (setting, rows) in enumerate(
-            found.numbers(f"distance to {name}").groupby("setting")
+            found.numbers(f"balanced: distance to {name}").groupby("setting")
         ):
             curve = rows.groupby("place")["value"].mean()
-            label = rf"{setting}, to {'$\sqrt{\Pi}$' if 'root' in name else r'$\Pi$'}"
+            label = f"{setting}, to {words}"
             axes[2].loglog(curve, f"o{line}", color=f"C{colour}", label=label)
-    axes[2].set(xlabel="iteration", title="distance of V's direction")
+    axes[2].set(xlabel="iteration", title="distance of V's direction, exact shares")
     axes[2].legend(fontsize=8)
     for colour, form in enumerate(("grouped", "naive")):
         rows = found.numbers(f"{form}: training accuracy")
