@@ -17,7 +17,7 @@ def draw(found: LabResult) -> Figure:
     names = (("Pi", "-", r"$\Pi^T$"), ("root of Pi", ":", r"$\sqrt{\Pi^T}$"))
     for name, line, words in names:
         for colour, (setting, rows) in enumerate(
-            found.numbers(f"balanced: distance to {name}").groupby("setting")
+            found.numbers(f"exact: distance to {name}").groupby("setting")
         ):
             curve = rows.groupby("place")["value"].mean()
             label = f"{setting}, to {words}"

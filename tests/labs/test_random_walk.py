@@ -89,6 +89,15 @@ def test_balanced_walks_have_the_exact_shares():
     np.testing.assert_allclose(transition(0.8, 5)[0], [0, 0.8, 0, 0, 0.2], atol=1e-12)
 
 
+def test_with_attention_on_the_last_state_a_step_is_elementwise():
+    data = balanced(0.8, 5, 11, 3, 0)
+    model = zero(5, 11)
+    model.c[-2], model.v[:] = 60.0, 0.3  # the last state
+    wanted = 0.3 + transition(0.8, 5).T / 5 / (0.3 + EPS)
+    model.step(data, 1.0)
+    np.testing.assert_allclose(model.v, wanted, rtol=1e-9)
+
+
 @pytest.mark.parametrize("p", [0, 1])
 def test_a_certain_walk_stays_at_chance(p):
     data = grouped(walks(p, 6, 97, 1000, 3))
