@@ -1,8 +1,8 @@
 """The figure of the lab group_sparse."""
 
 import math
+from typing import Any  # of a LabResult: pandas' own types are too wide here
 
-from lab import LabResult
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
@@ -14,7 +14,7 @@ WORDS = {
 }
 
 
-def draw(found: LabResult) -> Figure:
+def draw(found: Any) -> Figure:
     """Draws attention, direction and loss along training, a line for each size and form."""
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for axis, (quantity, chance) in zip(axes, CHANCE.items(), strict=True):

@@ -1,14 +1,15 @@
 """The figure of the lab joma_dynamics."""
 
+from typing import Any  # of a LabResult: pandas' own types are too wide here
+
 import joma_theorems as theorems
 import numpy as np
-from lab import LabResult
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
-def _drifts(axis: Axes, found: LabResult) -> None:
+def _drifts(axis: Axes, found: Any) -> None:
     for kind in ("linear", "exp", "softmax"):
         rows = found.numbers("drift", setting=kind).groupby("place")["value"].mean()
         axis.loglog(2 / rows.index.to_numpy(), rows.to_numpy(), "o-", label=kind)
@@ -19,7 +20,7 @@ def _drifts(axis: Axes, found: LabResult) -> None:
     axis.legend()
 
 
-def _correlations(axis: Axes, found: LabResult) -> None:
+def _correlations(axis: Axes, found: Any) -> None:
     names = {"whole": "estimate", "squares": r"part $\Sigma v^2$", "rest": r"part $-|v|^2\bar b$"}
     for kind, line in (("gauss", "-"), ("random", "--")):
         for colour, (name, words) in enumerate(names.items()):
@@ -30,7 +31,7 @@ def _correlations(axis: Axes, found: LabResult) -> None:
     axis.legend(fontsize=7)
 
 
-def _growth(axis: Axes, found: LabResult) -> None:
+def _growth(axis: Axes, found: Any) -> None:
     for token in range(4):
         rows = found.numbers(f"v_0 of token {token}", setting="gauss")
         axis.plot(rows["place"], rows["value"], label=f"token {token}")
@@ -51,7 +52,7 @@ def _blow_up(axis: Axes) -> None:
     axis.legend()
 
 
-def _entropy(axis: Axes, found: LabResult) -> None:
+def _entropy(axis: Axes, found: Any) -> None:
     for name, words in (("entropy", "attention"), ("entropy without attention", "without")):
         rows = found.numbers(name).sort_values("place")
         axis.plot(rows["place"], rows["value"], label=words)
@@ -63,7 +64,7 @@ def _entropy(axis: Axes, found: LabResult) -> None:
     axis.legend()
 
 
-def _trees(axis: Axes, found: LabResult) -> None:
+def _trees(axis: Axes, found: Any) -> None:
     table = found.table()
     rows = table[table["where"] == "Theorem 5"]
     at = np.arange(len(rows))
@@ -79,7 +80,7 @@ def _trees(axis: Axes, found: LabResult) -> None:
     axis.legend(loc="upper right", fontsize=8)
 
 
-def draw(found: LabResult) -> Figure:
+def draw(found: Any) -> Figure:
     """Draws Theorems 1, 2, 5 and Figures 2, 3, 4."""
     figure, axes = pyplot.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
     _drifts(axes[0, 0], found)

@@ -1,11 +1,12 @@
 """The figure of the lab joma_entropy."""
 
-from lab import LabResult
+from typing import Any  # of a LabResult: pandas' own types are too wide here
+
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 
-def draw(found: LabResult) -> Figure:
+def draw(found: Any) -> Figure:
     """Draws entropy and stable rank of each layer against the step, a row for each model."""
     names = found.numbers("uniform entropy")["setting"].tolist()
     figure, axes = pyplot.subplots(len(names), 2, figsize=(11, 7.5), layout="constrained")

@@ -86,9 +86,8 @@ def joint_training(kind: str, seeds: int, iterations: int) -> dict[str, np.ndarr
         b = torch.softmax(z[..., None] / T + x.log(), dim=-2)  # e^(z/T) x over its sum
         logits = b.mT @ w[:, :M_C] + w[:, M_C : M_C + 1]  # the query's row: the residual
         loss = torch.nn.functional.cross_entropy(logits.mT, labels, reduction="sum") / CLASSES
-        loss.backward()
+        slopes = torch.autograd.grad(loss, [w, z])
         with torch.no_grad():
-            for parameter in (w, z):
-                parameter -= LEARNING_RATE * parameter.grad
-                parameter.grad = None
+            for parameter, slope in zip((w, z), slopes, strict=True):
+                parameter -= LEARNING_RATE * slope
     return {name: torch.stack(rows).numpy() for name, rows in found.items()} | {"x": x[0].numpy()}

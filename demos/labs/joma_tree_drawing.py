@@ -1,7 +1,8 @@
 """The figure of the lab joma_tree."""
 
+from typing import Any  # of a LabResult: pandas' own types are too wide here
+
 import numpy as np
-from lab import LabResult
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
@@ -14,7 +15,7 @@ SERIES = {  # quantity: how it is named, its marker
 }
 
 
-def draw(found: LabResult) -> Figure:
+def draw(found: Any) -> Figure:
     """Draws NCorr of each cell and layer: published, untrained, trained small, permuted."""
     from joma_tree import CELLS, PUBLISHED, name
 
@@ -32,10 +33,10 @@ def draw(found: LabResult) -> Figure:
         axis.set(ylabel=f"NCorr of layer {layer}", ylim=(0.3, 1.03))
         axis.grid(axis="y", alpha=0.3)
     axes[1].set_xticks(at, [name(cell).replace(") C", ")\nC") for cell in CELLS], fontsize=8)
-    axes[1].legend(ncols=2, fontsize=8, loc="lower right")
+    axes[0].legend(ncols=2, fontsize=8, loc="center left", bbox_to_anchor=(0, 0.55))
     seeds = found.numbers("untrained 400")["seed"].nunique()
     figure.suptitle(
-        "JoMA Table 1: an untrained network comes close to the published NCorr\n"
+        "JoMA Table 1: untrained networks have most of the published NCorr\n"
         f"(untrained at the published size, trained reduced to d = 128; {seeds} seeds, bars: std)"
     )
     return figure

@@ -1,11 +1,12 @@
 """The figure of the lab random_walk."""
 
-from lab import LabResult
+from typing import Any  # of a LabResult: pandas' own types are too wide here
+
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 
-def draw(found: LabResult) -> Figure:
+def draw(found: Any) -> Figure:
     """Draws accuracy, attention and distances along training, and the certain walks' accuracy."""
     figure, axes = pyplot.subplots(1, 4, figsize=(16, 4.2), layout="constrained")
     for axis, quantity in zip(axes, ("accuracy", "attention on the parent"), strict=False):
