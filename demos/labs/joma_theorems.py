@@ -1,0 +1,118 @@
+"""JoMA's Theorems 2, 4 and 5 (arXiv 2310.00535) in closed form, with the corrections they need."""
+
+import itertools
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.integrate import quad, solve_ivp
+from scipy.special import erf, erfinv
+
+SLACK = math.sqrt(math.pi / 2) + 1  # Theorem 4: how far the exact time may lie above its main part
+DELTA = np.array([1.0, 0.7, -0.4, 0.1])  # Theorem 2: an example
+
+
+def flowed(rate, times: ArrayLike, start: ArrayLike) -> NDArray:
+    """Returns the solution of `v' = rate(v)` at the times, [token, time], to 12 digits."""
+    times = np.asarray(times)
+    solved = solve_ivp(
+        lambda _, v: rate(v), (0, times[-1]), start, t_eval=times,
+        method="DOP853", rtol=1e-12, atol=1e-13,
+    )  # fmt: skip
+    return solved.y
+
+
+# Theorem 2: v' = delta e^(v^2 / 2), where one feature blows up first
+
+
+def growth_invariant(v: NDArray, delta: NDArray) -> NDArray:
+    """Returns `erf(v / sqrt 2) / delta`, which is `sqrt(2 / pi) t` for every token.
+
+    The paper prints erf(v / 2), which is not the same for all tokens: d/dt erf(v / a) is
+    proportional to e^(-v^2 / a^2) v', so that a^2 must be 2. v [token, time], delta [token].
+    """
+    return erf(v / math.sqrt(2)) / delta[:, None]
+
+
+def printed_growth_invariant(v: NDArray, delta: NDArray) -> NDArray:
+    """Returns `erf(v / 2) / delta`, as the paper prints it. Shapes as in `growth_invariant`."""
+    return erf(v / 2) / delta[:, None]
+
+
+def blow_up_time(delta: NDArray) -> float:
+    """Returns `sqrt(pi / 2) / max |delta|`, when the token of the largest |delta| is infinite."""
+    return math.sqrt(math.pi / 2) / float(np.abs(delta).max())
+
+
+def grown(delta: NDArray, t: float) -> NDArray:
+    """Returns v at time t from v = 0: `sqrt 2 erfinv(sqrt(2 / pi) delta t)`."""
+    return math.sqrt(2) * erfinv(math.sqrt(2 / math.pi) * delta * t)
+
+
+# Theorem 4: v' = (mu - v) e^(v^2 / 2), larger features converge exponentially faster
+
+
+def elapsed(mu: float, y: float) -> float:
+    """Returns the time until `ln 1 / (1 - v / mu) = y`, from v = 0.
+
+    It is `F(r, mu) = int_0^r e^(-mu^2 x^2 / 2) / (1 - x) dx` at r = 1 - e^-y, in the variable y,
+    where nothing is singular. `0 <= F - e^(-mu^2 / 2) y <= sqrt(pi / 2) + 1`.
+    """
+    rate = lambda s: math.exp(-(mu**2) * (1 - math.exp(-s)) ** 2 / 2)  # noqa: E731
+    return quad(rate, 0, y, epsabs=1e-13, epsrel=1e-12, limit=500)[0]
+
+
+def converged(mu: ArrayLike, times: ArrayLike) -> NDArray:
+    """Returns `ln 1 / (1 - v / mu)` of each token at the times, [token, time], from v = 0."""
+    square = np.square(mu)
+    return flowed(lambda y: np.exp(square * (1 - np.exp(-y)) ** 2 / 2), times, 0 * square)
+
+
+# Theorem 5: two leaves of a binary latent hierarchy under one class
+
+
+def sibling(rho: float, depth: int, height: int, offset: float) -> float:
+    """Returns P[y_l = 1 | y_m = 1] for latents `depth` below the class, in branches of `height`.
+
+    `1/2 (1 + rho^2H - 2 rho^(L-1) rho_0) / (1 - rho^(L-1) rho_0)`. offset: rho_0, which is
+    `sum_k P[y_0 = k] (2 P[y_l = 0 | y_0 = k] - 1)` of the latent just below the class. The paper
+    prints `sum_k P[y_0 = k] P[y_l = 0 | y_0 = k]`, which fails.
+    """
+    rho0 = rho ** (depth - 1) * offset
+    return (1 + rho ** (2 * height) - 2 * rho0) / (1 - rho0) / 2
+
+
+def classes(q: float) -> tuple[NDArray, NDArray]:
+    """Returns three classes' prior and P[first latent = 0 | class], of mean q over classes."""
+    return np.array([0.5, 0.3, 0.2]), np.clip(q + np.array([0.04, -0.04, -0.04]), 0, 1)
+
+
+def enumerated(rho: float, depth: int, height: int, prior: NDArray, first: NDArray) -> float:
+    """Returns the same by summing over every path. prior, first: see `classes`."""
+    step = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
+    joint = np.zeros((2, 2))
+    for k, *path in itertools.product(range(len(prior)), *[range(2)] * (depth + height)):
+        shared, left, right = path[: depth - height], path[depth - height : depth], path[depth:]
+        p = prior[k] * (first[k] if shared[0] == 0 else 1 - first[k])
+        for chain in (shared, [shared[-1], *left], [shared[-1], *right]):
+            p *= math.prod(step[a, b] for a, b in itertools.pairwise(chain))
+        joint[left[-1], right[-1]] += p
+    return joint[1, 1] / joint[:, 1].sum()
+
+
+def sampled(
+    rho: float, depth: int, height: int, prior: NDArray, first: NDArray, n: int, seed: int
+) -> tuple[float, float]:
+    """Returns the same from n draws of the tree, and its standard error."""
+    rng = np.random.default_rng(seed)
+    shared = rng.random(n) >= first[rng.choice(len(prior), size=n, p=prior)]  # the first latent
+
+    def down(latent: NDArray, levels: int) -> NDArray:
+        flips = rng.random((levels, n)) < (1 - rho) / 2
+        return latent ^ np.logical_xor.reduce(flips, axis=0)
+
+    shared = down(shared, depth - height - 1)
+    one, other = down(shared, height), down(shared, height)
+    kept = one[other]
+    share = float(kept.mean())
+    return share, math.sqrt(share * (1 - share) / len(kept))

@@ -1,0 +1,251 @@
+"""Does a one-layer transformer learn a random walk on a circle, unless the walk is certain?
+
+    python demos/labs/random_walk.py [--quick | --full] --out DIR
+
+The walk has K states and goes one on with probability p, else one back; the model and its training
+are those of circle.py, from zero, at the published size: K = 6, N = 97, 1000 + 1000 sequences,
+eps = .1, rate 1. --full has 12 seeds and K = 20, N = 101 too. Claims: for 0 < p < 1 accuracy
+reaches max(p, 1 - p), attention the last state, and V the direction of Pi^T. For p = 0 or 1, where
+the next state is certain, accuracy stays at 1 / K for ever.
+
+That last equilibrium is unstable, so it is computed with the K distinct sequences and weights. The
+naive form, a matrix product over all sequences, leaves it through rounding, and is shown for that.
+"""
+
+import numpy as np
+from circle import (
+    EPS,
+    LENGTH,
+    Model,
+    Walks,
+    balanced,
+    direction_distance,
+    grouped,
+    transition,
+    walks,
+    zero,
+)
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from random_walk_drawing import draw
+from tqdm.auto import tqdm
+
+SIZES = {"quick": ((6, 97),), "full": ((6, 97), (20, 101))}  # K, N
+SEEDS = {"quick": 3, "full": 12}
+CERTAIN_SEEDS = 12
+PROBABILITIES, CERTAIN = (0.5, 0.8), (0, 1)
+COUNT, RATE = 1000, 1.0
+SETTLED = 10  # iterations, after which attention is one on the last state
+SEEN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # iterations at which numbers are taken
+SHORT, LONG = 50, 400  # iterations of the naive and of the grouped form
+FULL = "published size"
+
+
+def uncertain(p: float, states: int, tokens: int, seed: int) -> list[list]:
+    """Returns rows of a walk with 0 < p < 1: accuracy, attention on the parent, distances."""
+    data = walks(p, states, tokens, COUNT, seed)
+    fresh = walks(p, states, tokens, COUNT, seed + 1000)
+    model, pi = zero(states, tokens), transition(p, states).T
+    setting, rows = f"K={states} p={p}", []
+    likelier = (fresh.states[:, -1] + (1 if p >= 0.5 else -1)) % states
+    bayes = float((likelier == fresh.following).mean())
+    rows.append(["accuracy of Bayes", setting, seed, 0, bayes])
+    for at in range(1, max(SEEN) + 1):
+        model.step(data, RATE)
+        if at in SEEN:
+            right = model.predict(fresh.states).argmax(axis=1) == fresh.following
+            parent = model.attention(fresh.states)[:, -2]
+            rows.append(["accuracy", setting, seed, at, float(right.mean())])
+            rows.append(["attention on the parent", setting, seed, at, float(parent.mean())])
+            rows += distances(model, pi, "distance", setting, seed, at)
+    return rows
+
+
+def of_exact_shares(p: float, states: int, tokens: int, seed: int) -> list[list]:
+    """Returns rows of the distances of V's direction, trained on walks of exact probabilities.
+
+    Each walk is turned to every start and followed by both next states. By iteration 10 attention
+    is one on the last state, and a step of gradient descent is `V += Pi^T / (K (V + eps))`.
+    """
+    data, model = balanced(p, states, tokens, COUNT, seed), zero(states, tokens)
+    setting, pi, rows = f"K={states} p={p}", transition(p, states).T, []
+    for at in range(1, max(SEEN) + 1):
+        if at <= SETTLED:
+            model.step(data, RATE)
+        else:
+            model.v = model.v + RATE * pi / states / (model.v + EPS)
+        if at in SEEN:
+            rows += distances(model, pi, "exact: distance", setting, seed, at)
+    return [*rows, ["exact: attention on the parent", setting, seed, SETTLED,
+                    float(model.attention(data.states)[:, -2].min())]]  # fmt: skip
+
+
+def distances(
+    model: Model, pi: np.ndarray, name: str, setting: str, seed: int, at: int
+) -> list[list]:
+    """Returns rows of the distance of V's direction to that of Pi^T, and of its entries' roots."""
+    goals = (("Pi", pi), ("root of Pi", pi**0.5))
+    return [
+        [f"{name} to {goal}", setting, seed, at, direction_distance(model.v, wanted)]
+        for goal, wanted in goals
+    ]
+
+
+def naive_step(model: Model, x: np.ndarray, labels: np.ndarray) -> None:
+    """Takes the step of `Model.step` as matrix products over all sequences.
+
+    x [n, state, N - 1] and labels [n, state] are one-hot. The numbers are the same but for
+    rounding.
+    """
+    states = x.argmax(axis=1)
+    pattern = model.attention(states)
+    mixed = (x @ pattern[:, :-1, None])[..., 0]  # [n, state]
+    f = ((labels @ model.v) * mixed).sum(axis=1)
+    pull = 1 / (f + EPS) / len(x)
+    gain = (labels @ model.v)[:, None] @ x  # [n, 1, N - 1]
+    gain = np.pad(gain[:, 0], ((0, 0), (0, 1)))
+    slope = pull[:, None] * pattern * (gain - (gain * pattern).sum(axis=1, keepdims=True))
+    model.v = model.v + RATE * labels.T @ (pull[:, None] * mixed)
+    model.a = model.a + RATE * LENGTH * (x @ slope[:, :-1, None]).sum(axis=(0, 2))
+    model.c = model.c + RATE * LENGTH**2 * (np.ones(len(x)) @ slope)
+
+
+def certain(p: int, states: int, tokens: int, seed: int) -> list[list]:
+    """Returns rows of a walk with p = 0 or 1, grouped and naive."""
+    data = walks(p, states, tokens, COUNT, seed)
+    fresh = grouped(walks(p, states, tokens, COUNT, seed + 1000))
+    few, setting = grouped(data), f"K={states} p={p}"
+    commonest = float(np.bincount(data.following).max() / COUNT)
+    forms = {"grouped": zero(states, tokens), "naive": zero(states, tokens)}
+    for _ in range(LONG):
+        forms["grouped"].step(few, RATE)
+    one_hot = np.eye(states)
+    x, labels = one_hot[data.states].transpose(0, 2, 1), one_hot[data.following]
+    for _ in range(SHORT):
+        naive_step(forms["naive"], np.ascontiguousarray(x), labels)
+    rows = [["share of the commonest label", setting, seed, 0, commonest]]
+    for form, model in forms.items():
+        pattern = model.attention(few.states)[:, :-1]
+        for name, other in (("accuracy", fresh), ("training accuracy", few)):
+            right = model.predict(other.states).argmax(axis=1) == other.following
+            rows.append([f"{form}: {name}", setting, seed, 0, float(right @ other.weights)])
+        unequal = float(np.ptp(model.v, axis=1).max())
+        rows.append([f"{form}: range in V's rows", setting, seed, 0, unequal])
+        rows.append([f"{form}: range of attention", setting, seed, 0, float(np.ptp(pattern))])
+    return rows
+
+
+def first_step(states: int, tokens: int) -> tuple[float, float]:
+    """Returns the entry of V after one step on the K walks of p = 1, and V's range."""
+    data = grouped(walks(1, states, tokens, COUNT, 0))
+    model = zero(states, tokens)
+    model.step(Walks(data.states, data.following, np.full(states, 1 / states)), RATE)
+    return float(model.v[0, 0]), float(np.ptp(model.v))
+
+
+def values(rows: list[list], quantity: str, setting: str, at: int) -> list[float]:
+    """Returns a quantity over seeds."""
+    return [row[4] for row in rows if (row[0], row[1], row[3]) == (quantity, setting, at)]
+
+
+def of_uncertain(rows: list[list], states: int, tokens: int, p: float) -> list[dict]:
+    """Returns the claims of a walk with 0 < p < 1.
+
+    Supported: accuracy within .02 of Bayes in the mean and above chance; attention above .99; the
+    distance falls as fast as 1 / sqrt T, within a factor of 1.5, from iteration 50 to 1000, with
+    exact shares of the walks.
+    """
+    setting, common = f"K={states} p={p}", {"size": FULL}
+    accuracy, ends = mean_and_interval(values(rows, "accuracy", setting, SHORT))
+    bayes = float(np.mean(values(rows, "accuracy of Bayes", setting, 0)))
+    parent, parents = mean_and_interval(values(rows, "attention on the parent", setting, SHORT))
+    near = values(rows, "exact: distance to Pi", setting, max(SEEN))
+    far, fars = mean_and_interval(near)
+    start = float(np.mean(values(rows, "exact: distance to Pi", setting, SHORT)))
+    root = float(np.mean(values(rows, "exact: distance to root of Pi", setting, max(SEEN))))
+    sample = float(np.mean(values(rows, "distance to Pi", setting, max(SEEN))))
+    fast = far < 1.5 * start * (SHORT / max(SEEN)) ** 0.5
+    learned = abs(accuracy - bayes) <= 0.02 and ends[0] > 1 / states
+    return [
+        claim(f"{setting}: accuracy on fresh walks reaches max(p, 1 - p) by iteration 50",
+              "random walk, theorem for 0 < p < 1", accuracy, published=f"{max(p, 1 - p)}",
+              interval=ends, baseline=1 / states, baseline_is="chance", n=len(near), **common,
+              answer="supported" if learned else "not supported",
+              why=f"Bayes' rule has {bayes:.3f} on the same walks."),
+        claim(f"{setting}: attention is on the last state (iteration 50)",
+              "random walk, theorem for 0 < p < 1", parent, published="1 - e^-Omega(N)",
+              interval=parents, baseline=1 / tokens, baseline_is="uniform", n=len(near), **common,
+              answer="supported" if parents[0] > 0.99 else "not supported",
+              why=f"1 less it is {1 - parent:.0e}."),
+        claim(f"{setting}: |V/|V| - Pi^T/|Pi|| falls as 1 / sqrt T (at iteration 1000)",
+              "random walk, theorem for 0 < p < 1", far, published="O(1 / sqrt T)", interval=fars,
+              baseline=direction_distance(np.ones((states, states)), transition(p, states)),
+              baseline_is="constant V", n=len(near), **common,
+              answer="supported" if fast else "not supported",
+              why=f"It is {start:.3f} at iteration 50; to the root of each entry of Pi^T it is "
+              f"{root:.3f} at 1000. Exact shares; a sample has {sample:.3f}."),
+    ]  # fmt: skip
+
+
+def of_certain(rows: list[list], states: int) -> list[dict]:
+    """Returns the claims for p = 0 and 1: grouped stays (range below 1e-12), naive escapes."""
+    claims = []
+    for p in CERTAIN:
+        setting = f"K={states} p={p}"
+        fresh, ends = mean_and_interval(values(rows, "grouped: accuracy", setting, 0))
+        unequal = max(values(rows, "grouped: range in V's rows", setting, 0)
+                      + values(rows, "grouped: range of attention", setting, 0))  # fmt: skip
+        common = max(values(rows, "share of the commonest label", setting, 0))
+        naive = values(rows, "naive: training accuracy", setting, 0)
+        escaped = sum(value > 0.5 for value in naive)
+        claims.append(
+            claim(
+                f"{setting}: accuracy stays at 1 / K after {LONG} steps", "slides, Theorem 4.1",
+                fresh, published=f"{1 / states:.3f}", interval=ends, baseline=1 / states,
+                baseline_is="chance", n=len(naive), size=FULL,
+                answer="supported" if unequal < 1e-12 else "not supported",
+                why=f"V's rows are constant and attention to states is equal within {unequal:.0e}; "
+                f"training accuracy is the commonest label's share, at most {common:.3f}. "
+                f"The naive form leaves this by rounding in {escaped} of {len(naive)} seeds.",
+            )
+        )  # fmt: skip
+    return claims
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims about the random walk."""
+    rows, claims = [], []
+    jobs = []
+    for states, tokens in SIZES[form]:
+        jobs += [(make, p, states, tokens, seed) for make in (uncertain, of_exact_shares)
+                 for p in PROBABILITIES for seed in range(SEEDS[form])]  # fmt: skip
+        jobs += [(certain, p, states, tokens, seed) for p in CERTAIN
+                 for seed in range(CERTAIN_SEEDS)]  # fmt: skip
+    for make, p, states, tokens, seed in tqdm(jobs, desc="walks", unit="training"):
+        step = f"{make.__name__}-{states}-{p}-{seed}"
+        rows += steps.do(step, lambda: make(p, states, tokens, seed))  # noqa: B023
+    for states, tokens in SIZES[form]:
+        for p in PROBABILITIES:
+            claims += of_uncertain(rows, states, tokens, p)
+        claims += of_certain(rows, states)
+        entry, unequal = first_step(states, tokens)
+        wanted = (tokens - 1) / tokens / EPS / states**2
+        claims.append(
+            claim(f"K={states} p=1: the entry of V after one step", "slides, Theorem 4.1", entry,
+                  published="(1/eps) (1/K) ((N-1)/N) (1/K)", baseline=wanted,
+                  baseline_is="the closed form", size=FULL,
+                  answer="supported" if abs(entry - wanted) < 1e-12 else "not supported",
+                  why=f"All entries are equal within {unequal:.0e}.")
+        )  # fmt: skip
+    escaped = sum(row[4] > 0.5 for row in rows if row[0] == "naive: training accuracy")
+    runs = sum(row[0] == "naive: training accuracy" for row in rows)
+    headline = (
+        f"At p = 0.5 accuracy is {claims[0]['ours']:.3f} and V tends to Pi^T ("
+        f"{claims[2]['ours']:.3f}), at p = 0.8 accuracy is {claims[3]['ours']:.3f} but V stays "
+        f"{claims[5]['ours']:.3f} from Pi^T: it tends to its root. At p = 0 and 1 accuracy stays "
+        f"at 1 / K; a naive sum leaves that by rounding in {escaped} of {runs} trainings."
+    )
+    return result("random_walk", form, headline, claims, rows)
+
+
+if __name__ == "__main__":
+    main(run, draw)

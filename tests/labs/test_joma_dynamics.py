@@ -1,0 +1,173 @@
+"""Theorems of JoMA (arXiv 2310.00535), checked by integration and enumeration, and Figure 4.
+
+With the corrections that they need.
+"""
+
+import math
+
+import joma_dynamics
+import joma_figures as figures
+import numpy as np
+import pytest
+import torch
+from joma_flows import KINDS, attended, drift, flow, integrated, problem
+from joma_theorems import (
+    DELTA,
+    SLACK,
+    blow_up_time,
+    classes,
+    converged,
+    elapsed,
+    enumerated,
+    flowed,
+    grown,
+    growth_invariant,
+    printed_growth_invariant,
+    sampled,
+    sibling,
+)
+from lab import LabResult, Steps
+from scipy.integrate import quad
+from scipy.special import erfinv
+
+# Theorem 1: attention logits z follow the weights V of the layer above
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_flow_is_the_gradient(kind):
+    x, target, state = problem(3)
+
+    def loss(flat):
+        s = flat.reshape(state.shape)
+        out = np.tanh(attended(kind, s[:, -1], x) @ s[:, :-1])
+        return ((target - out) ** 2).sum(axis=1).mean() / 2
+
+    steps = 1e-6 * np.eye(state.size)
+    slope = [(loss(state.ravel() + h) - loss(state.ravel() - h)) / 2e-6 for h in steps]
+    np.testing.assert_allclose(flow(kind, state, x, target).ravel(), -np.array(slope), atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["linear", "exp"])
+def test_theorem_1_drifts_by_the_integrator_alone(kind):
+    (coarse, moved), (fine, _) = drift(kind, 64, 0), drift(kind, 128, 0)
+    assert moved > 0.05  # the logits themselves have moved
+    assert fine < 1e-7 and 11 < coarse / fine < 22  # 2^4
+
+
+def test_theorem_1_holds_for_softmax_in_part_only():
+    coarse, fine = drift("softmax", 64, 0)[0], drift("softmax", 128, 0)[0]
+    assert fine > 1e-3 and coarse == pytest.approx(fine, rel=1e-3)  # no matter of step size
+    assert drift("softmax", 64, 0, of="exp")[0] > 2 * fine  # but the minus term helps
+
+
+def test_integration_starts_where_the_problem_says():
+    start, end, mean = integrated("softmax", 8, 5)
+    np.testing.assert_array_equal(start, problem(5)[2])
+    assert mean.sum() == pytest.approx(1) and end.shape == start.shape == (5, 4)
+
+
+# Theorem 2: v' = delta e^(v^2 / 2), where one feature blows up first
+
+
+def test_theorem_2():
+    end = blow_up_time(DELTA)
+    assert end == math.sqrt(math.pi / 2)
+    times = end * np.array([0.1, 0.5, 0.9, 0.999])
+    v = flowed(lambda v: DELTA * np.exp(v**2 / 2), times, np.zeros(4))
+    wanted = math.sqrt(2 / math.pi) * times[None] + 0 * v
+    np.testing.assert_allclose(growth_invariant(v, DELTA), wanted, rtol=1e-9)
+    for at, t in enumerate(times):
+        np.testing.assert_allclose(v[:, at], grown(DELTA, t), rtol=1e-7)
+    limits = math.sqrt(2) * erfinv(DELTA[1:])  # of those that do not win
+    np.testing.assert_allclose(v[1:, -1], limits, rtol=5e-3)
+    printed = printed_growth_invariant(v, DELTA)[:, 2]  # as printed: the same for all
+    assert np.ptp(printed) > 0.05 * printed.max()
+    assert grown(DELTA, (1 - 1e-15) * end)[0] > 7 and np.isnan(grown(DELTA, 1.001 * end)[0])
+
+
+# Theorem 4: v' = (mu - v) e^(v^2 / 2), larger features converge exponentially faster
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0, 3.0])
+def test_theorem_4_integral(mu):
+    r = np.array([0.1, 0.5, 0.9, 0.999])
+    for end in r:
+        direct = quad(lambda x: math.exp(-(mu**2) * x**2 / 2) / (1 - x), 0, end, epsrel=1e-12)[0]
+        assert elapsed(mu, -math.log1p(-end)) == pytest.approx(direct, rel=1e-9)
+    times = [elapsed(mu, -math.log1p(-end)) for end in r]
+    v = flowed(lambda v: (mu - v) * np.exp(v**2 / 2), times, np.zeros(1))[0]
+    np.testing.assert_allclose(v / mu, r, rtol=1e-8)
+    np.testing.assert_allclose(converged([mu], times)[0], -np.log1p(-r), rtol=1e-9)
+    for y in -np.log(np.logspace(-12, -0.01, 25)):
+        rest = elapsed(mu, y) - math.exp(-(mu**2) / 2) * y
+        assert -1e-12 <= rest <= SLACK
+
+
+def test_theorem_4_ratio():
+    times = np.array([10.0, 100.0, 1000.0])
+    y = converged([2.0, 1.0], times)
+    away = np.abs(y[0] / y[1] / math.exp(1.5) - 1)
+    # Lambda: (t - rest_j) / (t - rest_k) - 1, rests in [0, slack]
+    assert (away <= SLACK / (times - SLACK)).all() and away[0] > 10 * away[2] > 0
+
+
+# Theorem 5: two leaves of a binary latent hierarchy under one class
+
+
+@pytest.mark.parametrize(
+    "rho, depth, height, q, wanted",
+    [(0.8, 4, 2, 0.5, 0.7048), (0.9, 5, 1, 0.95, 0.7680), (0.7, 3, 2, 0.2, 0.7064)],
+)
+def test_theorem_5(rho, depth, height, q, wanted):
+    assert sibling(rho, depth, height, 2 * q - 1) == pytest.approx(wanted, abs=5e-5)
+    prior, first = classes(q)
+    assert prior @ first == pytest.approx(q)
+    by_paths = enumerated(rho, depth, height, prior, first)
+    assert by_paths == pytest.approx(
+        sibling(rho, depth, height, prior @ (2 * first - 1)), rel=1e-12
+    )
+    drawn, error = sampled(rho, depth, height, prior, first, 100_003, 1)
+    assert abs(drawn - by_paths) < 4 * error < 0.02
+    # the offset as printed
+    assert abs(by_paths - sibling(rho, depth, height, prior @ first)) > 0.01
+
+
+# Figures 2 and 4
+
+
+def test_figure_4_has_the_published_digits():
+    mu = figures.targets(0)
+    entropy = figures.entropies(mu)
+    assert len(entropy) == 5000 and entropy[0].item() == pytest.approx(math.log(10), abs=1e-5)
+    assert entropy.argmin() == 669 and entropy.min().item() == pytest.approx(0.9416, abs=5e-5)
+    assert entropy[-1].item() == pytest.approx(1.5493, abs=5e-5)
+    assert figures.asymptote(mu).item() == pytest.approx(1.6216, abs=5e-5)
+
+
+def test_entropy_does_not_rise_without_attention():
+    entropy = figures.entropies(figures.targets(1), attends=False, iterations=2003)
+    assert (entropy.diff() <= 1e-6).all() and entropy[-1] < 2
+
+
+def test_the_published_mu_is_the_generators_first_draw():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        mu = (torch.rand(10) * 3 + 1).sort().values
+    torch.testing.assert_close(figures.targets(0), mu, rtol=0, atol=0)
+
+
+def test_figure_2_starts_at_an_exact_estimate():
+    found = figures.joint_training("gauss", 2, 41)
+    np.testing.assert_allclose(found["whole"][0], 1, atol=1e-5)
+    assert found["whole"].shape == (41, 2) and found["v0"].shape == (41, 20)
+    np.testing.assert_allclose(found["x"].sum(axis=0), 1, atol=1e-6)
+    assert found["x"][:10, 0].argmax() == 0 and found["x"][:10, 10].argmax() == 5
+
+
+@pytest.mark.slow
+def test_the_lab_as_a_whole(tmp_path):
+    found = joma_dynamics.run("quick", Steps(tmp_path))
+    answers = dict(zip(found.table()["claim"], found.table()["answer"], strict=True))
+    assert answers["Theorem 2: erf(v / sqrt 2) / delta is the same for all tokens "
+                   "(largest relative spread)"] == "supported"  # fmt: skip
+    assert isinstance(found, LabResult) and joma_dynamics.draw(found).axes
