@@ -284,11 +284,11 @@ def run(form: str, steps: Steps) -> LabResult:
         images, _ = images_of(name, N_IMAGES[form])
         model = ci.load(name)
         found: dict[str, Any] = {"untrained": []}
-        found["trained"] = steps.do(f"{name}-trained", lambda: measure(model, images, True))  # noqa: B023
+        found["trained"] = steps.do(f"{name}-trained", partial(measure, model, images, True))
         for seed in UNTRAINED:
             twin = untrained(model.cfg, seed)
             found["untrained"].append(
-                steps.do(f"{name}-untrained-{seed}", lambda: measure(twin, images, False))  # noqa: B023
+                steps.do(f"{name}-untrained-{seed}", partial(measure, twin, images, False))
             )
         claims += [model_claim(name, found, quantity, len(images)) for quantity in TEXTS]
         numbers += rows(name, found)

@@ -10,6 +10,7 @@ networks of five seeds stand beside. Then: how the tokens of an image, and the C
 images, spread by layer.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,11 +165,11 @@ def run(form: str, steps: Steps) -> LabResult:
     for name in tqdm(MODELS, desc="models", unit="model"):
         images, _ = images_of(name, N_IMAGES[form])
         model = ci.load(name)
-        found = steps.do(name, lambda: measure(model, images))  # noqa: B023
+        found = steps.do(name, partial(measure, model, images))
         twins = []
         for seed in UNTRAINED:
             twin = untrained(model.cfg, seed)
-            twins.append(steps.do(f"{name}-{seed}", lambda: measure(twin, images)))  # noqa: B023
+            twins.append(steps.do(f"{name}-{seed}", partial(measure, twin, images)))
         n = len(images) // 2
         claims += [mixture_claim(name, found, twins, pair, n) for pair in PAIRS]
         claims.append(rank_claim(name, found, twins, n))
