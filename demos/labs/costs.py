@@ -117,7 +117,7 @@ def ratio_claims(found: dict[str, list[dict]], form: str) -> list[dict]:
         pairs = [a / b for a, b in zip(own["seconds"], other["seconds"], strict=True)]
         mean, interval = mean_and_interval(pairs)
         memory = own["training"] / other["training"]
-        given = dict(
+        given: dict[str, Any] = dict(
             size=f"d {WIDTH[form]}, {DEPTHS[form][-1]} layers, {TOKENS[form]} tokens, one core",
             baseline=expected,
             baseline_is="the ratio of the layers' operations",
@@ -175,8 +175,8 @@ def run(form: str, steps: Steps) -> LabResult:
     same, _, equal, _ = claims[2:]
     headline = (
         f"A CRATE takes {same['ours']:.2f} of the processor time of a ViT of its width "
-        f"(operations: {same['baseline']:.2f}), and {equal['ours']:.2f} of a ViT of as many parameters "
-        f"({equal['baseline']:.2f})."
+        f"(operations: {same['baseline']:.2f}), and {equal['ours']:.2f} of a ViT of as many "
+        f"parameters ({equal['baseline']:.2f})."
     )
     return result("costs", form, headline, claims, numbers)
 

@@ -225,7 +225,8 @@ def draw(found: LabResult) -> Any:
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(11, 5))
-    left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    sides: Any = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    left, right = sides
     draw_pictures(left)
     axis = right.subplots()
     lines = (

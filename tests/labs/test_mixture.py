@@ -24,7 +24,7 @@ def test_the_likelihood_is_scipys(u):
 
     x, _ = mixtures.draw_tokens(101, u, 0.3, seed=1)
     m = fitted(x, u)
-    slow = 0
+    slow = torch.zeros(len(x), dtype=x.dtype)
     for q, s, t, weight in zip(m.q, m.s, m.t, m.log_weights.exp(), strict=True):
         cov = q @ s @ q.T + t * (torch.eye(D) - q @ q.T)
         slow = slow + weight * torch.from_numpy(multivariate_normal(cov=cov).pdf(x.numpy()))
