@@ -1,0 +1,216 @@
+"""What a CRATE costs beside a ViT: operations, parameters, processor time and memory, by depth.
+
+Counted by formula (attention, MSSA, ISTA, MLP), checked against torch's counter, and measured:
+processor time of a forward, and peak memory of a forward and of a forward with its backward. The
+ViT shares patches, embedding and attention's code style; it has the CRATE's width, or half of it,
+which gives as many parameters within some per cent (12 (d/2)^2 = 3 d^2 for a layer).
+"""
+
+from functools import partial
+from typing import Any
+
+from counted import (
+    KINDS,
+    counted_layer,
+    images_for,
+    layer_operations,
+    layer_parameters,
+    make_network,
+    peaks,
+    published_parameters,
+    seconds,
+)
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from tqdm.auto import tqdm
+
+PUBLISHED = {  # d, layers, heads, millions of parameters as printed
+    "CRATE-T": (384, 12, 6, 6.09),
+    "CRATE-S": (576, 12, 12, 13.12),
+    "CRATE-B": (768, 12, 12, 22.80),
+    "CRATE-L": (1024, 24, 16, 77.64),
+}
+NETWORKS = {"crate": 1, "vit": 1, "vit of half the width": 2}  # by what the width is divided
+DEPTHS = {"quick": (2, 4, 8), "full": (2, 4, 6, 8, 12)}
+WIDTH = {"quick": 128, "full": 384}
+TOKENS, BATCH, REPEATS = {"quick": 65, "full": 197}, 8, 12
+SIMPLER = "arXiv 2306.01129 gives no time or memory; it calls the network simple"
+SHAPES = ((17, 24), (65, 128), (197, 192))  # (N, d) where formula and counter are compared
+
+
+def kind_of(name: str) -> str:
+    """Returns "crate" or "vit"."""
+    return name.split()[0]
+
+
+def measured(name: str, form: str, layers: int) -> dict[str, Any]:
+    """Returns processor times, peaks and the parameters of one network."""
+    d, tokens = WIDTH[form] // NETWORKS[name], TOKENS[form]
+    model, images = make_network(kind_of(name), d, layers, tokens), images_for(tokens, BATCH)
+    found = {"seconds": seconds(model, images, REPEATS)} | peaks(model, images)
+    parameters = sum(value.numel() for value in model.parameters())
+    return found | {
+        "parameters": parameters,
+        "operations": BATCH * layers * layer_operations(kind_of(name), tokens, d),
+    }
+
+
+def counts() -> dict[str, list[int]]:
+    """Returns what the formula and torch's counter say of each kind, N and d."""
+    return {
+        f"{kind}|{n}|{d}": [layer_operations(kind, n, d), counted_layer(kind, n, d)]
+        for kind in KINDS
+        for n, d in SHAPES
+    }
+
+
+def count_claims(found: dict[str, list[int]], parameters: dict[str, int]) -> list[dict]:
+    """Returns the claims that are counted. Rules: equal exactly; equal to the printed digits."""
+    off = max(abs(formula - counter) for formula, counter in found.values())
+    share = layer_operations("crate", 197, 768) / layer_operations("vit", 197, 768)
+    size = layer_parameters("crate", 768) / layer_parameters("vit", 768)
+    wrong = [
+        name
+        for name, (*_, printed) in PUBLISHED.items()
+        if round(parameters[name] / 1e6, 2) != printed
+    ]
+    printed = ", ".join(f"{row[-1]:.2f}" for row in PUBLISHED.values())
+    return [
+        claim(
+            "A layer's operations are 10 N d^2 + 4 N^2 d (CRATE) and 24 N d^2 + 4 N^2 d (ViT).",
+            "arXiv 2306.01129, eq. 11 and 17, counted",
+            off,
+            answer="supported" if off == 0 else "not supported",
+            why="The largest difference between the formulas and torch's counter; it must be 0.",
+            size=f"{len(SHAPES)} shapes",
+            baseline=share,
+            baseline_is="CRATE's share of a ViT's at N 197, d 768",
+            n=len(found),
+        ),
+        claim(
+            "CRATE-T, S, B and L have the parameters that are printed (millions, of B).",
+            "arXiv 2306.01129, table 1",
+            parameters["CRATE-B"] / 1e6,
+            published=printed,
+            answer="not supported" if wrong else "supported",
+            why="Each of the four is compared to two digits."
+            + (f" Not equal: {', '.join(wrong)}." if wrong else ""),
+            size="published size",
+            baseline=parameters["CRATE-B"] / 1e6 / size,
+            baseline_is="layers of a ViT of the same width (by the ratio of a layer)",
+            n=len(PUBLISHED),
+        ),
+    ]
+
+
+def ratio_claims(found: dict[str, list[dict]], form: str) -> list[dict]:
+    """Returns the claims on time and memory at the largest depth.
+
+    Rule: for time the interval over pairs of forwards of the ratio lies below 1; for memory, which
+    has no spread, the ratio does.
+    """
+    claims = []
+    own = found["crate"][-1]
+    for name in list(NETWORKS)[1:]:
+        other = found[name][-1]
+        expected = own["operations"] / other["operations"]
+        words = "the same width" if NETWORKS[name] == 1 else "as many parameters"
+        pairs = [a / b for a, b in zip(own["seconds"], other["seconds"], strict=True)]
+        mean, interval = mean_and_interval(pairs)
+        memory = own["training"] / other["training"]
+        given: dict[str, Any] = dict(
+            size=f"d {WIDTH[form]}, {DEPTHS[form][-1]} layers, {TOKENS[form]} tokens, one core",
+            baseline=expected,
+            baseline_is="the ratio of the layers' operations",
+        )
+        claims += [
+            claim(
+                f"A CRATE takes less processor time than a ViT of {words} (ratio).",
+                SIMPLER,
+                mean,
+                interval=interval,
+                answer="supported"
+                if interval[1] < 1
+                else "not supported"
+                if interval[0] > 1
+                else "depends",
+                why="The rule is that the interval over forwards lies below 1.",
+                n=len(pairs),
+                **given,
+            ),
+            claim(
+                f"A CRATE takes less memory in training than a ViT of {words} (ratio of peaks).",
+                SIMPLER,
+                memory,
+                answer="supported" if memory < 1 else "not supported",
+                why="The rule is a ratio below 1. Peaks are counted, without weights.",
+                n=1,
+                **given,
+            ),
+        ]
+    return claims
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims, and each number by network and depth."""
+    layer_counts = steps.do("counts", counts)
+    parameters = steps.do(
+        "published",
+        lambda: {name: published_parameters(*row[:3]) for name, row in PUBLISHED.items()},
+    )
+    found: dict[str, list[dict]] = {name: [] for name in NETWORKS}
+    for layers in tqdm(DEPTHS[form], desc="depths"):
+        for name in NETWORKS:
+            make = partial(measured, name, form, layers)
+            found[name].append(steps.do(f"{name.replace(' ', '-')}-{layers}", make))
+    claims = count_claims(layer_counts, parameters) + ratio_claims(found, form)
+    numbers: list[tuple] = []
+    for key, (formula, counter) in layer_counts.items():
+        numbers += [("formula", key, 0, 0, formula), ("counter", key, 0, 0, counter)]
+    for name, depths in found.items():
+        for layers, row in zip(DEPTHS[form], depths, strict=True):
+            for quantity in ("forward", "training", "parameters", "operations"):
+                numbers.append((quantity, name, 0, layers, row[quantity]))
+            for repeat, value in enumerate(row["seconds"]):
+                numbers.append(("seconds", name, repeat, layers, value))
+    same, _, equal, _ = claims[2:]
+    headline = (
+        f"A CRATE takes {same['ours']:.2f} of the processor time of a ViT of its width "
+        f"(operations: {same['baseline']:.2f}), and {equal['ours']:.2f} of a ViT of as many "
+        f"parameters ({equal['baseline']:.2f})."
+    )
+    return result("costs", form, headline, claims, numbers)
+
+
+def draw(found: LabResult) -> Any:
+    """Returns a figure: operations, processor time and memory in training, by depth."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.9))
+    shown = {
+        "operations": ("operations of the layers, 10^9", 1e9),
+        "seconds": ("processor time of a forward, ms", 1e-3),
+        "training": ("peak memory in training, MiB", 1),
+    }
+    for axis, (quantity, (words, unit)) in zip(axes, shown.items(), strict=True):
+        for name in NETWORKS:
+            table: Any = found.numbers(quantity, setting=name).groupby("place")["value"]
+            (line,) = axis.plot(table.median() / unit, "o-", label=name)
+            low, high = table.min() / unit, table.max() / unit
+            axis.fill_between(low.index, low, high, alpha=0.2, color=line.get_color())
+        axis.set_xlabel("layers")
+        axis.set_title(words, fontsize=10)
+        axis.set_ylim(bottom=0)
+    axes[0].legend(fontsize=8)
+    form = found.meta["form"]
+    ratio = float(found.table()["ours"].iloc[2])
+    figure.suptitle(
+        f"A CRATE takes {ratio:.2f} of the time of a ViT of its width "
+        f"(d {WIDTH[form]}, {TOKENS[form]} tokens, batch {BATCH}, one core)",
+        fontsize=11,
+    )
+    figure.tight_layout()
+    return figure
+
+
+if __name__ == "__main__":
+    main(run, draw)

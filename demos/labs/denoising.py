@@ -1,0 +1,368 @@
+"""Does attention denoise? MSSA's step beside the step to the posterior mean of its subspaces.
+
+The paper derives MSSA from the posterior mean of a token that is drawn from a mixture of Gaussians
+on the subspaces U_k and has noise added (arXiv 2306.01129, section 2.2, eq. 4 to 6). Here noise is
+added to the tokens that a trained layer reads, y = LN(Z^l), and the step that MSSA takes, with the
+learned output matrix and bias, is compared with the step to the posterior mean. The mixture's one
+scale is fitted: c y has the mean energy p that a token of the mixture has. Baselines: the same
+layer turned by a random rotation (its singular values, and how its matrices fit each other, stay),
+the posterior mean of turned subspaces, and untrained networks of five seeds.
+
+To shorten a token is a large part of the step to the posterior mean. And the code adds MSSA and
+does not take Z away, as the paper's step MSSA(Z) - Z does. So a second cosine is of the parts
+across the token, which no shortening changes. The paper's step on tokens of a planted mixture is
+its control.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from mixtures import draw_tokens, random_bases, rotation, tweedie
+from torch import Tensor
+from tqdm.auto import tqdm
+from twins import MODELS, UNTRAINED, answer_of, images_of, spread, streams, untrained
+
+import crate_interp as ci
+from crate_interp.measures import paper_posterior_mean, posterior_mean, subspace_attention
+from crate_interp.measures.gradients import written
+from crate_interp.measures.rates import head_codes
+
+SIGMAS = (0.1, 0.3, 1.0)
+SHOWN = 0.3
+N_IMAGES = {"quick": 48, "full": 128}
+N_TOKENS, DRAWS = {"quick": 500, "full": 5000}, 10
+HEADS, D, P = 6, 48, 8  # of the planted mixture: complete, as a head is d / K wide
+PRINTED = 0.09  # sigma^2 at sigma = .3
+TOLERANCE = 1e-9  # of the identity, in float64
+WHO = ("trained", "turned", "turned subspaces", "untrained")
+QUANTITIES = (
+    "cosine",
+    "cosine, eq. 6",
+    "cosine across the token",
+    "noise removed",
+    "noise removed by the posterior mean",
+)
+TEXTS = {
+    "cosine": "MSSA steps towards the posterior mean of its own subspaces (cosine).",
+    "cosine across the token": "across the token, MSSA points to the posterior mean (cosine).",
+    "noise removed": "MSSA's step removes noise (share at its best length).",
+}
+
+
+def steps_of(read: Tensor, attn: Callable, u: Tensor, sigma: float, seed: int) -> dict[str, Tensor]:
+    """Returns the numbers of `QUANTITIES` for each image.
+
+    read `[batch, pos, d]`, attn: read tokens -> what MSSA adds, u `[head, d, p]` orthonormal. Noise
+    of standard deviation sigma / c is added, c^2 = p / mean |y|^2. The cosine is the mean over
+    tokens of cos(MSSA(y~), E[y | y~] - y~), the one across the token that of their
+    parts orthogonal to y~.
+    """
+    c = (u.shape[2] / read.square().sum(dim=-1).mean()).sqrt()
+    random = torch.Generator().manual_seed(seed)
+    noise = torch.randn(read.shape, generator=random).to(read) * sigma / c
+    noisy = read + noise
+    step = attn(noisy)
+    exact = posterior_mean(c * noisy, u, sigma) / c - noisy
+    paper = paper_posterior_mean(c * noisy, u, sigma) / c - noisy
+    cosine = torch.nn.functional.cosine_similarity
+    numbers = (
+        cosine(step, exact, dim=-1).mean(dim=1),
+        cosine(step, paper, dim=-1).mean(dim=1),
+        cosine(across(step, noisy), across(exact, noisy), dim=-1).mean(dim=1),
+        removed(step, -noise),
+        removed(exact, -noise),
+    )
+    return dict(zip(QUANTITIES, numbers, strict=True))
+
+
+def across(step: Tensor, token: Tensor) -> Tensor:
+    """Returns the part of a step that is orthogonal to the token, `[..., d]`."""
+    along = (step * token).sum(dim=-1, keepdim=True) / token.square().sum(dim=-1, keepdim=True)
+    return step - along * token
+
+
+def removed(step: Tensor, wanted: Tensor) -> Tensor:
+    """Returns the share of the noise's energy that the best multiple of a step removes, `[batch]`.
+
+    `1 - min_{t >= 0} |wanted - t step|^2 / |wanted|^2`, one t for all tokens of an image: the
+    learned output matrix leaves the length of the paper's step open.
+    """
+    along = (step * wanted).sum(dim=(1, 2)).clamp(min=0)
+    energy = step.square().sum(dim=(1, 2)) * wanted.square().sum(dim=(1, 2))
+    return along.square() / energy.clamp(min=1e-30)
+
+
+def variants(block: Any, seed: int) -> Iterator[tuple[str, Callable, Tensor]]:
+    """Yields who steps, the step, and the orthonormal subspaces of the posterior mean."""
+    u = torch.linalg.qr(block.attn.U.detach())[0]
+    turn = rotation(u.shape[1], seed).float()
+    turned = torch.einsum("ed,kdp->kep", turn, u)
+    yield "trained", block.attn, u
+    yield "turned", lambda y: block.attn(y @ turn) @ turn.T, turned
+    yield "turned subspaces", block.attn, turned
+
+
+@torch.no_grad()
+def measure(model: ci.HookedCrate, images: Tensor, all_variants: bool) -> dict[str, Any]:
+    """Returns mean and interval over images: by who, sigma, quantity, each layer and "all"."""
+    found: dict[str, Any] = {}
+    blocks: Any = model.blocks
+    for layer, z in enumerate(streams(model, images)[:-1]):
+        read = blocks[layer].ln1(z)
+        for who, attn, u in variants(blocks[layer], seed=layer):
+            if who != "trained" and not all_variants:
+                continue
+            for sigma in SIGMAS:
+                for quantity, values in steps_of(read, attn, u, sigma, seed=layer).items():
+                    found.setdefault(f"{who}|{sigma}|{quantity}", []).append(values)
+    return {
+        key: [spread(values) for values in (*by_layer, torch.stack(by_layer).mean(dim=0))]
+        for key, by_layer in found.items()
+    }
+
+
+def identity_errors(form: str) -> dict[str, list[float]]:
+    """Returns, for each draw of a planted mixture, how far two formulas are from E[z | x].
+
+    Relative errors |difference| / |E[z | x]|: of Tweedie's formula at all sigmas (the largest), and
+    of eq. 6 at sigma = .3.
+    """
+    score, printed = [], []
+    for seed in range(DRAWS):
+        u = random_bases(HEADS, D, P, seed)
+        worst = 0.0
+        for sigma in SIGMAS:
+            x, _ = draw_tokens(N_TOKENS[form], u, sigma, seed)
+            mean = posterior_mean(x, u, sigma)
+            worst = max(worst, float((tweedie(x, u, sigma) - mean).norm() / mean.norm()))
+            if sigma == SHOWN:
+                paper = paper_posterior_mean(x, u, sigma)
+                printed.append(float((paper - mean).norm() / mean.norm()))
+        score.append(worst)
+    return {"score": score, "printed": printed}
+
+
+def planted_cosines(form: str) -> dict[str, list[float]]:
+    """Returns, for each draw, cosines of a step with the posterior's, by "who|quantity".
+
+    "own" is the paper's step MSSA(x) - x with MSSA on the planted subspaces, "turned" with MSSA on
+    turned ones, "shorter" the step -x. sigma is .3, and a sample has 49 tokens of a mixture of
+    orthogonal subspaces, which fill the space.
+    """
+    found: dict[str, list[float]] = {}
+    for seed in range(DRAWS):
+        u = rotation(D, seed).reshape(D, HEADS, P).transpose(0, 1)  # [head, d, p]
+        _, clean = draw_tokens(49 * (N_TOKENS[form] // 50), u, SHOWN, seed)
+        read = clean.unflatten(0, (-1, 49))  # [sample, pos, d]
+        turned = torch.einsum("ed,kdp->kep", rotation(D, DRAWS + seed), u)
+        taken = {
+            "own": partial(paper_step, u=u),
+            "turned": partial(paper_step, u=turned),
+            "shorter": torch.neg,
+        }
+        for who, step in taken.items():
+            for quantity in ("cosine", "cosine across the token"):
+                value = float(steps_of(read, step, u, SHOWN, seed)[quantity].mean())
+                found.setdefault(f"{who}|{quantity}", []).append(value)
+    return found
+
+
+def paper_step(y: Tensor, u: Tensor) -> Tensor:
+    """Returns `sum_k softmax(C_k C_k^T) C_k U_k^T - y`, eq. 12's step up to its length."""
+    return written(subspace_attention(head_codes(y, u)), u) - y
+
+
+def planted_claim(cosines: dict[str, list[float]]) -> dict:
+    """Returns the claim of the control. Rule: the intervals over draws do not meet."""
+    mean, interval = mean_and_interval(cosines["own|cosine across the token"])
+    turned, (_, high) = mean_and_interval(cosines["turned|cosine across the token"])
+    return claim(
+        "Planted tokens: across the token, MSSA points to the posterior mean (cosine).",
+        "arXiv 2306.01129, section 2.3, eq. 12",
+        mean,
+        interval=interval,
+        answer="supported" if interval[0] > max(0.0, high) else "not supported",
+        why="The interval over draws lies above that of turned subspaces: the positive control.",
+        size=f"a mixture of {HEADS} subspaces of {P} in {D} dimensions",
+        baseline=turned,
+        baseline_is="turned subspaces",
+        n=DRAWS,
+    )
+
+
+def formula_claims(errors: dict[str, list[float]]) -> list[dict]:
+    """Returns the claims about the formulas. Rules: below 1e-9; the interval holds .09."""
+    worst, (mean, interval) = max(errors["score"]), mean_and_interval(errors["printed"])
+    held = interval[0] - 0.005 <= PRINTED <= interval[1] + 0.005
+    size = f"a mixture of {HEADS} subspaces of {P} in {D} dimensions"
+    return [
+        claim(
+            "x + sigma^2 grad log q(x) is the posterior mean.",
+            "arXiv 2306.01129, section 2.2 (Tweedie)",
+            worst,
+            answer="supported" if worst < TOLERANCE else "not supported",
+            why=f"The largest relative error of {DRAWS} draws at three sigmas; the rule is below "
+            f"{TOLERANCE:g}.",
+            size=size,
+            baseline=mean,
+            baseline_is="eq. 6 as printed, sigma .3",
+            n=DRAWS,
+        ),
+        claim(
+            "Eq. 6 is off by sigma^2, 9 % at sigma = .3.",
+            "arXiv 2306.01129, eq. 6, against the exact posterior mean",
+            mean,
+            interval=interval,
+            answer="supported" if held else "not supported",
+            why="Eq. 6 lacks two factors 1 / (1 + sigma^2). The rule is that .09 lies within .005 "
+            "of the interval.",
+            size=size,
+            baseline=worst,
+            baseline_is="the exact form",
+            n=DRAWS,
+        ),
+    ]
+
+
+def best_baseline(found: dict[str, Any], sigma: float, quantity: str, place: int) -> dict:
+    """Returns the baseline whose interval reaches highest, of one layer (-1: all) and sigma."""
+    key = f"{sigma}|{quantity}"
+    rivals = {
+        who: found["trained"][f"{who}|{key}"][place] for who in ("turned", "turned subspaces")
+    }
+    if quantity.startswith("noise"):
+        rivals.pop("turned subspaces")  # it takes the step of the layer itself
+    seeds = [seed[f"trained|{key}"][place]["mean"] for seed in found["untrained"]]
+    mean, (_, high) = mean_and_interval(seeds)
+    rivals["untrained"] = {"mean": mean, "high": high}
+    who = max(rivals, key=lambda name: rivals[name]["high"])
+    return rivals[who] | {"who": who}
+
+
+def model_claim(name: str, found: dict[str, Any], quantity: str, n: int) -> dict:
+    """Returns a claim about a trained model.
+
+    Rule: a layer and sigma keep it if the interval over images lies above the intervals of all
+    baselines (and above 0); supported where all do, depends where some do.
+    """
+    kept = []
+    for sigma in SIGMAS:
+        for layer, trained in enumerate(found["trained"][f"trained|{sigma}|{quantity}"][:-1]):
+            rival = best_baseline(found, sigma, quantity, layer)
+            kept.append(trained["low"] > max(0.0, rival["high"]))
+    own = found["trained"][f"trained|{SHOWN}|{quantity}"][-1]
+    rival = best_baseline(found, SHOWN, quantity, -1)
+    return claim(
+        f"{name}: {TEXTS[quantity]}",
+        "arXiv 2306.01129, section 2.2 to 2.3, eq. 6 to 11",
+        own["mean"],
+        interval=(own["low"], own["high"]),
+        answer=answer_of(kept),
+        why=f"{sum(kept)} of {len(kept)} pairs of a layer and a sigma lie above every baseline. "
+        f"The number is the mean over layers at sigma {SHOWN}.",
+        size=f"{name}, {n} images",
+        baseline=rival["mean"],
+        baseline_is=rival["who"],
+        n=n,
+    )
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims, and each number by model, who, sigma and layer."""
+    errors = steps.do("formulas", lambda: identity_errors(form))
+    planted = steps.do("planted", lambda: planted_cosines(form))
+    claims, numbers = [*formula_claims(errors), planted_claim(planted)], []
+    for key, values in planted.items():
+        who, quantity = key.split("|")
+        numbers += [(quantity, f"planted|{who}|{SHOWN}", s, 0, v) for s, v in enumerate(values)]
+    for key, values in errors.items():
+        numbers += [(f"relative error, {key}", "planted", s, 0, v) for s, v in enumerate(values)]
+    for name in tqdm(MODELS, desc="models", unit="model"):
+        images, _ = images_of(name, N_IMAGES[form])
+        model = ci.load(name)
+        found: dict[str, Any] = {"untrained": []}
+        found["trained"] = steps.do(f"{name}-trained", partial(measure, model, images, True))
+        for seed in UNTRAINED:
+            twin = untrained(model.cfg, seed)
+            found["untrained"].append(
+                steps.do(f"{name}-untrained-{seed}", partial(measure, twin, images, False))
+            )
+        claims += [model_claim(name, found, quantity, len(images)) for quantity in TEXTS]
+        numbers += rows(name, found)
+    cosines = [row for row in claims if "across" in row["claim"]]
+    control, *trained = [f"{row['ours']:.2f} (beside {row['baseline']:.2f})" for row in cosines]
+    headline = (
+        f"At sigma {SHOWN} and across the token, the cosine of MSSA with the posterior mean is "
+        f"{' and '.join(trained)} in {len(MODELS)} trained tiny models, and {control} where the "
+        "tokens are of the mixture."
+    )
+    return result("denoising", form, headline, claims, numbers)
+
+
+def rows(name: str, found: dict[str, Any]) -> list[tuple]:
+    """Returns a model's rows of numbers; setting: model|who|sigma, place: layer (-1: mean)."""
+    made = []
+    measured = [("trained", 0, found["trained"])]
+    measured += [("untrained", seed, twin) for seed, twin in enumerate(found["untrained"])]
+    for kind, seed, table in measured:
+        for key, places in table.items():
+            who, sigma, quantity = key.split("|")
+            setting = f"{name}|{kind if who == 'trained' else who}|{sigma}"
+            for place, value in enumerate(places):
+                layer = -1 if place == len(places) - 1 else place
+                made.append((quantity, setting, seed, layer, value["mean"]))
+                if kind == "trained":
+                    for end in ("low", "high"):
+                        made.append((f"{quantity}, {end}", setting, seed, layer, value[end]))
+    return made
+
+
+def draw(found: LabResult) -> Any:
+    """Returns a figure: cosine and removed noise by layer at sigma .3, a column for each model."""
+    from matplotlib import pyplot
+
+    shown = ("cosine", "cosine across the token", "noise removed")
+    figure, axes = pyplot.subplots(
+        len(shown), len(MODELS), figsize=(10, 8), sharex=True, sharey="row"
+    )
+    for column, name in enumerate(MODELS):
+        for axis, quantity in zip(axes[:, column], shown, strict=True):
+            for colour, who in enumerate(WHO):
+                if who == "turned subspaces" and quantity == "noise removed":
+                    continue
+                table = found.numbers(quantity, setting=f"{name}|{who}|{SHOWN}")
+                lines: Any = table[table["place"] >= 0].groupby("place")["value"]
+                axis.plot(lines.mean(), "o-", label=who, color=f"C{colour}")
+                if who == "trained":
+                    ends = [
+                        found.numbers(f"{quantity}, {end}", setting=f"{name}|{who}|{SHOWN}")
+                        for end in ("low", "high")
+                    ]
+                    low, high = (end[end["place"] >= 0]["value"] for end in ends)
+                    axis.fill_between(range(len(low)), low, high, alpha=0.3, color=f"C{colour}")
+                else:
+                    mean, ends = lines.mean(), (lines.min(), lines.max())
+                    axis.fill_between(mean.index, *ends, alpha=0.2, color=f"C{colour}")
+            axis.axhline(0, color="grey", linewidth=0.5)
+            axis.set_ylabel(quantity if column == 0 else "")
+        axes[0, column].set_title(name, fontsize=10)
+        axes[-1, column].set_xlabel("layer")
+    axes[0, 0].legend(fontsize=8)
+    cosine = [row["ours"] for _, row in found.table().iterrows() if "across" in row["claim"]]
+    words = " and ".join(f"{value:.2f}" for value in cosine[1:])
+    n = found.table()["n"].max()
+    figure.suptitle(
+        f"MSSA and the posterior mean: mean cosine across the token {words}, "
+        f"{cosine[0]:.2f} on planted tokens\n(sigma {SHOWN}, two tiny models, {n} images each; "
+        "shaded: 95 % over images, range over 5 seeds)",
+        fontsize=11,
+    )
+    figure.tight_layout()
+    return figure
+
+
+if __name__ == "__main__":
+    main(run, draw)

@@ -1,0 +1,280 @@
+"""CRATE as encoder and decoder: masked images, and whether the decoder's layers invert.
+
+A tiny CRATE-MAE (arXiv 2404.02446; demos/labs/train_tiny_mae.py made it) fills in test images of
+Fashion-MNIST of which three quarters of the patches are removed. Beside it: the mean of 1,000
+training images, the one of them that is nearest in the visible pixels, the best linear prediction
+from the visible pixels that they give, and untrained networks of five seeds. Then, with all patches
+visible: decoder layer j is derived as the inverse of encoder layer L - j - 1. Its stream X^{j+1} is
+compared with Z^{L-j-1}, at the best scale, and so is what the layer alone makes of Z^{L-j}.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from tiny_mae import (
+    MASK_RATIO,
+    held_out_images,
+    load_mae,
+    make_mae,
+    nearest,
+    noise_of,
+    read_gallery,
+    removed_error,
+    visible_pixels,
+)
+from torch import Tensor
+from tqdm.auto import tqdm
+from twins import UNTRAINED, answer_of, spread
+
+from crate_interp import HookedCrateMAE
+
+N_IMAGES = 256
+RATIOS = {"quick": (MASK_RATIO,), "full": (0.5, MASK_RATIO, 0.9)}
+MASKS = {"quick": 1, "full": 5}  # draws of the mask of each image
+RIDGE = 0.05  # of the linear prediction: times the mean variance of a pixel
+RIVALS = {
+    "mean image": "the mean training image",
+    "nearest image": "the nearest of 1,000 training images",
+    "linear": "the best linear prediction",
+}
+INVERSES = {
+    "stream": "The decoder's stream returns through the encoder's",
+    "layer": "A layer of the decoder inverts its layer of the encoder",
+}
+
+
+def linear_prediction(images: Tensor, seen: Tensor, gallery: Tensor) -> Tensor:
+    """Returns images whose removed pixels are predicted linearly from the visible ones.
+
+    `m_r + C_rv (C_vv + ridge I)^{-1} (x_v - m_v)`, m and C mean and covariance of the gallery.
+    images, seen `[n, 1, h, w]`, gallery `[m, 1, h, w]` -> like images.
+    """
+    known = gallery.flatten(1).double()
+    mean = known.mean(dim=0)
+    c = (known - mean).T @ (known - mean) / len(known)
+    ridge = RIDGE * c.diagonal().mean()
+    drawn = images.flatten(1).double().clone()
+    for row, visible in zip(drawn, seen.flatten(1).bool(), strict=True):
+        inside = c[visible][:, visible] + ridge * torch.eye(int(visible.sum()))
+        weights = torch.linalg.solve(inside, row[visible] - mean[visible])
+        row[~visible] = mean[~visible] + c[~visible][:, visible] @ weights
+    return drawn.to(images.dtype).view_as(images)
+
+
+@torch.no_grad()
+def errors(mae: HookedCrateMAE, images: Tensor, ratio: float, seed: int) -> list[float]:
+    """Returns the network's mean squared error over the removed pixels of each image."""
+    given = mae(images, noise_of(len(images), seed), ratio)
+    seen = visible_pixels(mae, given.mask)
+    return removed_error(mae.unpatchify(given.pred), images, seen).tolist()
+
+
+@torch.no_grad()
+def rival_errors(images: Tensor, ratio: float, seed: int) -> dict[str, list[float]]:
+    """Returns the same of what fills the images in without a network."""
+    mae, gallery = load_mae(), read_gallery()
+    seen = visible_pixels(mae, mae(images, noise_of(len(images), seed), ratio).mask)
+    drawn = {
+        "mean image": gallery.mean(dim=0, keepdim=True).expand_as(images),
+        "nearest image": nearest(images, seen, gallery),
+        "linear": linear_prediction(images, seen, gallery),
+    }
+    return {who: removed_error(given, images, seen).tolist() for who, given in drawn.items()}
+
+
+def scaled_error(found: Tensor, wanted: Tensor) -> Tensor:
+    """Returns `min_c |wanted - c found| / |wanted|` of each image, in [0, 1], for `[n, pos, d]`."""
+    product = (found * wanted).sum(dim=(1, 2))
+    energy = found.square().sum(dim=(1, 2)) * wanted.square().sum(dim=(1, 2))
+    return (1 - product.square() / energy.clamp(min=1e-30)).clamp(min=0).sqrt()
+
+
+@torch.no_grad()
+def inverses(mae: HookedCrateMAE, images: Tensor) -> dict[str, list[Tensor]]:
+    """Returns the error of the inverse for each layer of the decoder, `[n]` each.
+
+    stream: X^{j+1} against Z^{L-j-1}. layer: decoder layer j, given Z^{L-j}, against Z^{L-j-1}.
+    Each also against that of the next image ("other image"), which knows all that images share;
+    copy: Z^{L-j} itself against Z^{L-j-1}.
+    """
+    count = mae.cfg.n_layers
+    names = [f"blocks.{layer}.hook_resid_pre" for layer in range(count)]
+    names += [f"blocks.{count - 1}.hook_resid_post"]
+    names += [f"decoder_blocks.{layer}.hook_resid_post" for layer in range(count)]
+    _, cache = mae.run_with_cache(images, names_filter=names, mask_ratio=0.0)
+    z = [cache[name] for name in names[: count + 1]]
+    found: dict[str, list[Tensor]] = {}
+    for layer, block in enumerate(mae.decoder_blocks):
+        wanted = z[count - layer - 1]
+        given = {"stream": cache[names[count + 1 + layer]], "layer": block(z[count - layer])}
+        for what, value in given.items():
+            found.setdefault(what, []).append(scaled_error(value, wanted))
+            other = scaled_error(value, wanted.roll(1, dims=0))
+            found.setdefault(f"{what}, other image", []).append(other)
+        found.setdefault("copy", []).append(scaled_error(z[count - layer], wanted))
+    return found
+
+
+def inverse_spreads(mae: HookedCrateMAE, images: Tensor) -> dict[str, list[dict]]:
+    """Returns `inverses` as mean and interval over images, by layer."""
+    return {what: [spread(v) for v in by] for what, by in inverses(mae, images).items()}
+
+
+def picture_claim(own: list[float], rival: list[float], who: str, random: float) -> dict:
+    """Returns the claim that the network is better. Rule: the paired interval lies below 0."""
+    mean, interval = mean_and_interval(own)
+    difference, (low, high) = mean_and_interval([a - b for a, b in zip(own, rival, strict=True)])
+    return claim(
+        f"Removed patches are filled in better than by {RIVALS[who]} (mean squared error).",
+        "arXiv 2404.02446, section 4 (masked completion)",
+        mean,
+        interval=interval,
+        answer="supported" if high < 0 else "not supported",
+        why=f"The paired difference is {difference:.3f}, {low:.3f} to {high:.3f}. Untrained "
+        f"networks have {random:.2f}.",
+        size=f"0.1 M parameters, {N_IMAGES} test images of Fashion-MNIST, {MASK_RATIO:.0%} removed",
+        baseline=sum(rival) / len(rival),
+        baseline_is=who,
+        n=len(own),
+    )
+
+
+def inverse_claim(what: str, own: dict, twins: list[dict]) -> dict:
+    """Returns a claim on the inverse.
+
+    Rule: a layer keeps it if the interval over images lies below that of another image, of a copy
+    and of untrained networks.
+    """
+    kept, floors = [], []
+    for layer, place in enumerate(own[what]):
+        low = mean_and_interval([twin[what][layer]["mean"] for twin in twins])[1][0]
+        rivals = (own[f"{what}, other image"][layer]["low"], own["copy"][layer]["low"], low)
+        kept.append(place["high"] < min(rivals))
+        floors.append(min(rivals))
+    place = {end: sum(p[end] for p in own[what]) / len(kept) for end in ("mean", "low", "high")}
+    return claim(
+        f"{INVERSES[what]} (relative error, mean over layers).",
+        "arXiv 2404.02446, section 3.3 (the decoder inverts the encoder)",
+        place["mean"],
+        interval=(place["low"], place["high"]),
+        answer=answer_of(kept),
+        why=f"{sum(kept)} of {len(kept)} layers lie below another image, a copy and untrained "
+        "networks. 1 is no relation, 0 an inverse.",
+        size=f"0.1 M parameters, {N_IMAGES} test images, no patch removed",
+        baseline=sum(floors) / len(floors),
+        baseline_is="the best of another image, a copy, untrained networks (low ends)",
+        n=N_IMAGES,
+    )
+
+
+def masked(form: str, steps: Steps, images: Tensor) -> dict[tuple, list[float]]:
+    """Returns errors by image, the mean over masks: keys are (who, seed, ratio)."""
+    networks = {("trained", 0): load_mae()}
+    networks |= {("untrained", seed): make_mae(seed) for seed in UNTRAINED}
+    found: dict[tuple, list] = {}
+    for ratio in tqdm(RATIOS[form], desc="mask ratios"):
+        for mask in range(MASKS[form]):
+            for (who, seed), mae in networks.items():
+                make = partial(errors, mae, images, ratio, mask)
+                values = steps.do(f"{who}-{seed}-{ratio}-{mask}", make)
+                found.setdefault((who, seed, ratio), []).append(values)
+            make = partial(rival_errors, images, ratio, mask)
+            for who, values in steps.do(f"rivals-{ratio}-{mask}", make).items():
+                found.setdefault((who, 0, ratio), []).append(values)
+    return {key: torch.tensor(rows).mean(dim=0).tolist() for key, rows in found.items()}
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims, and the numbers by who, ratio and layer."""
+    images = held_out_images(N_IMAGES)
+    found = masked(form, steps, images)
+    own = found["trained", 0, MASK_RATIO]
+    at_random = [sum(found["untrained", seed, MASK_RATIO]) / len(own) for seed in UNTRAINED]
+    random = sum(at_random) / len(at_random)
+    claims = [picture_claim(own, found[who, 0, MASK_RATIO], who, random) for who in RIVALS]
+    numbers: list[tuple] = []
+    for (who, seed, ratio), values in found.items():
+        for end, value in spread(torch.tensor(values)).items():
+            numbers.append((f"error, {end}", f"{who}|{ratio}", seed, 0, value))
+    trained = steps.do("inverse", partial(inverse_spreads, load_mae(), images))
+    twins = [
+        steps.do(f"inverse-{seed}", partial(inverse_spreads, make_mae(seed), images))
+        for seed in UNTRAINED
+    ]
+    claims += [inverse_claim(what, trained, twins) for what in INVERSES]
+    tables = [("trained", 0, trained)]
+    tables += [("untrained", seed, twin) for seed, twin in enumerate(twins)]
+    for who, seed, table in tables:
+        for what, places in table.items():
+            for layer, place in enumerate(places):
+                for end, value in place.items():
+                    numbers.append((f"inverse, {end}", f"{who}|{what}", seed, layer, value))
+    errors_of = ", ".join(f"{row['baseline_is']} {row['baseline']:.2f}" for row in claims[:3])
+    headline = (
+        f"The tiny CRATE-MAE fills in removed patches with a squared error of "
+        f"{claims[0]['ours']:.2f} ({errors_of}); its decoder's layers reach their encoder's "
+        f"streams with a relative error of {claims[3]['ours']:.2f}."
+    )
+    return result("reconstruction", form, headline, claims, numbers)
+
+
+def draw(found: LabResult) -> Any:
+    """Returns a figure: pictures on the left, errors of the inverse by layer on the right."""
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(11, 5))
+    sides: Any = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    left, right = sides
+    draw_pictures(left)
+    axis = right.subplots()
+    lines = (
+        ("trained", "stream", "o-C0"), ("untrained", "stream", "x:C0"),
+        ("trained", "layer", "o-C1"), ("untrained", "layer", "x:C1"),
+        ("trained", "stream, other image", "--C0"), ("trained", "copy", "--C2"),
+    )  # fmt: skip
+    for who, what, style in lines:
+        table: Any = found.numbers("inverse, mean", setting=f"{who}|{what}")
+        axis.plot(table.groupby("place")["value"].mean(), style, label=f"{what}, {who}")
+    axis.set_xticks(range(4))
+    axis.set_xlabel("layer j of the decoder, against Z^{L-j-1}")
+    axis.set_ylabel("relative error at the best scale")
+    axis.set_ylim(0, 1.05)
+    axis.legend(fontsize=8, loc="lower right")
+    error, inverse = (float(found.table()["ours"].iloc[row]) for row in (0, 3))
+    figure.suptitle(
+        f"A CRATE-MAE of 0.1 M parameters: squared error {error:.2f} of removed patches, "
+        f"{inverse:.2f} relative error of the decoder's streams",
+        fontsize=11,
+    )
+    return figure
+
+
+@torch.no_grad()
+def draw_pictures(figure: Any, n: int = 5) -> None:
+    """Draws n test images: what is visible, the network's answer, the rivals', the image."""
+    images, gallery, mae = held_out_images(n), read_gallery(), load_mae()
+    given = mae(images, noise_of(n, 0), MASK_RATIO)
+    seen = visible_pixels(mae, given.mask)
+
+    def filled(pictures: Tensor) -> Tensor:
+        return seen * images + (1 - seen) * pictures
+
+    rows = {
+        "visible": torch.where(seen.bool(), images, images.min()),
+        "CRATE-MAE": filled(mae.unpatchify(given.pred)),
+        "linear": filled(linear_prediction(images, seen, gallery)),
+        "nearest": filled(nearest(images, seen, gallery)),
+        "image": images,
+    }
+    axes = figure.subplots(n, len(rows))
+    for column, (title, pictures) in enumerate(rows.items()):
+        axes[0, column].set_title(title, fontsize=9)
+        for axis, picture in zip(axes[:, column], pictures, strict=True):
+            axis.imshow(picture[0], cmap="gray", vmin=images.min(), vmax=images.max())
+            axis.axis("off")
+
+
+if __name__ == "__main__":
+    main(run, draw)

@@ -1,0 +1,103 @@
+"""The lab on denoising: its formulas against closed forms, its measures against known answers."""
+
+import denoising
+import lab
+import mixtures
+import pytest
+import torch
+
+from crate_interp.measures import posterior_mean
+
+HEADS, D, P = 3, 11, 2
+
+
+@pytest.fixture
+def u():
+    return mixtures.random_bases(HEADS, D, P, seed=0)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 2.0])
+def test_tweedies_formula_is_the_posterior_mean(u, sigma):
+    x, _ = mixtures.draw_tokens(17, u, sigma, seed=1)
+    torch.testing.assert_close(mixtures.tweedie(x, u, sigma), posterior_mean(x, u, sigma))
+
+
+def test_the_density_is_that_of_scipys_mixture(u):
+    from scipy.stats import multivariate_normal
+
+    x, _ = mixtures.draw_tokens(7, u, 0.4, seed=1)
+    parts = [multivariate_normal(cov=base @ base.T + 0.16 * torch.eye(D)) for base in u]
+    slow = sum(torch.from_numpy(part.pdf(x.numpy())) for part in parts) / HEADS
+    torch.testing.assert_close(mixtures.log_density(x, u, 0.4).exp(), slow)
+
+
+def test_the_posterior_mean_is_the_best_guess(u):
+    x, clean = mixtures.draw_tokens(4001, u, 0.3, seed=1)
+    best = (posterior_mean(x, u, 0.3) - clean).square().mean()
+    assert best < 0.95 * (denoising.paper_posterior_mean(x, u, 0.3) - clean).square().mean()
+    assert best < 0.5 * (x - clean).square().mean()
+
+
+def test_limits_of_the_posterior_mean(u):
+    """sigma to 0: the projection on the nearest subspace; one subspace: U U^T x / (1 + s^2)."""
+    x, clean = mixtures.draw_tokens(13, u, 1e-4, seed=1)
+    torch.testing.assert_close(posterior_mean(x, u, 1e-4), clean, atol=1e-3, rtol=0)
+    one = u[:1]
+    torch.testing.assert_close(posterior_mean(x, one, 0.7), x @ one[0] @ one[0].T / (1 + 0.7**2))
+
+
+def test_the_best_multiple_of_a_step():
+    wanted = torch.randn(5, 7, 11, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(denoising.removed(3 * wanted, wanted), torch.ones(5))
+    assert denoising.removed(-wanted, wanted).abs().max() == 0
+    other = torch.randn(5, 7, 11, generator=torch.Generator().manual_seed(1))
+    t = (other * wanted).sum((1, 2)) / other.square().sum((1, 2))
+    left = (wanted - t.clamp(min=0)[:, None, None] * other).square().sum((1, 2))
+    slow = 1 - left / wanted.square().sum((1, 2))
+    torch.testing.assert_close(denoising.removed(other, wanted), slow, atol=1e-6, rtol=1e-4)
+
+
+def test_no_shortening_changes_the_part_across_a_token():
+    token = torch.randn(7, 11, dtype=torch.float64)
+    step = torch.randn(7, 11, dtype=torch.float64)
+    part = denoising.across(step, token)
+    torch.testing.assert_close(part, denoising.across(step - 2 * token, token))
+    assert (part * token).sum(-1).abs().max() < 1e-12
+
+
+def test_a_layer_that_is_the_posterior_mean_has_cosine_one(u):
+    _, clean = mixtures.draw_tokens(5 * 13, u, 0.3, seed=2)
+    read = clean.unflatten(0, (5, 13))
+    c = (P / read.square().sum(-1).mean()).sqrt()
+    found = denoising.steps_of(
+        read, lambda y: posterior_mean(c * y, u, 0.3) / c - y, u, 0.3, seed=0
+    )
+    for quantity in ("cosine", "cosine across the token"):
+        torch.testing.assert_close(found[quantity], torch.ones_like(found[quantity]))
+    assert found["noise removed"].min() > 0.3
+
+
+def test_a_claim_needs_every_layer_above_every_baseline():
+    def table(mean):
+        place = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+        return {
+            f"{who}|{sigma}|cosine": [place] * 3
+            for who in denoising.WHO[:3]
+            for sigma in denoising.SIGMAS
+        }
+
+    def answer(own, rival):
+        trained = table(rival) | {
+            key: value for key, value in table(own).items() if key.startswith("trained")
+        }
+        found = {"trained": trained, "untrained": [table(rival)] * 3}
+        return denoising.model_claim("a", found, "cosine", 2)["answer"]
+
+    assert answer(0.9, 0.1) == "supported"
+    assert answer(0.3, 0.4) == answer(0.3, 0.2) == "not supported"
+
+
+@pytest.mark.slow
+def test_the_quick_form(tmp_path):
+    found = denoising.run("quick", lab.Steps(tmp_path))
+    assert found.table()["answer"].tolist()[:3] == ["supported"] * 3
