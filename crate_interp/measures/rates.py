@@ -31,11 +31,11 @@ __all__ = [
 
 # A float32 Gram can be wrong by several per cent without an error. Rounding errs in each entry of
 # A = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by the diagonal of the inverse of A
-# scaled to a unit diagonal; A_ii over the square of pivot i is at most that entry, and is it for the
-# last one. Above this limit for any i the sample is computed again. tests/benchmarks/bench_guard.py
-# is the study: over the streams of the embedded models and matrices made to be hard, rates that
-# pass are right to 4e-6 and 1.1e-5, as by max A_ii / min pivot^2 below 1e3, which has more of them
-# computed again.
+# scaled to a unit diagonal. A_ii over the square of pivot i is at most that entry, and equal to it
+# for the last i. Above this limit for any i the sample is computed again. The study is
+# tests/benchmarks/bench_guard.py: rates that pass are right to 4e-6 on the streams of the embedded
+# models, and to 1.1e-5 on matrices made to be hard. They were by max A_ii / min pivot^2 below 1e3,
+# of which more are computed again.
 FLOAT32_LIMIT = 1e3
 # A rate that is small beside the rounding of its pivots, which grows with their number, is not
 # trusted either: it was off by 0.2 % for identical tokens, and by all of it for tokens near zero.

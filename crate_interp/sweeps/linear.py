@@ -150,7 +150,7 @@ def linear_result(
     shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
     layers = range(meta["n_layers"] + 1)
     columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
-    for layer in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
+    for _ in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
         right = _of_layer(features.pop(0), train, (classes, shuffled))
         for name, values in zip(columns, right, strict=True):
             columns[name].append(values)
