@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         store,
         sweep,
     )
+    from crate_interp.training.regularizer import SRRRegularizer
     from crate_interp.verifying import verify
 
 # public name -> module and name there; None: the module itself
@@ -60,6 +61,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "LinearProbeResult": ("crate_interp.sweeps", "LinearProbeResult"),
     "Past": ("crate_interp.models.context", "Past"),
     "Probe": ("crate_interp.probes", "Probe"),
+    "SRRRegularizer": ("crate_interp.training.regularizer", "SRRRegularizer"),
     "SegmentResult": ("crate_interp.segmentation", "SegmentResult"),
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SurgeryResult": ("crate_interp.surgeries", "SurgeryResult"),
@@ -112,6 +114,7 @@ __all__ = [
     "LinearProbeResult",
     "Past",
     "Probe",
+    "SRRRegularizer",
     "SegmentResult",
     "SparseAutoencoder",
     "SurgeryResult",

@@ -147,7 +147,7 @@ def test_public_names():
     assert ci.__all__ == [
         "Atlas", "AtomResult", "AuditResult", "CheckpointError", "Comparison", "CrateConfig",
         "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
-        "LinearProbeResult", "Past", "Probe", "SegmentResult", "SparseAutoencoder",
+        "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult", "SparseAutoencoder",
         "SurgeryResult", "SweepResult", "ablate_heads", "atlas", "atoms", "audit", "bridge",
         "circuits", "compare", "convert", "data", "from_bridge", "hooks", "linear_probe",
         "list_models", "load", "maps", "measures", "merge", "open_store", "probe", "probes",

@@ -1,0 +1,152 @@
+"""Sparse rate reduction as a term of a training loss."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from crate_interp import checks
+from crate_interp.measures import l0_norm, l1_norm, sparse_rate_reduction
+from crate_interp.models.hooked import HookedModel
+from crate_interp.probes.shared import subspaces
+
+# what stands for the count of entries that are not zero
+_PENALTIES = {"l0": l0_norm, "l1": l1_norm}
+
+
+class SRRRegularizer:
+    """Adds the sparse rate reduction of chosen layers to a loss.
+
+    `weight * sum_l mean_batch [lambd |Z^l|_0 + R^c(Z^l | U^l; eps) - R(Z^l; eps)]`, where Z^l =
+    f^l(sg(Z^{l-1})) is what layer l makes of its input, detached: the gradient reaches the weights
+    of layer l and of no other. arXiv 2411.17182 eq. 14; lower is better.
+
+        with ci.SRRRegularizer(model, weight=1e-3) as penalty:
+            for x, y in batches:
+                loss = torch.nn.functional.cross_entropy(model(x), y) + penalty()
+
+    The inputs of the layers are those of the last forward with gradients, so the network runs once
+    and each chosen layer once more; hooks on it fire a second time. layers: "last" (the paper's
+    choice in practice), "random" (one at each call, drawn by `seed` and not by torch's global
+    generator), or numbers such as [1, 3]. penalty: "l0" counts entries that are not zero, and its
+    gradient is zero everywhere, so it is in the value alone; "l1" is a surrogate that has one. The
+    paper does not tell which it used, nor eps and whether the count is a share; normalise makes it
+    one. weight=0 adds a zero without a gradient, and leaves every bit of the training as it is.
+
+    `last` holds the term of each layer in the last call, before the weight.
+
+    Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that there are
+    not, and models whose layers have no U; RuntimeError if it is called outside its `with` or
+    without a new forward.
+    """
+
+    def __init__(
+        self,
+        model: HookedModel,
+        weight: float = 1e-3,
+        *,
+        layers: Literal["last", "random"] | Sequence[int] = "last",
+        eps: float = 0.1,
+        lambd: float = 0.1,
+        penalty: Literal["l0", "l1"] = "l0",
+        normalise: bool = False,
+        seed: int = 0,
+    ) -> None:
+        for name, value in {"weight": weight, "lambd": lambd}.items():
+            if not checks.is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
+        if not checks.is_number(eps) or not 0 < eps < math.inf:
+            raise ValueError(f"eps={eps!r}: give a number above 0, such as 0.1.")
+        checks.one_of("penalty", penalty, tuple(_PENALTIES))
+        self.blocks = list(model.blocks)
+        if any(subspaces(block) is None for block in self.blocks):
+            raise ValueError(
+                f"the layers of family {model.cfg.family!r} have no subspaces U_k, of which the "
+                "sparse rate reduction is made: give a CRATE."
+            )
+        self.layers = _numbers(layers, len(self.blocks))
+        self.weight, self.eps, self.lambd = float(weight), float(eps), float(lambd)
+        self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)
+        self.one = layers == "random"
+        self.last: dict[int, float] = {}
+        self._draws = random.Random(checks.count("seed", seed, least=0))
+        self._seen: dict[int, tuple[tuple, dict]] = {}
+        self._handles: list = []
+        self._again = False  # a layer runs once more, and its input is known
+
+    def __repr__(self) -> str:
+        which = "one of " if self.one else ""
+        return (
+            f"SRRRegularizer(weight={self.weight:g}, layers={which}{self.layers}, "
+            f"eps={self.eps:g}, lambd={self.lambd:g}, penalty={self.penalty!r}, "
+            f"normalise={self.normalise})"
+        )
+
+    def __enter__(self) -> "SRRRegularizer":
+        if self._handles:
+            raise RuntimeError("this regulariser is open already: use one `with` at a time.")
+        for layer in self.layers:
+            hook = self._recorder(layer)
+            block = self.blocks[layer]
+            self._handles.append(block.register_forward_pre_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._seen.clear()
+
+    def _recorder(self, layer: int):
+        def record(block: nn.Module, args: tuple, kwargs: dict) -> None:
+            if not self._again and args and args[0].requires_grad:
+                self._seen[layer] = args, kwargs
+
+        return record
+
+    def __call__(self) -> Float[Tensor, ""]:
+        """Returns the term of the last forward, to be added to the loss."""
+        if not self._handles:
+            raise RuntimeError("use `with ci.SRRRegularizer(model) as penalty:` around the loop.")
+        if not self._seen:
+            raise RuntimeError(
+                "there was no forward with gradients since the last call: call the model first, "
+                "in training and not under torch.no_grad()."
+            )
+        seen, self._seen = self._seen, {}
+        chosen = [self._draws.choice(self.layers)] if self.one else self.layers
+        if not self.weight:
+            return next(iter(seen.values()))[0][0].new_zeros(())
+        terms = {layer: self._term(layer, *seen[layer]) for layer in chosen}
+        self.last = {layer: float(term.detach()) for layer, term in terms.items()}
+        return self.weight * sum(terms.values())
+
+    def _term(self, layer: int, args: tuple, kwargs: dict) -> Float[Tensor, ""]:
+        block = self.blocks[layer]
+        self._again = True
+        try:
+            z = block(args[0].detach(), *args[1:], **kwargs)
+        finally:
+            self._again = False
+        u, size = subspaces(block), _PENALTIES[self.penalty]
+        assert u is not None  # as checked
+        return sparse_rate_reduction(z, u, self.eps, self.lambd, size, self.normalise).mean()
+
+
+def _numbers(layers: str | Sequence[int], count: int) -> list[int]:
+    """Returns the layers that may be chosen, ascending.
+
+    Raises ValueError for what names none of them.
+    """
+    if isinstance(layers, str):
+        checks.one_of("layers", layers, ("last", "random"))
+        return [count - 1] if layers == "last" else list(range(count))
+    given = list(layers)
+    if not given or any(type(one) is not int or not 0 <= one < count for one in given):
+        raise ValueError(f"layers={given!r}: give 'last', 'random' or numbers 0 to {count - 1}.")
+    if len(set(given)) < len(given):
+        raise ValueError(f"layers={given!r}: a layer comes twice.")
+    return sorted(given)
