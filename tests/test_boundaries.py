@@ -148,9 +148,9 @@ def test_public_names():
         "Atlas", "AtomResult", "AuditResult", "CheckpointError", "Comparison", "CrateConfig",
         "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
         "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult",
-        "SparseAutoencoder", "SurgeryResult", "SweepResult", "ablate_heads", "atlas", "atoms", "audit",
-        "bridge", "circuits", "compare", "convert", "data", "from_bridge", "hooks", "linear_probe",
-        "list_models", "load", "maps", "measures", "merge", "open_store", "probe", "probes",
+        "SparseAutoencoder", "SurgeryResult", "SweepResult", "ablate_heads", "atlas",
+        "atoms", "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "hooks",
+        "linear_probe", "list_models", "load", "maps", "measures", "merge", "open_store", "probe", "probes",
         "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
         "verify", "viz",
     ]  # fmt: skip
