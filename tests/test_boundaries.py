@@ -148,11 +148,11 @@ def test_public_names():
         "Atlas", "AtomResult", "AuditResult", "CheckpointError", "Comparison", "CrateConfig",
         "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
         "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult",
-        "SparseAutoencoder", "SurgeryResult", "SweepResult", "ablate_heads", "atlas",
-        "atoms", "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "hooks",
-        "linear_probe", "list_models", "load", "maps", "measures", "merge", "open_store", "probe", "probes",
-        "report", "saes", "segment", "store", "surgeries", "surgery", "sweep", "to_bridge",
-        "verify", "viz",
+        "SparseAutoencoder", "SurgeryResult", "SweepResult", "ablate_heads", "atlas", "atoms",
+        "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "hooks",
+        "linear_probe", "list_models", "load", "maps", "measures", "merge", "open_store",
+        "probe", "probes", "report", "saes", "segment", "store", "surgeries", "surgery",
+        "sweep", "to_bridge", "verify", "viz",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None
