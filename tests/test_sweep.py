@@ -282,7 +282,7 @@ def test_probes_that_answer_wrongly(model, data):
 
     def fails(match, answer):
         with pytest.raises(ValueError, match=match):
-            ci.sweep(model, data, probes=probe(answer), progress=False)
+            ci.sweep(model, data, probes=probe(answer), controls=0, progress=False)
         assert leftover_hooks(model) == []
 
     fails("returned 'b', which is not among its statistics: a", lambda z: {"b": z.mean((1, 2))})

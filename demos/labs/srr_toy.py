@@ -1,0 +1,176 @@
+"""Which update rules lower R^c? Rules (a) to (e) of arXiv 2411.17182, appendix A, and N and T.
+
+Random Gaussian tokens pass through layers with an orthonormal U of their own, and each layer takes
+one step of a rule. What counts is the change of R^c(Z | U^l) by the step of layer l, summed over
+layers: the subspaces of the next layer are others, and R^c against them differs by chance. The
+baseline is a step of the same length in a random direction. The paper's constants are lost; ours
+are below. There are two regimes: in one no eigenvalue x of a C_k^T C_k is above 1, a = p / (N
+eps^2), in the other nearly all are. The rule for the answer: supported if R^c moves as the paper
+says in both regimes with the whole interval over seeds, depends if in one, else not supported.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from crate_interp.measures import (
+    attention_step,
+    first_order_step,
+    gradient_step,
+    neumann_invalid,
+    neumann_step,
+    subspace_attention,
+    subspace_coding_rate,
+    third_order_step,
+)
+from crate_interp.measures.rates import head_codes
+
+N, D, HEADS, LAYERS = 64, 96, 4, 12
+P = D // HEADS
+SEEDS = {"quick": 5, "full": 20}
+# eps, and kappa a: the step in units of 1 / a
+REGIMES = {"all x below 1": (10.0, 0.1), "most x above 1": (0.5, 1e-4)}
+
+
+def transposed_step(z: Tensor, u: Tensor, eps: float, kappa: float) -> Tensor:
+    """Returns the tokens after CRATE-T's step, eq. 10; it needs p K = d.
+
+    `Z + kappa a^2 [SSA_1 .. SSA_K] W` in rows, where W = [U_1 .. U_K] `[d_model, head * d_head]` is
+    not transposed, as it is in CRATE-C.
+    """
+    a = u.shape[-1] / (z.shape[-2] * eps**2)
+    heads = subspace_attention(head_codes(z, u)).transpose(-3, -2).flatten(-2)  # [..., pos, d]
+    return z + kappa * a**2 * heads @ u.transpose(0, 1).flatten(1)
+
+
+def _downhill(z: Tensor, u: Tensor, eps: float, kappa: float) -> Tensor:
+    return attention_step(z, u, eps, -kappa)
+
+
+# rule: (its step, whether kappa is in units of 1 / a^2, the sign of R^c's change in the paper)
+RULES: dict[str, tuple[Any, bool, int]] = {
+    "(a) gradient": (gradient_step, False, -1),
+    "(b) gradient of the Taylor bound": (neumann_step, False, 1),
+    "(c) first-order term": (first_order_step, False, -1),
+    "(d) third-order term": (third_order_step, False, 1),
+    "(e) attention, CRATE-C": (attention_step, True, 1),
+    "CRATE-N": (_downhill, True, -1),
+    "CRATE-T": (transposed_step, True, 0),
+}
+
+
+def orthonormal(generator: torch.Generator) -> Tensor:
+    """Returns a random complete orthonormal U `[head, d_model, d_head]`."""
+    noise = torch.randn(D, D, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(noise)[0].reshape(D, HEADS, P).movedim(1, 0)  # [head, d_model, d_head]
+
+
+def passed(rule: str, regime: str, seed: int) -> list[list]:
+    """Returns R^c before each layer, its change by each step and by a random step, and x > 1."""
+    (eps, ratio), (step, squared, _) = REGIMES[regime], RULES[rule]
+    a = P / (N * eps**2)
+    kappa = ratio / a**2 if squared else ratio / a
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(N, D, generator=generator, dtype=torch.float64)
+    rows: list[list] = []
+    for layer in range(LAYERS):
+        u = orthonormal(generator)
+        before, after = subspace_coding_rate(z, u, eps).sum(), step(z, u, eps, kappa)
+        length = torch.linalg.norm(after - z)
+        random = torch.randn(N, D, generator=generator, dtype=torch.float64)
+        other = z + length * random / torch.linalg.norm(random)
+        found = {
+            "rate": before,
+            "change": subspace_coding_rate(after, u, eps).sum() - before,
+            "change by a random step": subspace_coding_rate(other, u, eps).sum() - before,
+            "share above 1": neumann_invalid(z, u, eps).mean(),
+        }
+        name = f"{rule}: {regime}"
+        rows += [[key, name, seed, layer, float(value)] for key, value in found.items()]
+        z = after
+    return rows
+
+
+def summed(rows: list[list], quantity: str, setting: str) -> list[float]:
+    """Returns a quantity summed over layers, for each seed."""
+    totals: dict[int, float] = {}
+    for key, name, seed, _, value in rows:
+        if (key, name) == (quantity, setting):
+            totals[seed] = totals.get(seed, 0.0) + value
+    return list(totals.values())
+
+
+def of_rule(rows: list[list], rule: str) -> list[dict]:
+    """Returns a claim for each regime; their answer is that of the rule in both."""
+    sign = RULES[rule][2]
+    found = {regime: mean_and_interval(summed(rows, "change", f"{rule}: {regime}"))
+             for regime in REGIMES}  # fmt: skip
+    holds = [sign * interval[0 if sign > 0 else 1] > 0 for _, interval in found.values()]
+    flat = [interval[0] <= 0 <= interval[1] for _, interval in found.values()]
+    kept = sum(holds if sign else flat)
+    answer = ("not supported", "depends", "supported")[kept]
+    words = {-1: "falls", 1: "rises", 0: "stays"}[sign]
+    claims = []
+    for regime, (mean, interval) in found.items():
+        setting = f"{rule}: {regime}"
+        above = mean_and_interval(summed(rows, "share above 1", setting))[0] / LAYERS
+        random, _ = mean_and_interval(summed(rows, "change by a random step", setting))
+        claims.append(
+            claim(
+                f"{rule}, {regime}: R^c {words} (nats, summed over {LAYERS} layers).",
+                "arXiv 2411.17182, appendix A" if sign else "arXiv 2411.17182, eq. 10",
+                mean, interval=interval, baseline=random, baseline_is="a random step as long",
+                n=len(summed(rows, "change", setting)), answer=answer, published=words,
+                size="our constants: those of the paper are lost",
+                why=f"x is above 1 in {above:.0%} of the directions.",
+            )
+        )  # fmt: skip
+    return claims
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims about the rules in both regimes."""
+    jobs = [(rule, regime, seed) for rule in RULES for regime in REGIMES
+            for seed in range(SEEDS[form])]  # fmt: skip
+    rows: list[list] = []
+    for rule, regime, seed in tqdm(jobs, desc="rules", unit="run"):
+        name = f"{list(RULES).index(rule)}-{list(REGIMES).index(regime)}-{seed}"
+        rows += steps.do(name, partial(passed, rule, regime, seed))
+    claims = [row for rule in RULES for row in of_rule(rows, rule)]
+    by = {row["claim"].split(",")[0]: row["answer"] for row in claims}
+    low, high = (row["ours"] for row in claims if row["claim"].startswith("(b)"))
+    headline = (
+        f"Rule (b), the gradient of the Taylor bound, changes R^c by {low:.3g} nats where x is "
+        f"below 1 and by {high:+.3g} where it is above, so that it rises depends on the regime; "
+        f"{sum(answer == 'supported' for answer in by.values())} of {len(by)} rules move R^c as "
+        "the paper says in both."
+    )
+    return result("srr_toy", form, headline, claims, rows)
+
+
+def draw(found: LabResult) -> Figure:
+    """Draws what the steps have changed up to each layer, a panel for each regime."""
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+    numbers: Any = found.numbers("change")
+    for axis, regime in zip(axes, REGIMES, strict=True):
+        for rule in RULES:
+            rows = numbers[numbers["setting"] == f"{rule}: {regime}"]
+            wide = rows.pivot(index="place", columns="seed", values="value").cumsum()
+            line = "--" if rule in ("CRATE-N", "(d) third-order term") else "-"  # lie on others
+            axis.plot(wide.index + 1, wide.mean(axis=1), line, label=rule, marker=".")
+        axis.axhline(0, color="black", linewidth=0.5)
+        axis.set_yscale("symlog", linthresh=1e-3 if "above" in regime else 1e-2)
+        axis.set(title=regime, xlabel="layer", ylabel="change of R^c by the steps so far, nats")
+    axes[1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle("Rule (b) lowers R^c below x = 1 and raises it above (constants are ours)")
+    return figure
+
+
+if __name__ == "__main__":
+    main(run, draw)
