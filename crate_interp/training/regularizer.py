@@ -3,13 +3,15 @@
 import math
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp import checks
 from crate_interp.measures import l0_norm, l1_norm, sparse_rate_reduction
+from crate_interp.models.block import Layer
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.shared import subspaces
 
@@ -61,7 +63,8 @@ class SRRRegularizer:
         if not checks.is_number(eps) or not 0 < eps < math.inf:
             raise ValueError(f"eps={eps!r}: give a number above 0, such as 0.1.")
         checks.one_of("penalty", penalty, tuple(_PENALTIES))
-        self.blocks = list(model.blocks)
+        blocks: Any = model.blocks
+        self.blocks: list[Layer] = list(blocks)
         if any(subspaces(block) is None for block in self.blocks):
             raise ValueError(
                 f"the layers of family {model.cfg.family!r} have no subspaces U_k, of which the "
@@ -122,7 +125,7 @@ class SRRRegularizer:
             return next(iter(seen.values()))[0][0].new_zeros(())
         terms = {layer: self._term(layer, *seen[layer]) for layer in chosen}
         self.last = {layer: float(term.detach()) for layer, term in terms.items()}
-        return self.weight * sum(terms.values())
+        return self.weight * torch.stack(list(terms.values())).sum()
 
     def _term(self, layer: int, args: tuple, kwargs: dict) -> Float[Tensor, ""]:
         block = self.blocks[layer]

@@ -28,7 +28,9 @@ def is_lab(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Runs every lab in its quick form, one after the other."
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--full", action="store_true")
     given = parser.parse_args()

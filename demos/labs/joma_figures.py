@@ -70,7 +70,8 @@ def joint_training(kind: str, seeds: int, iterations: int) -> dict[str, np.ndarr
     x = torch.stack([inputs(kind, generator) for generator in generators])
     w = torch.stack([torch.randn(D, CLASSES, generator=g) for g in generators]) / 100
     z = torch.stack([torch.randn(M_C, generator=g) for g in generators]) / 100
-    w.requires_grad_(), z.requires_grad_()
+    w.requires_grad_()
+    z.requires_grad_()
     mean, labels = x.mean(dim=-1), torch.arange(CLASSES).expand(seeds, -1)
     found = {"whole": [], "squares": [], "rest": [], "v0": []}
     constant = None

@@ -14,7 +14,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +183,8 @@ def main(
     found = run(form, Steps(given.out / f"steps-{form}", form=form))
     path = written(found, draw, given.out)
     print(found.headline())
-    show = partial(pd.DataFrame.to_string, index=False, float_format=lambda number: f"{number:.4g}")
-    shown = found.table()[["claim", "published", "ours", "low", "high", "baseline", "answer"]]
-    print(show(shown))
+    shown: Any = found.table()
+    columns = ["claim", "published", "ours", "low", "high", "baseline", "answer"]
+    print(shown[columns].to_string(index=False, float_format=lambda number: f"{number:.4g}"))
     print(f"figure: {path}")
     return found
