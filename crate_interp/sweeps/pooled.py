@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -92,7 +93,8 @@ def by_layer(
         values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
         if not layers:
             shape = (len(first), values.shape[-1])
-            layers = [np.empty(shape, dtype=np.float32) for _ in range(n_layers + 1)]
+            # torch's memory: of NumPy's, a huge page is taken wherever the first rows are written
+            layers = [torch.empty(shape).numpy() for _ in range(n_layers + 1)]
         for layer, rows in enumerate(layers):
             rows[place[start : start + count]] = values[:, layer]
         start += count
