@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         sweep,
     )
     from crate_interp.training.regularizer import SRRRegularizer
+    from crate_interp.training.watched import WatchResult
+    from crate_interp.training.watches import Watch
+    from crate_interp.training.watching import watch
     from crate_interp.verifying import verify
 
 # public name -> module and name there; None: the module itself
@@ -66,6 +69,8 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SurgeryResult": ("crate_interp.surgeries", "SurgeryResult"),
     "SweepResult": ("crate_interp.sweeps", "SweepResult"),
+    "Watch": ("crate_interp.training.watches", "Watch"),
+    "WatchResult": ("crate_interp.training.watched", "WatchResult"),
     "ablate_heads": ("crate_interp.circuits", "ablate_heads"),
     "atlas": ("crate_interp.circuits", "atlas"),
     "atoms": ("crate_interp.sweeps", "atoms"),
@@ -96,6 +101,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "to_bridge": ("crate_interp.bridge", "to_bridge"),
     "verify": ("crate_interp.verifying", "verify"),
     "viz": ("crate_interp.viz", None),
+    "watch": ("crate_interp.training.watching", "watch"),
 }
 
 __version__ = "0.1.0"
@@ -119,6 +125,8 @@ __all__ = [
     "SparseAutoencoder",
     "SurgeryResult",
     "SweepResult",
+    "Watch",
+    "WatchResult",
     "ablate_heads",
     "atlas",
     "atoms",
@@ -149,6 +157,7 @@ __all__ = [
     "to_bridge",
     "verify",
     "viz",
+    "watch",
 ]
 
 

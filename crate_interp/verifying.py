@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "store": ("crate_interp.sweeps.stored", "ActivationStore"),
     "surgery": ("crate_interp.surgeries.result", "SurgeryResult"),
     "sweep": ("crate_interp.sweeps.result", "SweepResult"),
+    "watch": ("crate_interp.training.watched", "WatchResult"),
 }
 Check = dict[str, Any]
 

@@ -39,7 +39,7 @@ FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:6], {"data"})
 FUNCTIONS = (
     "ablate_heads", "atlas", "atoms", "audit", "compare", "convert", "from_bridge",
     "linear_probe", "list_models", "load", "merge", "open_store", "probe", "report", "segment",
-    "store", "surgery", "sweep", "to_bridge", "verify",
+    "store", "surgery", "sweep", "to_bridge", "verify", "watch",
 )  # fmt: skip
 
 
@@ -148,11 +148,12 @@ def test_public_names():
         "Atlas", "AtomResult", "AuditResult", "CheckpointError", "Comparison", "CrateConfig",
         "HeadAblation", "HookedCrate", "HookedCrateCLIP", "HookedCrateLM", "HookedCrateMAE",
         "LinearProbeResult", "Past", "Probe", "SRRRegularizer", "SegmentResult",
-        "SparseAutoencoder", "SurgeryResult", "SweepResult", "ablate_heads", "atlas", "atoms",
-        "audit", "bridge", "circuits", "compare", "convert", "data", "from_bridge", "hooks",
+        "SparseAutoencoder", "SurgeryResult", "SweepResult", "Watch", "WatchResult",
+        "ablate_heads", "atlas", "atoms", "audit", "bridge", "circuits", "compare", "convert",
+        "data", "from_bridge", "hooks",
         "linear_probe", "list_models", "load", "maps", "measures", "merge", "open_store",
         "probe", "probes", "report", "saes", "segment", "store", "surgeries", "surgery",
-        "sweep", "to_bridge", "verify", "viz",
+        "sweep", "to_bridge", "verify", "viz", "watch",
     ]  # fmt: skip
     for name in ci.__all__:
         assert getattr(ci, name) is not None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from crate_interp import checks
 from crate_interp.probes.codes import sparsity
 from crate_interp.probes.directions import ranks
+from crate_interp.probes.framed import frames
 from crate_interp.probes.masks import segmentation
 from crate_interp.probes.objectives import objective
 from crate_interp.probes.patterns import attention
@@ -20,6 +21,7 @@ _BUILT_IN = {
     "alignment": alignment,
     "segmentation": segmentation,
     "objective": objective,
+    "frames": frames,
     "ranks": ranks,
     "activity": activity,
 }
@@ -33,6 +35,7 @@ __all__ = [
     "attention",
     "available",
     "compression",
+    "frames",
     "objective",
     "ranks",
     "resolve",

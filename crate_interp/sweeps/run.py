@@ -93,8 +93,8 @@ def sweep(
     finite.
     """
     kept = listing_in(out, resume)
-    meta, stage, code = _planned(
-        model, data, probes, limit, blocks, forward, controls, precision, skip_bad, kept, batch_size
+    meta, stage, code = planned(
+        model, data, probes, limit, batch_size, blocks, forward, controls, precision, skip_bad, kept
     )
     with open_job(
         SweepResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
@@ -105,18 +105,18 @@ def sweep(
         return job.result(sweep_result)
 
 
-def _planned(
+def planned(
     model: HookedModel,
     data: Data,
     probes: Probes,
     limit: int | None,
-    blocks: str,
-    forward: Forward,
-    controls: int,
-    precision: str | None,
-    skip_bad: bool,
-    kept: Path | None,
     batch_size: int,
+    blocks: str = "blocks",
+    forward: Forward = run,
+    controls: int = 0,
+    precision: str | None = None,
+    skip_bad: bool = False,
+    kept: Path | None = None,
 ) -> tuple[dict[str, Any], Stage, dict[str, str]]:
     """Returns the meta of a sweep, its stage, and digests of the code that measures."""
     checks.count("batch_size", batch_size)

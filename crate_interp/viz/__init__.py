@@ -8,6 +8,7 @@ from crate_interp.viz.ablated import head_ablation
 from crate_interp.viz.atlas import atlas_pages
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.by_layer import beside, layers
+from crate_interp.viz.by_step import steps
 from crate_interp.viz.circuit_figure import circuit
 from crate_interp.viz.compared import compare
 from crate_interp.viz.comparison import compare_page
@@ -35,5 +36,6 @@ __all__ = [
     "heatmap",
     "layers",
     "segment_page",
+    "steps",
     "top_tokens",
 ]

@@ -4,7 +4,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from crate_interp import checks
-from crate_interp.sweeps.result import SweepResult
+from crate_interp.results import Result
 from crate_interp.viz.lettering import label
 from crate_interp.viz.titles import direction
 from crate_interp.words import plain
@@ -104,7 +104,7 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
     figure.legend(named.values(), named.keys(), **place, **look)
 
 
-def axis_label(result: SweepResult, statistic: str, line: int = 30) -> str:
+def axis_label(result: Result, statistic: str, line: int = 30) -> str:
     """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
     unit = label(result.meta["statistics"][statistic][0])
     parts = [part for part in (unit, direction(statistic)) if part]

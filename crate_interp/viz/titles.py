@@ -56,6 +56,10 @@ _TITLES: dict[str, tuple[str, str]] = {
     ),
     "attention.support_cls": ("Tokens that the CLS token attends to", _FOCUSED),
     **{
+        f"frames.change_{frame}": (f"What attention adds to R^c, {words}", "below 0 by the theory")
+        for frame, words in _FRAMES.items()
+    },
+    **{
         f"objective.{size}_{frame}": (f"Objective with {norm}, {words}", "lower is better")
         for size, norm in (("count", "the count of entries"), ("l1", "the sum of entries"))
         for frame, words in _FRAMES.items()

@@ -1,0 +1,74 @@
+"""Frames: what attention does to R^c, in the three frames of the audit."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from crate_interp import checks
+from crate_interp.measures import subspace_coding_rate
+from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.shared import (
+    Block,
+    Tokens,
+    as_attention_reads,
+    check_tokens,
+    picked,
+    subspaces,
+)
+
+FRAMES = {
+    "stream": "Z as it is",
+    "read": "LN(Z), normalised as the layer's attention does",
+    "unit": "Z with a mean square of one",
+}
+_STATISTICS: dict[str, Statistic] = {
+    f"change_{frame}": (
+        "nats",
+        None,
+        None,
+        f"R^c after attention less R^c before it, of {words}; the theory says below 0.",
+    )
+    for frame, words in FRAMES.items()
+}
+
+
+def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Probe:
+    """Returns a probe of what attention does to R^c: R^c(Z^{l+1/2}) - R^c(Z^l), in three frames.
+
+    Both are against U of layer l, as stored. A rate depends on the length of Z, so a layer may
+    lower it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm
+    before the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). They are the
+    frames of `ci.audit`, which also holds them against nulls; here is the number alone.
+
+    eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
+    keys and values are three codes have no U and are left out. Raises ValueError for eps <= 0.
+    """
+    eps, tokens = checks.positive("eps", eps), check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("hook_resid_pre", "hook_resid_mid"),
+        measure=partial(_measure, eps=eps, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"eps": eps, "tokens": tokens},
+        subspaces=True,
+    )
+
+
+def _measure(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    u = subspaces(block)
+    if u is None:
+        return {}
+    before, after = (picked(acts[f"hook_resid_{at}"], tokens, block) for at in ("pre", "mid"))
+
+    def change(framed) -> Tensor:
+        rates = [subspace_coding_rate(framed(z), u, eps).sum(dim=-1) for z in (before, after)]
+        return rates[1] - rates[0]
+
+    answers = (change(lambda z: z), change(partial(as_attention_reads, block)), change(_unit))
+    return {f"change_{frame}": value for frame, value in zip(FRAMES, answers, strict=True)}
+
+
+def _unit(z: Tensor) -> Tensor:
+    length = torch.linalg.matrix_norm(z, keepdim=True)
+    return z * ((z.shape[-2] * z.shape[-1]) ** 0.5 / length.where(length > 0, 1.0))

@@ -1,0 +1,66 @@
+"""Where a series changes its course: the largest two-segment F, and its circular shifts."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+SHIFTS, FEWEST = 999, 7  # shifts at most; values at least
+_SHORTEST = 2  # values of a segment
+
+
+class Change(NamedTuple):
+    """Where a series changes: the second segment begins at value `at`.
+
+    f: F of two means against one. p: see `change_point`. before, after: the means of both segments.
+    """
+
+    at: int
+    f: float
+    p: float
+    before: float
+    after: float
+
+
+def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the largest F over the places where a series may be cut in two, and that place.
+
+    F = (n - 2) B / W, with B the sum of squares between the means of the two segments and W the one
+    within them. A segment has at least 2 values. It is infinite if both segments are constant and
+    differ, and 0 for a constant series. Both are `[series]`.
+    """
+    n = values.shape[-1]
+    cuts = np.arange(_SHORTEST, n - _SHORTEST + 1)
+    centred = values - values.mean(axis=-1, keepdims=True)
+    sums = np.cumsum(centred, axis=-1)[..., cuts - 1]
+    between = sums**2 * n / (cuts * (n - cuts))  # the sum of a centred series is 0
+    total = (centred**2).sum(axis=-1, keepdims=True)
+    # what float64 leaves of a constant is nothing
+    still = total <= n * (1e-12 * np.abs(values).max(axis=-1, keepdims=True)) ** 2
+    within = np.where(total - between > 1e-12 * total, total - between, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        f = np.where(between > 1e-12 * total, (n - 2) * between / within, 0.0)
+    f = np.where(still, 0.0, f)
+    place = f.argmax(axis=-1)
+    return np.take_along_axis(f, place[..., None], axis=-1)[..., 0], cuts[place]
+
+
+def change_point(values: Float[np.ndarray, "n"], seed: int = 0) -> Change | None:
+    """Returns where a series changes its mean most, or None for fewer than 7 values.
+
+    p: how often a circular shift of the series has as large an F, (1 + those) / (1 + shifts). All n
+    - 1 shifts are taken, or 999 drawn by `seed` if there are more; so p is at least 1 / n. A shift
+    keeps the values and, but for one place, their neighbours: slow waves do not count as a change.
+    """
+    n = len(values)
+    if n < FEWEST or not np.isfinite(values).all():
+        return None
+    shifts = np.arange(1, n)
+    if len(shifts) > SHIFTS:
+        shifts = np.random.default_rng(seed).choice(shifts, SHIFTS, replace=False)
+    (f,), (at,) = largest_f(values[None])
+    shifted = values[(np.arange(n) + shifts[:, None]) % n]
+    others, _ = largest_f(shifted)
+    as_large = int((others >= f * (1 - 1e-9)).sum())
+    before, after = values[:at].mean(), values[at:].mean()
+    return Change(int(at), float(f), (1 + as_large) / (1 + len(shifts)), before, after)

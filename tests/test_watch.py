@@ -1,0 +1,272 @@
+"""ci.watch: a sweep at every n-th step, that leaves the training as it is."""
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+import crate_interp as ci
+from conftest import make, make_lm
+
+LABELS = torch.arange(7)
+
+
+@pytest.fixture
+def images():
+    return torch.randn(7, 3, 6, 20, generator=torch.Generator().manual_seed(1))
+
+
+def updates(model, images, rate=1e-2):
+    """Yields after each update; the loss has dropout, so torch's random numbers matter."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    while True:
+        loss = F.cross_entropy(F.dropout(model(images)), LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def trained(images, count, watch=None, model=None):
+    torch.manual_seed(3)
+    model = make() if model is None else model
+    model.train()
+    for _, _ in zip(range(count), updates(model, images), strict=False):
+        if watch is not None:
+            watch.step()
+    return model
+
+
+def run(images, count=7, **options):
+    model = make()
+    with ci.watch(model, images, **{"every": 3, "limit": 5, **options}) as watch:
+        trained(images, count, watch, model)
+    return model, watch
+
+
+def test_each_step_is_a_sweep_of_the_model_at_that_step(images):
+    result = run(images)[1].result()
+    assert result.steps == [0, 3, 6, 7]  # the last one too
+    for step in (0, 3, 7):
+        model = trained(images, step)
+        wanted = ci.sweep(model.eval(), images, limit=5, controls=0, progress=False)
+        got = result.at(step)
+        for name in ("layers", "heads", "samples"):
+            pd.testing.assert_frame_equal(got.table(name), wanted.table(name))
+        assert got.meta["step"] == step and got.meta["data"] == wanted.meta["data"]
+    assert set(result.layers()["step"]) == {0, 3, 6, 7}
+    every = result.layers().query("step == 6").drop(columns="step").reset_index(drop=True)
+    pd.testing.assert_frame_equal(every, result.at(6).layers())
+
+
+def test_a_training_has_the_same_bits_with_and_without_it(images):
+    model, _ = run(images)
+    after = torch.rand(3)
+    plain = trained(images, 7)
+    assert torch.equal(torch.rand(3), after)  # torch's random numbers go on as without it
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_modes_are_as_they_were(images):
+    model = make()
+    model.train()
+    model.blocks[1].eval()
+    before = [module.training for module in model.modules()]
+    seen = []
+    handle = model.blocks[0].register_forward_hook(lambda block, *rest: seen.append(block.training))
+    with ci.watch(model, images) as watch:
+        assert [module.training for module in model.modules()] == before
+    handle.remove()
+    assert seen == [False] and watch.result().steps == [0]
+
+
+def test_language_models_and_autocast():
+    lm = make_lm()
+    tokens = torch.randint(0, 47, (5, 13), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16), ci.watch(lm, tokens, every=1) as watch:
+        watch.step()
+    result = watch.result()
+    plain = ci.sweep(lm, tokens, controls=0, progress=False)
+    pd.testing.assert_frame_equal(result.at(1).layers(), plain.layers())
+    assert "windows" in result.headline() and "too few steps" in result.headline()
+
+
+def test_a_step_that_cannot_be_measured_is_told_and_the_training_goes_on(images):
+    model = make()
+    with ci.watch(model, images, every=1) as watch:
+        good = copy.deepcopy(model.state_dict())
+        with torch.no_grad():
+            model.blocks[1].attn.U.fill_(torch.nan)
+        with pytest.warns(UserWarning, match="step 1 was not measured"):
+            watch.step()
+        model.load_state_dict(good)
+        watch.step()
+    result = watch.result()
+    assert result.steps == [0, 2] and list(result.meta["not_measured"]) == ["1"]
+    assert "1 step could not be measured" in result.headline()
+
+
+def test_the_folder_keeps_what_was_measured(images, tmp_path):
+    out = tmp_path / "out"
+    model = make()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ci.watch(model, images, every=2, limit=5, out=out) as watch,
+    ):
+        trained(images, 5, watch, model)
+        raise KeyboardInterrupt
+    assert ci.WatchResult.load(out).steps == [0, 2, 4]
+    # from a checkpoint at step 3: 4 is measured anew
+    model = trained(images, 3)
+    with ci.watch(model, images, every=2, limit=5, out=out, start=3) as watch:
+        assert watch.result().steps == [0, 2]
+        for _ in range(2):
+            watch.step()
+    result = ci.WatchResult.load(out)
+    assert result.steps == [0, 2, 4, 5] and result.digest() == watch.result().digest()
+    assert result.at(5).layers().equals(result.at(4).layers())  # nothing was trained in between
+    assert ci.verify(out)["ok"]
+
+
+def test_a_folder_with_other_settings_is_refused(images, tmp_path):
+    run(images, out=tmp_path, probes="frames")
+    with pytest.raises(ValueError, match="holds a run with other settings.*every"):
+        run(images, out=tmp_path, probes="frames", every=2)
+    model, watch = run(images, out=tmp_path, probes="frames", every=2, resume=False)
+    assert watch.result().steps == [0, 2, 4, 6, 7]
+    with pytest.raises(ValueError, match="kind"):
+        ci.SweepResult.load(tmp_path)
+
+
+def test_your_own_numbers(images):
+    with ci.watch(make(), images, every=4) as watch:
+        for number in (2, 4, 9, 12):
+            watch.step(number)
+        with pytest.raises(ValueError, match="number=12: there have been 12 updates already"):
+            watch.step(12)
+    assert watch.result().steps == [0, 4, 12]
+
+
+def test_wrong_use_is_told(images):
+    model = make()
+    with pytest.raises(ValueError, match="every=0"):
+        ci.watch(model, images, every=0)
+    with pytest.raises(ValueError, match="callback='lightnin'"):
+        ci.watch(model, images, callback="lightnin")
+    with pytest.raises(ValueError, match="no probe is called 'rates'"):
+        ci.watch(model, images, probes="rates")
+    watch = ci.watch(model, images)
+    with pytest.raises(RuntimeError, match="use `with ci.watch"):
+        watch.step()
+    with pytest.raises(ValueError, match="nothing was measured yet: open it"):
+        watch.result()
+    with watch, pytest.raises(RuntimeError, match="open already"):
+        watch.__enter__()
+    with pytest.raises(ValueError, match="step=5: the model was measured at 1 step"):
+        watch.result().at(5)
+    with pytest.raises(ValueError, match="do not merge"):
+        watch.result().merge(watch.result())
+
+
+def test_frames_and_masks(images):
+    _, watch = run(images, probes=["frames", "objective"])
+    names = set(watch.result().layers()["statistic"])
+    assert {"change_stream", "change_read", "change_unit", "count_read"} <= names
+
+
+def test_the_figure(images):
+    from matplotlib.figure import Figure
+
+    result = run(images, count=30, every=2)[1].result()
+    figure = ci.viz.steps(result, "compression.subspace_rate_mid")
+    assert isinstance(figure, Figure) and len(figure.axes[0].lines) >= 3
+    assert ci.viz.steps(result, "attention.entropy").axes and "layer 2" in str(
+        [text.get_text() for text in figure.legends[0].get_texts()]
+    )
+    with pytest.raises(ValueError, match="statistic="):
+        ci.viz.steps(result, "compression.rate_mit")
+    with pytest.raises(ValueError, match="watch.result"):
+        ci.viz.steps(result.at(0), "compression.rate_mid")
+    table = result.changes()
+    assert np.isfinite(table["p"]).all() and (table["p"] >= 1 / 15).all()
+    assert result.headline().count("series change their course") == 1
+
+
+def test_events_of_a_trainer(images):
+    """The callback counts what the trainer says, and the first process alone measures."""
+    model = make()
+    watch = ci.watch(model, images, every=2, callback="transformers")
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0)
+    watch.on_train_begin(None, state, None, model=model)
+    for step in (1, 2, 3):
+        state.global_step = step
+        watch.on_step_end(None, state, None)
+    watch.on_train_end(None, state, None)
+    assert watch.result().steps == [0, 2, 3]
+    other = ci.watch(model, images, callback="transformers")
+    other.on_train_begin(None, SimpleNamespace(is_world_process_zero=False), None)
+    with pytest.raises(ValueError, match="nothing was measured"):
+        other.result()
+
+
+@pytest.mark.slow
+def test_a_hugging_face_trainer(images, tmp_path):
+    import transformers
+
+    model = make()
+    data = [{"pixel_values": image, "labels": place} for place, image in enumerate(images)]
+    options = dict(max_steps=5, per_device_train_batch_size=2, learning_rate=1e-2, save_steps=4)
+    quiet = dict(report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False)
+    args = transformers.TrainingArguments(str(tmp_path / "run"), **options, **quiet)
+
+    def train(model, **more):
+        watch = ci.watch(
+            model, images, every=2, limit=5, out=tmp_path / "out", callback="transformers"
+        )
+        transformers.Trainer(model, args, train_dataset=data, callbacks=[watch]).train(**more)
+        return watch.result()
+
+    result = train(model)
+    assert result.steps == [0, 2, 4, 5]
+    wanted = ci.sweep(model.eval(), images, limit=5, controls=0, progress=False)
+    pd.testing.assert_frame_equal(result.at(5).layers(), wanted.layers())
+    again = train(make(), resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+    assert again.steps == [0, 2, 4, 5] and again.digest() == result.digest()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Lightning about itself
+def test_lightning(images, tmp_path):
+    import pytorch_lightning as pl
+
+    class Tuned(pl.LightningModule):
+        def __init__(self, hooked):
+            super().__init__()
+            self.hooked = hooked
+
+        def training_step(self, batch, index):
+            return self.hooked(batch[0], labels=batch[1]).loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    model = make()
+    watch = ci.watch(model, images, every=2, limit=5, out=tmp_path / "out", callback="lightning")
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(images, LABELS), batch_size=2
+    )
+    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = pl.Trainer(
+        max_steps=5, accelerator="cpu", default_root_dir=tmp_path, accumulate_grad_batches=2,
+        callbacks=[watch], **quiet,
+    )  # fmt: skip
+    trainer.fit(Tuned(model), loader)
+    result = ci.WatchResult.load(tmp_path / "out")
+    assert result.steps == [0, 2, 4, 5]
+    wanted = ci.sweep(model.eval(), images, limit=5, controls=0, progress=False)
+    pd.testing.assert_frame_equal(result.at(5).layers(), wanted.layers())
