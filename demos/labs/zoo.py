@@ -11,6 +11,7 @@ Every model reads scikit-learn's digits (8x8 grey pixels, 1,797 images, 10 class
 import itertools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,28 +138,32 @@ def fit(
     steps: int,
     rate: Callable[[int], float],
     look: Callable[[HookedCrate, int], bool],
+    penalty: Callable[[HookedCrate], Any] | None = None,
 ) -> HookedCrate:
     """Returns a model trained with Adam on the digits, without augmentation.
 
     rate: the learning rate of a step. look: sees the model before each step and after the last,
     and stops the training by returning True. The order of the images follows from the seed.
+    penalty(model): a context manager around the training, whose calls are added to the loss.
     """
     images, labels, _, _ = digits()
     model, order = start(recipe), torch.Generator().manual_seed(recipe.seed)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=recipe.lr)
     left = torch.empty(0, dtype=torch.long)
-    for step in range(steps):
-        if look(model, step):
-            return model.eval()
-        if len(left) < recipe.batch:
-            left = torch.randperm(len(labels), generator=order)
-        rows, left = left[: recipe.batch], left[recipe.batch :]
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        optimizer.zero_grad()
-        F.cross_entropy(model.train()(images[rows]), labels[rows]).backward()
-        optimizer.step()
+    with penalty(model) if penalty else nullcontext() as more:
+        for step in range(steps):
+            if look(model, step):
+                return model.eval()
+            if len(left) < recipe.batch:
+                left = torch.randperm(len(labels), generator=order)
+            rows, left = left[: recipe.batch], left[recipe.batch :]
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model.train()(images[rows]), labels[rows])
+            (loss + more() if more else loss).backward()
+            optimizer.step()
     look(model, steps)
     return model.eval()
 

@@ -1,0 +1,166 @@
+"""What happens to the rates of a CRATE while it is trained, by `ci.watch`?
+
+    python demos/labs/training_lens.py [--quick | --full] --out DIR
+
+A CRATE of the zoo (zoo.py) is trained on scikit-learn's digits while a watch measures 32 test
+images every 20 updates: what attention does to R^c in the three frames of the audit, and the
+objective of each layer. The papers say that attention lowers R^c and that layers lower the
+objective; they show trained networks. Here the step 0 is the baseline. A last row says where curves
+change their course, beside how many would by chance.
+"""
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import zoo
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from tqdm.auto import tqdm
+from training import learning_rate
+from training_lens_drawing import draw
+
+import crate_interp as ci
+
+SEEDS = {"quick": 2, "full": 5}
+EVERY, IMAGES, LIKELY = 20, 32, 0.05
+FRAMES = ("stream", "read", "unit")
+CHANGE, OBJECTIVE = "frames.change", "objective.count"
+WORDS = {CHANGE: "what attention adds to R^c", OBJECTIVE: "the objective of a layer"}
+
+
+def watched(seed: int) -> dict[str, list]:
+    """Returns the means (statistic, layer, step, value), and the p of each series, of a training.
+
+    A series is a statistic in a layer.
+    """
+    _, _, images, _ = zoo.digits()
+    recipe = zoo.Recipe("zoo", "crate", zoo.LAYERS, zoo.LR, zoo.BATCH, seed)
+    with ExitStack() as stack:
+        watches: list[ci.Watch] = []
+
+        def look(model: zoo.HookedCrate, step: int) -> bool:
+            if not step:
+                probes = ["frames", "objective"]
+                watch = ci.watch(model, images, every=EVERY, probes=probes, limit=IMAGES)
+                watches.append(stack.enter_context(watch))
+            else:
+                watches[0].step()
+            return False
+
+        zoo.fit(recipe, zoo.STEPS, lambda step: learning_rate(step, zoo.STEPS, recipe.lr), look)
+    found = watches[0].result()
+    wanted = [f"{name}_{frame}" for name in (CHANGE, OBJECTIVE) for frame in FRAMES]
+    layers: Any = found.layers()
+    layers["name"] = layers["probe"] + "." + layers["statistic"]
+    layers = layers[layers["name"].isin(wanted)]
+    changes: Any = found.changes()
+    changes["name"] = changes["probe"] + "." + changes["statistic"]
+    changes = changes[changes["name"].isin(wanted)]
+    return {
+        "means": layers[["name", "layer", "step", "mean"]].values.tolist(),
+        "changes": changes[["name", "layer", "step", "p"]].values.tolist(),
+    }
+
+
+def at(rows: list[list], name: str, step: int) -> dict[int, float]:
+    """Returns the mean over layers of a statistic at a step, by seed."""
+    seeds = sorted({row[2] for row in rows})
+    return {
+        seed: float(np.mean([r[4] for r in rows if r[0] == name and r[2] == seed and r[3] == step]))
+        for seed in seeds
+    }
+
+
+def of_training(rows: list[list], name: str) -> dict:
+    """Returns the claim that training lowers a statistic, its mean over layers.
+
+    Rule: a frame agrees if the interval over seeds of last minus first lies below 0. All frames:
+    supported; none: not supported; else depends. The numbers are those of the stream.
+    """
+    agree, stream = [], ([], (np.nan, np.nan), 0.0)
+    for frame in FRAMES:
+        start, end = (at(rows, f"{name}_{frame}", step) for step in (0, zoo.STEPS))
+        moved = [end[seed] - start[seed] for seed in start]
+        mean, interval = mean_and_interval(moved)
+        agree += [frame] if interval[1] < 0 else []
+        if frame == "stream":
+            stream = mean, interval, float(np.mean(list(start.values())))
+    answer = "supported" if len(agree) == len(FRAMES) else "depends" if agree else "not supported"
+    return claim(
+        f"Training lowers {WORDS[name]}, mean over layers (nats)", "2306.01129, 2411.17182",
+        stream[0], interval=stream[1], baseline=stream[2], baseline_is="its value before training",
+        n=len(at(rows, f"{name}_stream", 0)), size=size(), answer=answer,
+        why=f"It holds in these frames: {', '.join(agree) or 'none'}. The difference is last less "
+        "first step, in the stream.",
+    )  # fmt: skip
+
+
+def of_attention(rows: list[list]) -> dict:
+    """Returns the claim that attention lowers R^c after training: in all frames, some, or none.
+
+    Rule: a frame agrees if the interval over seeds of the mean over layers lies below 0.
+    """
+    agree, stream = [], (0.0, (np.nan, np.nan))
+    for frame in FRAMES:
+        found = mean_and_interval(list(at(rows, f"{CHANGE}_{frame}", zoo.STEPS).values()))
+        agree += [frame] if found[1][1] < 0 else []
+        stream = found if frame == "stream" else stream
+    start = float(np.mean(list(at(rows, f"{CHANGE}_stream", 0).values())))
+    answer = "supported" if len(agree) == len(FRAMES) else "depends" if agree else "not supported"
+    return claim(
+        "After training attention lowers R^c, mean over layers (nats)", "arXiv 2306.01129 eq. 11",
+        stream[0], interval=stream[1], baseline=start, baseline_is="untrained", size=size(),
+        n=len(at(rows, f"{CHANGE}_stream", 0)), answer=answer,
+        why=f"It holds in these frames: {', '.join(agree) or 'none'}.",
+    )  # fmt: skip
+
+
+def of_changes(pairs: list[list]) -> dict:
+    """Returns the claim that the curves change their course once, by p-values of circular shifts.
+
+    pairs: (statistic, layer, seed, step, p). Rule: supported if the interval over seeds of the
+    share with p at most .05 lies above .05, not supported if it does not reach .05, else depends.
+    """
+    seeds = sorted({row[2] for row in pairs})
+    shares = [float(np.mean([row[4] <= LIKELY for row in pairs if row[2] == s])) for s in seeds]
+    mean, interval = mean_and_interval(shares)
+    found = [row[3] for row in pairs if row[4] <= LIKELY]
+    when = f" Half of them do by step {np.median(found):.0f}." if found else ""
+    low, high = interval
+    answer = "supported" if low > LIKELY else "not supported" if high < LIKELY else "depends"
+    return claim(
+        "Curves change their course once (share of series)", "a change point, two segments", mean,
+        interval=interval, baseline=LIKELY, baseline_is="the most by chance", n=len(seeds),
+        size=size(), answer=answer, why=f"{len(found)} of {len(pairs)} series.{when}",
+    )  # fmt: skip
+
+
+def size() -> str:
+    return f"digits 8x8, d = 32, 4 layers, {zoo.STEPS} updates (published: ImageNet, no steps)"
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims about the trainings."""
+    rows, pairs = [], []
+    for seed in tqdm(range(SEEDS[form]), desc="trainings", unit="training"):
+        found = steps.do(f"seed-{seed}", lambda seed=seed: watched(seed))
+        rows += [[name, f"layer {layer}", seed, step, v] for name, layer, step, v in found["means"]]
+        pairs += [[name, layer, seed, step, p] for name, layer, step, p in found["changes"]]
+    claims = [of_attention(rows), of_training(rows, CHANGE), of_training(rows, OBJECTIVE)]
+    claims.append(of_changes(pairs))
+    before, after = (
+        {frame: np.mean(list(at(rows, f"{CHANGE}_{frame}", step).values())) for frame in FRAMES}
+        for step in (0, zoo.STEPS)
+    )
+    words = ", ".join(f"{before[frame]:+.2f} to {after[frame]:+.2f} ({frame})" for frame in FRAMES)
+    headline = (
+        f"What attention adds to R^c goes with training from {words} nats, mean over layers and "
+        f"{SEEDS[form]} seeds; {claims[3]['ours']:.0%} of the curves change their course once, at "
+        f"most {LIKELY:.0%} would by chance."
+    )
+    numbers = [*rows, *([f"p of {n}", f"layer {la}", s, st, p] for n, la, s, st, p in pairs)]
+    return result("training_lens", form, headline, claims, numbers)
+
+
+if __name__ == "__main__":
+    main(run, draw)
