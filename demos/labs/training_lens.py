@@ -77,7 +77,8 @@ def of_training(rows: list[list], name: str) -> dict:
     Rule: a frame agrees if the interval over seeds of last minus first lies below 0. All frames:
     supported; none: not supported; else depends. The numbers are those of the stream.
     """
-    agree, stream = [], ([], (np.nan, np.nan), 0.0)
+    agree: list[str] = []
+    stream: tuple[float, tuple[float, float], float] = (0.0, (np.nan, np.nan), 0.0)
     for frame in FRAMES:
         start, end = (at(rows, f"{name}_{frame}", step) for step in (0, zoo.STEPS))
         moved = [end[seed] - start[seed] for seed in start]
