@@ -4,6 +4,7 @@ Jupyter shows what is written to stderr in a red box, and so the warning of tqdm
 ipywidgets. In a notebook a bar of text goes to stdout instead, and there is no warning.
 """
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -20,10 +21,23 @@ def stream() -> Any:
     return sys.stdout if "IPKernelApp" in getattr(shell, "config", ()) else sys.stderr
 
 
+def quiet() -> bool:
+    """Tells whether --quiet of the command line hides bars and notes."""
+    return bool(os.environ.get("CRATE_INTERP_QUIET"))
+
+
+def note(text: str) -> None:
+    """Writes a line about the progress of long work, above any bar."""
+    if not quiet():
+        tqdm.write(text, file=stream())
+
+
 class tqdm(_tqdm):
     """tqdm's bar; arguments as there."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("file") is None:
             kwargs["file"] = stream()
+        if quiet():
+            kwargs["disable"] = True
         super().__init__(*args, **kwargs)

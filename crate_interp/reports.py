@@ -11,7 +11,7 @@ from crate_hooks import PATTERN, every_layer
 from crate_interp import checks
 from crate_interp.audits import audit as run_audit
 from crate_interp.audits.result import AuditResult
-from crate_interp.bars import stream, tqdm
+from crate_interp.bars import note, tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.folders import discard, locked
 from crate_interp.models.hooked import HookedModel
@@ -112,7 +112,7 @@ def _write(
 def _say(took: dict[str, float]) -> None:
     """Prints how long each part took."""
     parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
-    tqdm.write(f"report: {parts}", file=stream())
+    note(f"report: {parts}")
 
 
 def _counted_twins(count: int) -> str:

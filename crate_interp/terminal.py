@@ -64,10 +64,13 @@ def complain(words: object) -> None:
         sys.stderr.flush()
 
 
-def code_of(run: Callable[[], Any], place: Callable[[], Any], debug: bool) -> int:
+def code_of(
+    run: Callable[[], Any], place: Callable[[], Any], debug: bool, spoken: Callable[[str], str]
+) -> int:
     """Runs a command and returns its exit code; an error is one line on stderr.
 
     place: returns the folder that it has written into, or None. debug: lets errors through.
+    spoken: puts what the library says to Python into the words of the command line.
     """
     try:
         run()
@@ -80,7 +83,7 @@ def code_of(run: Callable[[], Any], place: Callable[[], Any], debug: bool) -> in
     except BaseException as error:
         if debug:
             raise
-        return _said(error, place)
+        return _said(error, place, spoken)
     if code == INTERRUPTED:  # typer makes an exit of an interrupt
         complain(f"interrupted; {_finished(place)}")
     return code
@@ -91,13 +94,14 @@ def _finished(place: Callable[[], Any]) -> str:
     return "nothing was finished" if where is None else f"what was finished is in {where}"
 
 
-def _said(error: BaseException, place: Callable[[], Any]) -> int:
+def _said(error: BaseException, place: Callable[[], Any], spoken: Callable[[str], str]) -> int:
     """Prints an error as one line and returns its exit code."""
     if isinstance(error, OSError) and error.errno in _FULL:
         complain(f"{error}: make room, or give another folder; {_finished(place)}")
         return FAILED
     if isinstance(error, (ValueError, OSError, KeyError)):
-        complain(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        said = error.args[0] if isinstance(error, KeyError) and error.args else error
+        complain(spoken(str(said)))
         return FAILED
     kind = type(error).__name__
     text = plain(error, _LONGEST)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
 from crate_interp import cli
+from crate_interp.cli import commands, doctor
+from crate_interp.cli.spoken import spoken
 from reference import published_layout
 
 
@@ -51,7 +54,7 @@ def test_version_models_help():
     out = run("models").stdout
     assert "crate-tiny-fashion" in out and "step-2560" in out
     assert "UCSC-VLAA/CRATE-alpha/torch/crate_alpha_B16.pth" in out and "drive.google.com" in out
-    assert len(out.splitlines()) == len(ci.list_models())
+    assert len(out.splitlines()) == 1 + len(ci.list_models())
     assert "--config" in run("report", "--help").stdout
 
 
@@ -265,6 +268,70 @@ def test_errors_are_one_line(tmp_path):
     one_line("is not a readable checkpoint", process(*broken))
     with pytest.raises(ci.CheckpointError):  # and its traceback
         run("--debug", *broken)
+
+
+def test_all_that_is_missing_is_said_at_once(tmp_path):
+    fails("SOURCE, --data, --out are missing. Such as: crate-interp report crate-tiny", "report")
+    fails("--data, --out are missing", "sweep", "crate-tiny-fashion")
+    fails("FOLDER is missing. Such as: crate-interp merge", "merge", "--quiet")
+    for command in commands.EXAMPLES:
+        shown = " ".join(run(command, "--help").stdout.split())
+        assert f"Such as: crate-interp {commands.EXAMPLES[command]}" in shown, command
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_errors_are_in_the_words_of_the_command_line(tmp_path):
+    torch.save(published_layout(make()), tmp_path / "w.pth")
+    asked = ("report", tmp_path / "w.pth", "--data", "embedded:fashion", "--out", tmp_path / "o")
+    fails("looks like family 'crate', and n_heads cannot be inferred", *asked)
+    fails("It divides 35, so it is one of 1, 5, 7, 35. Give it: --config n_heads=1", *asked)
+    fashion = ("sweep", "crate-tiny-fashion", *asked[2:])
+    fails("--limit 0: give a whole number", *fashion, "--limit", 0)
+    fails("--engine 'rey' is none of local, ray", *fashion, "--engine", "rey")
+    fails("--dtype 'float8' is none of float32", *fashion, "--dtype", "float8")
+    fails("`crate-interp models` lists", "sweep", "crate-tiny-fashio", *asked[2:])
+
+
+@pytest.mark.parametrize(
+    "python, said",
+    [
+        ("Give it: ci.load(..., patch_size=(8, 4)).", "Give it: --config 'patch_size=[8, 4]'."),
+        ("ci.load(..., n_ctx=4, family='crate') x", "--config n_ctx=4 --family crate x"),
+        ("batch_size=0: give", "--batch-size 0: give"),
+        ("f(limit=3) and my_limit=2", "f(limit=3) and my_limit=2"),
+    ],
+)
+def test_spoken(python, said):
+    assert spoken(python) == said
+
+
+def test_quiet_shows_no_progress(tmp_path, monkeypatch):
+    command = ("sweep", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
+    command += ("--probes", "sparsity", "--controls", 0)
+    loud = run(*command, "--out", tmp_path / "a")
+    quiet = run(*command, "--out", tmp_path / "b", "--quiet")
+    assert "image/s" in loud.stderr and quiet.stderr == "" and "The tables" in quiet.stdout
+    assert commands.QUIET not in os.environ
+    float64 = run(*command, "--out", tmp_path / "c", "--dtype", "float64")
+    assert ci.SweepResult.load(tmp_path / "c").meta["dtype"] == "float64", float64.stderr
+
+
+def test_models_as_json():
+    rows = json.loads(run("models", "--json").stdout)
+    assert len(rows) == len(ci.list_models()) and rows[0]["name"] == "crate-tiny-fashion"
+
+
+def test_doctor(tmp_path, monkeypatch):
+    done = run("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "8 labels right" in done.stdout and "fail" not in done.stdout
+    rows = {row["name"]: row for row in json.loads(run("doctor", "--json").stdout)}
+    assert rows["torch"]["state"] == "pass" and "GB free" in rows["temporary folder"]["found"]
+    monkeypatch.setattr(doctor, "_model", lambda: doctor.Line("fail", "embedded model", "broken"))
+    assert run("doctor").returncode == 1
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert doctor._folder("cache of the Hub", tmp_path).state == "fail"
+    assert doctor._folder("this folder", tmp_path).state == "warn"
 
 
 @pytest.mark.parametrize("args", [["nonsense"], ["report"]])

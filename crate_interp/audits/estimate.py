@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from crate_interp.bars import stream, tqdm
+from crate_interp.bars import note
 from crate_interp.data import Samples, part
 from crate_interp.results import counted
 from crate_interp.sweeps.stages import Stage, Task
@@ -36,7 +36,7 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
             f"about {total / 60:.0f} min on one process. Fewer samples (limit=n), more processes "
             "(shard='i/n', engine='ray') or grid=False shorten it"
         )
-    tqdm.write(f"audit: {_words(left, timed.model.unit)}, {took}", file=stream())
+    note(f"audit: {_words(left, timed.model.unit)}, {took}")
 
 
 def _words(left: Sequence[int], unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from crate_interp import checks
-from crate_interp.cli.options import Limit, load
+from crate_interp.cli.options import Dtype, Limit, load
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -65,6 +65,7 @@ CHUNKED: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "dtype": (Dtype, None),
 }  # fmt: skip
 
 
@@ -118,7 +119,9 @@ def _address(address: str | None, engine: str) -> None:
 
 def measuring(run: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the options of `CHUNKED` say to `ci.sweep` and the like."""
-    given = {name: value for name, value in run.items() if name not in ("restart", "device")}
+    given = {
+        name: value for name, value in run.items() if name not in ("restart", "device", "dtype")
+    }
     if given["batch_size"] is None:
         del given["batch_size"]
     return given | {"resume": not run["restart"]}
@@ -139,7 +142,8 @@ def loaded(
     from crate_interp.ledgers.fetching import after_rank_0, device_of_rank
 
     with after_rank_0(out):
-        return load(source, family, revision, config, device=run["device"] or device_of_rank())
+        device = run["device"] or device_of_rank()
+        return load(source, family, revision, config, device, run["dtype"])
 
 
 def page_of(result: R, out: Path, write: Callable[[R, Path], T]) -> T:

@@ -10,6 +10,8 @@ import crate_interp as ci
 from crate_interp.cli.options import (
     Config,
     Data,
+    Device,
+    Dtype,
     Family,
     File,
     Out,
@@ -33,12 +35,17 @@ def explore(
     circuit: Annotated[
         Path | None, typer.Option(help="A file of Circuit.save: its heads get a ring.")
     ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
-    """Write a page on which to point at a patch or token and see what every head does there."""
+    """Write a page to look into one sample with.
+
+    One points at a patch or a token and sees what every head does there.
+    """
     from crate_interp.cli import asked
 
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    model = load(source, family, revision, config)
+    model = load(source, family, revision, config, device, dtype)
     cache, inputs, name = asked.one_sample(model, data, sample)
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
     say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
@@ -59,7 +66,10 @@ def convert(
     revision: Revision = None,
     config: Config = None,
 ) -> None:
-    """Write a published checkpoint as a folder that `ci.load` reads without further options."""
+    """Write a checkpoint as a folder that ci.load reads.
+
+    It needs no further options then.
+    """
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     model = ci.convert(source, folder, **options, **fields(config))
     params = sum(value.numel() for value in model.parameters())
@@ -73,7 +83,10 @@ def verify(
     revision: Revision = None,
     config: Config = None,
 ) -> None:
-    """Check a checkpoint, a saved result or a run: a JSON report, and exit code 1 if one fails."""
+    """Check a checkpoint, a saved result or a run.
+
+    Prints a report as JSON. The exit code is 1 if a check fails.
+    """
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     checked = ci.verify(source, **options, **fields(config))
     say(json.dumps(checked, indent=2, default=str))
@@ -81,15 +94,35 @@ def verify(
         raise typer.Exit(1)
 
 
-def models() -> None:
-    """List the known models: name, family, size, licence, status of their layout, location."""
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the known models.
+
+    Shows name, family, size, licence, status of the layout and location. "verified on fixture": the
+    layout was checked against the authors' code; "layout inferred": no file of it could be.
+    """
     table = ci.list_models().astype(object)
-    for row in table.where(table.notna(), None).to_dict("records"):
-        where = row["link"] or row["repo"]
-        where = f"{row['repo']}/{row['file']}" if row["file"] else where
-        where = "embedded" if row["embedded"] else where
-        size = f"{row['params']:,} parameters" if row["params"] else "size unknown"
-        line = [row["name"], row["family"] or "?", size, row["licence"], row["status"], where]
-        if row["steps"]:
-            line.append(f"revisions: {', '.join(f'step-{step}' for step in row['steps'])}")
-        say("  ".join(line))
+    rows = table.where(table.notna(), None).to_dict("records")
+    if as_json:
+        say(json.dumps(rows, indent=2, default=str))
+        return
+    lines = [("name", "family", "parameters", "licence", "status", "where")]
+    lines += [_model_line(row) for row in rows]
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if at == 2 else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, wide, strict=True))
+        ]
+        say("  ".join(cells).rstrip())
+
+
+def _model_line(row: dict[str, Any]) -> tuple[str, ...]:
+    where = row["link"] or row["repo"]
+    where = f"{row['repo']}/{row['file']}" if row["file"] else where
+    where = "embedded" if row["embedded"] else where
+    if row["steps"]:
+        where += f", revisions {', '.join(f'step-{step}' for step in row['steps'])}"
+    size = f"{row['params']:,}" if row["params"] else "unknown"
+    return row["name"], row["family"] or "?", size, row["licence"], row["status"], where

@@ -10,6 +10,8 @@ from crate_interp.cli.chunked import in_chunks, loaded, measuring, page_of
 from crate_interp.cli.options import (
     Config,
     Data,
+    Device,
+    Dtype,
     Family,
     Limit,
     Out,
@@ -36,9 +38,14 @@ def report(
     limit: Limit = None,
     untrained: Untrained = 5,
     audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
-    """Measure a model layer by layer beside the same network untrained, and write a page."""
-    model = load(source, family, revision, config)
+    """Write a page about a model and its data.
+
+    It measures every layer, beside the same network untrained.
+    """
+    model = load(source, family, revision, config, device, dtype)
     options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
     path = ci.report(model, data, out, audit=audit, **options)
     say(path.with_name("summary.txt").read_text(encoding="utf-8"))
@@ -61,11 +68,15 @@ def audit(
     grid: Annotated[
         bool, typer.Option(help="Measure nulls, ceilings and a grid of eps too.")
     ] = True,
+    seed: Annotated[int, typer.Option(help="Of what the nulls draw.")] = 0,
 ) -> None:
-    """Check every layer against the claims of the papers: a table, and a page about it."""
+    """Check every layer against the papers' claims.
+
+    Prints a table and writes a page about it.
+    """
     ci.AuditResult.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
-    options: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid}
+    options: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid, "seed": seed}
     result = ci.audit(model, data, out=out, **options, **measuring(run))
     if result is None:
         return
@@ -89,14 +100,23 @@ def compare(
     untrained: Annotated[
         int | None, typer.Option(help="Untrained twins of each side. Default: 5, of models.")
     ] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples that run at once.")] = 32,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
-    """Compare two networks, or groups of them, layer by layer beside their untrained twins."""
+    """Compare two networks, or two groups of them.
+
+    Layer by layer, beside their untrained twins.
+    """
     ci.Comparison.check_folder(out)
     from crate_interp.cli import asked
 
-    take = lambda source, revision: load(source, family, revision, config)  # noqa: E731
+    take = lambda source, revision: load(  # noqa: E731
+        source, family, revision, config, device, dtype
+    )
     (one, name), (two, other) = (asked.networks(side, take) for side in (a, b))
     options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
+    options["batch_size"] = batch_size
     result = ci.compare(one, two, data, names=(name, other), out=out, **options)
     page = ci.viz.compare_page(result, out)
     say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
@@ -128,7 +148,10 @@ def segment(
     ] = False,
     untrained: Untrained = 5,
 ) -> None:
-    """Compare the attention maps of every layer and head with masks, beside chance levels."""
+    """Score the attention map of every head against masks.
+
+    Beside chance levels and untrained networks.
+    """
     ci.SegmentResult.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
     maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
@@ -160,7 +183,10 @@ def atlas(
         typer.Option(help="On how many samples to run the model without an atom; 0: none."),
     ] = 32,
 ) -> None:
-    """Show what every dictionary atom is for: top patches or contexts, effects and neighbours."""
+    """Show what every dictionary atom is for.
+
+    Writes pages of top patches or contexts, effects and neighbours.
+    """
     ci.Atlas.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
     result = ci.atlas(model, data, out=out, top=top, ablate=ablate, **measuring(run))
@@ -180,7 +206,10 @@ def ablate(
     how: Annotated[str, typer.Option(help="mean or zero: what takes a head's place.")] = "mean",
     metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
 ) -> None:
-    """Measure what each head does for the answers, by ablating it: a table and a heat map."""
+    """Measure what each head does for the answers.
+
+    By ablating it: a table and a heat map.
+    """
     ci.HeadAblation.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
     result = ci.ablate_heads(model, data, out=out, how=how, metric=metric, **measuring(run))
@@ -214,7 +243,10 @@ def sweep(
         str | None, typer.Option(help="bfloat16: run the model under autocast. Default: float32.")
     ] = None,
 ) -> None:
-    """Measure probes layer by layer over data of any size: tables, written when all is measured."""
+    """Measure probes in every layer, on data of any size.
+
+    The tables are written when all is measured.
+    """
     ci.SweepResult.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
     options: dict[str, Any] = {"probes": names_of(probes), "controls": controls}
@@ -241,7 +273,10 @@ def atoms(
         bool, typer.Option("--coactivation", help="Count pairs of atoms that are on together.")
     ] = False,
 ) -> None:
-    """Measure how often, how strongly and where every dictionary atom is on."""
+    """Measure when every dictionary atom is on.
+
+    How often, how strongly and where.
+    """
     ci.AtomResult.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
     options: dict[str, Any] = {"top": top, "coactivation": coactivation}
@@ -254,6 +289,9 @@ def atoms(
 def merge(
     folder: Annotated[Path, typer.Argument(help="The folder that the shards of a run share.")],
 ) -> None:
-    """Make the result of a run of its chunks, or list the chunks that are missing."""
+    """Make the result of a run from its chunks.
+
+    Or list the chunks that are missing.
+    """
     result = ci.merge(folder)
     say(f"{result.headline()} The tables: {folder}")

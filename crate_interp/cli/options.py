@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
+from crate_interp import checks
 from crate_interp.folders import locked
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 locks = ExitStack()  # of the folders that the command writes; they open when it ends
 places: dict[Path, int | None] = {}  # these folders, and when what was there was saved
 
@@ -71,6 +73,10 @@ Config = Annotated[
     list[str] | None,
     typer.Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
 ]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: cpu.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, float64, bfloat16 or float16. Default: float32.")
+]
 Side = Annotated[
     str,
     typer.Argument(
@@ -91,10 +97,22 @@ def load(
     family: str | None,
     revision: str | None,
     config: list[str] | None,
-    device: str = "cpu",
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> Any:
     """Returns the hooked model that a command names, a black box too."""
-    return ci.bridge.load(source, family=family, revision=revision, device=device, **fields(config))
+    place: Any = {"device": device or "cpu", "dtype": _dtype(dtype)}
+    return ci.bridge.load(source, family=family, revision=revision, **place, **fields(config))
+
+
+def _dtype(name: str | None) -> Any:
+    """Returns a dtype of torch by its name, or None."""
+    if name is None:
+        return None
+    checks.one_of("dtype", name, DTYPES)
+    import torch
+
+    return getattr(torch, name)
 
 
 def names_of(probes: str | None) -> list[str] | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from crate_interp import checks, folders
-from crate_interp.bars import stream, tqdm
+from crate_interp.bars import note
 from crate_interp.data import Data, Samples
 from crate_interp.files import digest, flush, write
 from crate_interp.ledgers.chunks import Tables
@@ -146,7 +146,7 @@ def _check_space(job: Job, samples: Samples, shapes: Shapes, kept: str) -> None:
             "limit, or another disk."
         )
     if job.progress:
-        tqdm.write(f"{out}: {words} in {kept}; {size_of(free)} are free.", file=stream())
+        note(f"{out}: {words} in {kept}; {size_of(free)} are free.")
 
 
 def _of_chunk(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from crate_interp.bars import stream, tqdm
+from crate_interp.bars import note
 
 LONG = 600.0  # seconds of work that are worth a word
 _TRIAL = 10.0  # seconds that are measured first
@@ -50,7 +50,7 @@ class Forecast:
         pace = (now - started) / (self._done - before)
         for line in (self._long(pace * (self.n - before)), crowded(self.busy)):
             if line:
-                tqdm.write(line, file=stream())
+                note(line)
 
     def _long(self, seconds: float) -> str:
         if seconds < LONG:

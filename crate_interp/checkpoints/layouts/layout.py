@@ -162,8 +162,8 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
         in_shape = name == "n_heads" and len(shapes.get(codes, ())) == 3
         if given.get(name) is None and not in_shape:
             raise CheckpointError(
-                f"{name} cannot be inferred from {where}: no tensor's shape tells it. "
-                f"Give it: ci.load(..., {name}=6)."
+                f"{where} looks like family {layout.family!r}, and {name} cannot be inferred: no "
+                f"tensor's shape tells it. {_advice(name, shapes.get(codes, ()))}"
             )
     found |= layout.infer(shapes, given)
     inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
@@ -178,6 +178,20 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
                 f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
             )
     return found
+
+
+def _advice(name: str, codes: tuple[int, ...]) -> str:
+    """Returns which numbers of heads fit the rows of the codes, if it is that, and what to type."""
+    if name != "n_heads" or not codes or not codes[0]:
+        return f"Give it: ci.load(..., {name}=N)."
+    fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
+    # heads are 64 wide in most published models
+    likely = min(fitting, key=lambda count: abs(codes[0] // count - 64))
+    shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
+    return (
+        f"It divides {codes[0]}, so it is one of {shown}. Give it: ci.load(..., n_heads={likely}), "
+        "if heads are about 64 wide."
+    )
 
 
 def image_size(
