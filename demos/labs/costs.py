@@ -213,9 +213,9 @@ def draw(found: LabResult) -> Any:
     form = found.meta["form"]
     same, equal = (float(found.table()["ours"].iloc[row]) for row in (2, 4))
     figure.suptitle(
-        f"A CRATE takes {same:.2f} of the time of a ViT of its width, {equal:.2f} of one of as many "
-        f"parameters\n(d {WIDTH[form]}, {TOKENS[form]} tokens, batch {BATCH}, one core; shaded: "
-        f"middle half of {REPEATS} forwards)",
+        f"A CRATE takes {same:.2f} of the time of a ViT of its width, {equal:.2f} of one of as "
+        f"many parameters\n(d {WIDTH[form]}, {TOKENS[form]} tokens, batch {BATCH}, one core; "
+        f"shaded: middle half of {REPEATS} forwards)",
         fontsize=11,
     )
     figure.tight_layout()
