@@ -30,9 +30,10 @@ def threshold(model: Any, lambd: float) -> Iterator[Any]:
             block.mlp.lambd = own
 
 
-def shifted(images: Tensor, pixels: int) -> Tensor:
-    """Returns images moved right and down; what comes in is their least value."""
-    padded = F.pad(images, (pixels, 0, pixels, 0), value=float(images.min()))
+def shifted(images: Tensor, shift: tuple[int, int]) -> Tensor:
+    """Returns images moved by (down, right) pixels; what comes in is their least value."""
+    down, right = shift
+    padded = F.pad(images, (right, 0, down, 0), value=float(images.min()))
     return padded[..., : images.shape[-2], : images.shape[-1]]
 
 
@@ -63,7 +64,9 @@ def random_signs(model: Any, lambd: float, seed: int) -> list[tuple[Any, Any]]:
 
 
 @torch.no_grad()
-def hits(model: Any, images: Tensor, labels: Tensor, how: str, shift: int) -> list[float]:
+def hits(
+    model: Any, images: Tensor, labels: Tensor, how: str, shift: tuple[int, int]
+) -> list[float]:
     """Returns 1 for each image whose largest logit is its label's, else 0, under a corruption."""
     hooks: list = noisy_codes(0) if how == "code noise" else []
     if how == "pixel noise":

@@ -37,7 +37,10 @@ def mssa_operations(n: int, d: int) -> int:
 
 
 def ista_operations(n: int, d: int) -> int:
-    """Returns those of one ISTA step: D y, D^T (D y) and D^T y, `6 N d^2`."""
+    """Returns those of one ISTA step: D y, D^T (D y) and D^T y, `6 N d^2`.
+
+    The official code takes these three products too; D y and D^T (y - D y) would take `4 N d^2`.
+    """
     return 6 * n * d**2
 
 
@@ -88,14 +91,15 @@ def counted_layer(kind: str, n: int, d: int) -> int:
     return counter.get_total_flops()
 
 
-def published_parameters(d: int, layers: int, heads: int) -> int:
-    """Returns the parameters of a published CRATE: 224x224 images, patch 16, 1,000 classes.
+def published_parameters(kind: str, d: int, layers: int, heads: int) -> int:
+    """Returns the parameters at a published size: 224x224 images, patch 16, 1,000 classes.
 
     Nothing is allocated.
     """
+    network: Any = {"crate": HookedCrate, "vit": PlainViT}[kind]
     size: dict[str, Any] = dict(d_model=d, n_layers=layers, n_heads=heads, n_classes=1000)
     with torch.device("meta"):
-        model = HookedCrate(CrateConfig(family="crate", **size))
+        model = network(CrateConfig(family="crate", **size))
     return sum(value.numel() for value in model.parameters())
 
 
@@ -150,12 +154,16 @@ def peaks(model: Any, images: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def seconds(model: Any, images: Tensor, repeats: int) -> list[float]:
-    """Returns the processor time of each of some forwards, after one that is not counted."""
-    model(images)
-    found = []
-    for _ in range(repeats):
-        started = time.process_time()
-        model(images)
-        found.append(time.process_time() - started)
+def seconds(models: dict[str, Any], images: Tensor, repeats: int) -> dict[str, list[float]]:
+    """Returns the processor times of some forwards of each network, after one not counted.
+
+    The networks take turns, so that what slows the machine for a while slows all of them.
+    """
+    found: dict[str, list[float]] = {name: [] for name in models}
+    for repeat in range(repeats + 1):
+        for name, model in models.items():
+            started = time.process_time()
+            model(images)
+            if repeat:
+                found[name].append(time.process_time() - started)
     return found

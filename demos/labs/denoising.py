@@ -6,12 +6,12 @@ added to the tokens that a trained layer reads, y = LN(Z^l), and the step that M
 learned output matrix and bias, is compared with the step to the posterior mean. The mixture's one
 scale is fitted: c y has the mean energy p that a token of the mixture has. Baselines: the same
 layer turned by a random rotation (its singular values, and how its matrices fit each other, stay),
-the posterior mean of turned subspaces, and untrained networks of five seeds.
+the posterior mean of turned subspaces, five rotations each, and untrained networks of five seeds.
 
 To shorten a token is a large part of the step to the posterior mean. And the code adds MSSA and
-does not take Z away, as the paper's step MSSA(Z) - Z does. So a second cosine is of the parts
-across the token, which no shortening changes. The paper's step on tokens of a planted mixture is
-its control.
+does not take Z away, as the paper's step MSSA(Z) - Z does. So a second cosine, and a second share
+of removed noise, are of the parts across the token, which no shortening changes. The paper's step
+on tokens of a planted mixture is their control.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from denoising_drawing import SHOWN, draw
 from lab import LabResult, Steps, claim, main, mean_and_interval, result
 from mixtures import draw_tokens, random_bases, rotation, tweedie
 from torch import Tensor
@@ -31,24 +32,25 @@ from crate_interp.measures.gradients import written
 from crate_interp.measures.rates import head_codes
 
 SIGMAS = (0.1, 0.3, 1.0)
-SHOWN = 0.3
+TURNS = 5  # random rotations of a layer
 N_IMAGES = {"quick": 48, "full": 128}
 N_TOKENS, DRAWS = {"quick": 500, "full": 5000}, 10
 HEADS, D, P = 6, 48, 8  # of the planted mixture: complete, as a head is d / K wide
 PRINTED = 0.09  # sigma^2 at sigma = .3
 TOLERANCE = 1e-9  # of the identity, in float64
-WHO = ("trained", "turned", "turned subspaces", "untrained")
 QUANTITIES = (
     "cosine",
     "cosine, eq. 6",
     "cosine across the token",
     "noise removed",
     "noise removed by the posterior mean",
+    "noise removed across the token",
 )
 TEXTS = {
     "cosine": "MSSA steps towards the posterior mean of its own subspaces (cosine).",
     "cosine across the token": "across the token, MSSA points to the posterior mean (cosine).",
     "noise removed": "MSSA's step removes noise (share at its best length).",
+    "noise removed across the token": "MSSA's step removes noise across the token (share).",
 }
 
 
@@ -74,6 +76,7 @@ def steps_of(read: Tensor, attn: Callable, u: Tensor, sigma: float, seed: int) -
         cosine(across(step, noisy), across(exact, noisy), dim=-1).mean(dim=1),
         removed(step, -noise),
         removed(exact, -noise),
+        removed(across(step, noisy), -across(noise, noisy)),
     )
     return dict(zip(QUANTITIES, numbers, strict=True))
 
@@ -95,14 +98,18 @@ def removed(step: Tensor, wanted: Tensor) -> Tensor:
     return along.square() / energy.clamp(min=1e-30)
 
 
-def variants(block: Any, seed: int) -> Iterator[tuple[str, Callable, Tensor]]:
-    """Yields who steps, the step, and the orthonormal subspaces of the posterior mean."""
+def variants(block: Any, layer: int) -> Iterator[tuple[str, Callable, Tensor]]:
+    """Yields who steps, the step, and the orthonormal subspaces of the posterior mean.
+
+    who: "trained", and "turned/t" and "turned subspaces/t" for each rotation t.
+    """
     u = torch.linalg.qr(block.attn.U.detach())[0]
-    turn = rotation(u.shape[1], seed).float()
-    turned = torch.einsum("ed,kdp->kep", turn, u)
     yield "trained", block.attn, u
-    yield "turned", lambda y: block.attn(y @ turn) @ turn.T, turned
-    yield "turned subspaces", block.attn, turned
+    for t in range(TURNS):
+        turn = rotation(u.shape[1], TURNS * layer + t).float()
+        turned = torch.einsum("ed,kdp->kep", turn, u)
+        yield f"turned/{t}", lambda y, turn=turn: block.attn(y @ turn) @ turn.T, turned
+        yield f"turned subspaces/{t}", block.attn, turned
 
 
 @torch.no_grad()
@@ -112,7 +119,7 @@ def measure(model: ci.HookedCrate, images: Tensor, all_variants: bool) -> dict[s
     blocks: Any = model.blocks
     for layer, z in enumerate(streams(model, images)[:-1]):
         read = blocks[layer].ln1(z)
-        for who, attn, u in variants(blocks[layer], seed=layer):
+        for who, attn, u in variants(blocks[layer], layer):
             if who != "trained" and not all_variants:
                 continue
             for sigma in SIGMAS:
@@ -146,7 +153,7 @@ def identity_errors(form: str) -> dict[str, list[float]]:
 
 
 def planted_cosines(form: str) -> dict[str, list[float]]:
-    """Returns, for each draw, cosines of a step with the posterior's, by "who|quantity".
+    """Returns, for each draw, the `QUANTITIES` of a step, by "who|quantity".
 
     "own" is the paper's step MSSA(x) - x with MSSA on the planted subspaces, "turned" with MSSA on
     turned ones, "shorter" the step -x. sigma is .3, and a sample has 49 tokens of a mixture of
@@ -164,9 +171,8 @@ def planted_cosines(form: str) -> dict[str, list[float]]:
             "shorter": torch.neg,
         }
         for who, step in taken.items():
-            for quantity in ("cosine", "cosine across the token"):
-                value = float(steps_of(read, step, u, SHOWN, seed)[quantity].mean())
-                found.setdefault(f"{who}|{quantity}", []).append(value)
+            for quantity, values in steps_of(read, step, u, SHOWN, seed).items():
+                found.setdefault(f"{who}|{quantity}", []).append(float(values.mean()))
     return found
 
 
@@ -228,16 +234,22 @@ def formula_claims(errors: dict[str, list[float]]) -> list[dict]:
 
 
 def best_baseline(found: dict[str, Any], sigma: float, quantity: str, place: int) -> dict:
-    """Returns the baseline whose interval reaches highest, of one layer (-1: all) and sigma."""
+    """Returns the baseline whose interval reaches highest, of one layer (-1: all) and sigma.
+
+    The intervals are over rotations, and over untrained networks.
+    """
     key = f"{sigma}|{quantity}"
-    rivals = {
-        who: found["trained"][f"{who}|{key}"][place] for who in ("turned", "turned subspaces")
+    draws = {
+        who: [found["trained"][f"{who}/{t}|{key}"][place]["mean"] for t in range(TURNS)]
+        for who in ("turned", "turned subspaces")
     }
     if quantity.startswith("noise"):
-        rivals.pop("turned subspaces")  # it takes the step of the layer itself
-    seeds = [seed[f"trained|{key}"][place]["mean"] for seed in found["untrained"]]
-    mean, (_, high) = mean_and_interval(seeds)
-    rivals["untrained"] = {"mean": mean, "high": high}
+        draws.pop("turned subspaces")  # it takes the step of the layer itself
+    draws["untrained"] = [seed[f"trained|{key}"][place]["mean"] for seed in found["untrained"]]
+    rivals = {}
+    for name, values in draws.items():
+        mean, (_, high) = mean_and_interval(values)
+        rivals[name] = {"mean": mean, "high": high}
     who = max(rivals, key=lambda name: rivals[name]["high"])
     return rivals[who] | {"who": who}
 
@@ -292,76 +304,41 @@ def run(form: str, steps: Steps) -> LabResult:
             )
         claims += [model_claim(name, found, quantity, len(images)) for quantity in TEXTS]
         numbers += rows(name, found)
-    cosines = [row for row in claims if "across" in row["claim"]]
-    control, *trained = [f"{row['ours']:.2f} (beside {row['baseline']:.2f})" for row in cosines]
+    cosines = [row for row in claims if "across the token, MSSA points" in row["claim"]]
+    control, *trained = [f"{row['ours']:.2f}" for row in cosines]
+    left = [row for row in claims if "noise across" in row["claim"]]
+    removed_by = " and ".join(f"{row['ours']:.2g}" for row in left)
+    own, _ = mean_and_interval(planted["own|noise removed across the token"])
     headline = (
-        f"At sigma {SHOWN} and across the token, the cosine of MSSA with the posterior mean is "
-        f"{' and '.join(trained)} in {len(MODELS)} trained tiny models, and {control} where the "
-        "tokens are of the mixture."
+        f"Across the token, the cosine of MSSA with the posterior mean of its own subspaces is "
+        f"{' and '.join(trained)} in {len(MODELS)} trained tiny models (sigma {SHOWN}), and "
+        f"{control} on tokens that are drawn from the mixture. It removes {removed_by} of the "
+        f"noise across the token, and {own:.2f} there."
     )
     return result("denoising", form, headline, claims, numbers)
 
 
 def rows(name: str, found: dict[str, Any]) -> list[tuple]:
-    """Returns a model's rows of numbers; setting: model|who|sigma, place: layer (-1: mean)."""
+    """Returns a model's rows of numbers; setting: model|who|sigma, place: layer (-1: mean).
+
+    The seed of what is turned is its rotation.
+    """
     made = []
     measured = [("trained", 0, found["trained"])]
     measured += [("untrained", seed, twin) for seed, twin in enumerate(found["untrained"])]
     for kind, seed, table in measured:
         for key, places in table.items():
             who, sigma, quantity = key.split("|")
+            who, _, turn = who.partition("/")
             setting = f"{name}|{kind if who == 'trained' else who}|{sigma}"
+            draw = int(turn) if turn else seed
             for place, value in enumerate(places):
                 layer = -1 if place == len(places) - 1 else place
-                made.append((quantity, setting, seed, layer, value["mean"]))
+                made.append((quantity, setting, draw, layer, value["mean"]))
                 if kind == "trained":
                     for end in ("low", "high"):
-                        made.append((f"{quantity}, {end}", setting, seed, layer, value[end]))
+                        made.append((f"{quantity}, {end}", setting, draw, layer, value[end]))
     return made
-
-
-def draw(found: LabResult) -> Any:
-    """Returns a figure: cosine and removed noise by layer at sigma .3, a column for each model."""
-    from matplotlib import pyplot
-
-    shown = ("cosine", "cosine across the token", "noise removed")
-    figure, axes = pyplot.subplots(
-        len(shown), len(MODELS), figsize=(10, 8), sharex=True, sharey="row"
-    )
-    for column, name in enumerate(MODELS):
-        for axis, quantity in zip(axes[:, column], shown, strict=True):
-            for colour, who in enumerate(WHO):
-                if who == "turned subspaces" and quantity == "noise removed":
-                    continue
-                table = found.numbers(quantity, setting=f"{name}|{who}|{SHOWN}")
-                lines: Any = table[table["place"] >= 0].groupby("place")["value"]
-                axis.plot(lines.mean(), "o-", label=who, color=f"C{colour}")
-                if who == "trained":
-                    ends = [
-                        found.numbers(f"{quantity}, {end}", setting=f"{name}|{who}|{SHOWN}")
-                        for end in ("low", "high")
-                    ]
-                    low, high = (end[end["place"] >= 0]["value"] for end in ends)
-                    axis.fill_between(range(len(low)), low, high, alpha=0.3, color=f"C{colour}")
-                else:
-                    mean, ends = lines.mean(), (lines.min(), lines.max())
-                    axis.fill_between(mean.index, *ends, alpha=0.2, color=f"C{colour}")
-            axis.axhline(0, color="grey", linewidth=0.5)
-            axis.set_ylabel(quantity if column == 0 else "")
-        axes[0, column].set_title(name, fontsize=10)
-        axes[-1, column].set_xlabel("layer")
-    axes[0, 0].legend(fontsize=8)
-    cosine = [row["ours"] for _, row in found.table().iterrows() if "across" in row["claim"]]
-    words = " and ".join(f"{value:.2f}" for value in cosine[1:])
-    n = found.table()["n"].max()
-    figure.suptitle(
-        f"MSSA and the posterior mean: mean cosine across the token {words}, "
-        f"{cosine[0]:.2f} on planted tokens\n(sigma {SHOWN}, two tiny models, {n} images each; "
-        "shaded: 95 % over images, range over 5 seeds)",
-        fontsize=11,
-    )
-    figure.tight_layout()
-    return figure
 
 
 if __name__ == "__main__":

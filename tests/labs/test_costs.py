@@ -29,7 +29,17 @@ def test_operations_of_layers_add_up_from_their_parts():
 
 def test_the_published_sizes():
     for d, layers, heads, printed in costs.PUBLISHED.values():
-        assert round(counted.published_parameters(d, layers, heads) / 1e6, 2) == printed
+        assert round(counted.published_parameters("crate", d, layers, heads) / 1e6, 2) == printed
+    # a ViT-B has 86,567,656 with biases of q, k and v, and without the embedding's two norms
+    assert counted.published_parameters("vit", 768, 12, 12) == 86_567_656 - 12 * 3 * 768 + 4 * 768
+
+
+def test_networks_take_turns_and_the_first_turn_is_not_counted():
+    order = []
+    networks = {name: lambda x, name=name: order.append(name) for name in ("a", "b")}
+    found = counted.seconds(networks, torch.zeros(1), 3)
+    assert order == ["a", "b"] * 4
+    assert {name: len(times) for name, times in found.items()} == {"a": 3, "b": 3}
 
 
 def test_peak_memory_of_a_chain():

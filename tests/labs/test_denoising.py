@@ -6,6 +6,7 @@ import mixtures
 import pytest
 import torch
 
+import crate_interp as ci
 from crate_interp.measures import posterior_mean
 
 HEADS, D, P = 3, 11, 2
@@ -75,14 +76,40 @@ def test_a_layer_that_is_the_posterior_mean_has_cosine_one(u):
     for quantity in ("cosine", "cosine across the token"):
         torch.testing.assert_close(found[quantity], torch.ones_like(found[quantity]))
     assert found["noise removed"].min() > 0.3
+    assert found["noise removed across the token"].min() > 0.3
+    idle = denoising.steps_of(read, torch.neg, u, 0.3, seed=0)
+    assert idle["noise removed across the token"].max() < 1e-6
+
+
+def test_a_turned_layer_steps_as_the_layer_does_in_a_turned_space():
+    """Its posterior mean turns with it, so that both cosines stay on turned tokens."""
+    block = ci.HookedCrate(
+        ci.CrateConfig(family="crate", d_model=12, n_layers=1, n_heads=3, n_classes=2, image_size=8,
+                       patch_size=4)
+    ).blocks[0]  # fmt: skip
+    y = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+    found = list(denoising.variants(block, 1))
+    assert [who for who, *_ in found[:3]] == ["trained", "turned/0", "turned subspaces/0"]
+    assert len(found) == 1 + 2 * denoising.TURNS
+    (_, own, u), rest = found[0], found[1::2]
+    for t, (_, step, turned) in enumerate(rest):
+        turn = mixtures.rotation(12, denoising.TURNS + t).float()
+        with torch.no_grad():
+            torch.testing.assert_close(step(y @ turn.T), own(y) @ turn.T)
+            torch.testing.assert_close(
+                posterior_mean(y @ turn.T, turned, 0.3), posterior_mean(y, u, 0.3) @ turn.T
+            )
 
 
 def test_a_claim_needs_every_layer_above_every_baseline():
+    kinds = ("turned", "turned subspaces")
+    turned = [f"{who}/{t}" for who in kinds for t in range(denoising.TURNS)]
+
     def table(mean):
         place = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}
         return {
             f"{who}|{sigma}|cosine": [place] * 3
-            for who in denoising.WHO[:3]
+            for who in ("trained", *turned)
             for sigma in denoising.SIGMAS
         }
 
@@ -94,7 +121,7 @@ def test_a_claim_needs_every_layer_above_every_baseline():
         return denoising.model_claim("a", found, "cosine", 2)["answer"]
 
     assert answer(0.9, 0.1) == "supported"
-    assert answer(0.3, 0.4) == answer(0.3, 0.2) == "not supported"
+    assert answer(0.3, 0.4) == answer(0.25, 0.2) == answer(-0.3, -0.9) == "not supported"
 
 
 @pytest.mark.slow

@@ -62,6 +62,14 @@ def test_planted_tokens_are_best_described_by_their_own_subspaces(u):
     assert means["own subspaces"] > means["fitted subspaces"] - 0.05
 
 
+def test_of_random_subspaces_the_best_draw_counts(u):
+    x, _ = mixtures.draw_tokens(8 * 101, u, 0.3, seed=1)
+    y = x.unflatten(0, (8, 101))
+    one, best = (mixture.likelihoods(y, u, 2, draws)["random subspaces"].mean() for draws in (1, 5))
+    planted = mixture.likelihoods(y, mixtures.random_bases(K, D, P, 2 * mixture.DRAWS + 3), 0)
+    assert best >= one and best >= planted["own subspaces"].mean()
+
+
 def test_the_mean_cosine_with_the_others():
     z = torch.randn(5, 7, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     pairs = torch.nn.functional.cosine_similarity(z[:, :, None], z[:, None], dim=-1)

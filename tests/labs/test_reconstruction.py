@@ -76,6 +76,16 @@ def test_a_decoder_that_copies_the_encoder_backwards_has_no_error(monkeypatch):
     assert min(value.min() for value in found["copy"]) > 0.1
 
 
+def test_a_stream_in_another_basis_is_turned_back():
+    wanted = random(8, 17, 7)
+    turn = torch.linalg.qr(random(7, 7, seed=3))[0]
+    turned = reconstruction.rotated(3 * wanted @ turn, wanted)
+    assert reconstruction.scaled_error(3 * wanted @ turn, wanted).min() > 0.5
+    assert reconstruction.scaled_error(turned, wanted[4:]).max() < 1e-3
+    noise = reconstruction.rotated(random(8, 17, 7, seed=4), wanted)
+    assert reconstruction.scaled_error(noise, wanted[4:]).mean() > 0.9
+
+
 def test_the_claim_is_on_paired_images():
     assert reconstruction.picture_claim([1.0, 2, 3], [1.2, 2.25, 3.2], "linear", 9)["answer"] == (
         "supported"

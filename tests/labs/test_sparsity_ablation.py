@@ -55,9 +55,10 @@ def test_the_share_of_nonzeros_of_gaussian_tokens_is_the_closed_form():
 
 def test_a_shift_moves_pixels_right_and_down():
     images = torch.arange(35.0).reshape(1, 1, 5, 7)
-    found = ablated.shifted(images, 2)
+    found = ablated.shifted(images, (2, 2))
     torch.testing.assert_close(found[..., 2:, 2:], images[..., :3, :5])
     assert found[..., :2, :].max() == 0
+    torch.testing.assert_close(ablated.shifted(images, (1, 0))[..., 1:, :], images[..., :4, :])
 
 
 def test_noise_and_signs_have_the_size_that_is_stated(model, images):
@@ -92,6 +93,12 @@ def test_the_rules():
     assert answer(0.1, 0.2, -1) == answer(0.0, 0.0) == "not supported"
     assert answer(-0.1, 0.2) == "depends"
 
+    given = dict(baseline=0.0, baseline_is="nothing", size="", n=2, least=0.02)
+    ends = {"not supported": (-0.01, 0.01), "depends": (-0.03, 0.01), "supported": (-0.03, -0.01)}
+    for expected, interval in ends.items():
+        found = sparsity_ablation.signed("", (0.0, interval), -1, **given)
+        assert found["answer"] == expected
+
     def same(change):
         runs = {0.1: [{"clean": 0.9 + 0.001 * k} for k in range(3)]}
         runs[0.5] = [{"clean": run["clean"] + c} for run, c in zip(runs[0.1], change, strict=True)]
@@ -100,6 +107,16 @@ def test_the_rules():
     assert same([0.001, 0.002, 0.0]) == "supported"
     assert same([0.1, 0.11, 0.12]) == "not supported"
     assert same([0.0, 0.05, -0.05]) == "depends"
+
+
+def test_no_change_in_n_images_excludes_more_than_three_of_them():
+    """A share q of changes is missed by n images with (1 - q)^n: .05 at about 3 / n."""
+    hits = [1.0, 0.0] * 128
+    mean, (low, high) = sparsity_ablation.hits_difference(hits, hits)
+    assert mean == 0 and low == -high
+    assert (1 - high) ** 256 == pytest.approx(0.05, abs=0.002)
+    other = [1 - hits[0], *hits[1:]]
+    assert sparsity_ablation.hits_difference(hits, other)[0] == pytest.approx(1 / 256)
 
 
 @pytest.mark.slow
