@@ -13,8 +13,8 @@ import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
 from crate_interp import cli
-from crate_interp.cli import commands, doctor
-from crate_interp.cli.spoken import spoken
+from crate_interp.cli import commands, health
+from crate_interp.cli.wording import spoken
 from reference import published_layout
 
 
@@ -327,11 +327,11 @@ def test_doctor(tmp_path, monkeypatch):
     assert "8 labels right" in done.stdout and "fail" not in done.stdout
     rows = {row["name"]: row for row in json.loads(run("doctor", "--json").stdout)}
     assert rows["torch"]["state"] == "pass" and "GB free" in rows["temporary folder"]["found"]
-    monkeypatch.setattr(doctor, "_model", lambda: doctor.Line("fail", "embedded model", "broken"))
+    monkeypatch.setattr(health, "_model", lambda: health.Line("fail", "embedded model", "broken"))
     assert run("doctor").returncode == 1
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert doctor._folder("cache of the Hub", tmp_path).state == "fail"
-    assert doctor._folder("this folder", tmp_path).state == "warn"
+    assert health._folder("cache of the Hub", tmp_path).state == "fail"
+    assert health._folder("this folder", tmp_path).state == "warn"
 
 
 @pytest.mark.parametrize("args", [["nonsense"], ["report"]])

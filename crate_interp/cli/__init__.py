@@ -9,18 +9,18 @@ import sys
 import typer
 
 from crate_interp import terminal
-from crate_interp.cli import doctor, looking, measuring
+from crate_interp.cli import health, looking, measuring
 from crate_interp.cli.commands import QUIET, add
 from crate_interp.cli.entry import root
 from crate_interp.cli.options import locks, place, places
-from crate_interp.cli.spoken import spoken
+from crate_interp.cli.wording import spoken
 
 __all__ = ["app", "main"]
 
 COMMANDS = (
     measuring.report, measuring.sweep, measuring.audit, measuring.compare, measuring.segment,
     measuring.atoms, measuring.atlas, measuring.ablate, measuring.merge, looking.explore,
-    looking.convert, looking.verify, looking.models, doctor.doctor,
+    looking.convert, looking.verify, looking.models, health.doctor,
 )  # fmt: skip
 EXIT_CODES = (
     "Exit codes: 0 done; 1 verify or doctor found what fails; 2 it cannot be done as asked, and a "

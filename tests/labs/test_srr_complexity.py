@@ -139,8 +139,9 @@ def test_norms_of_known_matrices():
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.floats(0.25, 4))
-def test_scaling_all_weights(factor):
+@given(st.sampled_from([-2, -1, 1, 3]))
+def test_scaling_all_weights(power):
+    factor = 2.0**power  # exact in float32: the distances are small beside the weights
     model = small()
     t, other = trained(model), trained(scaled(model, factor), start=scaled(trained().start, factor))
     for name in ("params", "fro/spec"):
