@@ -39,8 +39,6 @@ def draw(found: Any) -> Figure:
         axis.set_xticks(range(len(variants)), variants)
         axis.set_ylabel(words)
         axis.spines[["top", "right"]].set_visible(False)
-    if found.meta["form"] == "full":
-        axes[1].set_yscale("symlog", linthresh=1)
     axes[0].legend(fontsize=8)
     size = found.table()["size"].iloc[0].split(" (")[0]
     sure = sum(found.table()["answer"].iloc[::2] == "supported")

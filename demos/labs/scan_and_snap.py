@@ -1,0 +1,210 @@
+"""Does attention scan for the tokens that tell the answer, and then snap?
+
+    python demos/labs/scan_and_snap.py [--quick | --full] --out DIR
+
+Scan and Snap (arXiv 2305.16380), in the slides as background: a decoder Y that learns fast and one
+row of attention scores z that learn slowly, on sequences whose context has distinct tokens, each of
+one answer, and common tokens, of all. Claimed: scores of distinct tokens rise and those of common
+ones fall; among the distinct tokens of an answer the more frequent wins, and the log of its
+advantage is 4 (f_l^2 - f_l'^2) B(t) for one B(t) of the answer, f being the start; B(t) is about
+ln(C0 + 2K (eta_Z / eta_Y) ln^2(M eta_Y t / K)), so that the growth slows down after
+t0 = 2K ln(M) / eta_Y.
+
+Our reading, on the population and without noise: K answers of equal probability; the input of the
+decoder for answer n is f = c exp(z) / |c exp(z)|, with c the frequencies of tokens given n; the
+loss is the cross-entropy of softmax(f Y); gradient descent from Y = 0, z = 0. Answers have their
+own scores, as if each had a query of its own. The baseline gives the decoder permuted answers.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from scan_and_snap_drawing import draw
+from torch import Tensor
+from tqdm.auto import tqdm
+
+ANSWERS, DISTINCT, COMMON = 5, 4, 6
+RATE_Y, RATE_Z, ITERATIONS, EVERY = 1.0, 0.05, 6000, 30
+SEEDS = {"quick": 3, "full": 12}
+SIZE = f"{ANSWERS} answers, {DISTINCT} distinct tokens each, {COMMON} common (sizes are not given)"
+WHERE = "arXiv 2305.16380; slides, background"
+TOKENS = ANSWERS * DISTINCT + COMMON
+
+
+def frequencies(generator: torch.Generator) -> Tensor:
+    """Returns how often each token is in the context of each answer, [answer, token].
+
+    Tokens n DISTINCT to (n + 1) DISTINCT - 1 are those of answer n; the last COMMON are of all.
+    """
+    found = torch.zeros(ANSWERS, TOKENS, dtype=torch.float64)
+    for answer in range(ANSWERS):
+        own = slice(answer * DISTINCT, (answer + 1) * DISTINCT)
+        drawn = torch.rand(DISTINCT + COMMON, generator=generator, dtype=torch.float64) + 0.2
+        found[answer, own], found[answer, -COMMON:] = drawn[:DISTINCT], drawn[DISTINCT:]
+    return found / found.sum(dim=-1, keepdim=True)
+
+
+def inputs(counts: Tensor, z: Tensor) -> Tensor:
+    """Returns f = c exp(z) / |c exp(z)|, [answer, token]."""
+    weighed = counts * torch.exp(z)
+    return weighed / weighed.norm(dim=-1, keepdim=True)
+
+
+def loss_of(counts: Tensor, z: Tensor, y: Tensor, answers: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(inputs(counts, z) @ y, answers)
+
+
+def trained(seed: int, permuted: bool) -> list[list]:
+    """Returns rows along a training; permuted: the answers are shuffled at each step."""
+    generator = torch.Generator().manual_seed(seed)
+    counts, answers = frequencies(generator), torch.arange(ANSWERS)
+    begun = inputs(counts, torch.zeros_like(counts))
+    z = torch.zeros(ANSWERS, TOKENS, dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(TOKENS, ANSWERS, dtype=torch.float64, requires_grad=True)
+    rows, setting = [], "permuted" if permuted else "trained"
+    for at in range(ITERATIONS + 1):
+        if at % EVERY == 0:
+            found = measured(z.detach(), begun)
+            rows += [[name, setting, seed, at, value] for name, value in found.items()]
+        asked = torch.randperm(ANSWERS, generator=generator) if permuted else answers
+        slopes = torch.autograd.grad(loss_of(counts, z, y, asked), [z, y])
+        with torch.no_grad():
+            z -= RATE_Z * ANSWERS * slopes[0]  # the loss is a mean over answers
+            y -= RATE_Y * ANSWERS * slopes[1]
+    return rows
+
+
+def measured(z: Tensor, begun: Tensor) -> dict[str, float]:
+    """Returns mean scores of distinct and common tokens, and how far one B explains advantages.
+
+    For each answer, B is the slope of 2 (z_l - z_l') over 4 (f_l^2 - f_l'^2) through 0, over all
+    pairs of its distinct tokens, and the error is the share of their squares that it leaves. The
+    advantage is that of the squared weights, as in the paper.
+    """
+    distinct, common, growths, errors = [], [], [], []
+    for answer in range(ANSWERS):
+        own = slice(answer * DISTINCT, (answer + 1) * DISTINCT)
+        distinct.append(z[answer, own].mean().item())
+        common.append(z[answer, -COMMON:].mean().item())
+        at, f = z[answer, own], begun[answer, own] ** 2
+        pairs = torch.triu_indices(DISTINCT, DISTINCT, 1)
+        gained = 2 * (at[pairs[0]] - at[pairs[1]])
+        apart = 4 * (f[pairs[0]] - f[pairs[1]])
+        b = float(gained @ apart / (apart @ apart))
+        growths.append(b)
+        left = (gained - b * apart).square().sum() / gained.square().sum().clamp_min(1e-300)
+        errors.append(float(left))
+    found = {"distinct": np.mean(distinct), "common": np.mean(common), "growth": np.mean(growths)}
+    return {name: float(value) for name, value in found.items()} | {"error": float(np.mean(errors))}
+
+
+def series(rows: list[list], name: str, setting: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    chosen = [(r[3], r[4]) for r in rows if r[:3] == [name, setting, seed]]
+    at, values = zip(*chosen, strict=True)
+    return np.array(at, dtype=float), np.array(values)
+
+
+def published(t: np.ndarray, c0: float) -> np.ndarray:
+    """Returns ln(C0 + 2K (eta_Z / eta_Y) ln^2(M eta_Y t / K)) of iterations t > 0."""
+    inner = np.log(np.maximum(TOKENS * RATE_Y * t / ANSWERS, 1.0))
+    return np.log(c0 + 2 * ANSWERS * (RATE_Z / RATE_Y) * inner**2)
+
+
+def misfit(t: np.ndarray, b: np.ndarray) -> float:
+    """Returns the share of the variance of B after t0 that the published form leaves.
+
+    C0, a scale and an offset are fitted: the form is an order of growth, without constants.
+    """
+    from scipy.optimize import minimize_scalar
+
+    late = t > snap_time()
+    left = lambda c: left_by(published(t[late], math.exp(c)), b[late])  # noqa: E731
+    best: Any = minimize_scalar(left, bounds=(-5.0, 8.0), method="bounded")
+    return float(best.fun)
+
+
+def left_by(form: np.ndarray, b: np.ndarray) -> float:
+    """Returns the share of the variance of b that a straight line in `form` leaves."""
+    return float(1 - np.corrcoef(form, b)[0, 1] ** 2)
+
+
+def snap_time() -> float:
+    return 2 * ANSWERS * math.log(TOKENS) / RATE_Y
+
+
+def slowing(t: np.ndarray, b: np.ndarray) -> float:
+    """Returns the growth of B per iteration from 10 t0 to the end, over that up to t0."""
+    at = lambda when: float(np.interp(when, t, b))  # noqa: E731
+    first = at(snap_time()) / snap_time()
+    return (b[-1] - at(10 * snap_time())) / (t[-1] - 10 * snap_time()) / first
+
+
+def number(text: str, values: list[float], chance: float, what: str, answer: str, why: str) -> dict:
+    mean, interval = mean_and_interval(values)
+    return claim(
+        text, WHERE, mean, interval=interval, n=len(values), size=SIZE, baseline=chance,
+        baseline_is=what, answer=answer, why=why,
+    )  # fmt: skip
+
+
+def claims_of(rows: list[list], seeds: range) -> list[dict]:
+    """Returns the claims; each rule stands in its sentence."""
+    last = lambda name, kind: [series(rows, name, kind, seed)[1][-1] for seed in seeds]  # noqa: E731
+    found = []
+    for name, sign, text in (("distinct", 1, "rise"), ("common", -1, "fall")):
+        values, chance = last(name, "trained"), float(np.mean(last(name, "permuted")))
+        low, high = mean_and_interval([sign * (value - chance) for value in values])[1]
+        answer = "supported" if low > 0 else "not supported" if high < 0 else "depends"
+        found.append(
+            number(f"scores of {name} tokens {text}", values, chance, "permuted answers", answer,
+                   "Supported if the interval of the difference to permuted answers says so.")
+        )  # fmt: skip
+    errors, chance = last("error", "trained"), float(np.mean(last("error", "permuted")))
+    high = mean_and_interval(errors)[1][1]
+    answer = "supported" if high < 0.01 else "depends" if high < chance else "not supported"
+    found.append(
+        number("one B(t) an answer explains who wins (share left)", errors, chance,
+               "permuted answers", answer, "Supported if less than .01 of the squares is left.")
+    )  # fmt: skip
+    curves = [series(rows, "growth", "trained", seed) for seed in seeds]
+    fits = [misfit(*curve) for curve in curves]
+    logs = [left_by(np.log(t[t > snap_time()]), b[t > snap_time()]) for t, b in curves]
+    low, high = mean_and_interval(fits)[1]
+    answer = "supported" if high < 0.05 else "depends" if high < 1 else "not supported"
+    found.append(
+        number("B(t) has the published form (share left, constants fitted)", fits,
+               float(np.mean(logs)), "ln(t) in its place", answer,
+               "Supported if less than .05 of the variance is left after t0.")
+    )  # fmt: skip
+    slow = [slowing(*curve) for curve in curves]
+    answer = "supported" if mean_and_interval(slow)[1][1] < 0.1 else "not supported"
+    found.append(
+        number("growth slows down after t0 (late over early)", slow, 1.0, "steady growth", answer,
+               f"Supported if below a tenth. t0 is {snap_time():.0f} iterations.")
+    )  # fmt: skip
+    return found
+
+
+def run(form: str, steps: Steps) -> LabResult:
+    """Returns the claims about scan and snap."""
+    rows: list[list] = []
+    jobs = [(seed, kind) for seed in range(SEEDS[form]) for kind in (False, True)]
+    for seed, kind in tqdm(jobs, desc="scan and snap", unit="training"):
+        step = f"{seed}-{'permuted' if kind else 'trained'}"
+        rows += steps.do(step, lambda: trained(seed, kind))  # noqa: B023
+    claims = claims_of(rows, range(SEEDS[form]))
+    headline = (
+        f"Scores of distinct tokens end at {claims[0]['ours']:+.2f} and of common ones at "
+        f"{claims[1]['ours']:+.2f} (permuted answers {claims[0]['baseline']:+.2f}, "
+        f"{claims[1]['baseline']:+.2f}); one B(t) leaves {claims[2]['ours']:.1%} of who wins "
+        f"unexplained, and the published form of B(t) {claims[3]['ours']:.1e} of its variance "
+        f"(ln t {claims[3]['baseline']:.1e})."
+    )
+    return result("scan_and_snap", form, headline, claims, rows)
+
+
+if __name__ == "__main__":
+    main(run, draw)
