@@ -10,6 +10,7 @@
 #                 audit of 5,000 images that go on
 # make pairs      five CRATEs against five ViTs from shipped weights; runs/crate-against-vit
 # make labs       the papers' own experiments in their quick forms; runs/labs
+# make docs       the documentation site, without a network; runs/site
 # make transformerlens  TransformerLens' own tests and six of its tutorials on our models
 # make oldest     install the oldest dependencies that pyproject.toml admits, run the fast tests
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
@@ -23,7 +24,7 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables pairs \
-	labs transformerlens oldest clean
+	labs docs transformerlens oldest clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
@@ -72,6 +73,9 @@ pairs: $(READY)
 
 labs: $(READY)
 	$(BIN)/python demos/labs/all.py --out runs/labs
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet -f demos/docs/mkdocs.yml
 
 transformerlens: $(READY)
 	$(BIN)/python tests/transformerlens_suite.py -n 2

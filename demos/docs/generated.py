@@ -1,0 +1,229 @@
+"""What the site shows of data that exists elsewhere: a hook of mkdocs, run when it builds.
+
+Statistics, claims, models, hook points, measures, the command line, the reference of every public
+name, notebooks and pictures.
+"""
+
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+import crate_interp as ci
+
+ROOT = Path(__file__).parent.parent.parent
+DEMOS = ROOT / "demos"
+PICTURES = ("first_look.png", "crate_against_vit.png")
+REFERENCE = {
+    "reference/statistics.md": "Statistics",
+    "reference/audit.md": "Claims of the audit",
+    "reference/hooks.md": "Hook points",
+    "reference/measures.md": "Measures",
+    "reference/models.md": "Models",
+    "reference/commands.md": "Command line",
+}
+
+
+def on_config(config: Any) -> Any:
+    """Adds what is generated to the table of contents."""
+    labs = sorted(path.stem for path in (Path(config["docs_dir"]) / "labs").glob("*.md"))
+    config["nav"] += [
+        {"Experiments": [f"labs/{name}.md" for name in labs]},
+        {"Notebooks, one by one": [
+            {title_of(path): f"notebooks/{path.stem}.md"} for path in notebooks()
+        ]},
+        {"Reference": [
+            *({title: name} for name, title in REFERENCE.items()),
+            *({f"ci.{name}" if name else "ci": page} for name, page in api().items()),
+        ]},
+    ]  # fmt: skip
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages and pictures that are generated."""
+    pages = {
+        "reference/statistics.md": statistics(),
+        "reference/audit.md": claims(),
+        "reference/hooks.md": (ROOT / "hooks" / "README.md").read_text(),
+        "reference/measures.md": (ROOT / "crate_interp" / "measures" / "README.md").read_text(),
+        "reference/commands.md": commands(),
+    }
+    pages |= {page: api_page(name) for name, page in api().items()}
+    for path in notebooks():
+        text, images = notebook(path)
+        pages[f"notebooks/{path.stem}.md"] = text
+        for name, content in images.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    for name in PICTURES:
+        files.append(File.generated(config, name, abs_src_path=str(DEMOS / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Puts the table of models at the end of its page."""
+    return f"{markdown}\n{models()}" if page.file.src_uri == "reference/models.md" else markdown
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple] | list[tuple]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def bound(value: Any) -> str:
+    return "no bound" if value is None else f"{value:g}"
+
+
+def statistics() -> str:
+    """Returns the page of all statistics: unit, range, how to read each, which way is which."""
+    from crate_interp.viz.titles import direction, title
+
+    parts = [
+        "# Statistics\n\nEach is called `probe.statistic` in every table. The default probes are "
+        f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name."
+    ]
+    for name in ci.probes.available():
+        probe = ci.probes.resolve(name)[0]
+        words = (inspect.getdoc(getattr(ci.probes, name)) or "").split("\n\n")[0]
+        rows = []
+        for statistic, (unit, low, high, how) in probe.statistics.items():
+            full = f"{name}.{statistic}"
+            span = "any" if low is high is None else f"{bound(low)} to {bound(high)}"
+            rows.append((f"`{full}`", title(full), unit, span, direction(full), how))
+        head = ("statistic", "in words", "unit", "lowest to highest", "which way", "how to read it")
+        parts.append(f"## {name}\n\n{words}\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def claims() -> str:
+    """Returns the page of the claims that `ci.audit` tests, and of the numbers they stand on."""
+    from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS
+
+    rows = [(f"`{k}`", c.title, c.says, c.where, ", ".join(c.parts)) for k, c in CLAIMS.items()]
+    numbers = [
+        (f"`{name}`", n.number, bound(n.low), bound(n.high), n.null or "none")
+        for name, n in NUMBERS.items()
+    ]
+    return "\n\n".join([
+        "# Claims of the audit",
+        "A claim is kept if its numbers lie within their bounds in all frames and settings, and "
+        "beyond their nulls. [Audit each layer](../how/audit.md) shows how.",
+        table(("claim", "short", "what is said", "where", "numbers"), rows),
+        "## Numbers", table(("number", "formula", "from", "to", "null"), numbers),
+        "## Frames", table(("frame", "what is compared"), [*FRAMES.items()]),
+    ])  # fmt: skip
+
+
+def models() -> str:
+    rows = [
+        (f"`{r['name']}`", r["family"] or "", f"{r['params']:,}" if r["params"] == r["params"]
+         and r["params"] else "unknown", r["licence"], r["status"],
+         "embedded" if r["embedded"] else r["repo"] or r["link"] or "")
+        for r in ci.list_models().astype(object).to_dict("records")
+    ]  # fmt: skip
+    head = ("name", "family", "parameters", "licence", "status", "where")
+    return f"## All of them\n\n{table(head, rows)}\n"
+
+
+def commands() -> str:
+    """Returns the page of the command line: the help text of each command."""
+    from crate_interp.cli import COMMANDS, EXIT_CODES
+
+    def help_of(*words: str) -> str:
+        command = [sys.executable, "-m", "crate_interp", *words, "--help"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    parts = [f"# Command line\n\n{EXIT_CODES}\n\n```\n{help_of()}\n```"]
+    for command in COMMANDS:
+        name = command.__name__
+        parts.append(f"## crate-interp {name}\n\n```\n{help_of(name)}\n```")
+    return "\n\n".join(parts)
+
+
+def api() -> dict[str, str]:
+    """Returns the pages of the reference: a module's public name, or "" for `ci` itself."""
+    names = [name for name, (_, own) in ci._PUBLIC.items() if own is None]
+    return {name: f"reference/api/{name or 'ci'}.md" for name in ["", *names]}
+
+
+def api_page(name: str) -> str:
+    """Returns the page of a module, with a block for each public name in it."""
+    if not name:
+        words = "Every name of `import crate_interp as ci` that is no module."
+        owned = [own for own in ci.__all__ if not isinstance(getattr(ci, own), ModuleType)]
+        owned.sort(key=lambda own: isinstance(getattr(ci, own), type))  # functions first
+        blocks = [block(f"ci.{own}", getattr(ci, own)) for own in owned]
+        return "\n\n".join(["# ci", words, *blocks])
+    module = getattr(ci, name)
+    words = (module.__doc__ or "").strip()
+    public = [own for own in getattr(module, "__all__", ()) if not own.startswith("_")]
+    public = public or [
+        own for own, value in vars(module).items()
+        if not own.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]  # fmt: skip
+    submodules = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
+    blocks = [
+        block(f"ci.{name}.{own}", getattr(module, own))
+        for own in public
+        if own not in submodules or not isinstance(getattr(module, own), ModuleType)
+    ]
+    return "\n\n".join([f"# ci.{name}", words, *blocks])
+
+
+def block(shown: str, value: Any) -> str:
+    """Returns the block of one name, which mkdocstrings fills; a constant is shown as it is."""
+    where, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if where is None or own is None or not where.startswith(("crate_interp", "crate_hooks")):
+        return f"## {shown}\n\n`{str(value)[:300]}`"
+    return f"::: {where}.{own}\n    options:\n      heading: '{shown}'"
+
+
+def notebooks() -> list[Path]:
+    return sorted(DEMOS.glob("0*.ipynb"))
+
+
+def title_of(path: Path) -> str:
+    first = json.loads(path.read_text())["cells"][0]["source"]
+    return "".join(first).splitlines()[0].lstrip("# ")
+
+
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Returns a notebook as Markdown, and its images by name.
+
+    Outputs are there if `make notebooks` has run it.
+    """
+    ran = ROOT / "runs" / "notebooks" / path.name
+    cells = json.loads((ran if ran.exists() else path).read_text())["cells"]
+    parts, images = [], {}
+    for number, cell in enumerate(cells):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+            continue
+        parts.append(f"```python\n{text}\n```")
+        for place, output in enumerate(cell.get("outputs", ())):
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{path.stem}-{number}-{place}.png"
+                images[name] = b64decode(data["image/png"])
+                parts.append(f"![output of the cell above]({name})")
+            elif "text/html" in data:
+                parts.append("*Here the notebook shows an interactive page or a table.*")
+            else:
+                said = "".join(data.get("text/plain", output.get("text", "")))
+                parts.append(f"```text\n{said.strip()}\n```" if said.strip() else "")
+    if not ran.exists():
+        parts.insert(1, "*`make notebooks` runs this notebook; its outputs are not shown here.*")
+    return "\n\n".join(part for part in parts if part), images

@@ -1,0 +1,80 @@
+"""The documentation: its code runs, its links lead somewhere, and the site builds."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crate_interp as ci
+
+DOCS = Path(__file__).parent.parent / "demos" / "docs"
+PAGES = DOCS / "pages"
+# made when the site is built (demos/docs/generated.py)
+GENERATED = ("reference/", "first_look.png", "crate_against_vit.png")
+
+
+def pages():
+    return sorted(str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md"))
+
+
+def blocks(name):
+    return re.findall(r"```python\n(.*?)```", (PAGES / name).read_text(), flags=re.DOTALL)
+
+
+WITH_CODE = [name for name in pages() if blocks(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Matplotlib is currently using agg")
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_the_code_of_a_page_runs_alone(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    for block in blocks(name):
+        exec(compile(block, name, "exec"), names)
+
+
+def test_every_page_with_code_is_known():
+    wanted = {"index.md", "layer.md", "how/edits.md", "how/training.md", "how/audit.md"}
+    assert wanted <= set(WITH_CODE) and len(WITH_CODE) >= 11
+
+
+@pytest.mark.parametrize("name", pages())
+def test_links_lead_somewhere(name):
+    text = (PAGES / name).read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not link.startswith("http"):
+            place = os.path.normpath((PAGES / name).parent / link)
+            inside = os.path.relpath(place, PAGES)
+            assert os.path.exists(place) or inside.startswith(GENERATED), (name, link)
+
+
+def test_a_page_begins_with_its_title_and_a_sentence():
+    for name in pages():
+        lines = (PAGES / name).read_text().splitlines()
+        assert lines[0].startswith("# ") and not lines[1] and lines[2][0].isalpha(), name
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_network(tmp_path):
+    """Strict: a broken link, a missing page or a bad reference fails."""
+    command = [sys.executable, "-m", "mkdocs", "build", "-f", DOCS / "mkdocs.yml", "-d", tmp_path]
+    settings = {
+        "NO_MKDOCS_2_WARNING": "1",
+        "http_proxy": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": "1",
+    }
+    environment = {**os.environ, **settings, "https_proxy": settings["http_proxy"]}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    words = (tmp_path / "search" / "search_index.json").read_text()
+    for probe in ci.probes.available():
+        for statistic in ci.probes.resolve(probe)[0].statistics:
+            assert f"{probe}.{statistic}" in words, statistic
+    every = "".join(path.read_text() for path in (tmp_path / "reference" / "api").glob("*.html"))
+    for name in ci.__all__:
+        assert f"ci.{name}" in every, name
+    assert "fonts.googleapis" not in every and "unpkg.com" not in every
