@@ -246,7 +246,9 @@ def test_versions_are_pinned_and_ranges_hold_them():
         if "==" in line
     )
     pins = {name.lower().replace("_", "-"): number for name, number in pins.items()}
-    for text in [*pyproject["dependencies"], *pyproject["optional-dependencies"]["dev"]]:
+    extras = pyproject["optional-dependencies"]
+    assert set(extras["docs"]) <= set(extras["dev"])
+    for text in [*pyproject["dependencies"], *extras["dev"]]:
         requirement = Requirement(text)
         pin = pins[requirement.name.lower().replace("_", "-")]
         assert requirement.specifier.contains(pin), f"{text} does not hold the tested {pin}"
