@@ -14,10 +14,19 @@ from crate_interp.measures import attention_map, attention_rollout, pca_map
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel, NamesFilter
 
+__all__ = [
+    "attention", "attention_map", "attention_rollout", "codes", "components", "pca_map", "rollout",
+    "windowed",
+]  # fmt: skip
+
 Grid = tuple[int, int]
 Size = int | Sequence[int]  # (rows, columns); an int stands for a square
 # the number of a token, 0 for CLS, or (row, column) of a patch
 Query = int | np.integer | Sequence[int]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def attention(

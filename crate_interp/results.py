@@ -114,7 +114,37 @@ class Result:
         return plain(f"{self.headline()} {self.caution()}", longest=2000)  # it may quote names
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}: {self._words()}"
+        others = [name for name in (*self.STORED, *self.DERIVED) if name != self.MAIN]
+        return (
+            f"{type(self).__name__}: {self._words()}\n"
+            f"  table(): {self.MAIN}. table(name): {', '.join(others) or 'there is no other'}."
+            f"{self._statistics()}\n  save(folder), to_csv(), to_markdown(), to_latex()."
+        )
+
+    def _statistics(self) -> str:
+        """Returns a line with the names of the statistics, if the result has some."""
+        names = [plain(name) for name in self.meta.get("statistics", {})]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
+        return f"\n  statistics: {shown}." if names else ""
+
+    def to_csv(self, name: str | None = None) -> str:
+        """Returns a table as CSV; None stands for the main one."""
+        return self._table(self.MAIN if name is None else name).to_csv(index=False)
+
+    def to_markdown(self, name: str | None = None) -> str:
+        """Returns a table in Markdown, numbers with four digits; None stands for the main one."""
+        table = self._table(self.MAIN if name is None else name)
+        rows = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
+        lines = [" | ".join(_cell(value).replace("|", "\\|") for value in row) for row in rows]
+        return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+    def to_latex(self, name: str | None = None) -> str:
+        """Returns a table in LaTeX, numbers with four digits; None stands for the main one.
+
+        It needs the package booktabs.
+        """
+        table = self._table(self.MAIN if name is None else name).astype(object)
+        return table.map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:
         cells = self._shown().map(lambda value: visible(value) if type(value) is str else value)
@@ -223,6 +253,13 @@ class Result:
         pairs = {name: (self.stored[name], theirs[name]) for name in self.STORED}
         tables = {name: rule(*pairs[name], self.meta) for name, rule in self.STORED.items()}
         return type(self)(tables, _merged_meta(self.meta, other.meta))
+
+
+def _cell(value: Any) -> str:
+    """Returns a value as a table shows it: a float with four digits, a missing one as nothing."""
+    if value is None or value is pd.NA or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else plain(value)
 
 
 def counted(n: int, unit: str) -> str:

@@ -101,3 +101,13 @@ def test_the_norm_of_a_stack_is_without_weight_and_bias():
     torch.testing.assert_close(whole @ model.W_U + model.b_U, logits)
     normed = cache.accumulated_resid(layer=-1, apply_ln=True)[-1]
     torch.testing.assert_close(normed @ model.W_U + model.b_U, logits)
+
+
+def test_a_layer_that_there_is_not_is_told(model, images):
+    _, cache = model.run_with_cache(images)
+    for key in (("pattern", 9), ("pattern", -9), "blocks.3.attn.hook_pattern"):
+        with pytest.raises(KeyError, match="It is in the layers 0 to 2"):
+            cache[key]
+    with pytest.raises(KeyError, match="Did you mean blocks.1.attn.hook_pattern"):
+        cache["patern", 1]
+    assert dir(ci.maps) == ci.maps.__all__

@@ -316,6 +316,16 @@ def test_quiet_shows_no_progress(tmp_path, monkeypatch):
     assert ci.SweepResult.load(tmp_path / "c").meta["dtype"] == "float64", float64.stderr
 
 
+def test_a_table_in_other_formats(tmp_path):
+    command = ("sweep", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
+    command += ("--probes", "sparsity", "--controls", 0, "--quiet", "--out", tmp_path / "o")
+    begins = {"csv": "probe,statistic", "markdown": "| probe | stat", "latex": "\\begin{tabular}"}
+    for name, first in begins.items():
+        done = run(*command, "--format", name)
+        assert done.stdout.startswith(first) and "The tables" in done.stdout, done.stderr
+    fails("--format 'tex' is none of csv, markdown, latex", *command, "--format", "tex")
+
+
 def test_models_as_json():
     rows = json.loads(run("models", "--json").stdout)
     assert len(rows) == len(ci.list_models()) and rows[0]["name"] == "crate-tiny-fashion"

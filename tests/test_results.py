@@ -15,7 +15,7 @@ from conftest import make, make_lm
 from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
 from crate_interp.data import open_data, open_text, part
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results import META, Result
+from crate_interp.results import META, Result, by
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)
@@ -312,3 +312,35 @@ def test_tables_have_names_and_are_copies(vision):
     with pytest.raises(AttributeError):
         result.meta = {}
     assert isinstance(result, Result)
+
+
+class Small(Result):
+    """A result of one table."""
+
+    KIND, MAIN, STORED = "small", "rows", {"rows": by("name")}
+
+    def headline(self):
+        return "Two rows."
+
+
+def small():
+    table = pd.DataFrame({"name": ["a|b", "c_d"], "value": [1 / 3, np.nan], "n": [7, 11]})
+    meta = {"n_samples": 2, "unit": "images", "statistics": {"probe.one": ["nats", 0, None, ""]}}
+    return Small({"rows": table}, meta)
+
+
+def test_tables_as_text():
+    found = small()
+    assert found.to_csv() == f"name,value,n\na|b,{1 / 3!r},7\nc_d,,11\n"
+    assert found.to_markdown("rows") == (
+        "| name | value | n |\n| --- | --- | --- |\n| a\\|b | 0.3333 | 7 |\n| c_d |  | 11 |\n"
+    )
+    assert "a|b & 0.3333 & 7" in found.to_latex() and "c\\_d &  & 11" in found.to_latex()
+    with pytest.raises(ValueError, match="name='row'"):
+        found.to_latex("row")
+
+
+def test_repr_says_what_there_is_and_what_to_call():
+    lines = repr(small()).splitlines()
+    assert lines[0].startswith("Small: Two rows.")
+    assert "table(): rows" in lines[1] and "probe.one" in lines[2] and "to_latex()" in lines[3]

@@ -12,6 +12,7 @@ from crate_interp import checks
 from crate_interp.checkpoints import hub, lens, own, registry, sae
 from crate_interp.checkpoints.build import build, from_layout
 from crate_interp.checkpoints.fixed import check_output
+from crate_interp.checkpoints.renaming import Rename, renamed
 from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_file, state_dict_of
 from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
 from crate_interp.checkpoints.trained import Told, fields_of, from_hooked, is_hooked, trained_folder
@@ -34,6 +35,7 @@ def load(
     local_files_only: bool = False,
     token: str | bool | None = None,
     config: Told | None = None,
+    rename: Rename | None = None,
     **fields: Any,
 ) -> Any:
     """Loads a hooked model in eval mode, from whatever holds its weights.
@@ -52,6 +54,7 @@ def load(
     dict or the path of a config.json. Files with a hooked model's own names need it: the state
     dict of one, a Lightning checkpoint (under any attribute), and the folder of a Hugging Face
     Trainer, of which the last checkpoint-N is taken, unless a config.json of ours lies there.
+    rename: for a file or state dict of a fork, a function from key to published key, or None.
 
     Loading is strict: every source key is used once, every parameter is filled, shapes are
     equal, and a file of the table must have its digest. Nothing in a file is executed.
@@ -66,9 +69,8 @@ def load(
         if config is not None:
             fields = fields_of(config, fields, family)
             family = fields.pop("family")
-        model = check_output(
-            _resolve(source, family, file, revision, net, fields, dtype), _short(source)
-        )
+        made = _resolve(source, rename, family, file, revision, net, fields, dtype)
+        model = check_output(made, _short(source))
     except CheckpointError:
         raise
     except ValueError as error:  # a config the tensors allow and CrateConfig does not
@@ -111,8 +113,16 @@ def _short(source: str | Path | Mapping[str, Any] | torch.nn.Module) -> str:
     return str(source) if isinstance(source, (str, Path)) else "the state dict"
 
 
+def _from_fork(
+    source: Any, rename: Rename, family: str | None, given: dict, dtype: torch.dtype, net: dict
+) -> Any:
+    contents = renamed(source, rename)
+    return attach(_from_contents(contents, family, {}, given, _short(source), dtype), None, net)
+
+
 def _resolve(
     source: str | Path | Mapping[str, Any] | torch.nn.Module,
+    rename: Rename | None,
     family: str | None,
     file: str | None,
     revision: str | None,
@@ -120,6 +130,8 @@ def _resolve(
     given: dict,
     dtype: torch.dtype,
 ) -> Any:
+    if rename is not None:
+        return _from_fork(source, rename, family, given, dtype, net)
     if isinstance(source, (Mapping, torch.nn.Module)):
         _has_no(revision, file, "a state dict")
         inside = hooked_part(source)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from crate_interp import checks
-from crate_interp.cli.options import Dtype, Limit, load
+from crate_interp.cli.options import Dtype, Limit, load, say
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -66,6 +66,12 @@ CHUNKED: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "dtype": (Dtype, None),
+    "format": (
+        Annotated[
+            str | None, typer.Option(help="csv, markdown or latex: print the main table as such.")
+        ],
+        None,
+    ),
 }  # fmt: skip
 
 
@@ -83,6 +89,8 @@ def in_chunks(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**given: Any) -> None:
         options = {name: given.pop(name) for name in CHUNKED}
+        if options["format"] is not None:
+            checks.one_of("format", options["format"], ("csv", "markdown", "latex"))
         _threads(options.pop("threads"))
         _address(options.pop("address"), options["engine"])
         command(**given, run=options)
@@ -119,9 +127,8 @@ def _address(address: str | None, engine: str) -> None:
 
 def measuring(run: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the options of `CHUNKED` say to `ci.sweep` and the like."""
-    given = {
-        name: value for name, value in run.items() if name not in ("restart", "device", "dtype")
-    }
+    own = ("restart", "device", "dtype", "format")
+    given = {name: value for name, value in run.items() if name not in own}
     if given["batch_size"] is None:
         del given["batch_size"]
     return given | {"resume": not run["restart"]}
@@ -144,6 +151,15 @@ def loaded(
     with after_rank_0(out):
         device = run["device"] or device_of_rank()
         return load(source, family, revision, config, device, run["dtype"])
+
+
+def say_table(result: Any, run: Mapping[str, Any], text: str = "") -> None:
+    """Prints the main table of a result in the format that --format names, or else a text."""
+    name = run["format"]
+    if name is not None:
+        text = getattr(result, f"to_{name}")()
+    if text:
+        say(text.rstrip("\n"))
 
 
 def page_of(result: R, out: Path, write: Callable[[R, Path], T]) -> T:

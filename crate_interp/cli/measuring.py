@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
-from crate_interp.cli.chunked import in_chunks, loaded, measuring, page_of
+from crate_interp.cli.chunked import in_chunks, loaded, measuring, page_of, say_table
 from crate_interp.cli.options import (
     Config,
     Data,
@@ -81,7 +81,7 @@ def audit(
     if result is None:
         return
     page = page_of(result, out, ci.viz.audit_page)
-    say(result.text())
+    say_table(result, run, result.text())
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
     say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
 
@@ -161,8 +161,7 @@ def segment(
     if result is None:
         return
     page = page_of(result, out, ci.viz.segment_page)
-    say(result.text("mass") + "\n")
-    say(result.text("top") + "\n")
+    say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n\n")
     say(f"{result.headline()} {result.caution()} The page: {page}")
 
 
@@ -191,6 +190,7 @@ def atlas(
     model = loaded(source, family, revision, config, run, out)
     result = ci.atlas(model, data, out=out, top=top, ablate=ablate, **measuring(run))
     if result is not None:
+        say_table(result, run)
         say(f"{result.headline()} The pages: {page_of(result, out, ci.viz.atlas_pages)}")
 
 
@@ -217,7 +217,7 @@ def ablate(
         return
     page_of(result, out, _heat_map)
     table = result.heads().sort_values("drop", ascending=False).head(10)
-    say(f"{table.to_string(index=False, float_format='{:.4g}'.format)}\n")
+    say_table(result, run, table.to_string(index=False, float_format="{:.4g}".format))
     say(f"{result.headline()} {result.caution()} The heat map: {out / 'heads.png'}")
 
 
@@ -253,6 +253,7 @@ def sweep(
     options["precision"] = precision
     result = ci.sweep(model, data, out=out, **options, **measuring(run))
     if result is not None:
+        say_table(result, run)
         say(f"{result.headline()} The tables: {out}")
 
 
@@ -283,7 +284,8 @@ def atoms(
     result = ci.atoms(model, data, out=out, **options, **measuring(run))
     if result is not None:
         table = result.layers().to_string(index=False, float_format="{:.4g}".format)
-        say(f"{table}\n\n{result.headline()} The tables: {out}")
+        say_table(result, run, f"{table}\n\n")
+        say(f"{result.headline()} The tables: {out}")
 
 
 def merge(

@@ -5,7 +5,7 @@ import re
 # options of commands, for which an error names the argument
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
-    "engine", "eps", "family", "fraction", "how", "limit", "mass", "metric", "out",
+    "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
     "precision", "probes", "revision", "sample", "seed", "shard", "top", "untrained", "workers",
 )  # fmt: skip
 _ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")

@@ -1,5 +1,6 @@
 """Which hook points a model has, by which names, and which of them fire as it is switched."""
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,7 +94,16 @@ class PointsMixin:
     def _check_name(self, name: str) -> None:
         if name not in self.hook_dict.keys():  # an alias is no name
             hint = checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
-            raise KeyError(f"no hook point is called {name!r}. {hint}")
+            raise KeyError(f"no hook point is called {name!r}. {self._layers_of(name) or hint}")
+
+    def _layers_of(self, name: str) -> str:
+        """Returns which layers have a point, if there is no layer of its number alone."""
+        found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
+        if found is None:
+            return ""
+        like = re.compile(rf"{found[1]}\.(\d+)\.{re.escape(found[2])}")
+        layers = [int(one[1]) for key in self.hook_dict.keys() if (one := like.fullmatch(key))]
+        return f"It is in the layers {min(layers)} to {max(layers)}." if layers else ""
 
     def _why_silent(self, name: str) -> str | None:
         """Returns why a point does not fire with the switches as they are, or None if it does."""
