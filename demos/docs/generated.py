@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 import crate_interp as ci
 
 ROOT = Path(__file__).parent.parent.parent
-DEMOS = ROOT / "demos"
+DEMOS, PACKAGE = ROOT / "demos", Path(ci.__file__).parent
 PICTURES = ("first_look.png", "crate_against_vit.png")
 REFERENCE = {
     "reference/statistics.md": "Statistics",
@@ -54,7 +54,7 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/statistics.md": statistics(),
         "reference/audit.md": claims(),
         "reference/hooks.md": (ROOT / "hooks" / "README.md").read_text(),
-        "reference/measures.md": (ROOT / "crate_interp" / "measures" / "README.md").read_text(),
+        "reference/measures.md": (PACKAGE / "measures" / "README.md").read_text(),
         "reference/commands.md": commands(),
     }
     pages |= {page: api_page(name) for name, page in api().items()}
