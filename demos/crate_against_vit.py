@@ -44,7 +44,7 @@ def long(sweeps: dict[Network, ci.SweepResult], segments: pd.DataFrame) -> pd.Da
     """Returns a row per network and source, "probe.statistic": the mean over layers."""
     parts = []
     for network, result in sweeps.items():
-        layers: Any = pd.concat([result.layers(), result.heads()])
+        layers: Any = pd.concat([result.table("layers"), result.heads()])
         # the stream after the last layer is no layer's
         rows = layers[layers["layer"] < result.meta["n_layers"]]
         own = rows.assign(source=rows["probe"] + "." + rows["statistic"])

@@ -159,7 +159,7 @@ def test_tables(result):
     assert list(samples.columns[:3]) == ["sample", "label", "layer"] and len(samples) == N * (
         LAYERS + 1
     )
-    assert list(layers.columns) == ["probe", "statistic", "layer", "mean", "std", "n"]
+    assert list(layers.columns) == ["probe", "statistic", "layer", "mean", "std", "n", "over"]
     assert list(heads.columns) == ["probe", "statistic", "layer", "head", "mean", "std", "n"]
     per_sample = samples[samples["layer"] == 1]["sparsity.hoyer"]
     row = cell(layers, "sparsity.hoyer", 1).iloc[0]
@@ -171,7 +171,18 @@ def test_tables(result):
     per_head = {f"{r.probe}.{r.statistic}" for r in heads.itertuples()}
     weights = {"alignment.completeness", "alignment.dictionary_defect"}
     assert batch_statistics | per_head | weights == set(result.meta["statistics"])
-    assert {f"{r.probe}.{r.statistic}" for r in layers.itertuples()} == batch_statistics | weights
+    over = {kind: layers[layers["over"] == kind] for kind in ("samples", "heads")}
+    named = {
+        kind: {f"{r.probe}.{r.statistic}" for r in table.itertuples()}
+        for kind, table in over.items()
+    }
+    assert named == {"samples": batch_statistics | weights, "heads": per_head}
+    pd.testing.assert_frame_equal(
+        over["samples"].drop(columns="over"), result.table("layers"), check_dtype=False
+    )
+    of_heads = cell(over["heads"], "attention.entropy", 2).iloc[0]
+    each = cell(heads, "attention.entropy", 2)["mean"]
+    assert of_heads["mean"] == pytest.approx(each.mean()) and np.isnan(of_heads["std"])
 
 
 def test_single_sample_has_no_std(model, data):
@@ -263,7 +274,7 @@ def test_a_users_own_probe(model, data):
     )
     assert len(cell(result.heads(), "atoms.head", 0)) == HEADS
     only = ci.sweep(model, data, probes=weights, progress=False)
-    assert len(only.layers()) == LAYERS
+    assert len(only.table("layers")) == LAYERS and len(only.layers()) == 2 * LAYERS
     assert (
         ci.probe(cache, [own, weights])
         .layers()

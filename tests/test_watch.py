@@ -60,7 +60,7 @@ def test_each_step_is_a_sweep_of_the_model_at_that_step(images):
         assert got.meta["step"] == step and got.meta["data"] == wanted.meta["data"]
     assert set(result.layers()["step"]) == {0, 3, 6, 7}
     every = result.layers().query("step == 6").drop(columns="step").reset_index(drop=True)
-    pd.testing.assert_frame_equal(every, result.at(6).layers())
+    pd.testing.assert_frame_equal(every, result.at(6).table("layers"))
 
 
 def test_a_training_has_the_same_bits_with_and_without_it(images):

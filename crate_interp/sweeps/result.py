@@ -6,7 +6,13 @@ import pandas as pd
 
 from crate_interp.results import Result, by, first
 from crate_interp.sweeps.finding import headline
-from crate_interp.sweeps.tables import heads, layers, merged_controls, merged_moments
+from crate_interp.sweeps.tables import (
+    heads,
+    layers,
+    mean_of_heads,
+    merged_controls,
+    merged_moments,
+)
 
 
 class SweepResult(Result):
@@ -38,12 +44,17 @@ class SweepResult(Result):
         return self.table("samples")
 
     def layers(self) -> pd.DataFrame:
-        """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n.
+        """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n, over.
 
-        mean and std are over n samples. std divides by n - 1 and is NaN for n < 2. A statistic of
-        the weights has n = 1.
+        over "samples": mean and std are over n samples. std divides by n - 1 and is NaN for n < 2.
+        A statistic of the weights has n = 1. over "heads": the mean is over heads too, of a
+        statistic per head, and there is no std; `heads()` has each head. `table("layers")` is
+        without these.
         """
-        return self.table("layers")
+        return pd.concat(
+            [self._table("layers").assign(over="samples"), mean_of_heads(self._table("heads"))],
+            ignore_index=True,
+        )
 
     def heads(self) -> pd.DataFrame:
         """Returns a row per statistic, layer and head: the columns of `layers()`, and head."""

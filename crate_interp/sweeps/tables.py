@@ -115,6 +115,14 @@ def heads(result: Result) -> pd.DataFrame:
     return _in_order(pd.concat(parts, ignore_index=True))
 
 
+def mean_of_heads(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per statistic and layer of the table of heads: the mean over heads, no std."""
+    both: Any = table.groupby(_STATISTIC, sort=False, as_index=False).agg(
+        mean=("mean", "mean"), n=("n", "first")
+    )
+    return both.assign(std=np.nan, over="heads")[[*_STATISTIC, *_NUMBERS, "over"]]
+
+
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows by statistic, in the order they were first measured, then layer and head."""
     pairs = list(zip(table["probe"], table["statistic"], strict=True))

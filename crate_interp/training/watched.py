@@ -19,11 +19,11 @@ LIKELY = 0.05  # the p-value up to which a change counts
 
 
 def _layers(result: "WatchResult") -> pd.DataFrame:
-    return result._by_step(SweepResult.layers)
+    return result._by_step(lambda one: one.table("layers"))
 
 
 def _heads(result: "WatchResult") -> pd.DataFrame:
-    return result._by_step(SweepResult.heads)
+    return result._by_step(lambda one: one.table("heads"))
 
 
 def _changes(result: "WatchResult") -> pd.DataFrame:

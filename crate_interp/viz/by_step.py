@@ -60,7 +60,7 @@ def _means(result: WatchResult, statistic: str) -> Any:
     """Returns the means, a row a step and a column a layer."""
     probe, name = statistic.split(".")
     parts = []
-    for table in (result.layers(), result.heads()):
+    for table in (result.table("layers"), result.table("heads")):
         own: Any = table[(table["probe"] == probe) & (table["statistic"] == name)]
         parts.append(own.pivot_table(index="step", columns="layer", values="mean"))
     return parts[0] if parts[0].size else parts[1]

@@ -45,7 +45,7 @@ def names(result: SweepResult) -> list[str]:
     """Returns all "probe.statistic" of a result, in the order in which they were measured."""
     pairs = [
         (probe, statistic)
-        for table in (result.layers(), result.heads())
+        for table in (result.table("layers"), result.table("heads"))
         for probe, statistic in table[["probe", "statistic"]].drop_duplicates().to_numpy().tolist()
     ]
     order = list(result.meta["statistics"])
@@ -61,7 +61,7 @@ def curve(result: SweepResult, statistic: str) -> Curve:
     statistic.
     """
     probe, _, name = statistic.partition(".")
-    for table in (result.layers(), result.heads()):
+    for table in (result.table("layers"), result.table("heads")):
         rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
         if len(rows) and "head" in rows:
             wide = rows.pivot(index="layer", columns="head", values="mean")

@@ -118,11 +118,12 @@ def _page(
 
 def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     """Returns layers() with the untrained mean, lowest and highest of each row."""
-    rows = result.layers()
+    rows = result.table("layers")
     if twins:
         keys = ["probe", "statistic", "layer"]
         spread = [
-            twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)
+            twin.table("layers")[[*keys, "mean"]].assign(seed=seed)
+            for seed, twin in enumerate(twins)
         ]
         stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
         stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
