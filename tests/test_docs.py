@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,6 +36,28 @@ def test_the_code_of_a_page_runs_alone(name, tmp_path, monkeypatch):
     names = {"__name__": "page"}
     for block in blocks(name):
         exec(compile(block, name, "exec"), names)
+
+
+def examples():
+    sys.path.append(str(DOCS))
+    import examples
+
+    return examples
+
+
+def test_every_public_name_has_an_example():
+    names = {name for name in ci.__all__ if not isinstance(getattr(ci, name), ModuleType)}
+    assert set(examples().EXAMPLES) == names
+    assert all(name in text for name, text in examples().EXAMPLES.items() if name[0].islower())
+
+
+@pytest.mark.slow
+def test_the_examples_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "examples"}
+    for name, code in {"BEFORE": examples().BEFORE, **examples().EXAMPLES}.items():
+        exec(compile(code.strip(), name, "exec"), names)
+    assert names["watch"].result().steps == [0, 2, 4]
 
 
 def test_every_page_with_code_is_known():

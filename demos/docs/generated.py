@@ -19,6 +19,9 @@ from mkdocs.structure.files import File, Files
 
 import crate_interp as ci
 
+sys.path.append(str(Path(__file__).parent))
+from examples import BEFORE, EXAMPLES  # noqa: E402 (mkdocs runs this file by its path)
+
 ROOT = Path(__file__).parent.parent.parent
 DEMOS, PACKAGE = ROOT / "demos", Path(ci.__file__).parent
 PICTURES = ("first_look.png", "crate_against_vit.png")
@@ -143,7 +146,8 @@ def commands() -> str:
 
     def help_of(*words: str) -> str:
         command = [sys.executable, "-m", "crate_interp", *words, "--help"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip().replace("python -m crate_interp", "crate-interp")
 
     parts = [f"# Command line\n\n{EXIT_CODES}\n\n```\n{help_of()}\n```"]
     for command in COMMANDS:
@@ -164,8 +168,12 @@ def api_page(name: str) -> str:
         words = "Every name of `import crate_interp as ci` that is no module."
         owned = [own for own in ci.__all__ if not isinstance(getattr(ci, own), ModuleType)]
         owned.sort(key=lambda own: isinstance(getattr(ci, own), type))  # functions first
-        blocks = [block(f"ci.{own}", getattr(ci, own)) for own in owned]
-        return "\n\n".join(["# ci", words, *blocks])
+        before = f"The examples on this page begin with:\n\n```python\n{BEFORE.strip()}\n```"
+        blocks = [
+            f"{block(f'ci.{own}', getattr(ci, own))}\n\n```python\n{EXAMPLES[own].strip()}\n```"
+            for own in owned
+        ]
+        return "\n\n".join(["# ci", words, before, *blocks])
     module = getattr(ci, name)
     words = (module.__doc__ or "").strip()
     public = [own for own in getattr(module, "__all__", ()) if not own.startswith("_")]
