@@ -347,3 +347,21 @@ def test_doctor(tmp_path, monkeypatch):
 @pytest.mark.parametrize("args", [["nonsense"], ["report"]])
 def test_usage_errors_exit_with_2(args):
     assert run(*args).returncode == 2
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_a_new_user_meets_first(tmp_path):
+    """A grey checkpoint, a folder of images without its scheme, and no word on normalisation."""
+    sizes = dict(image_size=(28, 28), patch_size=(4, 4), channels=1, d_model=48, d_head=12)
+    torch.save(published_layout(make(n_heads=4, **sizes)), tmp_path / "w.pth")
+    (tmp_path / "photos").mkdir()
+    Image.new("L", (28, 28)).save(tmp_path / "photos" / "1.png")
+    asked = ("sweep", tmp_path / "w.pth", "--out", tmp_path / "o", "--config", "n_heads=4")
+    folder = tmp_path / "photos"
+    here = (*asked, "--data", f"imagefolder:{folder}")
+    fails("Give --config channels=1, if images are grey in patches of 4 x 4", *here)
+    grey = ("--config", "channels=1")
+    fails(f"Did you mean 'imagefolder:{folder}'?", *asked, "--data", folder, *grey)
+    fails('Give --config "mean=[...]" and --config "std=[...]"', *here, *grey)
+    done = run(*here, *grey, "--config", "mean=[0.5]", "--config", "std=[0.25]", "--controls", 0)
+    assert done.returncode == 0, done.stderr

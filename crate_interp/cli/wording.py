@@ -8,6 +8,10 @@ _OPTIONS = (
     "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
     "precision", "probes", "revision", "sample", "seed", "shard", "top", "untrained", "workers",
 )  # fmt: skip
+_WORDS = {
+    "ci.list_models()": "`crate-interp models`",
+    "Load it with mean and std, ": 'Give --config "mean=[...]" and --config "std=[...]", ',
+}
 _ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")
 _LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
 _FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
@@ -19,7 +23,8 @@ def spoken(text: str) -> str:
     ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
     """
     text = _LOAD.sub(lambda found: " ".join(map(_config, _FIELD.finditer(found[1]))), text)
-    text = text.replace("ci.list_models()", "`crate-interp models`")
+    for python, said in _WORDS.items():
+        text = text.replace(python, said)
     return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} ", text)
 
 

@@ -1,5 +1,6 @@
 """What `data` may be: the table of the sources that a string names, and open_data."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,10 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
     for source in SOURCES:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
-    hint = f" Did you mean 'embedded:{data}'?" if data in EMBEDDED else ""
+    meant = "embedded" if data in EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
+    hint = (
+        f" Did you mean '{meant}:{data}'?" if meant and not (text and meant != "embedded") else ""
+    )
     raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 

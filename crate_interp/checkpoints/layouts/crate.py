@@ -59,10 +59,13 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
         return {"channels": channels, "patch_size": (height, width)}
     side = math.isqrt(values // channels)
     if side * side * channels != values:
+        side = math.isqrt(values)
+        grey = f"ci.load(..., channels=1), if images are grey in patches of {side} x {side}"
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is no square "
-            f"times channels={channels}. Give it: ci.load(..., patch_size=(8, 4)), "
-            "or channels=1 for grey images."
+            f"times channels={channels}. Give "
+            + (f"{grey}; or " if side * side == values else "")
+            + "height and width of a patch, ci.load(..., patch_size=(8, 4))."
         )
     return {"channels": channels, "patch_size": (side, side)}
 
