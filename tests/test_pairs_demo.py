@@ -29,17 +29,18 @@ class Swept:
     def __init__(self, shift):
         self.shift = shift
 
-    def layers(self):
+    def table(self, name):
+        assert name == "layers"
         rows = [("evenness", "entropy"), ("sparsity", "hoyer"), ("filled", "stream")]
         rows += [(f"compression_{place}", "change") for place in ("read", "stream")]
         rows += [("compression_read", "beyond"), ("sparsity", "zero_fraction")]
-        return self.table(rows, (1.0, 3.0, 1000.0), None)
+        return self.made(rows, (1.0, 3.0, 1000.0), None)
 
     def heads(self):
         rows = [("alignment", "head_overlap"), ("filled", "subspace")]
-        return pd.concat([self.table(rows, (1.0, 3.0), head) for head in (0, 1)])
+        return pd.concat([self.made(rows, (1.0, 3.0), head) for head in (0, 1)])
 
-    def table(self, rows, means, head):
+    def made(self, rows, means, head):
         return pd.DataFrame(
             [
                 dict(probe=probe, statistic=name, layer=layer, head=head)

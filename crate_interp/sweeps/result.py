@@ -51,10 +51,10 @@ class SweepResult(Result):
         statistic per head, and there is no std; `heads()` has each head. `table("layers")` is
         without these.
         """
-        return pd.concat(
-            [self._table("layers").assign(over="samples"), mean_of_heads(self._table("heads"))],
-            ignore_index=True,
-        )
+        parts = [self._table("layers").assign(over="samples")]
+        parts += [mean_of_heads(self._table("heads"))] if len(self._table("heads")) else []
+        # a table without rows has no types
+        return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
     def heads(self) -> pd.DataFrame:
         """Returns a row per statistic, layer and head: the columns of `layers()`, and head."""
