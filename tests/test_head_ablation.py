@@ -224,3 +224,16 @@ def test_text_is_taken_as_sweeps_take_it(tokens):
     samples = open_text(tokens, model.windows)
     one, two = (ci.ablate_heads(model, data, limit=4, **QUIET) for data in (tokens, samples))
     assert one.heads().equals(two.heads()) and one.meta["data"] == two.meta["data"]
+
+
+def test_infinite_ends_of_intervals_are_drawn():
+    """The accuracy without a head may differ in one sample alone, which bounds nothing."""
+    import numpy as np
+
+    drop = np.array([[0.1, -0.2, 0.0]])
+    ends = np.array([[-np.inf, -0.3, -0.1]]), np.array([[np.inf, -0.1, 0.1]])
+    figure = ci.viz.heatmap(drop, interval=ends, signed=True)
+    frames = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
+    assert len(frames) == 1  # the one that leaves out 0
+    with pytest.raises(ValueError, match="values: give finite numbers"):
+        ci.viz.heatmap(np.array([[np.inf, 1.0]]))

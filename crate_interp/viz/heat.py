@@ -66,7 +66,7 @@ def heatmap(
     else:
         grid = _grid(values, "values")
         words = label(statistic or "")
-    ends = None if interval is None else [_grid(end, "interval") for end in interval]
+    ends = None if interval is None else [_grid(end, "interval", True) for end in interval]
     if ends is not None and (len(ends) != 2 or any(end.shape != grid.shape for end in ends)):
         raise ValueError(
             f"interval: give its lower and its upper ends, each {list(grid.shape)} as the values."
@@ -100,15 +100,18 @@ def heads(
     return heatmap(result, statistic, ax=ax, title=title, dpi=dpi)
 
 
-def _grid(values: object, name: str) -> Float[np.ndarray, "layer head"]:
-    """Returns numbers `[layer, head]` as float64. Raises ValueError for anything else."""
+def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray, "layer head"]:
+    """Returns numbers `[layer, head]` as float64. Raises ValueError for anything else.
+
+    infinite: whether they may be, as the ends of an interval over one rare value are.
+    """
     if isinstance(values, Tensor):
         values = values.detach().double().cpu().numpy()
     try:
         grid = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         grid = np.empty(0)
-    if grid.ndim != 2 or not grid.size or np.isinf(grid).any():
+    if grid.ndim != 2 or not grid.size or (np.isinf(grid).any() and not infinite):
         raise ValueError(
             f"{name}: give finite numbers [layer, head], such as an array of 12 x 12, or a result "
             f"with the name of a statistic; got {_said(values)}."
