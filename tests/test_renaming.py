@@ -42,3 +42,13 @@ def test_it_is_strict(fork):
         ci.load(weights, rename=lambda key: 3, **GIVEN)
     with pytest.raises(ci.CheckpointError, match="is for a weight file or a state dict"):
         ci.load("crate-tiny-fashion", rename=back)
+
+
+def test_it_is_a_file_like_any_other(fork, tmp_path):
+    """What has no meaning for a file is refused, as without rename."""
+    _, weights = fork
+    torch.save(weights, tmp_path / "fork.pth")
+    for more in ({"revision": "step-1"}, {"file": "x.pth"}):
+        for source in (weights, tmp_path / "fork.pth"):
+            with pytest.raises(ci.CheckpointError, match="has no meaning for"):
+                ci.load(source, rename=back, **more, **GIVEN)

@@ -113,13 +113,6 @@ def _short(source: str | Path | Mapping[str, Any] | torch.nn.Module) -> str:
     return str(source) if isinstance(source, (str, Path)) else "the state dict"
 
 
-def _from_fork(
-    source: Any, rename: Rename, family: str | None, given: dict, dtype: torch.dtype, net: dict
-) -> Any:
-    contents = renamed(source, rename)
-    return attach(_from_contents(contents, family, {}, given, _short(source), dtype), None, net)
-
-
 def _resolve(
     source: str | Path | Mapping[str, Any] | torch.nn.Module,
     rename: Rename | None,
@@ -130,18 +123,21 @@ def _resolve(
     given: dict,
     dtype: torch.dtype,
 ) -> Any:
-    if rename is not None:
-        return _from_fork(source, rename, family, given, dtype, net)
     if isinstance(source, (Mapping, torch.nn.Module)):
         _has_no(revision, file, "a state dict")
         inside = hooked_part(source)
         if inside not in (None, "model"):
             raise CheckpointError(f"the source wraps a hooked model: use that one, {inside}.")
         contents = Contents(state_dict_of(source, "the state dict"), model_args(source))
+        contents = renamed(contents, rename)
         return attach(
             _from_contents(contents, family, {}, given, "the state dict", dtype), None, net
         )
     path = Path(source).expanduser()
+    if rename is not None and not os.path.isfile(path):
+        raise CheckpointError(
+            f"rename= is for a weight file or a state dict, and {_short(source)!r} is neither."
+        )
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
         _has_no(revision, file, str(path))
         if family in (None, "sae") and lens.is_lens(path):
@@ -156,7 +152,7 @@ def _resolve(
         _has_no(revision, file, str(path))
         row = registry.of_digest(path) or {}
         return _from_file(
-            path, family or row.get("family"), row.get("config", {}), given, dtype, net
+            path, family or row.get("family"), row.get("config", {}), given, dtype, net, rename
         )
     row = registry.find(str(source))
     if row is not None and row["embedded"]:
@@ -331,9 +327,16 @@ def _from_trainer(
 
 
 def _from_file(
-    path: Path, family: str | None, row: dict, given: dict, dtype: torch.dtype, net: dict
+    path: Path,
+    family: str | None,
+    row: dict,
+    given: dict,
+    dtype: torch.dtype,
+    net: dict,
+    rename: Rename | None = None,
 ) -> Any:
-    model = _from_contents(read_file(path), family, row, given, str(path), dtype)
+    contents = renamed(read_file(path), rename)
+    model = _from_contents(contents, family, row, given, str(path), dtype)
     return attach(model, path.parent, net)
 
 

@@ -1,37 +1,29 @@
 """Keys of a fork, in the names of the layout that it was forked from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from crate_interp import checks
-from crate_interp.checkpoints.tensors import Contents, model_args, read_file, state_dict_of
+from crate_interp.checkpoints.tensors import Contents
 from crate_interp.errors import CheckpointError
 
 Rename = Callable[[str], str | None]
 
 
-def renamed(source: Any, rename: Rename) -> Contents:
-    """Returns what a file, state dict or module holds, with the keys that `rename` returns.
+def renamed(contents: Contents, rename: Rename | None) -> Contents:
+    """Returns contents with the keys that `rename` returns; None leaves a tensor out.
 
-    None leaves a tensor out. Raises CheckpointError for another source, for what is no name, and if
-    two keys get the same name.
+    Without a function they stay as they are. Raises CheckpointError for what is no function or no
+    name, and if two keys get the same name.
     """
+    if rename is None:
+        return contents
     if not callable(rename):
         raise CheckpointError(
             f"rename={checks.shown(rename)}: give a function from a key to its name here, such as "
             "lambda key: key.replace('encoder.', 'transformer.')."
-        )
-    if isinstance(source, (Mapping, torch.nn.Module)):
-        contents = Contents(state_dict_of(source, "the state dict"), model_args(source))
-    elif Path(source).is_file():
-        contents = read_file(Path(source))
-    else:
-        raise CheckpointError(
-            f"rename= is for a weight file or a state dict, and {str(source)!r} is neither."
         )
     found: dict[str, torch.Tensor] = {}
     of: dict[str, str] = {}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from crate_interp import checks
+from crate_interp.cli.commands import taking
 from crate_interp.cli.options import Dtype, Limit, load, say
 
 R = TypeVar("R")
@@ -95,11 +96,7 @@ def in_chunks(command: Callable[..., None]) -> Callable[..., None]:
         _address(options.pop("address"), options["engine"])
         command(**given, run=options)
 
-    vars(run).pop("__wrapped__")
-    own = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
-    vars(run)["__signature__"] = inspect.Signature([*own, *more])
-    run.__annotations__ = {item.name: item.annotation for item in (*own, *more)}
-    return run
+    return taking(run, [*own, *more])
 
 
 def _threads(threads: int | None) -> None:

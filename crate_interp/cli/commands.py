@@ -65,12 +65,18 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
                 os.environ[QUIET] = "1"
         command(**given)
 
-    taken = [_optional(item) if item.name in needed else _keyword(item) for item in own]
+    taken = [_optional(item) if item.name in needed else item for item in own]
     taken += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
         for name, kind in _MORE.items()
     ]
-    vars(run).pop("__wrapped__", None)
+    return taking(run, taken)
+
+
+def taking(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """Returns a wrapper whose signature, which typer reads, is these parameters by keyword."""
+    taken = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
+    vars(run).pop("__wrapped__")
     vars(run)["__signature__"] = inspect.Signature(taken)
     run.__annotations__ = {item.name: item.annotation for item in taken}
     return run
@@ -83,10 +89,6 @@ def _written(item: inspect.Parameter) -> str:
     return item.name.upper() if argument else f"--{item.name.replace('_', '-')}"
 
 
-def _keyword(item: inspect.Parameter) -> inspect.Parameter:
-    return item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-
-
 def _optional(item: inspect.Parameter) -> inspect.Parameter:
     """Returns a parameter that typer takes as optional, and whose help says that it is needed."""
     kind, info = get_args(item.annotation)
@@ -97,4 +99,4 @@ def _optional(item: inspect.Parameter) -> inspect.Parameter:
     check = info.callback
     if check is not None:
         info.callback = lambda value: None if value is None else check(value)
-    return _keyword(item).replace(annotation=Annotated[kind | None, info], default=None)
+    return item.replace(annotation=Annotated[kind | None, info], default=None)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import crate_interp as ci
-from crate_interp.cli.options import say
+from crate_interp.cli.options import nearest, say
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 _PACKAGES = ("torch", "transformer-lens", "transformers", "datasets", "huggingface-hub", "numpy")
@@ -65,16 +65,18 @@ def _lines() -> Iterator[Line]:
 
 def _packages() -> Iterator[Line]:
     for name in _PACKAGES:
-        try:
-            yield Line(PASS, name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            yield Line(FAIL, name, "not installed", "pip install crate_interp brings it")
+        yield _package(name, FAIL, "pip install crate_interp brings it")
     for extra, (name, purpose) in _EXTRAS.items():
-        try:
-            yield Line(PASS, name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            advice = f"{purpose} needs it: pip install 'crate_interp[{extra}]'"
-            yield Line(WARN, name, "not installed", advice)
+        advice = f"{purpose} needs it: pip install 'crate_interp[{extra}]'"
+        yield _package(name, WARN, advice)
+
+
+def _package(name: str, missing: str, advice: str) -> Line:
+    """Returns the version of a package; missing, advice: the line where it is not installed."""
+    try:
+        return Line(PASS, name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Line(missing, name, "not installed", advice)
 
 
 def _devices() -> Iterator[Line]:
@@ -104,7 +106,7 @@ def _cache() -> Iterator[Line]:
 
 def _folder(name: str, place: Path) -> Line:
     """Returns whether a folder can be written, and how much room it has."""
-    there = next(path for path in (place, *place.parents) if path.exists())
+    there = nearest(place)
     if not os.access(there, os.W_OK | os.X_OK):
         state = WARN if name == "this folder" else FAIL
         return Line(state, name, f"{place} cannot be written", "Give --out a folder of yours")

@@ -26,7 +26,7 @@ def _lock(out: Path) -> Path:
 def _shared(out: Path) -> Path:
     """Notes a folder that several processes may write; ValueError if this one cannot."""
     try:
-        there = next(path for path in (out, *out.parents) if path.exists())
+        there = nearest(out)
         reason = "" if there.is_dir() else f"{str(there)!r} is no folder"
         reason = reason or ("" if os.access(there, os.W_OK | os.X_OK) else "permission denied")
     except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
@@ -34,6 +34,11 @@ def _shared(out: Path) -> Path:
     if reason:
         raise ValueError(f"cannot write into {str(out)!r}: {reason}. Give another folder.")
     return _note(out)
+
+
+def nearest(place: Path) -> Path:
+    """Returns a place, or else the nearest folder above it that there is."""
+    return next(path for path in (place, *place.parents) if path.exists())
 
 
 def _note(out: Path) -> Path:

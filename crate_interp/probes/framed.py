@@ -2,32 +2,28 @@
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.measures import subspace_coding_rate
 from crate_interp.probes.probe import Acts, Probe, Statistic
 from crate_interp.probes.shared import (
+    FRAMES,
     Block,
     Tokens,
-    as_attention_reads,
     check_tokens,
+    in_frames,
     picked,
     subspaces,
 )
 
-FRAMES = {
-    "stream": "Z as it is",
-    "read": "LN(Z), normalised as the layer's attention does",
-    "unit": "Z with a mean square of one",
-}
 _STATISTICS: dict[str, Statistic] = {
     f"change_{frame}": (
         "nats",
         None,
         None,
-        f"R^c after attention less R^c before it, of {words}; the theory says below 0.",
+        f"R^c after attention less R^c before it, of {words.format(z='Z')}; the theory says below "
+        "0.",
     )
     for frame, words in FRAMES.items()
 }
@@ -59,16 +55,11 @@ def _measure(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, 
     u = subspaces(block)
     if u is None:
         return {}
-    before, after = (picked(acts[f"hook_resid_{at}"], tokens, block) for at in ("pre", "mid"))
-
-    def change(framed) -> Tensor:
-        rates = [subspace_coding_rate(framed(z), u, eps).sum(dim=-1) for z in (before, after)]
-        return rates[1] - rates[0]
-
-    answers = (change(lambda z: z), change(partial(as_attention_reads, block)), change(_unit))
-    return {f"change_{frame}": value for frame, value in zip(FRAMES, answers, strict=True)}
-
-
-def _unit(z: Tensor) -> Tensor:
-    length = torch.linalg.matrix_norm(z, keepdim=True)
-    return z * ((z.shape[-2] * z.shape[-1]) ** 0.5 / length.where(length > 0, 1.0))
+    before, after = (
+        {
+            frame: subspace_coding_rate(z, u, eps).sum(dim=-1)
+            for frame, z in in_frames(block, picked(acts[point], tokens, block)).items()
+        }
+        for point in ("hook_resid_pre", "hook_resid_mid")
+    )
+    return {f"change_{frame}": after[frame] - before[frame] for frame in FRAMES}

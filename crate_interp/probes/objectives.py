@@ -9,29 +9,26 @@ from crate_interp import checks
 from crate_interp.measures import l0_norm, l1_norm, rate_reduction
 from crate_interp.probes.probe import Acts, Probe, Statistic
 from crate_interp.probes.shared import (
+    FRAMES,
     Block,
     Tokens,
-    as_attention_reads,
     check_tokens,
+    in_frames,
     picked,
     subspaces,
 )
 
-_FRAMES = {
-    "stream": "Z^{l+1} as it is",
-    "read": "LN(Z^{l+1}), normalised as the layer's attention does",
-    "unit": "Z^{l+1} with a mean square of one",
-}
 _SIZES = {"count": "|Z|_0", "l1": "|Z|_1"}
 _STATISTICS: dict[str, Statistic] = {
     f"{size}_{frame}": (
         "nats",
         None,
         None,
-        f"lambda {symbol} + R^c - R of {words}, against U of layer l; lower is better.",
+        f"lambda {symbol} + R^c - R of {words.format(z='Z^{l+1}')}, against U of layer l; lower is "
+        "better.",
     )
     for size, symbol in _SIZES.items()
-    for frame, words in _FRAMES.items()
+    for frame, words in FRAMES.items()
 }
 
 
@@ -77,10 +74,9 @@ def _measure(
     z = picked(acts["hook_resid_post"], tokens, block)
     length = torch.linalg.matrix_norm(z)  # [batch]
     length = length.masked_fill(length == 0, 1)
-    unit = z * ((z.shape[-2] * z.shape[-1]) ** 0.5 / length)[:, None, None]
     count, size = l0_norm(z).sum(dim=-1), l1_norm(z).sum(dim=-1)
     answer: dict[str, Tensor] = {}
-    for frame, shown in (("stream", z), ("read", as_attention_reads(block, z)), ("unit", unit)):
+    for frame, shown in in_frames(block, z).items():
         saved = rate_reduction(shown, u, eps)
         stretch = torch.linalg.matrix_norm(shown) / length
         answer[f"count_{frame}"] = lambd * count - saved

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -93,6 +94,21 @@ def as_attention_reads(
     """Returns LN(z) by the norm before the layer's attention, whatever hooks are on it."""
     norm = getattr(block, around_attention(block)[1].split(".")[0])
     return norm.plain(z)
+
+
+# what each frame of the audit shows of tokens, which stand for {z}
+FRAMES = {
+    "stream": "{z} as it is",
+    "read": "LN({z}), normalised as the layer's attention does",
+    "unit": "{z} with a mean square of one",
+}
+
+
+def in_frames(block: Block, z: Float[Tensor, "batch pos d_model"]) -> dict[str, Tensor]:
+    """Returns tokens in each of `FRAMES`; in "unit" they have |Z|_F = sqrt(pos d_model)."""
+    length = torch.linalg.matrix_norm(z, keepdim=True)
+    stretch = (z.shape[-2] * z.shape[-1]) ** 0.5 / length.masked_fill(length == 0, 1)
+    return {"stream": z, "read": as_attention_reads(block, z), "unit": z * stretch}
 
 
 def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
