@@ -14,7 +14,7 @@ import pandas as pd
 from crate_interp import canonical, checks, ranges
 from crate_interp.folders import locked, replacing
 from crate_interp.saved import FORMAT, META, check_place, read_meta, read_tables
-from crate_interp.words import plain, visible
+from crate_interp.words import in_markdown, plain, visible
 
 ENOUGH = (
     32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
@@ -134,9 +134,8 @@ class Result:
     def to_markdown(self, name: str | None = None) -> str:
         """Returns a table in Markdown, numbers with four digits; None stands for the main one."""
         table = self._table(self.MAIN if name is None else name)
-        rows = [table.columns, ["---"] * len(table.columns), *table.itertuples(index=False)]
-        lines = [" | ".join(_cell(value).replace("|", "\\|") for value in row) for row in rows]
-        return "\n".join(f"| {line} |" for line in lines) + "\n"
+        rows = ([_cell(value) for value in row] for row in table.itertuples(index=False))
+        return in_markdown(map(_cell, table.columns), rows) + "\n"
 
     def to_latex(self, name: str | None = None) -> str:
         """Returns a table in LaTeX, numbers with four digits; None stands for the main one.

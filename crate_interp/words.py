@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 200  # characters
@@ -24,6 +25,16 @@ def plain(text: object, longest: int = LONGEST) -> str:
         if len(shown) <= longest and len(str(text)) <= 4 * longest
         else (f"{shown[:longest].rstrip()} ...")
     )
+
+
+def in_markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Returns a table in Markdown, each row on a line; a bar within a cell is escaped."""
+    names = list(head)
+    lines = [
+        " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
+        for row in (names, ["---"] * len(names), *rows)
+    ]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def visible(text: object, longest: int | None = None) -> str:

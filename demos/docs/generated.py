@@ -10,7 +10,6 @@ import pkgutil
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import crate_interp as ci
+from crate_interp.words import in_markdown
 
 sys.path.append(str(Path(__file__).parent))
 from examples import BEFORE, EXAMPLES  # noqa: E402 (mkdocs runs this file by its path)
@@ -78,13 +78,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return f"{markdown}\n{models()}" if page.file.src_uri == "reference/models.md" else markdown
 
 
-def table(head: tuple[str, ...], rows: Iterator[tuple] | list[tuple]) -> str:
-    """Returns a table in Markdown."""
-    lines = [head, ("---",) * len(head), *rows]
-    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in lines)
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
-
 def bound(value: Any) -> str:
     return "no bound" if value is None else f"{value:g}"
 
@@ -106,7 +99,7 @@ def statistics() -> str:
             span = "any" if low is high is None else f"{bound(low)} to {bound(high)}"
             rows.append((f"`{full}`", title(full), unit, span, direction(full), how))
         head = ("statistic", "in words", "unit", "lowest to highest", "which way", "how to read it")
-        parts.append(f"## {name}\n\n{words}\n\n{table(head, rows)}")
+        parts.append(f"## {name}\n\n{words}\n\n{in_markdown(head, rows)}")
     return "\n\n".join(parts)
 
 
@@ -123,9 +116,9 @@ def claims() -> str:
         "# Claims of the audit",
         "A claim is kept if its numbers lie within their bounds in all frames and settings, and "
         "beyond their nulls. [Audit each layer](../how/audit.md) shows how.",
-        table(("claim", "short", "what is said", "where", "numbers"), rows),
-        "## Numbers", table(("number", "formula", "from", "to", "null"), numbers),
-        "## Frames", table(("frame", "what is compared"), [*FRAMES.items()]),
+        in_markdown(("claim", "short", "what is said", "where", "numbers"), rows),
+        "## Numbers", in_markdown(("number", "formula", "from", "to", "null"), numbers),
+        "## Frames", in_markdown(("frame", "what is compared"), [*FRAMES.items()]),
     ])  # fmt: skip
 
 
@@ -137,7 +130,7 @@ def models() -> str:
         for r in ci.list_models().astype(object).to_dict("records")
     ]  # fmt: skip
     head = ("name", "family", "parameters", "licence", "status", "where")
-    return f"## All of them\n\n{table(head, rows)}\n"
+    return f"## All of them\n\n{in_markdown(head, rows)}\n"
 
 
 def commands() -> str:
@@ -176,11 +169,7 @@ def api_page(name: str) -> str:
         return "\n\n".join(["# ci", words, before, *blocks])
     module = getattr(ci, name)
     words = (module.__doc__ or "").strip()
-    public = [own for own in getattr(module, "__all__", ()) if not own.startswith("_")]
-    public = public or [
-        own for own, value in vars(module).items()
-        if not own.startswith("_") and getattr(value, "__module__", "") == module.__name__
-    ]  # fmt: skip
+    public = [own for own in module.__all__ if not own.startswith("_")]
     submodules = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
     blocks = [
         block(f"ci.{name}.{own}", getattr(module, own))

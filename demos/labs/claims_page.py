@@ -16,56 +16,49 @@ import elsewhere
 from lab import LabResult
 
 from crate_interp.files import write_text
+from crate_interp.words import in_markdown
 
 DOCUMENTS = (
     elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,
     elsewhere.OTHERS,
 )  # fmt: skip
-HEAD = (
-    "| claim | where | published | ours (95 %) | baseline | answer | by |",
-    "|---|---|---|---|---|---|---|",
-)
+HEAD = ("claim", "where", "published", "ours (95 %)", "baseline", "answer", "by")
 
 
 def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def cell(text: str) -> str:
-    """Returns a text that does not end a cell of a table."""
-    return text.replace("|", "\\|")
-
-
-def lab_row(row: Mapping[str, Any], lab: str) -> str:
-    """Returns the line of a claim that a lab measured."""
+def lab_row(row: Mapping[str, Any], lab: str) -> tuple[str, ...]:
+    """Returns the cells of a claim that a lab measured."""
     ours = number(row["ours"])
     if not math.isnan(row["low"]):
         ours += f" ({number(row['low'])} to {number(row['high'])})"
     baseline = ""
     if not math.isnan(row["baseline"]):
         baseline = f"{number(row['baseline'])}, {row['baseline_is']}"
-    cells = [row["claim"], row["where"], row["published"], ours, baseline, row["answer"]]
-    return f"| {' | '.join(map(cell, cells))} | [{lab}](labs/{lab}.md) |"
+    cells = (row["claim"], row["where"], row["published"], ours, baseline, row["answer"])
+    return (*cells, f"[{lab}](labs/{lab}.md)")
 
 
-def other_row(row: elsewhere.Elsewhere) -> str:
-    """Returns the line of a claim that a command measured."""
-    return f"| {row.claim} | {row.where} | | {row.ours} | | {row.answer} | {row.by} |"
+def other_row(row: elsewhere.Elsewhere) -> tuple[str, ...]:
+    """Returns the cells of a claim that a command measured."""
+    return row.claim, row.where, "", row.ours, "", row.answer, row.by
 
 
 def section(document: str, labs: Path, found: Counter) -> list[str]:
     """Returns the lines of a document, and counts its answers."""
-    lines = [f"## {document}", "", *HEAD]
+    cells, sizes = [], []
     for row in elsewhere.MEASURED.get(document, ()):
-        lines.append(other_row(row))
+        cells.append(other_row(row))
         found[row.answer.split(" (")[0]] += 1
-    sizes = []
     for lab in elsewhere.LABS.get(document, ()):
         result = LabResult.load(labs / lab)
         rows: Any = result.table().to_dict("records")
-        lines += [lab_row(row, lab) for row in rows]
+        cells += [lab_row(row, lab) for row in rows]
         found.update(row["answer"] for row in rows)
         sizes.append(f"{lab} ({result.meta['form']} form): {rows[0]['size']}")
+    lines = [f"## {document}", "", in_markdown(HEAD, cells)] if cells else [f"## {document}"]
     if sizes:
         lines += ["", "Sizes. " + "; ".join(sizes) + "."]
     if document in elsewhere.CANNOT:

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from denoising_drawing import SHOWN, draw
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
 from mixtures import draw_tokens, random_bases, rotation, tweedie
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, answer_of, images_of, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, spread, streams, untrained
 
 import crate_interp as ci
 from crate_interp.measures import paper_posterior_mean, posterior_mean, subspace_attention

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from joma_entropy_drawing import draw
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -121,7 +121,7 @@ def of_rank(name: str, ranks: NDArray) -> dict:
     share = ranks[-1] / ranks[0]
     mean, interval = mean_and_interval(share.tolist())
     falls = int((share < 1).sum())
-    answer = "supported" if falls == len(share) else "depends" if falls else "not supported"
+    answer = answer_of((share < 1).tolist())
     return claim(
         f"{name}: the stable rank of D falls (share of the untrained, mean over layers)",
         "Figure 7", mean, published="a falling curve", interval=interval, n=len(share),

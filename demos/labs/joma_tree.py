@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from joma_tree_drawing import draw
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_above, claim, main, mean_and_interval, result
 from latent_tree import Network, Tree, best_correlation, train, tree
 from tqdm.auto import tqdm
 
@@ -137,13 +137,12 @@ def of_training(rows: list[list], layer: int, baseline: str, words: str, size: s
     gains = [float(np.mean(after[cell]) - np.mean(before[cell])) for cell in after]
     gain, interval = mean_and_interval(gains)
     level = float(np.mean([np.mean(values) for values in after.values()]))
-    answer = "not supported" if interval[1] < 0 else "depends"
     return claim(
         f"Training raises NCorr of layer {layer} above {words}", "Table 1",
         level, published=f"{np.mean([cell[layer] for cell in PUBLISHED]):.3f}", size=size,
         interval=(level - gain + interval[0], level - gain + interval[1]),
         baseline=level - gain, baseline_is=words, n=len(gains),
-        answer="supported" if interval[0] > 0 else answer,
+        answer=answer_above(interval),
         why=f"It changes by {gain:+.3f} ({interval[0]:+.3f} to {interval[1]:+.3f}) over "
         f"{len(gains)} cells; not supported is an interval below 0.",
     )  # fmt: skip

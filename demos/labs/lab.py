@@ -91,6 +91,20 @@ def claim(
     )  # fmt: skip
 
 
+def answer_of(kept: Sequence[bool]) -> str:
+    """Returns the answer where a claim is asked in several places, and each kept it or not."""
+    return "supported" if all(kept) else "depends" if any(kept) else "not supported"
+
+
+def answer_above(interval: tuple[float, float], level: float = 0.0) -> str:
+    """Returns the answer of an interval that is claimed to lie above a level.
+
+    It is "supported" above, "not supported" below, else "depends".
+    """
+    low, high = interval
+    return "supported" if low > level else "not supported" if high < level else "depends"
+
+
 def result(
     name: str, form: str, headline: str, claims: Sequence[dict], numbers: Sequence[Sequence]
 ) -> LabResult:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from em import Mixture, fit, log_likelihood
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
 from mixtures import random_bases
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import MODELS, UNTRAINED, answer_of, images_of, spread, streams, untrained
+from twins import MODELS, UNTRAINED, images_of, spread, streams, untrained
 
 import crate_interp as ci
 from crate_interp.measures import effective_rank

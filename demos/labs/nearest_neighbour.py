@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_above, claim, main, mean_and_interval, result
 from nearest_neighbour_drawing import draw
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -201,7 +201,8 @@ def of_gap(rows: list[list], gap: float, slopes: list[float]) -> dict:
     """
     mean, interval = mean_and_interval(slopes)
     end = float(np.mean(over_seeds(rows, f"loss, gap {gap}", ITERATIONS)))
-    answer = "supported" if interval[1] < 0 else "not supported" if interval[0] > 0 else "depends"
+    low, high = interval
+    answer = answer_above((-high, -low))
     return claim(
         f"shifted, gap {gap}: the loss falls as a power of T (exponent)", WHERE, mean,
         published="-c delta, c not given", interval=interval, n=len(slopes), size=SIZE,

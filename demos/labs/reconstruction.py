@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
 from tiny_mae import (
     MASK_RATIO,
     held_out_images,
@@ -28,7 +28,7 @@ from tiny_mae import (
 )
 from torch import Tensor
 from tqdm.auto import tqdm
-from twins import UNTRAINED, answer_of, spread
+from twins import UNTRAINED, spread
 
 from crate_interp import HookedCrateMAE
 

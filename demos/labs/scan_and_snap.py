@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_above, claim, main, mean_and_interval, result
 from scan_and_snap_drawing import draw
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -156,8 +156,7 @@ def claims_of(rows: list[list], seeds: range) -> list[dict]:
     found = []
     for name, sign, text in (("distinct", 1, "rise"), ("common", -1, "fall")):
         values, chance = last(name, "trained"), float(np.mean(last(name, "permuted")))
-        low, high = mean_and_interval([sign * (value - chance) for value in values])[1]
-        answer = "supported" if low > 0 else "not supported" if high < 0 else "depends"
+        answer = answer_above(mean_and_interval([sign * (v - chance) for v in values])[1])
         found.append(
             number(f"scores of {name} tokens {text}", values, chance, "permuted answers", answer,
                    "Supported if the interval of the difference to permuted answers says so.")

@@ -18,7 +18,7 @@ import kendall
 import layerwise
 import pandas as pd
 import zoo
-from lab import LabResult, Steps, claim, main, result
+from lab import LabResult, Steps, answer_above, answer_of, claim, main, result
 from tqdm.auto import tqdm
 from zoo import Recipe
 
@@ -84,7 +84,7 @@ def mean_claim(table: Any) -> dict[str, Any]:
         f"{PAPER} Tables 1 and 5, overall", tau,
         published=".445 (d = 384), .407 (d = 768)", interval=(low, high),
         baseline=0.0, baseline_is="independence", n=len(table), size=SIZE,
-        answer="supported" if low > 0 else "not supported" if high < 0 else "depends",
+        answer=answer_above((low, high)),
         why=f"minus tau of 1/margin: {tau - margin:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]",
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def correlation_claim(table: Any, draws: Any) -> dict[str, Any]:
     Rule: supported if the interval of tau lies above 0, not supported if below, else depends.
     """
     ours, ends = kendall.tau_b(table["SRR"], table["gap"]), kendall.interval(draws["SRR"])
-    answer = "supported" if ends[0] > 0 else "not supported" if ends[1] < 0 else "depends"
+    answer = answer_above(ends)
     error = kendall.standard_error(len(table))
     return claim(
         "networks with a higher measure have a larger gap (Kendall's tau)",
@@ -148,7 +148,7 @@ def granulated_claims(table: Any) -> list[dict[str, Any]]:
     each = kendall.groups(table, "variant", AXES, "SRR")
     draws = np.random.default_rng(0).choice(each, size=(kendall.DRAWS, len(each))).mean(axis=1)
     low, high = kendall.interval(draws)
-    answer = "supported" if low > 0 else "not supported" if high < 0 else "depends"
+    answer = answer_above((low, high))
     second = claim(
         "it orders the variants at equal other settings (psi of the type)",
         f"{PAPER} Tables 1 and 5, type", float(each.mean()), published=".714, .375",
@@ -167,8 +167,8 @@ def open_claim(table: Any) -> dict[str, Any]:
     names = [form_name(*each) for each in FORMS]
     draws = kendall.resampled(table[names], table["gap"])
     taus = [kendall.tau_b(table[name], table["gap"]) for name in names]
-    above = sum(kendall.interval(draws[name])[0] > 0 for name in names)
-    answer = "depends" if 0 < above < len(names) else "supported" if above else "not supported"
+    kept = [kendall.interval(draws[name])[0] > 0 for name in names]
+    above, answer = sum(kept), answer_of(kept)
     return claim(
         "tau is above 0 whatever eps, count or share, and frame (its median over these)",
         f"{PAPER} eq. 11 leaves eps and the count open", float(pd.Series(taus).median()),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import layerwise
 import pandas as pd
 import zoo
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_above, claim, main, mean_and_interval, result
 from srr_regularizer_drawing import draw
 from tqdm.auto import tqdm
 from training import learning_rate
@@ -99,21 +99,16 @@ def of_variant(table: pd.DataFrame, variant: str, size: str) -> list[dict]:
             f"{NAMES[variant]}: the term raises accuracy (points)", f"{PAPER}, CIFAR-10", gain,
             published=f"{before} to {after}", interval=interval, n=n, size=size,
             baseline=spread(table, variant), baseline_is="two seeds without it differ by",
-            answer=answer(interval), why="The interval is over seeds, with and without paired.",
+            answer=answer_above(interval),
+            why="The interval is over seeds, with and without paired.",
         ),
         claim(
             f"{NAMES[variant]}: the term lowers the measure of the last layer (nats)",
             "arXiv 2411.17182 eq. 14", moved, interval=moves, n=n, size=size, baseline=0.0,
-            baseline_is="weight 0", answer=answer((-moves[1], -moves[0])),
+            baseline_is="weight 0", answer=answer_above((-moves[1], -moves[0])),
             why="It tells whether the term did anything: R^c - R on test images.",
         ),
     ]  # fmt: skip
-
-
-def answer(interval: tuple[float, float]) -> str:
-    if interval[0] > 0:
-        return "supported"
-    return "not supported" if interval[1] < 0 else "depends"
 
 
 def run(form: str, steps: Steps) -> LabResult:

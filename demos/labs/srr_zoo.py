@@ -14,7 +14,7 @@ from typing import Any
 import layerwise
 import pandas as pd
 import zoo
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_above, answer_of, claim, main, mean_and_interval, result
 from tqdm.auto import tqdm
 from zoo import NAMES, Recipe
 
@@ -72,7 +72,7 @@ def pair_claim(networks: Any, lower: str, higher: str) -> dict[str, Any]:
     table: Any = networks.pivot(index="seed", columns="variant", values="accuracy")
     start: Any = networks.pivot(index="seed", columns="variant", values="untrained")
     gain, interval = mean_and_interval(list(100 * (table[higher] - table[lower])))
-    answer = "supported" if interval[0] > 0 else "not supported" if interval[1] < 0 else "depends"
+    answer = answer_above(interval)
     words = {"supported": "above 0", "not supported": "below 0", "depends": "on both sides of 0"}
     return claim(
         f"{NAMES[lower]} is less accurate than {NAMES[higher]} (points)",
@@ -100,7 +100,7 @@ def over_frames(text: str, where: str, values: dict[str, Any]) -> dict[str, Any]
     for frame, each in values.items():
         ends = [mean_and_interval(list(x))[1][1] for x in (each["trained"], each["over"])]
         agrees += [frame] if max(ends) < 0 else []
-    answer = "supported" if len(agrees) == len(values) else "depends" if agrees else "not supported"
+    answer = answer_of([frame in agrees for frame in values])
     ours, interval = mean_and_interval(list(values["stream"]["trained"]))
     return claim(
         text, where, ours,

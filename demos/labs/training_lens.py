@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import zoo
-from lab import LabResult, Steps, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, answer_above, answer_of, claim, main, mean_and_interval, result
+from layerwise import FRAMES
 from tqdm.auto import tqdm
 from training import learning_rate
 from training_lens_drawing import draw
@@ -23,7 +24,6 @@ import crate_interp as ci
 
 SEEDS = {"quick": 2, "full": 5}
 EVERY, IMAGES, LIKELY = 20, 32, 0.05
-FRAMES = ("stream", "read", "unit")
 CHANGE, OBJECTIVE = "frames.change", "objective.count"
 WORDS = {CHANGE: "what attention adds to R^c", OBJECTIVE: "the objective of a layer"}
 
@@ -71,49 +71,47 @@ def at(rows: list[list], name: str, step: int) -> dict[int, float]:
     }
 
 
-def of_training(rows: list[list], name: str) -> dict:
-    """Returns the claim that training lowers a statistic, its mean over layers.
+def below_0(text: str, where: str, values: dict[str, list[float]], begun: float, was: str) -> dict:
+    """Returns the claim that a number lies below 0, its mean over layers by seed in each frame.
 
-    Rule: a frame agrees if the interval over seeds of last minus first lies below 0. All frames:
-    supported; none: not supported; else depends. The numbers are those of the stream.
+    Rule: a frame agrees if the interval over seeds lies below 0. All frames: supported; none: not
+    supported; else depends. The numbers are those of the stream. begun: the baseline, which `was`
+    names.
     """
-    agree: list[str] = []
-    stream: tuple[float, tuple[float, float], float] = (0.0, (np.nan, np.nan), 0.0)
-    for frame in FRAMES:
-        start, end = (at(rows, f"{name}_{frame}", step) for step in (0, zoo.STEPS))
-        moved = [end[seed] - start[seed] for seed in start]
-        mean, interval = mean_and_interval(moved)
-        agree += [frame] if interval[1] < 0 else []
-        if frame == "stream":
-            stream = mean, interval, float(np.mean(list(start.values())))
-    answer = "supported" if len(agree) == len(FRAMES) else "depends" if agree else "not supported"
+    ends = {frame: mean_and_interval(each) for frame, each in values.items()}
+    agree = [frame for frame, (_, (_, high)) in ends.items() if high < 0]
+    mean, interval = ends["stream"]
     return claim(
-        f"Training lowers {WORDS[name]}, mean over layers (nats)", "2306.01129, 2411.17182",
-        stream[0], interval=stream[1], baseline=stream[2], baseline_is="its value before training",
-        n=len(at(rows, f"{name}_stream", 0)), size=size(), answer=answer,
-        why=f"It holds in these frames: {', '.join(agree) or 'none'}. The difference is last less "
-        "first step, in the stream.",
+        text, where, mean, interval=interval, baseline=begun, baseline_is=was, size=size(),
+        n=len(values["stream"]), answer=answer_of([frame in agree for frame in values]),
+        why=f"It holds in these frames: {', '.join(agree) or 'none'}. The numbers are those of the "
+        "stream.",
     )  # fmt: skip
+
+
+def over_seeds(rows: list[list], name: str, step: int) -> dict[str, list[float]]:
+    """Returns the means over layers of a statistic at a step, by seed, for each frame."""
+    return {frame: list(at(rows, f"{name}_{frame}", step).values()) for frame in FRAMES}
+
+
+def of_training(rows: list[list], name: str) -> dict:
+    """Returns the claim that training lowers a statistic: last step less first."""
+    begun, ended = (over_seeds(rows, name, step) for step in (0, zoo.STEPS))
+    moved = {
+        frame: [last - first for first, last in zip(begun[frame], ended[frame], strict=True)]
+        for frame in FRAMES
+    }
+    text = f"Training lowers {WORDS[name]}, mean over layers (nats)"
+    where, was = "2306.01129, 2411.17182", "its value before training"
+    return below_0(text, where, moved, float(np.mean(begun["stream"])), was)
 
 
 def of_attention(rows: list[list]) -> dict:
-    """Returns the claim that attention lowers R^c after training: in all frames, some, or none.
-
-    Rule: a frame agrees if the interval over seeds of the mean over layers lies below 0.
-    """
-    agree, stream = [], (0.0, (np.nan, np.nan))
-    for frame in FRAMES:
-        found = mean_and_interval(list(at(rows, f"{CHANGE}_{frame}", zoo.STEPS).values()))
-        agree += [frame] if found[1][1] < 0 else []
-        stream = found if frame == "stream" else stream
-    start = float(np.mean(list(at(rows, f"{CHANGE}_stream", 0).values())))
-    answer = "supported" if len(agree) == len(FRAMES) else "depends" if agree else "not supported"
-    return claim(
-        "After training attention lowers R^c, mean over layers (nats)", "arXiv 2306.01129 eq. 11",
-        stream[0], interval=stream[1], baseline=start, baseline_is="untrained", size=size(),
-        n=len(at(rows, f"{CHANGE}_stream", 0)), answer=answer,
-        why=f"It holds in these frames: {', '.join(agree) or 'none'}.",
-    )  # fmt: skip
+    """Returns the claim that attention lowers R^c after training."""
+    begun, ended = (over_seeds(rows, CHANGE, step) for step in (0, zoo.STEPS))
+    text = "After training attention lowers R^c, mean over layers (nats)"
+    start = float(np.mean(begun["stream"]))
+    return below_0(text, "arXiv 2306.01129 eq. 11", ended, start, "untrained")
 
 
 def of_changes(pairs: list[list]) -> dict:
@@ -127,8 +125,7 @@ def of_changes(pairs: list[list]) -> dict:
     mean, interval = mean_and_interval(shares)
     found = [row[3] for row in pairs if row[4] <= LIKELY]
     when = f" Half of them do by step {np.median(found):.0f}." if found else ""
-    low, high = interval
-    answer = "supported" if low > LIKELY else "not supported" if high < LIKELY else "depends"
+    answer = answer_above(interval, LIKELY)
     return claim(
         "Curves change their course once (share of series)", "a change point, two segments", mean,
         interval=interval, baseline=LIKELY, baseline_is="the most by chance", n=len(seeds),
@@ -150,7 +147,7 @@ def run(form: str, steps: Steps) -> LabResult:
     claims = [of_attention(rows), of_training(rows, CHANGE), of_training(rows, OBJECTIVE)]
     claims.append(of_changes(pairs))
     before, after = (
-        {frame: np.mean(list(at(rows, f"{CHANGE}_{frame}", step).values())) for frame in FRAMES}
+        {frame: np.mean(each) for frame, each in over_seeds(rows, CHANGE, step).items()}
         for step in (0, zoo.STEPS)
     )
     words = ", ".join(f"{before[frame]:+.2f} to {after[frame]:+.2f} ({frame})" for frame in FRAMES)

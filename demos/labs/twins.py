@@ -33,11 +33,6 @@ def streams(model: ci.HookedCrate, images: Tensor) -> list[Tensor]:
     return [cache[name] for name in names]
 
 
-def answer_of(kept: list[bool]) -> str:
-    """Returns the answer where a claim is asked in several places, and each kept it or not."""
-    return "supported" if all(kept) else "depends" if any(kept) else "not supported"
-
-
 def spread(values: Tensor) -> dict[str, float]:
     """Returns mean, low and high of a 95 % interval over values `[n]`."""
     mean, (low, high) = mean_and_interval(values.double().tolist())
