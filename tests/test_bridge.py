@@ -294,6 +294,8 @@ def test_what_is_no_hooked_model_with_logits_is_refused(what, says):
 
 
 def test_transformerlens_builds_it_by_the_adapters_name():
+    # first, or a later discovery finds the names taken, and warns in every test of this process
+    ArchitectureAdapterFactory.discover_entry_points()
     for architecture in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(architecture, CrateAdapter)
     for name in ("crate", "crate-lm"):
