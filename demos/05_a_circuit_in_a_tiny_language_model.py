@@ -658,7 +658,8 @@ ci.viz.explore(crate.run_with_cache(judge[:1])[1], judge[:1], circuit=circuit)
 
 # %%
 lm = ci.load("crate-tiny-lm")
-no_lm = ci.load("crate-tiny-lm", revision="step-0")
+torch.manual_seed(0)
+no_lm = ci.HookedCrateLM(lm.cfg).eval()  # the same shape, random weights
 texts = list(ci.data.embedded("held-out-text")["text"])
 windows = lm.windows(texts)
 ends_of_texts = torch.tensor([len(lm.tokenizer.encode(text)) + 1 for text in texts])

@@ -25,15 +25,13 @@ from crate_interp.segmentation import SegmentResult
 from crate_interp.segmentation.result import CELL
 
 DATA = "embedded:cutouts"
+STEPS = Path(__file__).parent / "weights" / "crate-tiny-cutouts"
 COLUMNS = ("value", "low", "high", "other_image", "random", "untrained", "all_foreground", "centre")
 
 
 def crates() -> list[tuple[str, ci.HookedCrate]]:
     """Returns the model at the checkpoints of its training."""
-    steps = [
-        (f"step {step}", ci.load("crate-tiny-cutouts", revision=f"step-{step}"))
-        for step in SAVED_STEPS
-    ]
+    steps = [(f"step {step}", ci.load(STEPS, revision=f"step-{step}")) for step in SAVED_STEPS]
     return [*steps, ("trained", ci.load("crate-tiny-cutouts"))]
 
 

@@ -100,7 +100,8 @@ Made for trying out crate_interp without a network; not a model to build on.
   as a mixture of trigram, bigram and unigram whose weights ({weights}) were chosen on the
   last hundredth of the training text.
 * Wall time: {minutes:.0f} minutes on one CPU core of two, shared. Script: demos/train_tiny_lm.py.
-* The weights are float16, here and in steps/, which has those after steps {saved}.
+* The weights are float16. Those after steps {saved} lie in demos/weights/crate-tiny-lm
+  of the repository: ci.load("demos/weights/crate-tiny-lm", revision="step-0").
 """
 
 BEFORE = """ "Before" is the crate-tiny-lm of 6 layers that this one replaces:

@@ -64,7 +64,7 @@ def results(out: Path) -> Pages:
     atlas = ci.viz.atlas_pages(ci.atlas(model, data, ablate=8, **few), out / "atlas")
     segment = ci.viz.segment_page(ci.segment(model, data, **few), out / "segment")
     report = ci.report(model, data, out / "report", untrained=2, audit=True, **few)
-    start = ci.load("crate-tiny-cutouts", revision="step-200")
+    start = ci.load("demos/weights/crate-tiny-cutouts", revision="step-200")
     compared = ci.compare(model, start, data, untrained=2, names=("end", "step 200"), **few)
     compare = ci.viz.compare_page(compared, out / "compare")
     return {

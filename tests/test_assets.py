@@ -12,6 +12,7 @@ from crate_interp.checkpoints.registry import ASSETS, MODELS
 from crate_interp.config import check_names
 from crate_interp.config.families import FAMILIES
 
+WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
 EMBEDDED = [row for row in MODELS if row["embedded"]]
 
 
@@ -23,10 +24,15 @@ def test_the_table_is_true(row):
     model = ci.load(row["name"])
     assert sum(value.numel() for value in model.parameters()) == row["params"]
     assert model.cfg.family == row["family"] and model.cfg.model_name == row["name"]
+    shipped = WEIGHTS / row["name"]  # steps that the package leaves to the repository
+    beside = sorted((shipped / "steps").glob("*")) if (shipped / "steps").exists() else []
+    for path_of_step in beside:
+        assert ci.load(shipped, revision=path_of_step.stem).cfg == model.cfg
+    assert bool(beside) == bool(row["note"]) != bool(row["steps"])
     for step in row["steps"]:
         assert ci.load(row["name"], revision=f"step-{step}").cfg == model.cfg
-    assert len(list((path.parent / "steps").iterdir())) == len(row["steps"])
-    assert len(row["steps"]) >= (1 if row["family"] == "gpt-baseline" else 4)
+    assert len(list((path.parent / "steps").glob("*"))) == len(row["steps"])
+    assert len(row["steps"]) + len(beside) >= (1 if row["family"] == "gpt-baseline" else 4)
     card = (path.parent / "README.md").read_text()
     said = {
         "crate": ("MIT", "Accuracy:", "Chance"),
@@ -70,9 +76,8 @@ def test_the_table_of_models():
 
 
 def test_all_assets_are_small():
-    assert (
-        sum(path.stat().st_size for path in Path(ASSETS).rglob("*") if path.is_file()) < 32_000_000
-    )
+    """The wheel holds them, and is to stay under 12 MB; tests/wheel.sh weighs the wheel itself."""
+    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 11_800_000
 
 
 def accuracy(model):
@@ -106,7 +111,8 @@ def test_the_model_of_cutouts_has_learned():
     data = ci.data.embedded("cutouts")
     shares = []
     for revision in ("step-0", "step-1500", None):
-        model = ci.load("crate-tiny-cutouts", revision=revision)
+        folder = "crate-tiny-cutouts" if revision is None else WEIGHTS / "crate-tiny-cutouts"
+        model = ci.load(folder, revision=revision)
         with torch.no_grad():
             guess = model(model.preprocess(data[:]["image"])).argmax(dim=-1)
         shares.append((guess == torch.tensor(data[:]["label"])).float().mean().item())
@@ -127,7 +133,8 @@ def test_the_language_model_has_learned():
     )
     losses = []
     for step in ("step-0", "step-160", "step-2560", None):
-        lm = ci.load("crate-tiny-lm", revision=step)
+        folder = "crate-tiny-lm" if step is None else WEIGHTS / "crate-tiny-lm"
+        lm = ci.load(folder, revision=step)
         with torch.no_grad():
             losses.append(lm(passage, "loss").item())
     assert losses == sorted(losses, reverse=True) and losses[0] > 6.5 and losses[-1] < 4.0

@@ -17,6 +17,8 @@ from crate_interp.cli import commands, health
 from crate_interp.cli.wording import spoken
 from reference import published_layout
 
+WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
+
 
 def test_it_reads_public_names_only():
     """And imports nothing heavy before a command begins: --threads has to come before torch."""
@@ -139,9 +141,9 @@ def test_convert(tmp_path):
 
 def test_convert_a_language_model(tmp_path):
     """With its tokenizer, from a step along its training."""
-    done = run("convert", "crate-tiny-lm", tmp_path / "lm", "--revision", "step-640")
+    done = run("convert", WEIGHTS / "crate-tiny-lm", tmp_path / "lm", "--revision", "step-640")
     assert done.returncode == 0, done.stderr
-    lm, step = ci.load(tmp_path / "lm"), ci.load("crate-tiny-lm", revision="step-640")
+    lm, step = ci.load(tmp_path / "lm"), ci.load(WEIGHTS / "crate-tiny-lm", revision="step-640")
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
 
 

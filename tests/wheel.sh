@@ -1,16 +1,28 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into a fresh environment outside the checkout, and runs the tests against it from
-# there: what a user gets, not what happens to lie in the working tree. Usage: tests/wheel.sh PYTHON_WITH_BUILD
+# Builds the sdist, and the wheel from it; asks twine about both, and weighs the wheel. Installs the wheel into a fresh
+# environment outside the checkout, runs the README's lines there with nothing else installed, and then the tests: what a
+# user gets, not what happens to lie in the working tree. Usage: tests/wheel.sh PYTHON_WITH_BUILD
 set -euo pipefail
 python=$(realpath -s "$1")
 checkout=$(pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
-"$python" -m build --wheel --no-isolation --outdir "$place/dist" "$checkout" >"$place/build.log" || { cat "$place/build.log"; exit 1; }
+"$python" -m build --no-isolation --outdir "$place/dist" "$checkout" >"$place/build.log" || { cat "$place/build.log"; exit 1; }
+"$python" -m twine check --strict "$place"/dist/*
+wheel=$(ls "$place"/dist/*.whl)
+size=$(stat -c %s "$wheel")
+echo "the wheel has $size bytes"
+test "$size" -lt 12000000 || { echo "it is to stay under 12 MB"; exit 1; }
 "$python" -m venv "$place/venv"
 pip=("$place/venv/bin/python" -m pip install --quiet --disable-pip-version-check -c "$checkout/constraints.txt")
 "${pip[@]}" torch
-"${pip[@]}" "$(ls "$place"/dist/*.whl)[dev]"
+"${pip[@]}" "$wheel"
+mkdir "$place/readme"
+(cd "$place/readme" && "$place/venv/bin/python" "$checkout/tests/readme_lines.py" "$checkout/README.md" >"$place/readme.log" 2>&1) || {
+	cat "$place/readme.log"
+	exit 1
+}
+"${pip[@]}" "$wheel[dev]"
 mkdir "$place/elsewhere"
 cp -r "$checkout/tests" "$checkout/demos" "$checkout/README.md" "$checkout/pyproject.toml" "$checkout/Makefile" "$checkout/constraints.txt" "$place/elsewhere/"
 mkdir "$place/elsewhere/hooks" && cp "$checkout/hooks/README.md" "$place/elsewhere/hooks/"

@@ -46,7 +46,7 @@ def load(
     family: "crate", "crate-alpha", "crate-mae", "crate-lm", "gpt-baseline", "nanochat-crate",
     "clipa", or "sae" for a sparse autoencoder. None: the keys decide.
     revision: a branch, tag or commit on the Hub (None: the one in the table of models), or
-    "step-N" of an embedded model.
+    "step-N" of an embedded model, or of a folder that has steps/step-N.safetensors.
     dtype: None is float32. cache_dir, local_files_only, token: as in huggingface_hub.
     fields: any field of a CrateConfig. It takes precedence over the table of models, the file's
     own config and the shapes of the tensors. Shapes do not reveal `n_heads` (but in npz files),
@@ -139,15 +139,8 @@ def _resolve(
             f"rename= is for a weight file or a state dict, and {_short(source)!r} is neither."
         )
     if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
-        _has_no(revision, file, str(path))
-        if family in (None, "sae") and lens.is_lens(path):
-            return lens.from_folder(path, given, dtype)
-        weights = path / WEIGHTS
-        if own.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
-            return _from_file(weights, family, {}, given, dtype, net)
-        if not (path / CONFIG).exists():
-            return _from_trainer(path, family, given, dtype, net)
-        return _from_folder(path, weights, family, given, dtype, net)
+        _has_no(None, file, str(path))
+        return _from_directory(path, family, revision, given, dtype, net)
     if os.path.exists(path):
         _has_no(revision, file, str(path))
         row = registry.of_digest(path) or {}
@@ -157,9 +150,9 @@ def _resolve(
     row = registry.find(str(source))
     if row is not None and row["embedded"]:
         _has_no(None, file, row["name"])
-        _check_step(row, revision)
-        folder = registry.weights_of(row, None).parent
-        return _from_folder(folder, registry.weights_of(row, revision), family, given, dtype, net)
+        folder = registry.folder_of(row)
+        weights = own.weights_of(folder, revision, row["note"])
+        return _from_folder(folder, weights, family, given, dtype, net)
     if row is not None:
         _has_no(None, file, row["name"])
         return _from_row(row, family, revision, net, given, dtype)
@@ -176,7 +169,7 @@ def _has_no(revision: str | None, file: str | None, where: str) -> None:
     if revision is not None:
         raise CheckpointError(
             f"revision={revision!r} has no meaning for {where}: "
-            "it chooses a step of an embedded model, or a commit on the Hub."
+            "it chooses a step of a training, or a commit on the Hub."
         )
     if file is not None:
         raise CheckpointError(
@@ -192,14 +185,6 @@ def _unknown(source: str) -> str:
         f"{hint} ci.list_models() lists the known ones."
     )
     return text.replace("  ", " ")
-
-
-def _check_step(row: dict[str, Any], revision: str | None) -> None:
-    known = [f"step-{step}" for step in row["steps"]]
-    if revision not in (None, *known):
-        raise CheckpointError(
-            f"{row['name']} has no revision {revision!r}: give one of {', '.join(known)}, or None."
-        )
 
 
 def _from_row(
@@ -286,6 +271,23 @@ def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
     """Downloads a file that may lie beside the weights, if it is there."""
     with suppress(hub.MissingFile, hub.NotCached):
         hub.fetch(repo, file, revision=revision, **net)
+
+
+def _from_directory(
+    path: Path, family: str | None, revision: str | None, given: dict, dtype: torch.dtype, net: dict
+) -> Any:
+    if (path / own.STEPS).is_dir() and (path / CONFIG).exists():
+        weights = own.weights_of(path, revision)
+        return _from_folder(path, weights, family, given, dtype, net)
+    _has_no(revision, None, str(path))
+    if family in (None, "sae") and lens.is_lens(path):
+        return lens.from_folder(path, given, dtype)
+    weights = path / WEIGHTS
+    if own.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
+        return _from_file(weights, family, {}, given, dtype, net)
+    if not (path / CONFIG).exists():
+        return _from_trainer(path, family, given, dtype, net)
+    return _from_folder(path, weights, family, given, dtype, net)
 
 
 def _from_folder(

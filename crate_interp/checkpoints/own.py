@@ -9,7 +9,9 @@ from crate_interp.config import CrateConfig
 from crate_interp.errors import CheckpointError
 from crate_interp.folders import differs, listed
 from crate_interp.models.sae import SAEConfig
-from crate_interp.models.saving import CONFIG
+from crate_interp.models.saving import CONFIG, WEIGHTS
+
+STEPS = "steps"  # of a folder: the weights along a training, steps/step-N.safetensors
 
 # Fields that decide which tensors there are and what they mean: a given one may not contradict
 # the folder's.
@@ -66,6 +68,24 @@ def state(*paths: Path) -> list[tuple[int, int, int] | None]:
     """Returns what tells whether files are still the same ones; None for one that is missing."""
     found = [path.stat() if path.exists() else None for path in paths]
     return [one and (one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
+
+
+def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
+    """Returns the path of a folder's weights, or of those after a step of their training.
+
+    elsewhere: where other steps lie. Raises CheckpointError, with the steps that the folder has,
+    for another revision.
+    """
+    found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
+    known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
+    if revision is None:
+        if found and not (folder / WEIGHTS).exists():
+            raise CheckpointError(f"{folder} has no {WEIGHTS}: give revision=, one of {known}.")
+        return folder / WEIGHTS
+    if revision not in found:
+        ways = f"give one of {known}, or None." if known else elsewhere or "it has no steps."
+        raise CheckpointError(f"{folder.name} has no revision {revision!r}: {ways}")
+    return found[revision]
 
 
 def check_files(folder: Path) -> None:

@@ -43,10 +43,9 @@ def find(name: str) -> dict[str, Any] | None:
     return next((row for row in MODELS if row["name"] == name), None)
 
 
-def weights_of(row: dict[str, Any], revision: str | None) -> Path:
-    """Returns the path of the weights of an embedded model, or of a step along its training."""
-    path = ASSETS / row["file"]
-    return path if revision is None else path.parent / "steps" / f"{revision}.safetensors"
+def folder_of(row: dict[str, Any]) -> Path:
+    """Returns the folder of an embedded model."""
+    return ASSETS / row["name"]
 
 
 def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from crate_interp.bars import tqdm
-from crate_interp.checkpoints import fixed, registry
+from crate_interp.checkpoints import fixed, own, registry
 from crate_interp.checkpoints.load import load
 from crate_interp.errors import CheckpointError
 from crate_interp.models.digest import model_digest
@@ -146,7 +146,7 @@ def _digests(source: Source, revision: str | None) -> dict[str, str]:
         return {}
     path, row = Path(source).expanduser(), registry.find(str(source))
     if not path.exists() and row and row["embedded"]:
-        path = registry.weights_of(row, revision)
+        path = own.weights_of(registry.folder_of(row), revision)
     files = (
         [path]
         if path.is_file()
