@@ -6,10 +6,10 @@ name, notebooks and pictures.
 
 import inspect
 import json
-import pkgutil
 import subprocess
 import sys
 from base64 import b64decode
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +19,8 @@ from mkdocs.structure.files import File, Files
 import crate_interp as ci
 from crate_interp.words import in_markdown
 
-sys.path.append(str(Path(__file__).parent))
-from examples import BEFORE, EXAMPLES  # noqa: E402 (mkdocs runs this file by its path)
-
-ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 DEMOS, PACKAGE = ROOT / "demos", Path(ci.__file__).parent
 PICTURES = ("first_look.png", "crate_against_vit.png")
 REFERENCE = {
@@ -152,35 +150,49 @@ def commands() -> str:
 def api() -> dict[str, str]:
     """Returns the pages of the reference: a module's public name, or "" for `ci` itself."""
     names = [name for name, (_, own) in ci._PUBLIC.items() if own is None]
-    return {name: f"reference/api/{name or 'ci'}.md" for name in ["", *names]}
+    return {name: f"reference/api/{name or 'ci'}.md" for name in sorted(["", *names, "hooks.edit"])}
+
+
+def module_of(name: str) -> ModuleType:
+    return reduce(getattr, name.split("."), ci) if name else ci
+
+
+def public(name: str) -> dict[str, Any]:
+    """Returns the public names of a module, functions first; "" is `ci` itself."""
+    module = module_of(name)
+    named = {own: getattr(module, own) for own in module.__all__ if not own.startswith("_")}
+    if not name:
+        named = {own: value for own, value in named.items() if not isinstance(value, ModuleType)}
+    return dict(sorted(named.items(), key=lambda item: isinstance(item[1], type)))
+
+
+def examples(name: str) -> dict[str, str]:
+    """Returns the examples of a module's page by public name, and what goes "before" them all.
+
+    They are doctests: the tests run them and compare what they show.
+    """
+    text = (HERE / "examples" / f"{name or 'ci'}.txt").read_text(encoding="utf-8")
+    parts = (part.partition("\n") for part in text.removeprefix("== ").split("\n== "))
+    return {own.strip(): example.strip() for own, _, example in parts}
 
 
 def api_page(name: str) -> str:
-    """Returns the page of a module, with a block for each public name in it."""
-    if not name:
-        words = "Every name of `import crate_interp as ci` that is no module."
-        owned = [own for own in ci.__all__ if not isinstance(getattr(ci, own), ModuleType)]
-        owned.sort(key=lambda own: isinstance(getattr(ci, own), type))  # functions first
-        before = f"The examples on this page begin with:\n\n```python\n{BEFORE.strip()}\n```"
-        blocks = [
-            f"{block(f'ci.{own}', getattr(ci, own))}\n\n```python\n{EXAMPLES[own].strip()}\n```"
-            for own in owned
-        ]
-        return "\n\n".join(["# ci", words, before, *blocks])
-    module = getattr(ci, name)
-    words = (module.__doc__ or "").strip()
-    public = [own for own in module.__all__ if not own.startswith("_")]
-    submodules = {found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))}
+    """Returns the page of a module: each public name with its docstring and an example."""
+    shown = f"ci.{name}" if name else "ci"
+    words = module_of(name).__doc__ if name else "Every name of `ci` that is no module."
+    given = examples(name)
+    before = f"The examples on this page begin with:\n\n```pycon\n{given['before']}\n```"
     blocks = [
-        block(f"ci.{name}.{own}", getattr(module, own))
-        for own in public
-        if own not in submodules or not isinstance(getattr(module, own), ModuleType)
+        f"{block(f'{shown}.{own}', value)}\n\n```pycon\n{given[own]}\n```"
+        for own, value in public(name).items()
     ]
-    return "\n\n".join([f"# ci.{name}", words, *blocks])
+    return "\n\n".join([f"# {shown}", (words or "").strip(), before, *blocks])
 
 
 def block(shown: str, value: Any) -> str:
     """Returns the block of one name, which mkdocstrings fills; a constant is shown as it is."""
+    if isinstance(value, ModuleType):
+        return f"## {shown}\n\n{inspect.getdoc(value)}"
     where, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if where is None or own is None or not where.startswith(("crate_interp", "crate_hooks")):
         return f"## {shown}\n\n`{str(value)[:300]}`"

@@ -33,6 +33,11 @@ from crate_hooks.checks import (
 )
 from crate_hooks.parts import Chosen, Edit, edited
 
+__all__ = [
+    "clamp", "compose", "mean", "noise", "patch", "patch_positions", "project_onto", "project_out",
+    "resample", "scale", "sparse_step", "steer", "threshold", "zero",
+]  # fmt: skip
+
 
 def zero(*, heads: Chosen = None, atoms: Chosen = None, positions: Chosen = None) -> Edit:
     """Returns an edit that sets heads, atoms or positions to 0.
