@@ -135,8 +135,13 @@ def one_line(name: str, value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Returns a question with up to three names near to `name`, or `otherwise` if none is near."""
-    near = difflib.get_close_matches(name[: words.LONGEST], known, n=3)
+    """Returns a question with up to three names near to `name`, or `otherwise` if none is near.
+
+    A name that ends in a dot and `name` is near: "attention.entropy" to "entropy".
+    """
+    names = list(known)
+    near = [full for full in names if full.endswith(f".{name}")][:3]
+    near = near or difflib.get_close_matches(name[: words.LONGEST], names, n=3)
     return f"Did you mean {', '.join(near)}?" if near else otherwise
 
 

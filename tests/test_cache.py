@@ -105,7 +105,9 @@ def test_the_norm_of_a_stack_is_without_weight_and_bias():
 
 def test_a_layer_that_there_is_not_is_told(model, images):
     _, cache = model.run_with_cache(images)
-    for key in (("pattern", 9), ("pattern", -9), "blocks.3.attn.hook_pattern"):
+    with pytest.raises(KeyError, match="layer=-9: the model has layers 0 to 2. -1 is the last"):
+        cache["pattern", -9]
+    for key in (("pattern", 9), "blocks.3.attn.hook_pattern"):
         with pytest.raises(KeyError, match="It is in the layers 0 to 2"):
             cache[key]
     with pytest.raises(KeyError, match="Did you mean blocks.1.attn.hook_pattern"):

@@ -286,7 +286,7 @@ def test_errors_are_in_the_words_of_the_command_line(tmp_path):
     torch.save(published_layout(make()), tmp_path / "w.pth")
     asked = ("report", tmp_path / "w.pth", "--data", "embedded:fashion", "--out", tmp_path / "o")
     fails("looks like family 'crate', and n_heads cannot be inferred", *asked)
-    fails("It divides 35, so it is one of 1, 5, 7, 35. Give it: --config n_heads=1", *asked)
+    fails("It divides 35, so it is one of 1, 5, 7, 35. Give it: --config n_heads=5", *asked)
     fashion = ("sweep", "crate-tiny-fashion", *asked[2:])
     fails("--limit 0: give a whole number", *fashion, "--limit", 0)
     fails("--engine 'rey' is none of local, ray", *fashion, "--engine", "rey")

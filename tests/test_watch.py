@@ -133,6 +133,22 @@ def test_the_folder_keeps_what_was_measured(images, tmp_path):
     assert ci.verify(out)["ok"]
 
 
+def test_a_folder_of_another_training_is_refused(images, tmp_path):
+    run(images, out=tmp_path, every=2)
+    other = make()
+    with torch.no_grad():
+        other.pos_embed.mul_(2)
+    again = ci.watch(other, images, every=2, limit=5, out=tmp_path)
+    kept = ci.WatchResult.load(tmp_path).digest()
+    with pytest.raises(ValueError, match="holds another training: at step 0 the mean of .* there"):
+        again.__enter__()
+    with pytest.raises(RuntimeError, match="use `with ci.watch"):
+        again.step()
+    assert ci.WatchResult.load(tmp_path).digest() == kept
+    with ci.watch(trained(images, 4), images, every=2, limit=5, out=tmp_path, start=4) as watch:
+        assert watch.result().steps == [0, 2, 4]
+
+
 def test_a_folder_with_other_settings_is_refused(images, tmp_path):
     run(images, out=tmp_path, probes="frames")
     with pytest.raises(ValueError, match="holds a run with other settings.*every"):

@@ -53,9 +53,12 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
         return _sae_config(content["config"], path)
     try:
         stored = CrateConfig.from_dict(content["config"])
-        asked = CrateConfig.from_dict(content["config"] | given)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+    try:
+        asked = CrateConfig.from_dict(content["config"] | given)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{error} The rest of the config is that of {path}.") from None
     for name in STRUCTURE:
         if name in given and getattr(asked, name) != getattr(stored, name):
             raise CheckpointError(

@@ -20,14 +20,20 @@ def side_or_size(name: str, value: Any) -> int | tuple[int, int]:
     )
 
 
-def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
     """Returns a list or another sequence as a tuple.
 
-    Raises ValueError, with the field's `name`, for a string and for anything else.
+    Raises ValueError, with the field's `name` and an example (`such`), for a string and for
+    anything else.
     """
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{name}={checks.shown(value)}: give a list, or None.")
+        raise ValueError(f"{name}={checks.shown(value)}: give a list{such}, or None.")
     return tuple(value)
+
+
+def per_channel(name: str, value: Any) -> tuple[Any, ...]:
+    """Returns a list of a number for each channel as a tuple."""
+    return as_tuple(name, value, " with a number for each channel, such as [0.5, 0.5, 0.5]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +54,8 @@ class ImageConfig(CrateConfig):
         "patch_size": checks.size,
         "resize": side_or_size,
         "crop": side_or_size,
-        "mean": as_tuple,
-        "std": as_tuple,
+        "mean": per_channel,
+        "std": per_channel,
     }
 
     image_size: Size = (224, 224)

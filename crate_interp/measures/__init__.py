@@ -2,8 +2,8 @@
 
 They are batched over leading axes. Tokens are rows: z `[..., pos, d_model]`, u
 `[head, d_model, d_head]`, codes `[..., head, pos, d_head]`, pattern `[..., query, key]`.
-crate_interp/config.py explains the words and symbols; README.md beside this file has a line for
-each measure.
+crate_interp/config/ explains the words and symbols; README.md beside this file has a line for each
+measure.
 """
 
 from crate_interp.measures import (

@@ -43,8 +43,11 @@ class CrateCache(ActivationCache):
             raise ValueError("a CLIP is two models: read cache.visual or cache.text.")
         count = len(self.model.blocks)
         if not checks.is_int(layer) or not -count <= layer < count:
-            raise ValueError(f"layer={layer!r}: the model has layers 0 to {count - 1}.")
+            raise ValueError(self._no_layer(layer))
         return int(layer) % count
+
+    def _no_layer(self, layer: Any) -> str:
+        return f"layer={layer!r}: the model has layers 0 to {len(self.model.blocks) - 1}."
 
     def _why_missing(self, name: str) -> str:
         """Returns why the cache has no point of this name, and what to type instead."""
@@ -69,6 +72,9 @@ class CrateCache(ActivationCache):
             meant = resolve(error.args[0], self.cache_dict)
             if meant in self.cache_dict:
                 return self.cache_dict[meant]
+            layer = key[1] if isinstance(key, tuple) and len(key) > 1 else None
+            if checks.is_int(layer) and not self.model.towers and layer < -len(self.model.blocks):
+                raise KeyError(f"{self._no_layer(layer)} -1 is the last one.") from None
             raise KeyError(self._why_missing(error.args[0])) from None
 
     def __contains__(self, name: object) -> bool:

@@ -45,6 +45,8 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
         if array.is_floating_point():
+            if not array.isfinite().all():
+                raise ValueError("images hold NaN or Inf: give finite numbers.")
             return array
         return _normalise(cfg, _fit_array(cfg, array))
     return _normalise(

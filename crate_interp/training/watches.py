@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
 from crate_interp import checks
-from crate_interp.data import Samples
 from crate_interp.ledgers.chunks import Tables
 from crate_interp.ledgers.ledger import Ledger, opened
 from crate_interp.ledgers.shards import WHOLE
@@ -66,9 +66,27 @@ class Watch:
             for step in sorted(entries):
                 if step <= self.start and self._ledger.has(_STAGE, step, entries):
                     self._steps[step] = self._ledger.read(_STAGE, step, entries)
+        if self.now in self._steps:
+            self._check_same_training(self._steps[self.now])
         if not self._steps:
             self._measure()
         return self
+
+    def _check_same_training(self, kept: Tables) -> None:
+        """Raises ValueError if the folder's numbers at this step are not those of the model."""
+        assert self._open is not None
+        try:
+            other = _other(kept, self._tables())
+            if other is not None:
+                raise ValueError(
+                    f"{self.out} holds another training: at step {self.now} {other}. Give another "
+                    "out, the start= of the checkpoint in the model, or resume=False to begin the "
+                    "folder anew."
+                )
+        except BaseException:
+            self._open.close()
+            self._open = self._ledger = None
+            raise
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         assert self._open is not None
@@ -118,6 +136,17 @@ class Watch:
         are as before afterwards.
         """
         started, step = time.perf_counter(), self.now
+        try:
+            tables = self._tables()
+        except ValueError as error:
+            self.not_measured[step] = plain(error, 300)
+            warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
+        else:
+            self._keep(step, tables, self.stage.samples)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _tables(self) -> Tables:
         training = [module for module in self.model.modules() if module.training]
         kind = torch.device(str(self.model.cfg.device)).type
         samples: Any = self.stage.samples
@@ -126,24 +155,31 @@ class Watch:
                 module.training = False
             with torch.random.fork_rng(devices=[]), torch.autocast(kind, enabled=False):
                 task = self.stage.task(0, samples.start, samples.start + samples.n)
-                tables = self.stage.measured(task, lambda count: None)
-        except ValueError as error:
-            self.not_measured[step] = plain(error, 300)
-            warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
-        else:
-            self._keep(step, tables, samples)
+                return self.stage.measured(task, lambda count: None)
         finally:
             for module in training:
                 module.training = True
             self.stage.once.clear()  # what was computed of weights, which change
-            self.seconds += time.perf_counter() - started
 
-    def _keep(self, step: int, tables: Tables, samples: Samples) -> None:
+    def _keep(self, step: int, tables: Tables, samples: Any) -> None:
         self._steps[step] = tables
         if self._ledger is not None:
             stop = samples.start + samples.n
             seconds = float(tables["chunk"]["seconds"].iloc[0])
             self._ledger.write(_STAGE, step, samples.start, stop, tables, seconds)
+
+
+def _other(kept: Tables, now: Tables) -> str | None:
+    """Returns how the numbers of a step differ from those that were kept of it, or None."""
+    for name in ("samples", "moments", "weights"):
+        numbers = kept[name].select_dtypes("float").columns
+        for column in numbers.difference(["n", "squares"]):
+            was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
+            # other devices and precisions compute the same training
+            if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
+                means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
+                return f"the mean of {column} is {means[0]} there and {means[1]} in this model"
+    return None
 
 
 def _at(step: int, table: pd.DataFrame) -> pd.DataFrame:

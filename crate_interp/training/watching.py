@@ -56,7 +56,8 @@ def watch(
 
     A step at which a number is not finite, as in a training that diverges, is listed in
     meta["not_measured"] with a warning, and the training goes on. Raises ValueError before the
-    training for arguments and data that cannot be measured, and if the folder holds something else;
+    training for arguments and data that cannot be measured, and if the folder holds something else
+    or, at the step `start`, numbers that are not this model's;
     ImportError if the trainer's package is missing.
     """
     every, limit = checks.count("every", every), checks.count("limit", limit)

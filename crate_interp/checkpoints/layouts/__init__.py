@@ -48,6 +48,7 @@ def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
     known = "; ".join(f"{layout.family} has {' and '.join(layout.markers)}" for layout in LAYOUTS)
     some = ", ".join(list(shapes)[:4])
     raise CheckpointError(
-        f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}. "
+        f"{where} has no published layout: its {len(shapes)} keys begin {some}; {known}. If only "
+        "names differ, give rename=, a function from a key to the published one. "
         "ci.bridge.load loads ViT, DeiT, DINOv2, GPT-2 and Llama of transformers."
     )

@@ -51,21 +51,25 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
     if "patch_size" in given:
         height, width = given["patch_size"]
         if height * width * channels != values:
+            fits = values % (height * width) == 0
             raise CheckpointError(
                 f"patch_size={given['patch_size']!r} with channels={channels} contradicts "
                 f"to_patch_embedding.2.weight: its patches have {values} values, "
                 f"not {height * width * channels}."
+                + (f" Give channels={values // (height * width)}." if fits else "")
             )
         return {"channels": channels, "patch_size": (height, width)}
     side = math.isqrt(values // channels)
     if side * side * channels != values:
-        side = math.isqrt(values)
-        grey = f"ci.load(..., channels=1), if images are grey in patches of {side} x {side}"
+        fitting = 1 if values % channels else channels
+        pixels = values // fitting
+        rows = next((n for n in range(math.isqrt(pixels), 0, -1) if pixels % n == 0), 1)
+        size = "" if rows * rows == pixels else f", patch_size=({rows}, {pixels // rows})"
+        kind = "grey" if fitting == 1 else f"of {fitting} channels"
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is no square "
-            f"times channels={channels}. Give "
-            + (f"{grey}; or " if side * side == values else "")
-            + "height and width of a patch, ci.load(..., patch_size=(8, 4))."
+            f"times channels={channels}. Give ci.load(..., channels={fitting}{size}), if images "
+            f"are {kind} in patches of {rows} x {pixels // rows}."
         )
     return {"channels": channels, "patch_size": (side, side)}
 

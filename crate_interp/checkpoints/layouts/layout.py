@@ -156,16 +156,13 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
         )
         check_depth(shapes, stack.layer, depth)
         found[stack.count] = depth
-    codes = layout.codes
-    for name in layout.needed:
-        # a tensor with three axes has one for the heads
-        in_shape = name == "n_heads" and len(shapes.get(codes, ())) == 3
-        if given.get(name) is None and not in_shape:
-            raise CheckpointError(
-                f"{where} looks like family {layout.family!r}, and {name} cannot be inferred: no "
-                f"tensor's shape tells it. {_advice(name, shapes.get(codes, ()))}"
-            )
-    found |= layout.infer(shapes, given)
+    codes, lacking = layout.codes, _lacking(layout, shapes, given, where)
+    try:
+        found |= layout.infer(shapes, given)
+    except CheckpointError as error:  # all that is missing at once
+        raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
+    if lacking:
+        raise CheckpointError(lacking)
     inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
     if inner % n_heads:
         raise CheckpointError(
@@ -180,17 +177,32 @@ def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> F
     return found
 
 
+def _lacking(layout: Layout, shapes: Shapes, given: Fields, where: str) -> str:
+    """Returns which fields that no shape tells are not given, and what to type, or ""."""
+    codes = shapes.get(layout.codes, ())
+    # a tensor with three axes has one for the heads
+    needed = [name for name in layout.needed if name != "n_heads" or len(codes) != 3]
+    names = [name for name in needed if given.get(name) is None]
+    if not names:
+        return ""
+    return (
+        f"{where} looks like family {layout.family!r}, and {' and '.join(names)} cannot be "
+        f"inferred: no tensor's shape tells it. " + " ".join(_advice(name, codes) for name in names)
+    )
+
+
 def _advice(name: str, codes: tuple[int, ...]) -> str:
     """Returns which numbers of heads fit the rows of the codes, if it is that, and what to type."""
     if name != "n_heads" or not codes or not codes[0]:
         return f"Give it: ci.load(..., {name}=N)."
     fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
-    # heads are 64 wide in most published models
-    likely = min(fitting, key=lambda count: abs(codes[0] // count - 64))
+    # heads are 64 wide in most published models, and narrower in small ones
+    nearest = min(fitting, key=lambda count: abs(codes[0] // count - 16))
+    likely = next((n for n in fitting if n > 2 and codes[0] // n in (64, 32, 16)), nearest)
     shown = ", ".join(map(str, fitting[:16])) + (", ..." if fitting[16:] else "")
     return (
         f"It divides {codes[0]}, so it is one of {shown}. Give it: ci.load(..., n_heads={likely}), "
-        "if heads are about 64 wide."
+        f"if heads are {codes[0] // likely} wide."
     )
 
 
@@ -217,10 +229,11 @@ def image_size(
         return {"image_size": (height, width)}
     side = math.isqrt(patches)
     if side * side != patches or not patches:
+        rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
         raise CheckpointError(
-            f"image_size cannot be inferred: {patches} patches make no square grid. "
-            f"Give it: ci.load(..., image_size=({patch[0]}, {patch[1] * patches})) "
-            f"or another (h, w) with {patches} patches."
+            f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
+            f"and width, such as ci.load(..., image_size=({patch[0] * rows}, "
+            f"{patch[1] * (patches // rows)})), if they are {rows} x {patches // rows}."
         )
     return {"image_size": (side * patch[0], side * patch[1])}
 
