@@ -120,3 +120,10 @@ def test_the_site_builds_without_a_network(tmp_path):
     for name in ci.__all__:
         assert f"ci.{name}" in every, name
     assert "fonts.googleapis" not in every and "unpkg.com" not in every
+
+
+@pytest.mark.parametrize("name", [name for name in pages() if name != "claims.md"])
+def test_lines_are_no_longer_than_100_columns(name):
+    lines = (PAGES / name).read_text().splitlines()
+    assert not [line for line in lines if len(line) > 100 and not line.startswith("|")
+                and "](" not in line]  # fmt: skip

@@ -80,7 +80,13 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
     if table["excess_p"].notna().any():
         changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
-        words += f"; in {changed} of them training has changed what untrained networks differ by"
+        # where both sides have the same twins, these tell how much trainings scatter
+        same = not (table["untrained"].fillna(0) != 0).any()
+        words += (
+            f"; {changed} of them are more than untrained networks scatter"
+            if same
+            else f"; in {changed} of them training has changed what untrained networks differ by"
+        )
     return [f"{words}.", f"The largest: {'; '.join(list_of_largest(result, named, shown))}."]
 
 
@@ -111,9 +117,9 @@ def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
 def _said(row: dict[str, Any], named: Callable[[str], str]) -> str:
     way = "higher" if row["difference"] > 0 else "lower"
     name = named(f"{row['probe']}.{row['statistic']}")
-    beside = "" if np.isnan(row["untrained"]) else f"; untrained {signed(row['untrained'])}"
-    if beside and row["untrained"] != 0:
-        beside += f", training adds {signed(row['excess'])}"
+    beside = ""
+    if not np.isnan(row["untrained"]) and row["untrained"] != 0:
+        beside = f"; untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}"
     return (
         f"{name}: {way} in {place(row)}, {row['a']:.4g} against {row['b']:.4g} "
         f"({signed(row['difference'])}, {signed(row['low'])} to {signed(row['high'])}{beside})"
