@@ -39,6 +39,7 @@ def report(
     limit: int | None = None,
     untrained: int = 5,
     audit: bool = False,
+    batch_size: int = 32,
     progress: bool = True,
 ) -> Path:
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
@@ -46,16 +47,18 @@ def report(
     Sweeps the model over `data`, and `untrained` random twins over its first 64 samples. A twin is
     the same architecture with the official random initialisation, seeds 0, 1, ...; the global
     random state does not change.
-    data, probes, limit: as in `ci.sweep`. Beside the page lie the result as SweepResult.save writes
-    it, summary.txt (the table that the page begins with), layers.csv (with the twins' mean, lowest
-    and highest) and figures/*.png. audit: write a second page too, audit/audit.html (`ci.audit`,
-    beside as many twins). With `progress` a line at the end tells on stderr how long each part
-    took.
+    data, probes, limit, batch_size: as in `ci.sweep`. Beside the page lie the result as
+    SweepResult.save writes it, summary.txt (the table that the page begins with), layers.csv (with
+    the twins' mean, lowest and highest) and figures/*.png. audit: write a second page too,
+    audit/audit.html (`ci.audit`, beside as many twins). With `progress` a line at the end tells on
+    stderr how long each part took.
 
     Raises ValueError, before work starts, if `out` cannot be written into or holds something else
     than a report; and as `ci.sweep` does.
     """
     untrained = checks.count("untrained", untrained, least=0)
+    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+    checks.count("batch_size", batch_size)
     chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
     check_model(model)
     samples = samples_of(model, data, limit)
@@ -65,7 +68,7 @@ def report(
         if audit:
             AuditResult.check_folder(locks.enter_context(locked(folder / "audit")))
         name = data if isinstance(data, str) else ""
-        return _write(model, samples, folder, chosen, untrained, audit, progress, name)
+        return _write(model, samples, folder, chosen, untrained, audit, options, name)
 
 
 def _write(
@@ -75,7 +78,7 @@ def _write(
     probes: Probes,
     untrained: int,
     audit: bool,
-    progress: bool,
+    options: dict[str, Any],
     name: str,
 ) -> Path:
     """Measures and writes; what is measured is saved before the next measurement begins."""
@@ -83,8 +86,8 @@ def _write(
     took: dict[str, float] = {}  # seconds of each part
     started = time.perf_counter()
 
-    options: dict[str, Any] = {"probes": probes, "progress": progress}
-    result = sweep(model, samples, **options)
+    progress = options["progress"]
+    result = sweep(model, samples, probes=probes, **options)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
     took["sweep"] = time.perf_counter() - started
     twins = []
@@ -92,7 +95,10 @@ def _write(
         seeds = tqdm(
             range(untrained), desc="untrained twins", disable=not progress or not untrained
         )
-        twins = [sweep(twin(model, seed), compared, controls=0, **options) for seed in seeds]
+        twins = [
+            sweep(twin(model, seed), compared, probes=probes, controls=0, **options)
+            for seed in seeds
+        ]
     if twins:
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
     if audit:
@@ -101,7 +107,7 @@ def _write(
     page = report_page(result, twins, out, attention=attention, audited=audit, data=name)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, as it takes longest: what dies in it costs nothing else
-        audited = run_audit(model, samples, untrained=untrained, progress=progress)
+        audited = run_audit(model, samples, untrained=untrained, **options)
         audit_page(audited, out / "audit")
         took["audit"] = time.perf_counter() - started - sum(took.values())
     if progress:

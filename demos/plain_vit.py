@@ -25,6 +25,7 @@ class Attention(nn.Module):
         self.hook_z = HookPoint()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns what attention adds to the stream."""
         # [batch, pos, role, head, d_head]
         codes = self.qkv(x).unflatten(-1, (3, self.cfg.n_heads, self.cfg.d_head))
         q, k, v = codes.unbind(2)
@@ -50,6 +51,7 @@ class Block(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(self, z: Tensor) -> Tensor:
+        """Returns the stream after attention and the MLP."""
         z = self.hook_resid_pre(z)
         z = self.hook_resid_mid(z + self.attn(self.ln1(z)))
         return self.hook_resid_post(z + self.mlp(self.ln2(z)))

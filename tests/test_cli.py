@@ -243,6 +243,8 @@ def test_errors_are_one_line(tmp_path):
         "--config",
         "interpolate_pos=perhaps",
     )
+    fails("--batch-size 0: give a whole number of at least 1", *fashion, "--batch-size", 0)
+    fails("--threads=0: give a whole number of at least 1", *fashion, "--threads", 0)
     fails("no probe is called ''", *fashion, "--probes", "")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")

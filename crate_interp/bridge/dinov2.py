@@ -32,6 +32,7 @@ class Embeddings(VisionEmbeddingsBridge):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: object,
     ) -> Tensor:
+        """Returns the tokens of images, CLS and registers first."""
         # the last keyword is one that DINOv2 does not take
         return GeneralizedComponent.forward(self, pixel_values, bool_masked_pos=bool_masked_pos)
 

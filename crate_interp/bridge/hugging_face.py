@@ -57,22 +57,27 @@ class CrateHubConfig(PreTrainedConfig):
     # the names that transformers and TransformerLens read
     @property
     def hidden_size(self) -> int:
+        """The width of the stream, d_model."""
         return self.crate().d_model
 
     @property
     def num_hidden_layers(self) -> int:
+        """The number of layers."""
         return self.crate().n_layers
 
     @property
     def num_attention_heads(self) -> int:
+        """The number of heads in a layer."""
         return self.crate().n_heads
 
     @property
     def head_dim(self) -> int:
+        """The width of a head, d_head."""
         return self.crate().d_head
 
     @property
     def intermediate_size(self) -> int:
+        """The width of the sparse code, d_mlp."""
         return self.crate().d_mlp
 
 
@@ -95,11 +100,13 @@ class CrateTextConfig(CrateHubConfig):
 
     @property
     def vocab_size(self) -> int:
+        """The number of tokens in the vocabulary."""
         cfg: Any = self.crate()
         return cfg.d_vocab
 
     @property
     def max_position_embeddings(self) -> int:
+        """The length of the context."""
         return self.crate().n_ctx
 
 

@@ -42,6 +42,7 @@ class Part(GeneralizedComponent):
         return self._modules["_original_component"]
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
+        """Returns what the part of the model computes, between the hooks of the bridge."""
         given = first if "hook_in" in self.linked else self.hook_in(first)
         out = self.own(given, *args, **kwargs)
         return out if "hook_out" in self.linked else self.hook_out(out)
@@ -55,10 +56,12 @@ class EmbedPart(Part):
         self.__dict__["given"] = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
+        """Returns the embedding, or the one that was given in its place."""
         return super().forward(first, *args, **kwargs) if self.given is None else self.given
 
     @property
     def W_E(self) -> Float[Tensor, "rows d_model"]:
+        """The embedding, `[rows, d_model]`."""
         return self.own.W_E if hasattr(self.own, "W_E") else self.root.W_E
 
 
@@ -67,6 +70,7 @@ class PositionsPart(Part):
 
     @property
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
+        """The position embeddings, `[pos, d_model]`."""
         return self.root.W_pos
 
 
@@ -75,6 +79,7 @@ class UnembedPart(Part):
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding, `[d_model, d_vocab]`."""
         features = getattr(self.root, "features", None)
         if features is not None:
             return features.weight.T @ self.own.weight.T
@@ -82,6 +87,7 @@ class UnembedPart(Part):
 
     @property
     def b_U(self) -> Float[Tensor, "d_vocab"]:
+        """The bias of the logits, `[d_vocab]`."""
         features = getattr(self.root, "features", None)
         if features is not None:
             return self.own(features.bias)
@@ -99,6 +105,7 @@ class BlockPart(Part):
     _start_residual: Tensor | None = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
+        """Returns the stream after the block. Raises StopAtLayerException where a run stops."""
         layer = int(str(self.name).rsplit(".", 1)[-1])
         if layer == self._stop_at_layer_idx:
             raise StopAtLayerException(first)
@@ -134,34 +141,42 @@ class AttentionPart(Part, PositionEmbeddingsAttentionBridge):
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the queries, `[head, d_model, d_head]`."""
         return self.own.W_Q
 
     @property
     def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the keys, `[head, d_model, d_head]`."""
         return self.own.W_K
 
     @property
     def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the values, `[head, d_model, d_head]`."""
         return self.own.W_V
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """The output maps, `[head, d_head, d_model]`."""
         return self.own.W_O
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
+        """The bias of the output, `[d_model]`."""
         return self.own.b_O
 
     @property
     def b_Q(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the queries, `[head, d_head]`."""
         return self._bias(0)
 
     @property
     def b_K(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the keys, `[head, d_head]`."""
         return self._bias(1)
 
     @property
     def b_V(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the values, `[head, d_head]`."""
         return self._bias(2)
 
     def _bias(self, role: int) -> Float[Tensor, "head d_head"]:

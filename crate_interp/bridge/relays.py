@@ -23,6 +23,7 @@ class Relay:
         self.point, self.to, self.back = point, to, back
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        """Hands an output to the hooks of our point; returns it if one of them changed it."""
         if not is_hooked(self.point):
             return None
         conversion: Any = getattr(module, "hook_conversion", None)
@@ -42,6 +43,7 @@ class Plus:
         self.read, self.sign = read, sign
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Returns the activations with the bias added, or taken away."""
         bias = self.read()
         return x if bias is None else x + self.sign * bias
 
@@ -53,5 +55,6 @@ class Bias:
         self.attn, self.role, self.heads = (attn,), role, heads
 
     def __call__(self) -> Tensor | None:
+        """Returns the bias as the heads have it, or None."""
         bias: Any = getattr(getattr(self.attn[0], self.role), "bias", None)
         return None if bias is None else bias.reshape(self.heads, -1)

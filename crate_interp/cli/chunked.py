@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from crate_interp import checks
 from crate_interp.cli.commands import taking
-from crate_interp.cli.options import Dtype, Limit, load, say
+from crate_interp.cli.options import Dtype, Limit, Threads, load, say, take_threads
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -56,9 +55,7 @@ CHUNKED: dict[str, tuple[Any, Any]] = {
         ],
         False,
     ),
-    "threads": (
-        Annotated[int | None, typer.Option(help="Threads of torch in each process.")], None
-    ),
+    "threads": (Threads, None),
     "device": (
         Annotated[
             str | None,
@@ -92,26 +89,11 @@ def in_chunks(command: Callable[..., None]) -> Callable[..., None]:
         options = {name: given.pop(name) for name in CHUNKED}
         if options["format"] is not None:
             checks.one_of("format", options["format"], ("csv", "markdown", "latex"))
-        _threads(options.pop("threads"))
+        take_threads(options.pop("threads"))
         _address(options.pop("address"), options["engine"])
         command(**given, run=options)
 
     return taking(run, [*own, *more])
-
-
-def _threads(threads: int | None) -> None:
-    """Lets torch have so many threads. Raises ValueError if it is too late for that."""
-    if threads is None:
-        return
-    checks.count("--threads", threads)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(threads)
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != threads:
-        raise ValueError(
-            f"--threads {threads}: torch runs with {torch.get_num_threads()} threads already; set "
-            f"OMP_NUM_THREADS={threads} before Python starts."
-        )
 
 
 def _address(address: str | None, engine: str) -> None:

@@ -8,6 +8,7 @@ import typer
 import crate_interp as ci
 from crate_interp.cli.chunked import in_chunks, loaded, measuring, page_of, say_table
 from crate_interp.cli.options import (
+    BatchSize,
     Config,
     Data,
     Device,
@@ -20,10 +21,12 @@ from crate_interp.cli.options import (
     Side,
     Source,
     Step,
+    Threads,
     Untrained,
     load,
     names_of,
     say,
+    take_threads,
 )  # fmt: skip
 
 
@@ -38,6 +41,8 @@ def report(
     limit: Limit = None,
     untrained: Untrained = 5,
     audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
+    batch_size: BatchSize = 32,
+    threads: Threads = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -45,9 +50,10 @@ def report(
 
     It measures every layer, beside the same network untrained.
     """
+    take_threads(threads)
     model = load(source, family, revision, config, device, dtype)
     options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
-    path = ci.report(model, data, out, audit=audit, **options)
+    path = ci.report(model, data, out, audit=audit, batch_size=batch_size, **options)
     say(path.with_name("summary.txt").read_text(encoding="utf-8"))
     seeds = f"{untrained} seed{'s' * (untrained > 1)}"
     twins = f" (in brackets: untrained, mean of {seeds})" if untrained else ""
@@ -100,7 +106,8 @@ def compare(
     untrained: Annotated[
         int | None, typer.Option(help="Untrained twins of each side. Default: 5, of models.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples that run at once.")] = 32,
+    batch_size: BatchSize = 32,
+    threads: Threads = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -108,6 +115,7 @@ def compare(
 
     Layer by layer, beside their untrained twins.
     """
+    take_threads(threads)
     ci.Comparison.check_folder(out)
     from crate_interp.cli import asked
 

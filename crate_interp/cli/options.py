@@ -82,6 +82,8 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: 
 Dtype = Annotated[
     str | None, typer.Option(help="float32, float64, bfloat16 or float16. Default: float32.")
 ]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch in each process.")]
+BatchSize = Annotated[int, typer.Option(help="Samples that run at once.")]
 Side = Annotated[
     str,
     typer.Argument(
@@ -95,6 +97,21 @@ ProbeNames = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Use the first samples only.")]
 Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
+
+
+def take_threads(threads: int | None) -> None:
+    """Lets torch have so many threads. Raises ValueError if it is too late for that."""
+    if threads is None:
+        return
+    checks.count("--threads", threads)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != threads:
+        raise ValueError(
+            f"--threads {threads}: torch runs with {torch.get_num_threads()} threads already; set "
+            f"OMP_NUM_THREADS={threads} before Python starts."
+        )
 
 
 def load(

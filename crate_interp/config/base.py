@@ -102,6 +102,7 @@ class CrateConfig:
     _runtime: ClassVar[Any] = None
 
     def __new__(cls, **values: Any) -> Any:
+        """Returns a config of the class of its family."""
         if cls is CrateConfig:
             family = checks.one_of("family", values.get("family"), FAMILIES)
             cls = CrateConfig.classes[class_name(FAMILIES[family])]
@@ -289,26 +290,32 @@ class CrateConfig:
 
     @property
     def d_vocab_out(self) -> int:
+        """The number of tokens that the logits are of."""
         return self.d_vocab
 
     @property
     def eps(self) -> float:
+        """The eps of the norms, under TransformerLens' name."""
         return self.ln_eps
 
     @property
     def default_prepend_bos(self) -> bool:
+        """Whether texts begin with the token BOS."""
         return False
 
     @property
     def normalization_type(self) -> str:
+        """The kind of norm: "LN" or "RMS"."""
         return self.facts["norm"]
 
     @property
     def final_rms(self) -> bool:
+        """Whether the last norm is an RMS norm."""
         return self.normalization_type == "RMS"
 
     @property
     def positional_embedding_type(self) -> str:
+        """ "rotary" where positions turn queries and keys, "standard" where they are added."""
         return "rotary" if self.rotary else "standard"
 
     n_key_value_heads = None

@@ -50,10 +50,12 @@ class BridgedImageConfig(VisionConfig):
 
     @property
     def normalization_type(self) -> str:
+        """The kind of norm: "LN" or "RMS"."""
         return "RMS" if self.rms_norm else "LN"
 
     @property
     def n_key_value_heads(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The number of heads of keys and values where it is another than of queries, or None."""
         return None if self.value_heads == self.n_heads else self.value_heads
 
 
@@ -79,12 +81,15 @@ class BridgedTextConfig(TextConfig):
 
     @property
     def normalization_type(self) -> str:
+        """The kind of norm: "LN" or "RMS"."""
         return "RMS" if self.rms_norm else "LN"
 
     @property
     def n_key_value_heads(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The number of heads of keys and values where it is another than of queries, or None."""
         return None if self.value_heads == self.n_heads else self.value_heads
 
     @property
     def positional_embedding_type(self) -> str:
+        """ "rotary" where positions turn queries and keys, "standard" where they are added."""
         return "rotary" if self.rotations else "standard"

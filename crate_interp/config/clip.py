@@ -47,4 +47,5 @@ class CLIPConfig(ImageConfig):
 
     @property
     def default_prepend_bos(self) -> bool:
+        """Whether texts begin with the token BOS."""
         return bool(self.prepend_bos)

@@ -78,4 +78,5 @@ class TextConfig(CrateConfig):
 
     @property
     def default_prepend_bos(self) -> bool:
+        """Whether texts begin with the token BOS."""
         return bool(self.prepend_bos)

@@ -32,10 +32,14 @@ class Table(Protocol):
     """What tells a datasets.Dataset: importing datasets takes a second, so nobody has to."""
 
     @property
-    def features(self) -> Mapping[str, Any] | None: ...
+    def features(self) -> Mapping[str, Any] | None:
+        """What the columns hold, by name, or None where it is not known."""
+        ...
 
     @property
-    def column_names(self) -> list[str] | None: ...
+    def column_names(self) -> list[str] | None:
+        """The names of the columns, or None where they are not known."""
+        ...
 
 
 def table_samples(

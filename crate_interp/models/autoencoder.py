@@ -95,6 +95,7 @@ class CrateDecoderBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the tokens after a layer of the decoder: its step back, then attention away."""
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
         out = -self.attn.of_stream(mid, self.ln2, None)
         return self.hook_resid_post(mid + self.hook_attn_out(out))

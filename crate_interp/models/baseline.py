@@ -48,22 +48,27 @@ class SelfAttention(Attention):
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the queries, `[head, d_model, d_head]`."""
         return self._role(0)
 
     @property
     def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the keys, `[head, d_model, d_head]`."""
         return self._role(1)
 
     @property
     def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the values, `[head, d_model, d_head]`."""
         return self._role(2)
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """The output maps, `[head, d_head, d_model]`."""
         return at_hand(self.out_proj).T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
+        """The bias of the output, `[d_model]`; zeros where there is none."""
         if self.out_proj.bias is None:
             return at_hand(self.out_proj).new_zeros(self.cfg.d_model)
         return at_hand(self.out_proj, "bias")
@@ -118,14 +123,17 @@ class SelfAttention(Attention):
 
     @property
     def b_Q(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the queries, `[head, d_head]`."""
         return self._biases()[0]
 
     @property
     def b_K(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the keys, `[head, d_head]`."""
         return self._biases()[1]
 
     @property
     def b_V(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the values, `[head, d_head]`."""
         return self._biases()[2]
 
 
@@ -144,6 +152,7 @@ class MLP(SparseStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns what the MLP adds to the stream."""
         pre = self.hook_pre(self.fc_in(y))
         return self.fc_out(
             self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre))
@@ -159,20 +168,24 @@ class MLP(SparseStep):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The map to the hidden units, `[d_model, d_mlp]`."""
         return at_hand(self.fc_in).T
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The map from the hidden units, `[d_mlp, d_model]`."""
         return at_hand(self.fc_out).T
 
     @property
     def b_in(self) -> Float[Tensor, "d_mlp"]:
+        """The bias of the hidden units, `[d_mlp]`; zeros where there is none."""
         if self.fc_in.bias is None:
             return torch.zeros_like(at_hand(self.fc_in)[:, 0])
         return at_hand(self.fc_in, "bias")
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
+        """The bias of the output, `[d_model]`; zeros where there is none."""
         if self.fc_out.bias is None:
             return torch.zeros_like(at_hand(self.fc_out)[:, 0])
         return at_hand(self.fc_out, "bias")

@@ -63,6 +63,7 @@ class CrateBlock(Layer):
     def forward(
         self, z: Float[Tensor, "batch pos d_model"], context: Context | None = None
     ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the stream after attention and the sparse step, Z^{l+1}."""
         z = self.hook_resid_pre(z)
         mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
         read = self.hook_mlp_in(mid.clone()) if self.cfg.use_hook_mlp_in else mid

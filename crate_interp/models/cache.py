@@ -72,8 +72,9 @@ class CrateCache(ActivationCache):
             meant = resolve(error.args[0], self.cache_dict)
             if meant in self.cache_dict:
                 return self.cache_dict[meant]
-            layer = key[1] if isinstance(key, tuple) and len(key) > 1 else None
-            if checks.is_int(layer) and not self.model.towers and layer < -len(self.model.blocks):
+            layer = key[1] if isinstance(key, tuple) and len(key) > 1 else 0
+            below = checks.is_int(layer) and layer < 0 and not self.model.towers
+            if below and layer < -len(self.model.blocks):
                 raise KeyError(f"{self._no_layer(layer)} -1 is the last one.") from None
             raise KeyError(self._why_missing(error.args[0])) from None
 

@@ -59,6 +59,7 @@ class CratePatchEmbed(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch patch d_model"]:
+        """Returns the patches of images as tokens, between two norms."""
         height, width = self.patch_size
         pattern = "batch channels (h p1) (w p2) -> batch (h w) (p1 p2 channels)"
         patches = rearrange(images, pattern, p1=height, p2=width)
@@ -66,6 +67,7 @@ class CratePatchEmbed(nn.Module):
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        """The embedding, `[patch_values, d_model]`."""
         return at_hand(self.proj).T
 
 
@@ -88,10 +90,12 @@ class ConvPatchEmbed(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch patch d_model"]:
+        """Returns the patches of images as tokens."""
         return self.conv(images).flatten(2).transpose(1, 2)  # [batch, patch, d_model]
 
     @property
     def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        """The embedding, `[patch_values, d_model]`."""
         return at_hand(self.conv).flatten(1).T  # patch values in the order (channel, row, column)
 
 

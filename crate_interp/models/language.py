@@ -55,6 +55,7 @@ class Unembed(nn.Module):
         return self.W_U.new_zeros(self.d_vocab)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        """Returns the logits of tokens, capped where the model caps them."""
         return self.cap(x @ self.W_U)
 
     def cap(self, logits: Float[Tensor, "*batch any"]) -> Float[Tensor, "*batch any"]:

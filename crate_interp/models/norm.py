@@ -56,6 +56,7 @@ class HookedLayerNorm(nn.LayerNorm):
         return torch.zeros_like(self.weight) if self.bias is None else self.bias
 
     def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns tokens centred and scaled, with weight and bias."""
         out = self._rescaled(input) if is_hooked(self.hook_scale) else self.plain(input)
         return self.hook_normalized(out)
 
@@ -86,6 +87,7 @@ class HookedRMSNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns tokens divided by their root mean square."""
         if not is_hooked(self.hook_scale):
             return self.hook_normalized(self.plain(x))
         scale = (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
@@ -106,6 +108,7 @@ class NoNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns tokens as they are; an edit of the scale still acts."""
         if is_hooked(self.hook_scale):
             edited, seen = shown(self.hook_scale, torch.ones_like(x[..., :1]))
             x = x if seen else x / edited

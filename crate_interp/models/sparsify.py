@@ -35,6 +35,7 @@ class ISTA(SparseStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        """Returns the code after one step of ISTA, `relu(y + eta D^T (y - D y) - eta lambda)`."""
         pre = self.hook_pre(y + self._step(y))
         return self.hook_post(F.relu(pre))
 
@@ -99,6 +100,7 @@ class OvercompleteODL(SparseStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the stream after two steps of ISTA in an overcomplete dictionary."""
         threshold = self.eta * self.lambd
         corr = self.hook_corr(y @ self.D)
         code = self.hook_post_init(F.relu(self.hook_pre_init(self.eta * corr - threshold)))
@@ -118,14 +120,17 @@ class OvercompleteODL(SparseStep):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The dictionary that encodes, `[d_model, d_mlp]`."""
         return at_hand(self, "D")
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The dictionary that decodes, `[d_mlp, d_model]`."""
         return at_hand(self, "D" if self.tied else "D1").T
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
+        """Zeros: the step has no bias."""
         return at_hand(self, "D").new_zeros(self.D.shape[0])
 
 
@@ -146,6 +151,7 @@ class ThresholdODL(SparseStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns what the thresholded code stands for, `relu(D^T y - threshold) D1^T`."""
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
     def lasso(self) -> Lasso | str:
@@ -163,14 +169,17 @@ class ThresholdODL(SparseStep):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The dictionary that encodes, `[d_model, d_mlp]`."""
         return at_hand(self, "D")
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The dictionary that decodes, `[d_mlp, d_model]`."""
         return at_hand(self, "D1").T
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
+        """Zeros: the step has no bias."""
         return at_hand(self, "D").new_zeros(self.D.shape[0])
 
 

@@ -33,6 +33,7 @@ class Labels(list[str]):
     """Names of heads; a call returns them too, since TransformerLens 3 has a method there."""
 
     def __call__(self) -> "Labels":
+        """Returns itself: TransformerLens has a method of this name, and older code a list."""
         return self
 
 
