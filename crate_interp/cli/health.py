@@ -67,7 +67,7 @@ def _packages() -> Iterator[Line]:
     for name in _PACKAGES:
         yield _package(name, FAIL, "pip install crate_interp brings it")
     for extra, (name, purpose) in _EXTRAS.items():
-        advice = f"{purpose} needs it: pip install 'crate_interp[{extra}]'"
+        advice = f"for {purpose}: pip install 'crate_interp[{extra}]'"
         yield _package(name, WARN, advice)
 
 

@@ -194,11 +194,15 @@ def stack(images: list[Tensor], kind: str = "image") -> Tensor:
 
 def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels height width"]:
     if cfg.mean is None or cfg.std is None:
+        published = (
+            "published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], "
+            "std=[0.229, 0.224, 0.225]; for plain [0, 1]: zeros and ones"
+        )
         raise ValueError(
             "the model does not say how its pictures were normalised. Load it with mean and std, "
-            "one number per channel (published CRATE and CRATE-alpha: mean=[0.485, 0.456, 0.406], "
-            "std=[0.229, 0.224, 0.225]; for plain [0, 1]: zeros and ones), "
-            "or pass float images as the model takes them."
+            "those of its training, one number per channel ("
+            + ("here 1; for plain [0, 1]: mean=[0], std=[1]" if cfg.channels == 1 else published)
+            + "), or pass float images as the model takes them."
         )
     images = array.to(torch.float32) / 255
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
