@@ -186,11 +186,13 @@ def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):
 
 def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatch, unchecked):
     monkeypatch.setattr(head_ablation, "Stage", lambda *_: pytest.fail("work has started"))
-    model = make()
-    pictures = images.read(0, N)
+    model = make(labels=[f"class {number}" for number in range(11)])
+    pictures, folders = images.read(0, N), dataclasses.replace(images, labels=["boot"] * N)
     for args, options, match in (
         ((model, pictures), {}, "needs the true class of each image, and the data has no labels"),
-        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "labels that are no classes"),
+        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "labels such as 99 are no cla"),
+        ((model, dataclasses.replace(images, labels=[None] * N)), {}, "sample 0 has no label: le"),
+        ((make(labels=None), folders), {}, r"load it with labels=.*, their 11 names in the order"),
         ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),
         ((model, images), {"metric": "los"}, "Did you mean loss"),
         ((model, images), {"limit": 0}, "limit=0"),

@@ -125,9 +125,9 @@ def test_tables(report, model, data):
         )
     samples = pd.read_parquet(report.parent / "samples.parquet")
     pd.testing.assert_frame_equal(samples, result.samples())
-    assert (
-        len((report.parent / "summary.txt").read_text().splitlines()) == LAYERS + 1 + 3 + LAYERS
-    )  # and the controls
+    lines = (report.parent / "summary.txt").read_text().splitlines()
+    assert len(lines) == LAYERS + 1 + 1 + 6 + 3 + LAYERS  # the columns, and the controls
+    assert any(line.startswith("U defect: alignment.orthonormality. |U_k^T") for line in lines)
 
 
 def test_without_twins_and_with_other_probes(model, data, tmp_path):

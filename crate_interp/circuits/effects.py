@@ -57,8 +57,9 @@ def loss_on(model: HookedModel, samples: Samples) -> Loss:
     """Returns the loss for a data set: with its labels where they are classes of the model.
 
     Labels with names (of folders, or of a ClassLabel column) count if the model has classes of
-    these names, or has no names and as many classes. Numbers without names count if the model has
-    such classes. Otherwise the model's own answers take their place.
+    these names. Those of a ClassLabel column have numbers too, and count if the model has no names
+    and as many classes; nothing says how a training numbered its folders. Numbers without names
+    count if the model has such classes. Otherwise the model's own answers take their place.
 
     Raises ValueError for windows of one token: they have no next token.
     """

@@ -132,13 +132,34 @@ def _loss(model: HookedModel, samples: Samples) -> Loss:
     """Returns the loss of the samples. Raises ValueError for images without true classes."""
     loss = loss_on(model, samples)
     if loss.kind == "answers":
-        found = "has no labels" if not samples.labels else "has labels that are no classes of it"
         raise ValueError(
-            f"the loss needs the true class of each image, and the data {found}: give data with "
-            'the classes of the model, such as "embedded:fashion" for crate-tiny-fashion, '
-            '"imagefolder:DIR" or a datasets.Dataset with a column of labels.'
+            f"the loss needs the true class of each image, and {_unclassed(samples, model)}"
         )
     return loss
+
+
+def _unclassed(samples: Samples, model: Any) -> str:
+    """Returns why labels are no classes of the model, and what to type."""
+    if not samples.labels:
+        return (
+            'the data has no labels: give "imagefolder:DIR" with a folder for each class, or a '
+            "datasets.Dataset with a column of labels."
+        )
+    if None in samples.labels:
+        return f"sample {samples.start + samples.labels.index(None)} has no label: leave it out."
+    count, known, label = model.W_U.shape[1], model.cfg.labels, samples.labels[0]
+    if samples.names is not None and isinstance(label, int):
+        label = samples.names[label]
+    if known is None:
+        return (
+            f"labels such as {label!r} do not tell which of the model's {count} classes they are: "
+            f"load it with labels=[...], their {count} names in the order of its outputs "
+            "(torchvision's ImageFolder numbers folders in the order of their names)."
+        )
+    return (
+        f"labels such as {label!r} are no classes of the model, which has {', '.join(known[:4])}"
+        f"{', ...' if len(known) > 4 else ''}: give data whose labels, or folders, are called so."
+    )
 
 
 def _may_share(model: Any) -> bool:

@@ -23,6 +23,7 @@ from crate_interp.cli.options import (
     Step,
     Threads,
     Untrained,
+    finding,
     load,
     names_of,
     say,
@@ -89,7 +90,7 @@ def audit(
     page = page_of(result, out, ci.viz.audit_page)
     say_table(result, run, result.text())
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
-    say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
+    say(f"{signs} {finding(result)} The page: {page}")
 
 
 def compare(
@@ -129,7 +130,7 @@ def compare(
     page = ci.viz.compare_page(result, out)
     say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
     signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
-    say(f"{signs} {result.headline()} {result.caution()} The page: {page}")
+    say(f"{signs} {finding(result)} The page: {page}")
 
 
 @in_chunks
@@ -170,7 +171,7 @@ def segment(
         return
     page = page_of(result, out, ci.viz.segment_page)
     say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n\n")
-    say(f"{result.headline()} {result.caution()} The page: {page}")
+    say(f"{finding(result)} The page: {page}")
 
 
 @in_chunks
@@ -226,7 +227,7 @@ def ablate(
     page_of(result, out, _heat_map)
     table = result.heads().sort_values("drop", ascending=False).head(10)
     say_table(result, run, table.to_string(index=False, float_format="{:.4g}".format))
-    say(f"{result.headline()} {result.caution()} The heat map: {out / 'heads.png'}")
+    say(f"{finding(result)} The heat map: {out / 'heads.png'}")
 
 
 def _heat_map(result: Any, out: Path) -> None:

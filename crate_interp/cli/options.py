@@ -95,7 +95,10 @@ ProbeNames = Annotated[
     str | None,
     typer.Option(help="Names of probes with commas between them. Default: the usual four."),
 ]
-Limit = Annotated[int | None, typer.Option(help="Use the first samples only.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(help="Use the first samples only. Of a folder these are of its first classes."),
+]
 Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
 
 
@@ -112,6 +115,11 @@ def take_threads(threads: int | None) -> None:
             f"--threads {threads}: torch runs with {torch.get_num_threads()} threads already; set "
             f"OMP_NUM_THREADS={threads} before Python starts."
         )
+
+
+def finding(result: Any) -> str:
+    """Returns what a result found, and what its intervals do not cover."""
+    return " ".join(words for words in (result.headline(), result.caution()) if words)
 
 
 def load(

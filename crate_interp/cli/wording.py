@@ -10,6 +10,7 @@ _OPTIONS = (
 )  # fmt: skip
 _WORDS = {
     "ci.list_models()": "`crate-interp models`",
+    "load it with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
     "Load it with mean and std, ": 'Give --config "mean=[...]" and --config "std=[...]", ',
 }
 _ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")

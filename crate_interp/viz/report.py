@@ -25,6 +25,7 @@ from crate_interp.viz.summary import (
     controlled,
     controls_table,
     controls_text,
+    legend,
     numbers,
     rate_reduction_bound,
     summary,
@@ -61,7 +62,8 @@ def report_page(
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    Beside report.html lie summary.txt, the table that the page begins with; layers.csv, the table
+    Beside report.html lie summary.txt, the table that the page begins with, and what its columns
+    are; layers.csv, the table
     of layers with the twins' mean, lowest and highest; and figures/*.png. Returns the path of the
     page. twins: results of the same network with random weights, for one seed each. audited: link
     to the page of an audit, audit/audit.html. data: the name of the data, for the command that the
@@ -70,7 +72,7 @@ def report_page(
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
-        words = as_text(*summary(result, twins)) + "\n" + controls_text(result)
+        words = as_text(*summary(result, twins)) + "\n\n" + legend(result) + controls_text(result)
         write_text(stage / "summary.txt", words)
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()

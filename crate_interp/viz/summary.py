@@ -26,10 +26,7 @@ def summary(
 
     Each cell is the model's mean, with the untrained mean in brackets.
     """
-    known = names(result)
-    chosen = [(name, title) for name, title in _FIRST if name in known] or [
-        (name, name) for name in known[:6]
-    ]
+    chosen = _chosen(result)
     header = ["layer", *(title for _, title in chosen)]
     rows: dict[int, list[str]] = {}
     for column, (name, _) in enumerate(chosen):
@@ -39,6 +36,23 @@ def summary(
             cell += "" if random is None else f" ({random.mean(axis=0)[place]:.4g})"
             rows.setdefault(layer, [""] * len(chosen))[column] = cell
     return header, [[str(layer), *cells] for layer, cells in sorted(rows.items())]
+
+
+def _chosen(result: SweepResult) -> list[tuple[str, str]]:
+    """Returns the statistics of the summary, and what their columns are called."""
+    known = names(result)
+    return [(name, short) for name, short in _FIRST if name in known] or [
+        (name, name) for name in known[:6]
+    ]
+
+
+def legend(result: SweepResult) -> str:
+    """Returns a line for each column of the summary: its statistic, unit and how to read it."""
+    lines = []
+    for name, short in _chosen(result):
+        unit, _, _, how = result.meta["statistics"][name]
+        lines.append(f"{short}: {name}{f', {unit}' if unit else ''}. {how}")
+    return "\n".join(lines) + "\n"
 
 
 def numbers(
