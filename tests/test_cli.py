@@ -141,8 +141,9 @@ def test_convert(tmp_path):
 
 def test_convert_a_language_model(tmp_path):
     """With its tokenizer, from a step along its training."""
-    done = run("convert", WEIGHTS / "crate-tiny-lm", tmp_path / "lm", "--revision", "step-640")
+    done = run("convert", f"{WEIGHTS / 'crate-tiny-lm'}@step-640", tmp_path / "lm")
     assert done.returncode == 0, done.stderr
+    assert run("convert", f"{WEIGHTS / 'crate-tiny-lm'}@step-7", tmp_path / "no").returncode == 2
     lm, step = ci.load(tmp_path / "lm"), ci.load(WEIGHTS / "crate-tiny-lm", revision="step-640")
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
 
@@ -246,6 +247,7 @@ def test_errors_are_one_line(tmp_path):
     fails("--batch-size 0: give a whole number of at least 1", *fashion, "--batch-size", 0)
     fails("--threads=0: give a whole number of at least 1", *fashion, "--threads", 0)
     fails("no probe is called ''", *fashion, "--probes", "")
+    fails("statistic of the probe attention: give that", *fashion, "--probes", "entropy")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
     fails(

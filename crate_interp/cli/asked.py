@@ -9,15 +9,14 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.saved import META
 from crate_interp.sweeps.result import SweepResult
 
-Load = Callable[[str, str | None], HookedModel]  # of a source and a revision, such as "step-100"
-_AT = "@"
+Load = Callable[[str], HookedModel]  # of a source, which may say its revision: "NAME@step-100"
 
 
 def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], str]:
     """Returns the networks that a text names, with commas between several, and what to call them.
 
-    Each is the folder of a saved sweep, or what `load` takes: a name, a file or a folder. "NAME@
-    step-100" is a revision. Raises ValueError for a text that names none.
+    Each is the folder of a saved sweep, or what `load` takes: a name, a file or a folder. Raises
+    ValueError for a text that names none.
     """
     words = [asked] if Path(asked).exists() else [word.strip() for word in asked.split(",")]
     words = [word for word in words if word]
@@ -28,16 +27,10 @@ def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], s
         )
     called = Path(words[0]).name if Path(words[0]).exists() else words[0]
     more = f" and {len(words) - 1} more" if words[1:] else ""
-    return [_network(word, load) for word in words], called + more
-
-
-def _network(word: str, load: Load) -> HookedModel | SweepResult:
-    if (Path(word) / META).is_file():
-        return SweepResult.load(word)
-    source, at, revision = word.rpartition(_AT)
-    if not at or not source or Path(word).exists():
-        return load(word, None)
-    return load(source, revision)
+    found: list[HookedModel | SweepResult] = [
+        SweepResult.load(word) if (Path(word) / META).is_file() else load(word) for word in words
+    ]
+    return found, called + more
 
 
 def one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:

@@ -20,6 +20,7 @@ from crate_interp.cli.options import (
     Step,
     fields,
     load,
+    revised,
     say,
 )
 
@@ -70,6 +71,7 @@ def convert(
 
     It needs no further options then.
     """
+    source, revision = revised(source, revision)
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     model = ci.convert(source, folder, **options, **fields(config))
     params = sum(value.numel() for value in model.parameters())
@@ -87,6 +89,7 @@ def verify(
 
     Prints a report as JSON. The exit code is 1 if a check fails.
     """
+    source, revision = revised(source, revision)
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     checked = ci.verify(source, **options, **fields(config))
     say(json.dumps(checked, indent=2, default=str))

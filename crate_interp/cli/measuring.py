@@ -120,9 +120,9 @@ def compare(
     ci.Comparison.check_folder(out)
     from crate_interp.cli import asked
 
-    take = lambda source, revision: load(  # noqa: E731
-        source, family, revision, config, device, dtype
-    )
+    def take(source: str) -> Any:
+        return load(source, family, None, config, device, dtype)
+
     (one, name), (two, other) = (asked.networks(side, take) for side in (a, b))
     options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
     options["batch_size"] = batch_size

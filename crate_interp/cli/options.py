@@ -47,7 +47,10 @@ def _note(out: Path) -> Path:
 
 
 Source = Annotated[
-    str, typer.Argument(help="A name of `crate-interp models`, a weight file or a saved folder.")
+    str,
+    typer.Argument(
+        help="A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."
+    ),
 ]
 Data = Annotated[
     str,
@@ -122,6 +125,14 @@ def finding(result: Any) -> str:
     return " ".join(words for words in (result.headline(), result.caution()) if words)
 
 
+def revised(source: str, revision: str | None) -> tuple[str, str | None]:
+    """Returns source and revision: NAME@step-100 says one where --revision does not."""
+    name, at, step = source.rpartition("@")
+    if not at or not name or revision is not None or Path(source).exists():
+        return source, revision
+    return name, step
+
+
 def load(
     source: str,
     family: str | None,
@@ -131,6 +142,7 @@ def load(
     dtype: str | None = None,
 ) -> Any:
     """Returns the hooked model that a command names, a black box too."""
+    source, revision = revised(source, revision)
     place: Any = {"device": device or "cpu", "dtype": _dtype(dtype)}
     return ci.bridge.load(source, family=family, revision=revision, **place, **fields(config))
 

@@ -89,6 +89,8 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
 
 def _named(name: str) -> Probe:
     if name not in _BUILT_IN:
+        of = [probe for probe, made in _BUILT_IN.items() if name in made().statistics]
         hint = checks.did_you_mean(name, _BUILT_IN, f"The probes are {', '.join(_BUILT_IN)}.")
+        hint = f"It is a statistic of the probe {' and of '.join(of)}: give that." if of else hint
         raise ValueError(f"no probe is called {name!r}. {hint}")
     return _BUILT_IN[name]()
