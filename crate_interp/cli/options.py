@@ -120,7 +120,9 @@ def take_threads(threads: int | None) -> None:
         )
 
 
-def finding(result: Any) -> str:
+def finding(
+    result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation",
+) -> str:
     """Returns what a result found, and what its intervals do not cover."""
     return " ".join(words for words in (result.headline(), result.caution()) if words)
 
