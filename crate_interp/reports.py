@@ -50,8 +50,8 @@ def report(
     data, probes, limit, batch_size: as in `ci.sweep`. Beside the page lie the result as
     SweepResult.save writes it, summary.txt (the table that the page begins with), layers.csv (with
     the twins' mean, lowest and highest) and figures/*.png. audit: write a second page too,
-    audit/audit.html (`ci.audit`, beside as many twins). With `progress` a line at the end tells on
-    stderr how long each part took.
+    audit/audit.html (`ci.audit`, beside as many twins). With `progress` lines on stderr
+    tell what comes, and at the end how long each part took.
 
     Raises ValueError, before work starts, if `out` cannot be written into or holds something else
     than a report; and as `ci.sweep` does.
@@ -87,6 +87,10 @@ def _write(
     started = time.perf_counter()
 
     progress = options["progress"]
+    if progress:
+        last = "; then the audit, which takes most of the time" if audit else ""
+        twins_too = f", {_counted_twins(untrained)}" if untrained else ""
+        note(f"report: first the sweep{twins_too} and the pages{last}")
     result = sweep(model, samples, probes=probes, **options)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
     took["sweep"] = time.perf_counter() - started

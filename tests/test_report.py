@@ -186,7 +186,8 @@ def test_refusals(model, data, tmp_path):
 )
 def test_it_tells_how_long_each_part_took(model, data, tmp_path, capsys, untrained, words):
     ci.report(model, data, tmp_path, untrained=untrained, limit=2)
-    (line,) = re.findall(r"^report: .*$", capsys.readouterr().err, re.MULTILINE)
+    first, line = re.findall(r"^report: .*$", capsys.readouterr().err, re.MULTILINE)
+    assert first == f"report: first the sweep{', ' * bool(words)}{words} and the pages"
     parts = [part.rsplit(" ", 2) for part in line.removeprefix("report: ").split(", ")]
     assert [name for name, *_ in parts] == ["sweep", *filter(None, [words]), "pages"]
     assert all(seconds.isdigit() and unit == "s" for _, seconds, unit in parts)
