@@ -272,7 +272,9 @@ def test_the_bias_and_the_temperature(seed, temperature):
     assert (bias >= -1e-15).all() and (bias <= n * 1e-8 + 1e-15).all()
     sharper = (1.1 * logits / temperature).softmax(dim=-1)
     for measure in (attention_entropy, official_attention_entropy):
-        assert (measure(sharper) < measure(pattern)[:, :3]).all()
+        before, after = measure(pattern)[:, :3], measure(sharper)
+        # one key with all but 1e-9 of the attention is as sharp as doubles tell
+        assert ((after < before) | (before < 1e-6)).all() and (after <= before + 1e-15).all()
 
 
 def test_mass_cover():
