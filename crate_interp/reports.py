@@ -48,9 +48,9 @@ def report(
     the same architecture with the official random initialisation, seeds 0, 1, ...; the global
     random state does not change.
     data, probes, limit, batch_size: as in `ci.sweep`. Beside the page lie the result as
-    SweepResult.save writes it, summary.txt (the table that the page begins with), layers.csv (with
-    the twins' mean, lowest and highest) and figures/*.png. audit: write a second page too,
-    audit/audit.html (`ci.audit`, beside as many twins). With `progress` lines on stderr
+    SweepResult.save writes it, summary.txt (means by layer, what its columns are, the controls),
+    layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit: write a second
+    page too, audit/audit.html (`ci.audit`, beside as many twins). With `progress` lines on stderr
     tell what comes, and at the end how long each part took.
 
     Raises ValueError, before work starts, if `out` cannot be written into or holds something else

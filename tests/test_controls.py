@@ -10,7 +10,7 @@ import reference
 from conftest import make
 from crate_interp.data.samples import part
 from crate_interp.sweeps.stream import samples_of
-from crate_interp.viz.summary import controls_text
+from crate_interp.viz.summary import controls_table, controls_text
 from probing import sweep, values
 
 
@@ -60,6 +60,11 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
         pd.testing.assert_frame_equal(other.controls(), whole.controls(), rtol=1e-5)
     assert set(whole.controls()["n"]) == {1, 3} and whole.meta["controls"] == 3
     assert "over the first 3 images (1 of them for what is changed" in controls_text(some)
+    header, rows = controls_table(some, "compression.subspace_rate_mid")
+    assert header[:4] == ["layer", "model, 3 images", "random weights", "model, 1 image"]
+    table = some.controls().query("statistic == 'subspace_rate_mid' and layer == 1")
+    shown = [f"{value:.4g}" for value in table.sort_values("n")["model_mean"].iloc[[-1, 0]]]
+    assert [rows[1][1], rows[1][3]] == shown
     first = sweep(model, images[:3])  # 32 of three are three
     pd.testing.assert_frame_equal(first.controls(), whole.controls(), rtol=1e-5)
     none = sweep(model, images, controls=0)

@@ -62,12 +62,11 @@ def report_page(
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    Beside report.html lie summary.txt, the table that the page begins with, and what its columns
-    are; layers.csv, the table
-    of layers with the twins' mean, lowest and highest; and figures/*.png. Returns the path of the
-    page. twins: results of the same network with random weights, for one seed each. audited: link
-    to the page of an audit, audit/audit.html. data: the name of the data, for the command that the
-    page gives to repeat it.
+    Beside report.html lie summary.txt, means by layer, what its columns are and the controls;
+    layers.csv, the table of layers with the twins' mean, lowest and highest; and figures/*.png.
+    Returns the path of the page. twins: results of the same network with random weights, for one
+    seed each. audited: link to the page of an audit, audit/audit.html. data: the name of the data,
+    for the command that the page gives to repeat it.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """

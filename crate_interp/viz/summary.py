@@ -85,21 +85,28 @@ CONTROLLED = (
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
 
-    There are no rows if no control applies to the statistic.
+    Before controls of the same samples stands the model on these samples. There are no rows if no
+    control applies to the statistic.
     """
     probe, _, statistic = name.partition(".")
     table: Any = result.controls()
     rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
-    kinds = list(dict.fromkeys(rows["control"]))
-    lines: list[list[str]] = []
-    for layer in sorted(set(rows["layer"])):
-        here = rows[rows["layer"] == layer].set_index("control")
-        cells = [
-            f"{here['control_mean'][kind]:.4g}" if kind in here.index else "" for kind in kinds
-        ]
-        most = here.sort_values("n", ascending=False)["model_mean"].iloc[0]
-        lines.append([str(layer), f"{most:.4g}", *cells])
-    return ["layer", "model", *kinds], lines
+    lines = {layer: [str(layer)] for layer in sorted(set(rows["layer"]))}
+    header = ["layer"]
+    for n in sorted(set(rows["n"]), reverse=True):
+        seen = rows[rows["n"] == n]
+        own = seen.groupby("layer")["model_mean"].first()
+        means = seen.pivot(index="layer", columns="control", values="control_mean")
+        kinds = list(dict.fromkeys(seen["control"]))
+        unit = str(result.meta["unit"])
+        header += [f"model, {n} {unit if n > 1 else unit.removesuffix('s')}", *kinds]
+        for layer, cells in lines.items():
+            found = [
+                own.get(layer, math.nan),
+                *(means[kind].get(layer, math.nan) for kind in kinds),
+            ]
+            cells += ["" if math.isnan(value) else f"{value:.4g}" for value in found]
+    return header, list(lines.values())
 
 
 def controls_text(result: SweepResult) -> str:
