@@ -315,7 +315,7 @@ class CrateConfig:
 
     @property
     def positional_embedding_type(self) -> str:
-        """ "rotary" where positions turn queries and keys, "standard" where they are added."""
+        """How positions enter: "rotary" turns queries and keys, "standard" adds to the stream."""
         return "rotary" if self.rotary else "standard"
 
     n_key_value_heads = None

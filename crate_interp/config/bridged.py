@@ -91,5 +91,5 @@ class BridgedTextConfig(TextConfig):
 
     @property
     def positional_embedding_type(self) -> str:
-        """ "rotary" where positions turn queries and keys, "standard" where they are added."""
+        """How positions enter: "rotary" turns queries and keys, "standard" adds to the stream."""
         return "rotary" if self.rotations else "standard"

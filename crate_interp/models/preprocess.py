@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crate_interp import checks
 from crate_interp.config import CrateConfig
+from crate_interp.measures.checks import all_finite
 from crate_interp.pictures import Picture, check_depth, loaded
 
 # what may be one picture or several
@@ -45,7 +46,7 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
     if isinstance(images, (torch.Tensor, np.ndarray)):
         array = torch.as_tensor(images)
         if array.is_floating_point():
-            if not array.isfinite().all():
+            if not all_finite(array):
                 raise ValueError("images hold NaN or Inf: give finite numbers.")
             return array
         return _normalise(cfg, _fit_array(cfg, array))

@@ -142,7 +142,7 @@ class Watch:
             self.not_measured[step] = plain(error, 300)
             warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
         else:
-            self._keep(step, tables, self.stage.samples)
+            self._keep(step, tables)
         finally:
             self.seconds += time.perf_counter() - started
 
@@ -161,9 +161,10 @@ class Watch:
                 module.training = True
             self.stage.once.clear()  # what was computed of weights, which change
 
-    def _keep(self, step: int, tables: Tables, samples: Any) -> None:
+    def _keep(self, step: int, tables: Tables) -> None:
         self._steps[step] = tables
         if self._ledger is not None:
+            samples: Any = self.stage.samples
             stop = samples.start + samples.n
             seconds = float(tables["chunk"]["seconds"].iloc[0])
             self._ledger.write(_STAGE, step, samples.start, stop, tables, seconds)
