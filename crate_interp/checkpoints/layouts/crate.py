@@ -11,6 +11,7 @@ from crate_interp.checkpoints.layouts.layout import (
     Shapes,
     Stack,
     image_size,
+    most_square,
     shape_of,
 )
 from crate_interp.errors import CheckpointError
@@ -62,14 +63,13 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
     side = math.isqrt(values // channels)
     if side * side * channels != values:
         fitting = 1 if values % channels else channels
-        pixels = values // fitting
-        rows = next((n for n in range(math.isqrt(pixels), 0, -1) if pixels % n == 0), 1)
-        size = "" if rows * rows == pixels else f", patch_size=({rows}, {pixels // rows})"
+        rows, columns = most_square(values // fitting)
+        size = "" if rows == columns else f", patch_size=({rows}, {columns})"
         kind = "grey" if fitting == 1 else f"of {fitting} channels"
         raise CheckpointError(
             f"patch_size cannot be inferred: patches have {values} values, which is no square "
             f"times channels={channels}. Give ci.load(..., channels={fitting}{size}), if images "
-            f"are {kind} in patches of {rows} x {pixels // rows}."
+            f"are {kind} in patches of {rows} x {columns}."
         )
     return {"channels": channels, "patch_size": (side, side)}
 

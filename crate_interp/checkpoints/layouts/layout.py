@@ -206,6 +206,12 @@ def _advice(name: str, codes: tuple[int, ...]) -> str:
     )
 
 
+def most_square(count: int) -> tuple[int, int]:
+    """Returns the rows and columns of the grid of `count` cells that is nearest to a square."""
+    rows = next((n for n in range(math.isqrt(count), 0, -1) if count % n == 0), 1)
+    return rows, count // rows
+
+
 def image_size(
     shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
 ) -> Fields:
@@ -229,11 +235,11 @@ def image_size(
         return {"image_size": (height, width)}
     side = math.isqrt(patches)
     if side * side != patches or not patches:
-        rows = next((n for n in range(side, 0, -1) if patches % n == 0), 1)
+        rows, columns = most_square(patches)
         raise CheckpointError(
             f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
             f"and width, such as ci.load(..., image_size=({patch[0] * rows}, "
-            f"{patch[1] * (patches // rows)})), if they are {rows} x {patches // rows}."
+            f"{patch[1] * columns})), if they are {rows} x {columns}."
         )
     return {"image_size": (side * patch[0], side * patch[1])}
 
