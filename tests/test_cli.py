@@ -121,7 +121,7 @@ def test_convert(tmp_path):
     model = make("crate-alpha")
     torch.save(published_layout(model), tmp_path / "w.pth")
     config = ["--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]"]
-    done = run("convert", tmp_path / "w.pth", tmp_path / "new", *config)
+    done = run("convert", tmp_path / "w.pth", "--out", tmp_path / "new", *config)
     assert done.returncode == 0 and "parameters in" in done.stdout, done.stderr
     loaded = ci.load(tmp_path / "new")
     assert loaded.cfg == model.cfg and "# new" in (tmp_path / "new" / "README.md").read_text()
@@ -131,19 +131,22 @@ def test_convert(tmp_path):
         "is there already: give the name of a new folder",
         "convert",
         tmp_path / "w.pth",
+        "--out",
         tmp_path / "new",
         *config,
     )
-    fails("is there already", "convert", tmp_path / "w.pth", tmp_path / "w.pth", *config)
-    fails("n_heads cannot be inferred", "convert", tmp_path / "w.pth", tmp_path / "other")
+    weights = ("convert", tmp_path / "w.pth", "--out")
+    fails("is there already", *weights, tmp_path / "w.pth", *config)
+    fails("n_heads cannot be inferred", *weights, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
 
 
 def test_convert_a_language_model(tmp_path):
     """With its tokenizer, from a step along its training."""
-    done = run("convert", f"{WEIGHTS / 'crate-tiny-lm'}@step-640", tmp_path / "lm")
+    done = run("convert", f"{WEIGHTS / 'crate-tiny-lm'}@step-640", "--out", tmp_path / "lm")
     assert done.returncode == 0, done.stderr
-    assert run("convert", f"{WEIGHTS / 'crate-tiny-lm'}@step-7", tmp_path / "no").returncode == 2
+    missing = run("convert", f"{WEIGHTS / 'crate-tiny-lm'}@step-7", "--out", tmp_path / "no")
+    assert missing.returncode == 2
     lm, step = ci.load(tmp_path / "lm"), ci.load(WEIGHTS / "crate-tiny-lm", revision="step-640")
     assert torch.equal(lm("In the beginning"), step("In the beginning")) and lm.cfg == step.cfg
 
@@ -237,7 +240,9 @@ def test_errors_are_one_line(tmp_path):
     fashion = (*report, "embedded:fashion")
     fails("no field 'source'", *fashion, "--config", "source=x")
     fails("write --family crate.", *fashion, "--config", "family=crate")
-    fails("mean=0.5: give a list", *fashion, "--config", "mean=0.5")
+    fails("mean='grey': give a list", *fashion, "--config", "mean=grey")
+    fails("a list is JSON, with strings in double", *fashion, "--config", "labels=['a']")
+    fails('such as ["cat", "dog"], or None', *fashion, "--config", "labels=a,b")
     fails(
         "interpolate_pos='perhaps': give True or False",
         *fashion,

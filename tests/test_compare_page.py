@@ -116,7 +116,9 @@ def test_names_of_strangers_are_shown_and_not_run(tmp_path):
 
 def test_signs_say_which_side_is_higher():
     row = {"p": 0.01, "holds": True, "difference": -2.0, "excess": 1.0, "excess_p": 0.01}
+    row |= {"low": -3.0, "high": -1.0}
     nan = float("nan")
+    assert sign(row | {"difference": 0.0, "low": 0.0, "high": 0.0}) is None
     assert sign(row) == -1 and sign(row | {"holds": False}) == 0
     assert sign(row | {"p": nan, "holds": False}) == 1  # of the weights: by untrained networks
     assert sign(row | {"p": nan, "holds": False, "excess_p": 0.2}) == 0

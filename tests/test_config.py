@@ -126,6 +126,7 @@ def test_frozen():
         (dict(variant="t", d_head=5), "variant='t' needs n_heads"),
         (dict(mean=(0.1,)), "mean and std go together"),
         (dict(mean=(0.1,), std=(0.1,)), "mean has 1 values for channels=3"),
+        (dict(mean=0.1, std=0.1), "mean has 1 values for channels=3"),
         (dict(labels=("a",)), "labels has 1 names for n_classes=1000"),
         (dict(labels=[1] * 1000), "labels are names: give strings"),
     ],

@@ -63,6 +63,12 @@ def test_class_labels_and_limit(preprocess):
     assert open_data(dataset(), preprocess).labels is None
 
 
+def test_the_first_of_a_folder_may_lack_classes_and_a_warning_says_so(preprocess, folder):
+    with pytest.warns(UserWarning, match="the first 3 of 7 pictures are of 1 of 2 folders"):
+        assert open_data(f"imagefolder:{folder}", preprocess, limit=3).labels == list("aaa")
+    assert open_data(f"imagefolder:{folder}", preprocess, limit=5).labels == list("aaaab")
+
+
 def test_fingerprints(preprocess, folder):
     one = open_data(IMAGES, preprocess).fingerprint
     assert one == open_data(IMAGES.copy(), preprocess).fingerprint and one.startswith(

@@ -104,7 +104,7 @@ def test_a_full_disk_is_one_line(size, tmp_path):
         done = run(*REPORT, "--out", out)
         says("", 2, done)
         if size:
-            converted = run("convert", "crate-tiny-fashion", tmp_path / "new")
+            converted = run("convert", "crate-tiny-fashion", "--out", tmp_path / "new")
             says("too large", converted.returncode, converted)
             assert converted.returncode == 2 and not (tmp_path / "new").exists()
     assert "too large" in done.stderr and "make room, or give another folder; " in done.stderr
@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_line(size, tmp_path):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 def test_every_call_of_the_system_may_fail(call, code, tmp_path, monkeypatch):
     monkeypatch.setattr(os, call, raising(OSError(code, os.strerror(code))))
-    says(os.strerror(code), 2, run("convert", "crate-tiny-fashion", tmp_path / "new"))
+    says(os.strerror(code), 2, run("convert", "crate-tiny-fashion", "--out", tmp_path / "new"))
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())
 
@@ -158,11 +158,11 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 @pytest.mark.slow
 def test_a_folder_whose_name_cannot_be_written_is_refused_before_work_starts(tmp_path):
-    for args in ((*REPORT, "--out"), ("convert", "crate-tiny-fashion")):
+    for args in ((*REPORT, "--out"), ("convert", "crate-tiny-fashion", "--out")):
         done = run(*args, tmp_path / "o\udcff")
         says("its name holds bytes that are no text here. Give another folder", 2, done)
         assert "sweep" not in done.stderr
-    done = started("convert", "crate-tiny-fashion", tmp_path / "ñ", env=ASCII)
+    done = started("convert", "crate-tiny-fashion", "--out", tmp_path / "ñ", env=ASCII)
     says("bytes that are no text here", 2, done)
     assert not list(tmp_path.iterdir())
 
@@ -171,7 +171,7 @@ def test_no_argument_is_a_traceback():
     for odd in ("\udcff", "a\0b", "\x1b[31m", "x" * 5000):
         data = ("--data", f"imagefolder:{odd}", "--out", "/dev/null/o")
         says("", 2, run("report", f"{odd}.pth", *data))
-        says("", 2, run("convert", f"{odd}.pth", "/dev/null/o"))
+        says("", 2, run("convert", f"{odd}.pth", "--out", "/dev/null/o"))
         says("", 2, run("report", "crate-tiny-fashion", "--data", odd, "--out", "/dev/null/o"))
 
 

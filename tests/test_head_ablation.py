@@ -1,6 +1,7 @@
 """ci.ablate_heads against whole runs with hooks, closed forms, and what it refuses."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -159,6 +160,23 @@ def test_zeros_merge_and_means_do_not(images, tmp_path):
         mean.merge(mean)
 
 
+def test_answers_worse_than_by_chance_are_said_so(images):
+    """Where labels stand in another order, the loss is above ln(classes)."""
+    model = make()
+    with torch.no_grad():
+        logits = model(images.read(0, N))
+    settings = {"how": "zero", **QUIET}
+    worst = dataclasses.replace(images, labels=logits.argmin(-1).tolist())
+    wrong = ci.ablate_heads(model, worst, **settings)
+    base, even = wrong.heads()["base"].iloc[0], math.log(logits.shape[1])
+    assert base > even and f"worse than by chance: loss {base:.3g}, by" in wrong.caution()
+    best = dataclasses.replace(images, labels=logits.argmax(-1).tolist())
+    assert "by chance" not in ci.ablate_heads(model, best, **settings).caution()
+    accuracy = ci.ablate_heads(model, worst, metric="accuracy", **settings)
+    assert "worse than by chance: accuracy 0, by chance 0.0909" in accuracy.caution()
+    assert "accuracy of n samples" in accuracy.legend() and "zero ablation" in accuracy.legend()
+
+
 def test_the_headline_says_what_chance_would_find(result):
     rows = result.heads()
     out = int(((rows["low"] > 0) | (rows["high"] < 0)).sum())
@@ -190,7 +208,7 @@ def test_what_cannot_be_ablated_is_refused_before_work_starts(images, monkeypatc
     pictures, folders = images.read(0, N), dataclasses.replace(images, labels=["boot"] * N)
     for args, options, match in (
         ((model, pictures), {}, "needs the true class of each image, and the data has no labels"),
-        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "labels such as 99 are no cla"),
+        ((model, dataclasses.replace(images, labels=[99] * N)), {}, "the label 99 is no class of "),
         ((model, dataclasses.replace(images, labels=[None] * N)), {}, "sample 0 has no label: le"),
         ((make(labels=None), folders), {}, r"load it with labels=.*, their 11 names in the order"),
         ((model, images), {"how": "median"}, "how='median' is none of mean, zero"),

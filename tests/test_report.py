@@ -126,7 +126,12 @@ def test_tables(report, model, data):
     samples = pd.read_parquet(report.parent / "samples.parquet")
     pd.testing.assert_frame_equal(samples, result.samples())
     lines = (report.parent / "summary.txt").read_text().splitlines()
-    assert len(lines) == LAYERS + 1 + 1 + 6 + 3 + LAYERS  # the columns, and the controls
+    assert lines[0] == (
+        "mine & <yours>, 6 images: means over them, in brackets untrained, mean of 2 seeds."
+    )
+    # the heading, the columns, and the controls with what each of them is
+    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + LAYERS + 1 + 4 + 1
+    assert "tight frame: a stream of the same energy without structure." in lines
     assert any(line.startswith("U defect: alignment.orthonormality. |U_k^T") for line in lines)
 
 

@@ -253,7 +253,7 @@ def test_errors_of_the_command_line_are_plain():
         done = run("verify", source)
         assert done.returncode == 1 and done.stdout.isascii()
         assert harmless(done.stdout) and not json.loads(done.stdout)["ok"]
-        error = run("convert", source, "/tmp/never").stderr
+        error = run("convert", source, "--out", "/tmp/never").stderr
         assert error.startswith("crate-interp: ") and harmless(error) and len(error) < 1600
 
 

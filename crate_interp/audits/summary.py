@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS, Claim
+from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS, Claim, Number
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.results import Result, counted
 
@@ -159,6 +159,40 @@ def _range(values: Any) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def legend(result: Result) -> str:
+    """Returns what signs, columns and rows of the table mean, in lines of text."""
+    lines = [
+        "layers: a sign for each. + kept, - broken, ~ depends on the frame or on eps, c by "
+        "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
+        "A number is kept if its 95 % interval lies within its bounds and it is better than its "
+        "null and than random weights. It is broken outside the bounds, or worse than its null: "
+        "a value may fall, and less than with random weights.",
+        "value: lowest to highest mean over layers and frames"
+        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. share: of "
+        "the best that is possible. untrained: the value of random networks.",
+        "",
+        "Each row, what `claims()` and `table()` call it, and its numbers:",
+    ]
+    for name, claim in CLAIMS.items():
+        lines.append(f"{claim.title} ({name}): {claim.says}")
+        for part in claim.parts:
+            number = NUMBERS[part]
+            lines.append(f"  {part}: {number.number}; {bounds_of(number, short=True)}")
+    return "\n".join(lines)
+
+
+def bounds_of(facts: Number, short: bool = False) -> str:
+    """Returns words such as "at most 0.1, lower is better"; a bound of 1e-6 stands for 0."""
+    low, high = facts.low, facts.high
+    least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
+    most = (
+        "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"
+    )
+    words = ", ".join(part for part in (least, most) if part)
+    way = {-1: ", lower is better", 1: ", higher is better"}.get(facts.better, "")
+    return words if short else words + way
+
+
 def headline(result: Result) -> str:
     """Returns the finding in one sentence: what R^c, the lasso and the direction of MSSA do."""
     claims: Any = result.table("claims")
@@ -181,8 +215,8 @@ def headline(result: Result) -> str:
         rows = main_cells(result)
         rows = rows[rows["number"] == "descends"]
         more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
-        said.append(f"the lasso falls in {(rows['value'] < 0).sum()}")
-        said[-1] += f", more than with random dictionaries in {more}"
+        said.append(f"the value of the lasso falls in {(rows['value'] < 0).sum()}")
+        said[-1] += f", shown to fall more than with random dictionaries in {more}"
     if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
         said.append(f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)}")
     if not said:

@@ -147,18 +147,23 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     if None in samples.labels:
         return f"sample {samples.start + samples.labels.index(None)} has no label: leave it out."
-    count, known, label = model.W_U.shape[1], model.cfg.labels, samples.labels[0]
-    if samples.names is not None and isinstance(label, int):
-        label = samples.names[label]
+    count, known = model.W_U.shape[1], model.cfg.labels
+    named = [
+        samples.names[label] if samples.names is not None and isinstance(label, int) else label
+        for label in dict.fromkeys(samples.labels)
+    ]
+    there = (*(known or ()), *range(count))
+    label = next((label for label in named if label not in there), named[0])
     if known is None:
         return (
             f"labels such as {label!r} do not tell which of the model's {count} classes they are: "
             f"load it with labels=[...], their {count} names in the order of its outputs "
             "(torchvision's ImageFolder numbers folders in the order of their names)."
         )
+    there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
     return (
-        f"labels such as {label!r} are no classes of the model, which has {', '.join(known[:4])}"
-        f"{', ...' if len(known) > 4 else ''}: give data whose labels, or folders, are called so."
+        f"the label {label!r} is no class of the model, which has {there}: give "
+        "data whose labels, or folders, are called so, or load the model with other labels=[...]."
     )
 
 

@@ -1,5 +1,6 @@
 """HeadAblation: how much worse a model answers without each head."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,16 @@ class HeadAblation(Result):
         """Returns a row per layer and head: layer, head, base, ablated, drop, low, high, p, n."""
         return self.table("heads")
 
+    def legend(self) -> str:
+        """Returns what the columns of `heads()` are, in words."""
+        metric = self.meta["settings"]["metric"]
+        return (
+            f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
+            f"head ({self.meta['settings']['how']} ablation). drop: how much worse that is.\n"
+            "low to high: its 95 % interval, of each head by itself. p: that the drop is 0, "
+            "adjusted over all heads (Holm); an interval may leave out 0 where p is above 0.05."
+        )
+
     @property
     def by_chance(self) -> float:
         """How many intervals would leave out 0 by chance, if no head did anything."""
@@ -92,6 +103,20 @@ class HeadAblation(Result):
             f"of {head_name(int(best['layer']), int(best['head']))} costs the most, "
             f"{best['drop']:+.3g} {unit}{ends} beside {best['base']:.3g}."
         )
+
+    def caution(self) -> str:
+        """Returns a warning if there are few samples, or if answers are worse than chance."""
+        metric, config = self.meta["settings"]["metric"], self.meta["config"]
+        choices = config.get("n_classes") or config.get("d_vocab") or 1
+        base = float(self._table("heads")["base"].mean())
+        even = math.log(choices) if metric == "loss" else 1 / choices
+        worse = base > even if metric == "loss" else base < even
+        said = (
+            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "
+            "Check that the labels are in the order of its outputs, and that pictures are prepared "
+            "as in its training."
+        )
+        return f"{said} {super().caution()}".strip() if worse and choices > 1 else super().caution()
 
     def _check(self) -> None:
         super()._check()

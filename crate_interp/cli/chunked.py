@@ -138,7 +138,7 @@ def say_table(result: Any, run: Mapping[str, Any], text: str = "") -> None:
     if name is not None:
         text = getattr(result, f"to_{name}")()
     if text:
-        say(text.rstrip("\n"))
+        say(text)
 
 
 def page_of(result: R, out: Path, write: Callable[[R, Path], T]) -> T:

@@ -25,7 +25,7 @@ EXAMPLES = {
     "ablate": "ablate crate-tiny-fashion --data embedded:fashion --out runs/ablate",
     "merge": "merge runs/sweep",
     "explore": "explore crate-tiny-fashion --data embedded:fashion --out runs/explore",
-    "convert": "convert crate-alpha-b16 models/alpha-b16",
+    "convert": "convert crate-alpha-b16 --out models/alpha-b16",
     "verify": "verify runs/sweep",
     "models": "models --json",
     "doctor": "doctor",

@@ -23,6 +23,7 @@ from crate_interp.cli.options import (
     revised,
     say,
 )
+from crate_interp.cli.wording import spoken
 
 
 def explore(
@@ -59,8 +60,9 @@ def convert(
             help="A weight file, a repo on the Hub, or a name of `crate-interp models`."
         ),
     ],
-    folder: Annotated[
-        Path, typer.Argument(help="A new folder: model.safetensors, config.json and a model card.")
+    out: Annotated[
+        Path,
+        typer.Option(help="A new folder: model.safetensors, config.json and a model card."),
     ],
     family: Family = None,
     file: File = None,
@@ -73,9 +75,9 @@ def convert(
     """
     source, revision = revised(source, revision)
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
-    model = ci.convert(source, folder, **options, **fields(config))
+    model = ci.convert(source, out, **options, **fields(config))
     params = sum(value.numel() for value in model.parameters())
-    say(f"{params:,} parameters in {folder}")
+    say(f"{params:,} parameters in {out}")
 
 
 def verify(
@@ -92,9 +94,18 @@ def verify(
     source, revision = revised(source, revision)
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
     checked = ci.verify(source, **options, **fields(config))
-    say(json.dumps(checked, indent=2, default=str))
+    say(json.dumps(_in_words(checked), indent=2, default=str))
     if not checked["ok"]:
         raise typer.Exit(1)
+
+
+def _in_words(report: Any) -> Any:
+    """Returns a report whose texts name options of the command line."""
+    if isinstance(report, dict):
+        return {name: _in_words(value) for name, value in report.items()}
+    if isinstance(report, list):
+        return [_in_words(value) for value in report]
+    return spoken(report) if isinstance(report, str) else report
 
 
 def models(

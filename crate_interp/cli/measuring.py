@@ -30,6 +30,8 @@ from crate_interp.cli.options import (
     take_threads,
 )  # fmt: skip
 
+_HEADS = 10  # that `ablate` prints
+
 
 def report(
     source: Source,
@@ -56,9 +58,7 @@ def report(
     options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
     path = ci.report(model, data, out, audit=audit, batch_size=batch_size, **options)
     say(path.with_name("summary.txt").read_text(encoding="utf-8"))
-    seeds = f"{untrained} seed{'s' * (untrained > 1)}"
-    twins = f" (in brackets: untrained, mean of {seeds})" if untrained else ""
-    say(f"Means over samples{twins}. The page: {path}")
+    say(f"The page: {path}")
 
 
 @in_chunks
@@ -88,9 +88,10 @@ def audit(
     if result is None:
         return
     page = page_of(result, out, ci.viz.audit_page)
-    say_table(result, run, result.text())
+    say_table(result, run, f"{result.text()}\n")
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
-    say(f"{signs} {finding(result)} The page: {page}")
+    more = f"{page.with_name('audit.txt')} says what each row and column is."
+    say(f"{signs} {more}\n{finding(result)} The page: {page}")
 
 
 def compare(
@@ -121,7 +122,15 @@ def compare(
     from crate_interp.cli import asked
 
     def take(source: str) -> Any:
-        return load(source, family, None, config, device, dtype)
+        try:
+            return load(source, family, None, config, device, dtype)
+        except ValueError as error:
+            if config:
+                raise ValueError(
+                    f"{error} --config counts for every network of the comparison: where one needs "
+                    "other fields, make a folder of it first with `crate-interp convert`."
+                ) from error
+            raise
 
     (one, name), (two, other) = (asked.networks(side, take) for side in (a, b))
     options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
@@ -170,7 +179,7 @@ def segment(
     if result is None:
         return
     page = page_of(result, out, ci.viz.segment_page)
-    say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n\n")
+    say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n")
     say(f"{finding(result)} The page: {page}")
 
 
@@ -225,8 +234,11 @@ def ablate(
     if result is None:
         return
     page_of(result, out, _heat_map)
-    table = result.heads().sort_values("drop", ascending=False).head(10)
-    say_table(result, run, table.to_string(index=False, float_format="{:.4g}".format))
+    every = result.heads().sort_values("drop", ascending=False)
+    table = every.head(_HEADS).to_string(index=False, float_format="{:.4g}".format)
+    some = f"The {_HEADS} of {len(every)} heads with the largest drop; --format csv prints all."
+    words = [table, "", *([some] if len(every) > _HEADS else []), result.legend(), ""]
+    say_table(result, run, "\n".join(words))
     say(f"{finding(result)} The heat map: {out / 'heads.png'}")
 
 
@@ -293,7 +305,7 @@ def atoms(
     result = ci.atoms(model, data, out=out, **options, **measuring(run))
     if result is not None:
         table = result.layers().to_string(index=False, float_format="{:.4g}".format)
-        say_table(result, run, f"{table}\n\n")
+        say_table(result, run, f"{table}\n")
         say(f"{result.headline()} The tables: {out}")
 
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -181,8 +182,16 @@ def fields(pairs: list[str] | None) -> dict[str, Any]:
         if name in taken:
             raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
         try:
-            fields[name] = json.loads(python.get(value, value))
+            # .5 is a number to people, and none in JSON
+            fields[name] = json.loads(
+                python.get(value, re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", value))
+            )
         except (ValueError, RecursionError):
+            if value.startswith(("[", "{")):
+                raise ValueError(
+                    f"--config {pair!r}: a list is JSON, with strings in double quotes, such as "
+                    '--config \'labels=["cat", "dog"]\'.'
+                ) from None
             fields[name] = value
     return fields
 

@@ -27,6 +27,8 @@ def sign(row: Mapping[str, Any]) -> int | None:
 
     A statistic of the weights of single networks has no samples: untrained networks decide.
     """
+    if row["difference"] == row["low"] == row["high"] == 0:
+        return None
     known, beyond = not np.isnan(row["p"]), not np.isnan(row["excess_p"])
     if not known and not beyond:
         return None
@@ -41,11 +43,14 @@ def sign(row: Mapping[str, Any]) -> int | None:
 def overview(result: Result) -> str:
     """Returns a row of signs for each statistic, and the lowest and highest difference, as text."""
     table: Any = result.table("differences")
-    header = ["statistic", "layers", "a - b", "untrained", "training adds"]
+    beside = {"untrained": "untrained", "excess": "training adds"}
+    if not (table["untrained"].fillna(0) != 0).any():
+        beside = {}  # none, or the same on both sides: then training adds the whole difference
+    header = ["statistic", "layers", "a - b", *beside.values()]
     rows: list[list[str]] = []
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         signs = "".join(_SIGNS[sign(row)] for row in own.to_dict("records"))
-        cells = [span(own[name].to_numpy()) for name in ("difference", "untrained", "excess")]
+        cells = [span(own[name].to_numpy()) for name in ("difference", *beside)]
         rows.append([f"{probe}.{statistic}", signs, *cells])
     return as_text(header, rows)
 
@@ -67,13 +72,15 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
     """Returns the finding as sentences: how many differences hold, then the largest."""
     table: Any = result.table("differences")
     one, two = (result.meta[side]["name"] for side in "ab")
-    tested = table["p"].notna()
+    # not what is the same in every sample, such as the log of the number of tokens
+    constant = (table[["difference", "low", "high"]] == 0).all(axis=1)
+    tested = table["p"].notna() & ~constant
     count, held = int(tested.sum()), int(table["holds"].sum())
     start = f"{one} against {two}: "
+    if len(table) and not (table["difference"].fillna(0) != 0).any():
+        return [f"{start}every difference is 0."]
     if not count:
         return [f"{start}no difference has an interval."]
-    if not (table["difference"].fillna(0) != 0).any():
-        return [f"{start}every difference is 0."]
     among = f"of {counted(count, 'differences')}"
     if not held:
         return [f"{start}none {among} holds at 95 %, adjusted over layers."]
@@ -87,7 +94,8 @@ def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SH
             if same
             else f"; in {changed} of them training has changed what untrained networks differ by"
         )
-    return [f"{words}.", f"The largest: {'; '.join(list_of_largest(result, named, shown))}."]
+    most = "; ".join(list_of_largest(result, named, shown))
+    return [f"{words}.", f"The largest, as shares of the larger mean: {most}."]
 
 
 def list_of_largest(

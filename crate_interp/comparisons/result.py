@@ -85,6 +85,11 @@ class Comparison(Result):
             said.append(f"Intervals over {numbers} are wide and rest on Student's t.")
         if not all(side["untrained"] for side in sides):
             said.append("No untrained networks stand beside both.")
+        elif self.single and min(len(side["untrained"]) for side in sides) < 2:
+            said.append(
+                "Whether trainings scatter by as much is not told: that takes at least two "
+                "untrained networks."
+            )
         if sides[0]["n_layers"] != sides[1]["n_layers"]:
             said.append(
                 f"{sides[0]['n_layers']} layers stand beside {sides[1]['n_layers']} at the same "

@@ -32,8 +32,14 @@ def as_tuple(name: str, value: Any, such: str = "") -> tuple[Any, ...]:
 
 
 def per_channel(name: str, value: Any) -> tuple[Any, ...]:
-    """Returns a list of a number for each channel as a tuple."""
-    return as_tuple(name, value, " with a number for each channel, such as [0.5, 0.5, 0.5]")
+    """Returns a number for each channel as a tuple; a single number is that of a grey model."""
+    if checks.is_number(value):
+        return (value,)
+    return as_tuple(
+        name,
+        value,
+        " with a number for each channel, such as [0.5, 0.5, 0.5] or, of a grey model, [0.5]",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

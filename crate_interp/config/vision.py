@@ -9,6 +9,7 @@ from crate_interp.config.base import Check, choice
 from crate_interp.config.families import POOLS
 from crate_interp.config.images import ImageConfig, as_tuple
 
+_NAMES = ' of names in the order of the outputs, such as ["cat", "dog"]'
 _LONGEST = 1000  # characters of a label: some of ImageNet-21k name a dozen synonyms
 
 
@@ -17,7 +18,7 @@ def class_names(name: str, value: object) -> tuple[str, ...]:
 
     Raises ValueError, with the field's `name`, for anything else.
     """
-    for place, label in enumerate(names := as_tuple(name, value)):
+    for place, label in enumerate(names := as_tuple(name, value, _NAMES)):
         if not isinstance(label, str) or len(label) > _LONGEST or not words.is_harmless(label):
             raise ValueError(
                 f"{name} are names: give strings, one per class, of at most {_LONGEST} characters "

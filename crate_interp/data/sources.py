@@ -1,6 +1,7 @@
 """What `data` may be: the table of the sources that a string names, and open_data."""
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,4 +133,17 @@ def open_data(
     except Undecodable:
         if not skip_bad:
             raise
-    return first(samples, limit)
+    return _said(first(samples, limit), samples)
+
+
+def _said(few: Samples, every: Samples) -> Samples:
+    """Returns the first samples of a folder, and warns if they leave out some of its classes."""
+    if few.n < every.n and every.listing is not None and few.labels and every.labels:
+        some, total = len(set(few.labels)), len(set(every.labels))
+        if some < total:
+            warnings.warn(
+                f"the first {few.n:,} of {every.n:,} pictures are of {some} of {total} folders, in "
+                "the order of their names. Give a folder that holds a few pictures of each.",
+                stacklevel=3,
+            )
+    return few

@@ -97,10 +97,13 @@ def resize_and_crop(
         image = image.crop(_crop_box(cfg, image.size, what))  # a box inside the image
     size = (image.height, image.width)
     if size != cfg.image_size and not cfg.interpolate_pos:
+        steps = {"resize": cfg.resize, "crop": cfg.crop}
+        done = " and ".join(f"{name}={step}" for name, step in steps.items() if step is not None)
         raise ValueError(
-            f"{what} is {size[0]} x {size[1]}, "
-            f"the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: resize it, or load the "
-            f"model with resize={min(cfg.image_size)}, crop={list(cfg.image_size)}."
+            f"{what} is {size[0]} x {size[1]}{f' after {done}' if done else ''}, "
+            f"the model takes {cfg.image_size[0]} x {cfg.image_size[1]}: write "
+            f"ci.load(..., resize={min(cfg.image_size)}, crop={cfg.image_size}), or resize the "
+            "pictures yourself."
         )
     checks.patches(what, size, cfg.patch_size)
     return image

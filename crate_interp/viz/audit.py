@@ -16,7 +16,6 @@ from crate_interp.audits.claims import (
     NULLS,
     NUMBERS,
     Claim,
-    Number,
 )
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.summary import (
@@ -24,7 +23,9 @@ from crate_interp.audits.summary import (
     DEPENDS,
     MARKS,
     NOT_APPLICABLE,
+    bounds_of,
     is_judged,
+    legend,
     main_cells,
 )
 from crate_interp.audits.verdicts import BROKEN, KEPT, UNDECIDED
@@ -79,7 +80,8 @@ def audit_page(result: AuditResult, out: str | Path) -> Path:
     process is writing it.
     """
     with result.saved_with_pages(out) as stage:
-        write_text(stage / "audit.txt", result.text() + "\n")
+        words = f"{result.text()}\n\n{legend(result)}\n"
+        write_text(stage / "audit.txt", words)
         write_text(stage / "audit.html", _page(result))
     return Path(out) / "audit.html"
 
@@ -188,11 +190,11 @@ def _part(name: str, rows: Any) -> dict[str, Any]:
         for row in rows.itertuples()
     ]
     shown = ", ".join(f"{one.label} {one.value:.3g}" for one in drawn)
-    alt = f"{facts.title}: {shown or 'not measured'}; {_bounds(facts)}"
+    alt = f"{facts.title}: {shown or 'not measured'}; {bounds_of(facts)}"
     return {
         "title": facts.title,
         "formula": facts.number,
-        "bounds": _bounds(facts),
+        "bounds": bounds_of(facts),
         "svg": render("intervals.svg", **intervals(drawn, facts.low, facts.high, alt)),
     }
 
@@ -213,7 +215,7 @@ def _strip_row(result: AuditResult, name: str, cards: list[Card]) -> Row:
         for card in cards
         if card.claim is claim
     ]
-    words = [_bounds(NUMBERS[claim.parts[0]], short=True), _ends(main["value"])]
+    words = [bounds_of(NUMBERS[claim.parts[0]], short=True), _ends(main["value"])]
     return Row(TITLES[name], signs, [*words, _ends(main["untrained"])])
 
 
@@ -251,7 +253,7 @@ def _panel(claim: Claim, part: str, main: Any) -> dict[str, Any]:
     words = TITLES[CLAIM_OF[part]]
     return {
         "title": words if len(claim.parts) == 1 else f"{words}: {facts.title}",
-        "way": _bounds(facts),
+        "way": bounds_of(facts),
         "svg": svg,
         "formula": facts.number,
         "says": claim.says,
@@ -288,18 +290,6 @@ def _shown(row: dict[str, Any], name: str) -> str:
 
 def _number(value: float) -> str:
     return "" if pd.isna(value) else f"{value:.2g}"
-
-
-def _bounds(facts: Number, short: bool = False) -> str:
-    """Returns words such as "at most 0.1, lower is better"; a bound of 1e-6 stands for 0."""
-    low, high = facts.low, facts.high
-    least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
-    most = (
-        "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"
-    )
-    words = ", ".join(part for part in (least, most) if part)
-    way = {-1: ", lower is better", 1: ", higher is better"}.get(facts.better, "")
-    return words if short else words + way
 
 
 def _nulls(result: AuditResult) -> dict[str, Any]:

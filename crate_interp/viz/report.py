@@ -1,5 +1,7 @@
 """The page of a report: a model's default measurements beside the same network untrained."""
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from crate_interp.viz.summary import (
     controlled,
     controls_table,
     controls_text,
+    heading,
     legend,
     numbers,
     rate_reduction_bound,
@@ -35,6 +38,10 @@ from crate_interp.words import cell, file_name
 
 if TYPE_CHECKING:
     import matplotlib.figure
+
+
+# fields of a config that no weights tell
+_OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,9 @@ def report_page(
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
-        words = as_text(*summary(result, twins)) + "\n\n" + legend(result) + controls_text(result)
-        write_text(stage / "summary.txt", words)
+        table = as_text(*summary(result, twins))
+        words = f"{heading(result, twins, data)}\n\n{table}\n\n{legend(result)}"
+        write_text(stage / "summary.txt", words + controls_text(result))
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
         page = _page(result, twins, stage, attention, audited, data)
@@ -184,11 +192,21 @@ def _command(
 ) -> list[str]:
     """Returns the command that measures this again, as words; what is not known is in capitals."""
     words = ["crate-interp", "report", str(result.meta["model"] or "MODEL")]
+    if not result.meta["model"]:  # a file of one's own, which does not hold these
+        config = result.meta["config"]
+        known = {
+            name: config[name] for name in _OF_NO_FILE if config.get(name) not in (None, False)
+        }
+        words += [
+            word
+            for name, value in known.items()
+            for word in ("--config", f"{name}={json.dumps(value)}")
+        ]
     words += ["--data", data or "DATA", "--out", "OUT"]
     words += ["--limit", str(result.meta["n_samples"]), "--untrained", str(len(twins))]
     probes = list(result.meta["probes"])
     words += [] if probes == list(DEFAULT) else ["--probes", ",".join(probes)]
-    return words + ["--audit"] * audited
+    return [*map(shlex.quote, words + ["--audit"] * audited)]
 
 
 def _sources(result: SweepResult, twins: Sequence[SweepResult]) -> list[tuple[str, str]]:

@@ -4,10 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from crate_interp.results import counted
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.page import model_name
 from crate_interp.viz.titles import title
+from crate_interp.words import plain
 
 _FIRST = (
     ("compression.subspace_rate_pre", "R^c before"),
@@ -46,6 +49,19 @@ def _chosen(result: SweepResult) -> list[tuple[str, str]]:
     ]
 
 
+def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) -> str:
+    """Returns a line that says what was measured, on what, and what stands in brackets."""
+    meta = result.meta
+    what = f"{model_name(meta)}, {counted(meta['n_samples'], meta['unit'])}"
+    what += f" of {plain(data)}" if data else ""
+    if not untrained:
+        return f"{what}: means over them."
+    seen = max(twin.meta["n_samples"] for twin in untrained)
+    few = f" over the first {seen}" if seen < meta["n_samples"] else ""
+    seeds = f"{len(untrained)} seed{'s' * (len(untrained) > 1)}"
+    return f"{what}: means over them, in brackets untrained, mean of {seeds}{few}."
+
+
 def legend(result: SweepResult) -> str:
     """Returns a line for each column of the summary: its statistic, unit and how to read it."""
     lines = []
@@ -72,7 +88,9 @@ def numbers(
             cells[layer] += "" if random is None else f" ({random.mean(axis=0)[place]:.4g})"
         unit = result.meta["statistics"][name][0]
         rows.append([title(name), unit, *cells.values()])
-    return ["", "unit", *(f"layer {layer}" for layer in columns)], rows
+    last = result.meta["n_layers"]
+    names_ = [f"layer {layer}" if layer != last else f"output of {last - 1}" for layer in columns]
+    return ["", "unit", *names_], rows
 
 
 CONTROLLED = (
@@ -80,6 +98,14 @@ CONTROLLED = (
     "compression.reduction_mid",
     "compression.official_rate",
 )
+
+
+_KINDS = {
+    "random weights": "the untrained network.",
+    "random subspaces": "random U_k with the singular values of the model's.",
+    "permuted heads": "each head's result is written by the next head's output map.",
+    "tight frame": "a stream of the same energy without structure.",
+}
 
 
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
@@ -115,10 +141,12 @@ def controls_text(result: SweepResult) -> str:
         header, rows = controls_table(result, name)
         if rows:
             bound = rate_reduction_bound(result)
+            of_each = "\n".join(f"{kind}: {_KINDS[kind]}" for kind in header if kind in _KINDS)
             return (
-                f"\nControls: {name} over {controlled(result)}; d/2 ln K = {bound:.4g} nats "
-                "bounds R - R^c for complete orthonormal subspaces.\n"
-                f"{as_text(header, rows)}\n"
+                f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
+                f"same {result.meta['unit']}.\n{as_text(header, rows)}\n\n{of_each}\n"
+                f"d/2 ln K = {bound:.4g} nats is the most that R - R^c can be for complete "
+                "orthonormal subspaces.\n"
             )
     return ""
 
