@@ -75,6 +75,7 @@ labs: $(READY)
 	$(BIN)/python demos/labs/all.py --out runs/labs
 
 docs: $(READY)
+	$(BIN)/python demos/docs/generated.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet -f demos/docs/mkdocs.yml
 
 transformerlens: $(READY)

@@ -50,7 +50,7 @@ def saes(model, data, coder=0, **more):
 
 # what measures; how many chunks it has; a setting that is another, and the field that says so
 KINDS = {
-    "atoms": (lambda *a, **m: ci.atoms(*a, **QUIET, **m), 4, {"top": 5}, "settings.settings.top"),
+    "atoms": (lambda *a, **m: ci.atoms(*a, **QUIET, **m), 4, {"top": 5}, "settings.top"),
     "atlas": (lambda *a, **m: ci.atlas(*a, **QUIET, **m), 9, {"ablate": 2}, "settings.ablate"),
     "linear_probe": (
         lambda *a, **m: ci.linear_probe(*a, **{"test": 0.5} | QUIET | m), 4,

@@ -20,7 +20,7 @@ Pictures = Sequence[Picture] | Tensor | np.ndarray
 Preprocess = Callable[[Pictures], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """n samples in a fixed order: a whole data set, or a contiguous part of one.
 
@@ -52,6 +52,14 @@ class Samples:
     def __post_init__(self) -> None:
         if not self.of:
             object.__setattr__(self, "of", self.n)
+
+    def __repr__(self) -> str:
+        kinds = (
+            "" if self.labels is None else f", labels of {len(set(map(str, self.labels)))} kinds"
+        )
+        masks = "" if self.masks is None else ", masks"
+        whole = "" if self.n == self.of else f", number {self.start} on, of {self.of:,}"
+        return f"Samples: {self.n:,} samples{whole}{kinds}{masks}, {self.fingerprint[:60]}"
 
 
 def part(samples: Samples, start: int, stop: int) -> Samples:

@@ -22,7 +22,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
     ]
     if names:
         shown = "; ".join(
-            f"{plain(name, 100)} is {_value(old, name)} there and {_value(new, name)} here"
+            f"{plain(name.replace('settings.settings.', 'settings.'), 100)} is {_value(old, name)} there and {_value(new, name)} here"
             for name in names[:3]
         )
         more = f" (and {len(names) - 3} more)" if names[3:] else ""

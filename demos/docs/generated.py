@@ -6,11 +6,14 @@ name, notebooks and pictures.
 
 import inspect
 import json
+import os
+import re
 import subprocess
 import sys
 from base64 import b64decode
 from functools import reduce
 from pathlib import Path
+from textwrap import fill
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +25,14 @@ from crate_interp.words import in_markdown
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 DEMOS, PACKAGE = ROOT / "demos", Path(ci.__file__).parent
-PICTURES = ("first_look.png", "crate_against_vit.png")
+PAGES = HERE / "pages"
+# what pages link to in the repository, and where it is on the site
+MOVED = {
+    "hooks/README.md": "reference/hooks.md",
+    "crate_interp/measures/README.md": "reference/measures.md",
+    "demos/first_look.png": "first_look.png",
+    "demos/crate_against_vit.png": "crate_against_vit.png",
+}
 REFERENCE = {
     "reference/statistics.md": "Statistics",
     "reference/audit.md": "Claims of the audit",
@@ -52,8 +62,6 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages and pictures that are generated."""
     pages = {
-        "reference/statistics.md": statistics(),
-        "reference/audit.md": claims(),
         "reference/hooks.md": (ROOT / "hooks" / "README.md").read_text(),
         "reference/measures.md": (PACKAGE / "measures" / "README.md").read_text(),
         "reference/commands.md": commands(),
@@ -66,14 +74,29 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
-    for name in PICTURES:
-        files.append(File.generated(config, name, abs_src_path=str(DEMOS / name)))
+    for name, place in MOVED.items():
+        if name.endswith(".png"):
+            files.append(File.generated(config, place, abs_src_path=str(ROOT / name)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Puts the table of models at the end of its page."""
-    return f"{markdown}\n{models()}" if page.file.src_uri == "reference/models.md" else markdown
+    """Puts the table of models at the end of its page, and links to what the site has moved."""
+    own = page.file.src_uri
+    folder = os.path.dirname(own)
+
+    def moved(link: re.Match[str]) -> str:
+        there = os.path.normpath(os.path.join(PAGES, folder, link[1]))
+        place = MOVED.get(os.path.relpath(there, ROOT))
+        return f"]({os.path.relpath(place, folder or '.')})" if place else link[0]
+
+    markdown = re.sub(r"\]\(([^)#\s]+)\)", moved, markdown)
+    return f"{markdown}\n{models()}" if own == "reference/models.md" else markdown
+
+
+def written() -> dict[str, str]:
+    """Returns the pages that lie in the repository too, where people read them without a site."""
+    return {"reference/statistics.md": statistics(), "reference/audit.md": claims()}
 
 
 def bound(value: Any) -> str:
@@ -84,10 +107,11 @@ def statistics() -> str:
     """Returns the page of all statistics: unit, range, how to read each, which way is which."""
     from crate_interp.viz.titles import direction, title
 
-    parts = [
-        "# Statistics\n\nEach is called `probe.statistic` in every table. The default probes are "
+    start = (
+        "Each is called `probe.statistic` in every table. The default probes are "
         f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name."
-    ]
+    )
+    parts = ["# Statistics", fill(start, 100)]
     for name in ci.probes.available():
         probe = ci.probes.resolve(name)[0]
         words = (inspect.getdoc(getattr(ci.probes, name)) or "").split("\n\n")[0]
@@ -97,7 +121,7 @@ def statistics() -> str:
             span = "any" if low is high is None else f"{bound(low)} to {bound(high)}"
             rows.append((f"`{full}`", title(full), unit, span, direction(full), how))
         head = ("statistic", "in words", "unit", "lowest to highest", "which way", "how to read it")
-        parts.append(f"## {name}\n\n{words}\n\n{in_markdown(head, rows)}")
+        parts.append(f"## {name}\n\n{fill(words, 100)}\n\n{in_markdown(head, rows)}")
     return "\n\n".join(parts)
 
 
@@ -236,3 +260,8 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     if not ran.exists():
         parts.insert(1, "*`make notebooks` runs this notebook; its outputs are not shown here.*")
     return "\n\n".join(part for part in parts if part), images
+
+
+if __name__ == "__main__":
+    for name, text in written().items():
+        (PAGES / name).write_text(f"{text}\n", encoding="utf-8")
