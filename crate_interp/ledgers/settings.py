@@ -21,9 +21,11 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
         if old.get(name, _ABSENT) != new.get(name, _ABSENT)
     ]
     if names:
+        # the settings of a result lie within those of its run
+        named = {name: name.replace("settings.settings.", "settings.") for name in names[:3]}
         shown = "; ".join(
-            f"{plain(name.replace('settings.settings.', 'settings.'), 100)} is {_value(old, name)} there and {_value(new, name)} here"
-            for name in names[:3]
+            f"{plain(own, 100)} is {_value(old, name)} there and {_value(new, name)} here"
+            for name, own in named.items()
         )
         more = f" (and {len(names) - 3} more)" if names[3:] else ""
         raise ValueError(
