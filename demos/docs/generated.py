@@ -119,8 +119,9 @@ def statistics() -> str:
         for statistic, (unit, low, high, how) in probe.statistics.items():
             full = f"{name}.{statistic}"
             span = "any" if low is high is None else f"{bound(low)} to {bound(high)}"
-            rows.append((f"`{full}`", title(full), unit, span, direction(full), how))
-        head = ("statistic", "in words", "unit", "lowest to highest", "which way", "how to read it")
+            said = f"{title(full)}. {how}"
+            rows.append((f"`{full}`", said, unit, span, direction(full)))
+        head = ("statistic", "how to read it", "unit", "lowest to highest", "which way")
         parts.append(f"## {name}\n\n{fill(words, 100)}\n\n{in_markdown(head, rows)}")
     return "\n\n".join(parts)
 
