@@ -69,7 +69,10 @@ def test_dead_and_dense(model, images, result):
     layers = result.layers().set_index("layer")
     assert layers.loc[1, "dead"] == (rates == 0).sum() >= 1
     assert layers.loc[1, "dense"] == (rates > 0.5).sum()
+    named = {name for name in result.layers() if f"{name}: " in result.legend()}
+    assert named == set(result.layers()) - {"layer", "atoms", "n_tokens"}
     stricter = ci.atoms(model, images, layers=[1], dense=0.9, progress=False)
+    assert "dense: on at more than 90% of the tokens" in stricter.legend()
     assert stricter.layers()["dense"].tolist() == [(rates > 0.9).sum()]
     d = model.blocks[2].mlp.D.detach()
     assert layers.loc[2, "coherence"] == pytest.approx(float(ci.measures.mutual_coherence(d)))

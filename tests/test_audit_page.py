@@ -60,7 +60,11 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     assert not [a for _, a in page.tags if str(a.get("href", "")).startswith("http") or "src" in a]
     again = ci.AuditResult.load(tmp_path)
     assert again.table().equals(result.table()) and again.claims().equals(result.claims())
-    assert (tmp_path / "audit.txt").read_text() == result.text() + "\n"
+    table, _, words = (tmp_path / "audit.txt").read_text().partition("\n\n")
+    assert table == result.text()
+    for name, claim in CLAIMS.items():
+        assert f"{claim.title} ({name}): {claim.says}" in words
+        assert all(f"\n  {part}: {NUMBERS[part].number}; " in words for part in claim.parts)
 
 
 def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(images, tmp_path):
@@ -137,7 +141,7 @@ def test_the_command(tmp_path):
         assert claim.title in done.stdout
     assert "audit: 8 images, and 1 untrained twin on 8 each, about " in done.stderr
     assert str(tmp_path / "audit.html") in done.stdout
-    fails("eps=-1.0: give a finite number above 0", *command, "--eps", -1)
+    fails("--eps -1.0: give a finite number above 0", *command, "--eps", -1)
 
 
 # ---- figures of several results

@@ -32,6 +32,9 @@ def test_batches_do_not_matter_and_a_second_run_is_the_same(tmp_path):
     assert set(folders[0]) == {"segment.html", "meta.json", *tables}
     meta = json.loads(folders[0]["meta.json"])
     assert meta["probes"]["segmentation"]["settings"]["mass"] == 0.6
+    columns = result.cells()[0][1:]
+    assert {"best head for each image", "fixed head"} < set(columns)
+    assert all(f"{name}: " in result.legend() for name in columns[:2])
     table = ci.segment(net, data, batch_size=2, progress=False).table()
     np.testing.assert_allclose(table["value"], result.table()["value"], rtol=1e-6)
 

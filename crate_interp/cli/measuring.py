@@ -179,7 +179,7 @@ def segment(
     if result is None:
         return
     page = page_of(result, out, ci.viz.segment_page)
-    say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n")
+    say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n\n{result.legend()}\n")
     say(f"{finding(result)} The page: {page}")
 
 
@@ -305,7 +305,7 @@ def atoms(
     result = ci.atoms(model, data, out=out, **options, **measuring(run))
     if result is not None:
         table = result.layers().to_string(index=False, float_format="{:.4g}".format)
-        say_table(result, run, f"{table}\n")
+        say_table(result, run, f"{table}\n\n{result.legend()}\n")
         say(f"{result.headline()} The tables: {out}")
 
 

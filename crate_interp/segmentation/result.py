@@ -82,6 +82,19 @@ class SegmentResult(Result):
         table = as_text(*self.cells(rule, resolution))
         return f"{rule} rule, {share:.0%}; Jaccard index over {resolution}s ({levels}):\n{table}"
 
+    def legend(self) -> str:
+        """Returns what the rules and the columns of `text` are, in words."""
+        settings = self.meta["probes"]["segmentation"]["settings"]
+        return (
+            f"mass rule: the patches with most attention that hold {settings['mass']:.0%} of a "
+            f"map. top rule: the {settings['fraction']:.0%} of the patches with most attention.\n"
+            "best head for each image: the mask itself chooses, as papers do, so that chance is "
+            "high as well.\n"
+            "fixed head: one for all images, chosen on the other half of them; its number where "
+            "both halves agree.\n"
+            "Jaccard index: overlap over union, 1 is best."
+        )
+
     def overall(self, rule: str = "mass", resolution: str = "token") -> dict[str, Any]:
         """Returns the row of the head that is fixed over all layers, as a dictionary."""
         table: Any = self.layers(rule, resolution)

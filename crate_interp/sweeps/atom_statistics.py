@@ -102,6 +102,17 @@ class AtomResult(Result):
         """
         return self.table("layers")
 
+    def legend(self) -> str:
+        """Returns what the columns of `layers()` are, in words."""
+        return (
+            "dead: atoms that are never on. dense: on at more than "
+            f"{self.meta['settings']['dense']:.0%} of the tokens.\n"
+            "firing_rate: share of the tokens at which an atom is on, mean over atoms. energy: "
+            "mean |z|^2 of a token's code.\n"
+            "coherence: the largest cosine between two atoms. condition: largest over smallest "
+            "singular value of D."
+        )
+
     def top(self, layer: int, atom: int) -> pd.DataFrame:
         """Returns the tokens at which an atom was largest: value, sample, token (its position).
 
