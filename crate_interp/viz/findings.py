@@ -115,7 +115,8 @@ def _moved(signs: Sequence[int], what: str, unit: str) -> str:
 
 def _by(change: np.ndarray) -> str:
     """Returns the lowest and highest change over layers, such as " (+0.2 to +8.5 %)"."""
-    low, high = (f"{100 * end:+.1f}" for end in (change.min(), change.max()))
+    # z: what rounds to 0 has no minus
+    low, high = (f"{100 * end:+z.1f}" for end in (change.min(), change.max()))
     return f" ({low} to {high}\u00a0%)" if low != high else f" ({low}\u00a0%)"
 
 
@@ -136,7 +137,8 @@ def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
     drawn, random = curve(result, name), baseline(twins, name)
     unit = result.meta["statistics"][name][0]
     first, last = drawn.layers[0], drawn.layers[-1]
-    words = f"{drawn.mean[0]:.4g} in layer {first:g}, {drawn.mean[-1]:.4g} in layer {last:g}"
+    where = f"in layer {last:g}" if last < result.meta["n_layers"] else "after the last layer"
+    words = f"{drawn.mean[0]:.4g} in layer {first:g}, {drawn.mean[-1]:.4g} {where}"
     if random is not None:
         untrained = random.mean(axis=0)
         words += f"; untrained {untrained[0]:.4g} and {untrained[-1]:.4g}"
