@@ -4,10 +4,13 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import PLAIN, make
 from crate_interp.data import embedded, forms, open_data, open_text, part
+from crate_interp.data.images import spread
 from crate_interp.data.sources import SOURCES
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 6, 20), np.uint8)
@@ -39,7 +42,6 @@ def dataset(**columns):
 
 def test_every_kind_gives_the_same_images(preprocess, folder):
     floats = preprocess(IMAGES)
-    order = [0, 2, 4, 6, 1, 3, 5]  # a/0 a/2 a/4 a/6 b/1 b/3 b/5
     kinds = {
         "float": floats,
         "uint8": torch.from_numpy(IMAGES),
@@ -51,7 +53,7 @@ def test_every_kind_gives_the_same_images(preprocess, folder):
         assert samples.n == 7 and samples.labels == (list("abababa") if name == "dataset" else None)
         assert torch.equal(torch.cat([samples.read(0, 3), samples.read(3, 7)]), floats)
     samples = open_data(f"imagefolder:{folder}", preprocess)
-    assert samples.labels == list("aaaabbb") and torch.equal(samples.read(0, 7), floats[order])
+    assert samples.labels == list("abababa") and torch.equal(samples.read(0, 7), floats)
 
 
 def test_class_labels_and_limit(preprocess):
@@ -63,10 +65,23 @@ def test_class_labels_and_limit(preprocess):
     assert open_data(dataset(), preprocess).labels is None
 
 
-def test_the_first_of_a_folder_may_lack_classes_and_a_warning_says_so(preprocess, folder):
-    with pytest.warns(UserWarning, match="the first 3 of 7 pictures are of 1 of 2 folders"):
-        assert open_data(f"imagefolder:{folder}", preprocess, limit=3).labels == list("aaa")
-    assert open_data(f"imagefolder:{folder}", preprocess, limit=5).labels == list("aaaab")
+def test_the_classes_of_a_folder_are_spread_evenly(preprocess, folder):
+    assert open_data(f"imagefolder:{folder}", preprocess, limit=4).labels == list("abab")
+    assert spread(list("aaaabbb")).tolist() == [0, 4, 1, 5, 2, 6, 3]
+    assert spread(list("aab")).tolist() == [0, 2, 1]
+
+
+@given(counts=st.lists(st.integers(1, 13), min_size=1, max_size=7))
+def test_any_part_of_a_folder_is_like_the_whole(counts):
+    labels = [str(label) for label, count in enumerate(counts) for _ in range(count)]
+    order = spread(labels)
+    assert sorted(order.tolist()) == list(range(len(labels)))
+    assert [own for own in order if labels[own] == "0"] == list(range(counts[0]))
+    # where each lies, by brute force: its share of the way, then its label
+    places = [
+        ((n + 0.5) / count, label) for label, count in enumerate(counts) for n in range(count)
+    ]
+    assert [places[own] for own in order] == sorted(places)
 
 
 def test_fingerprints(preprocess, folder):

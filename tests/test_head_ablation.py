@@ -235,7 +235,7 @@ def test_the_command_writes_a_heat_map(tmp_path):
     assert done.returncode == 0 and "by chance" in done.stdout, done.stderr
     assert (tmp_path / "heads.png").stat().st_size > 10_000
     assert ci.HeadAblation.load(tmp_path).meta["settings"] == {"how": "zero", "metric": "loss"}
-    fails("how='mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
+    fails("--how 'mode' is none of mean, zero", *command, "--how", "mode", "--out", tmp_path)
 
 
 @pytest.mark.slow

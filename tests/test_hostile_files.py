@@ -104,12 +104,12 @@ def test_odd_names_are_read_and_stray_files_are_skipped(model, tmp_path, name):
     samples = opened(model, f"imagefolder:{os.fsdecode(home)}")
     assert samples.n == 2 and set(samples.labels) > {"plain"}
     assert all(label.isprintable() and label.encode() for label in samples.labels)
-    assert re.fullmatch(r"imagefolder:names-and-sizes:sha256:\w{64}", samples.fingerprint)
+    assert re.fullmatch(r"imagefolder:spread:names-and-sizes:sha256:\w{64}", samples.fingerprint)
     result = ci.sweep(model, samples, probes=["sparsity"], progress=False)
     result.save(tmp_path / "result")
     again = ci.SweepResult.load(tmp_path / "result").samples()
     assert set(again["label"]) == set(samples.labels)
-    bad = Path(os.fsdecode(os.path.join(home, b"plain", name + b".jpg")))
+    bad = Path(os.fsdecode(os.path.join(home, b"plain", b"z" + name + b".jpg")))
     bad.write_bytes(b"no picture")
     read = opened(model, f"imagefolder:{os.fsdecode(home)}").read
     refused("cannot read the image '.*plain/.*.jpg': it is no", read, 0, 3)

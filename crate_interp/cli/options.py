@@ -101,7 +101,7 @@ ProbeNames = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option(help="Use the first samples only. Of a folder these are of its first classes."),
+    typer.Option(help="Use the first samples only. Those of a folder are of all its classes."),
 ]
 Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
 

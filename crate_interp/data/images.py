@@ -1,10 +1,13 @@
 """Images without masks: tensors, and folders of pictures."""
 
 import hashlib
+from collections.abc import Sequence
 from os.path import expanduser, isdir
 from pathlib import Path
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from crate_interp.data.files import first_folders
@@ -54,13 +57,16 @@ def folder_samples(
     preprocess_masks: Preprocess | None = None,
     kept: Path | None = None,
 ) -> Samples:
-    """Returns the pictures under a folder, ordered by name. There are no masks.
+    """Returns the pictures under a folder. There are no masks.
+
+    Labels are the sub-folders, where every picture lies in one; the pictures of each are spread
+    evenly over the samples (`spread`), so that the first of them are like all. Otherwise pictures
+    are ordered by name.
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
     crate_interp/pictures.py); other files, and names that begin with a dot, are skipped. They
-    are turned upright as their EXIF orientation says. Labels are the sub-folders, where every
-    picture lies in one. kept: a file in which `Listing.keep` has kept the names; if it is of this
-    folder, nothing is listed again.
+    are turned upright as their EXIF orientation says. kept: a file in which `Listing.keep` has kept
+    the names; if it is of this folder, nothing is listed again.
 
     Raises ValueError if there is no such folder, and where it has no pictures. A picture is opened
     when it is read; that raises ValueError for one that cannot be decoded, and for a file that has
@@ -76,11 +82,29 @@ def folder_samples(
         raise ValueError(
             f"the folder {quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
         )
+    labels = first_folders(listing.every_name())
+    order = np.arange(len(listing)) if labels is None else spread(labels)
     return Samples(
         n=len(listing),
-        labels=first_folders(listing.every_name()),
-        fingerprint=f"imagefolder:{listing.fingerprint}",
-        read=lambda start, stop: preprocess(listing.paths(start, stop)),
-        name_of=lambda number: plain(listing.name(number), 1000),
+        labels=None if labels is None else [labels[number] for number in order],
+        fingerprint=f"imagefolder:{'' if labels is None else 'spread:'}{listing.fingerprint}",
+        read=lambda start, stop: preprocess(listing.paths(order[start:stop].tolist())),
+        name_of=lambda number: plain(listing.name(int(order[number])), 1000),
         listing=listing,
     )
+
+
+def spread(labels: Sequence[str]) -> Int[np.ndarray, "sample"]:
+    """Returns an order of samples in which those of each label are spread evenly.
+
+    Sample i of the n of a label, from 0, comes at (i + 1/2) / n of the way; where two come at the
+    same place, the label that is named first goes first. So any part of the order has each label
+    about as often as the whole has.
+    """
+    known: dict[str, int] = {}
+    codes = np.array([known.setdefault(label, len(known)) for label in labels])
+    counts = np.bincount(codes)
+    by_label = np.argsort(codes, kind="stable")
+    rank = np.empty(len(codes), dtype=np.int64)
+    rank[by_label] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.lexsort((codes, (rank + 0.5) / counts[codes]))

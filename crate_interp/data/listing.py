@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,13 +94,13 @@ class Listing:
         pairs = ((bytes_of(self.name(n)), self.sizes[n].as_py()) for n in range(len(self)))
         return print_of(pairs)
 
-    def paths(self, start: int, stop: int) -> list[Path]:
-        """Returns the paths of the files start to stop - 1.
+    def paths(self, numbers: Iterable[int]) -> list[Path]:
+        """Returns the paths of files by their numbers.
 
         Raises ValueError if one has vanished, or has another size, since the folder was listed.
         """
         found = []
-        for number in range(start, stop):
+        for number in numbers:
             path = inside(self.folder, self.name(number), self.folder)
             was, now = self.sizes[number].as_py(), _size(path)
             if was != now:

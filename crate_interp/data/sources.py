@@ -1,7 +1,6 @@
 """What `data` may be: the table of the sources that a string names, and open_data."""
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +89,7 @@ def open_data(
 
     data: a float tensor or array (taken as preprocessed) or a uint8 one
     `[n, channels, height, width]`; a datasets.Dataset (its first image column and its label
-    column); "embedded:fashion"; "imagefolder:DIR" (labels are the sub-folders);
+    column); "embedded:fashion"; "imagefolder:DIR" (labels are the sub-folders, spread evenly);
     "hf:owner/name:split", which datasets fetches from the Hub. Samples are returned as they
     came. `preprocess` turns pictures and uint8 images into floats.
 
@@ -133,17 +132,4 @@ def open_data(
     except Undecodable:
         if not skip_bad:
             raise
-    return _said(first(samples, limit), samples)
-
-
-def _said(few: Samples, every: Samples) -> Samples:
-    """Returns the first samples of a folder, and warns if they leave out some of its classes."""
-    if few.n < every.n and every.listing is not None and few.labels and every.labels:
-        some, total = len(set(few.labels)), len(set(every.labels))
-        if some < total:
-            warnings.warn(
-                f"the first {few.n:,} of {every.n:,} pictures are of {some} of {total} folders, in "
-                "the order of their names. Give a folder that holds a few pictures of each.",
-                stacklevel=3,
-            )
-    return few
+    return first(samples, limit)
