@@ -97,11 +97,13 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         },
         "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
         "checks": checks,
-        "cannot_check": (notes if hooked else []) + _limits(model, row),
+        "cannot_check": (notes if hooked else []) + _limits(model, row, options),
     }
 
 
-def _limits(model: HookedModel | SparseAutoencoder, row: dict[str, Any] | None) -> list[str]:
+def _limits(
+    model: HookedModel | SparseAutoencoder, row: dict[str, Any] | None, options: Mapping[str, Any]
+) -> list[str]:
     """Returns what cannot be checked, in words."""
     if isinstance(model, HookedModel):
         limits = list(_UNKNOWABLE[model.cfg.kind])
@@ -112,6 +114,8 @@ def _limits(model: HookedModel | SparseAutoencoder, row: dict[str, Any] | None) 
             "whether it is CRATE-LM's baseline (ReLU): "
             "nanoGPT's own checkpoints have the same keys, and a GELU"
         )
+    if options.get("n_heads") is not None:
+        limits.append(f"n_heads={options['n_heads']}: no tensor's shape tells it")
     if row is None or not row["sha256"]:
         limits.append(
             "whether these are the bytes its authors published: no digest of them is known"

@@ -183,9 +183,8 @@ def fields(pairs: list[str] | None) -> dict[str, Any]:
             raise ValueError(f"--config {pair!r}: CrateConfig has no field {name!r}.")
         try:
             # .5 is a number to people, and none in JSON
-            fields[name] = json.loads(
-                python.get(value, re.sub(r"^(-?)\.(?=\d)", r"\g<1>0.", value))
-            )
+            told = value if '"' in value else re.sub(r"(?<![\d.])\.(?=\d)", "0.", value)
+            fields[name] = json.loads(python.get(told, told))
         except (ValueError, RecursionError):
             if value.startswith(("[", "{")):
                 raise ValueError(

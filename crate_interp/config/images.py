@@ -103,6 +103,12 @@ class ImageConfig(CrateConfig):
                 checks.is_number(x) and (x > 0 or not above) for x in value
             ):
                 raise ValueError(f"{name}={checks.shown(value)}: give finite numbers{above}.")
+        if self.mean is not None and max(self.mean) > 1:
+            scaled = [round(value / 255, 4) for value in self.mean]
+            raise ValueError(
+                f"mean={checks.shown(self.mean)}: pixels count from 0 to 1. Divide mean and std by "
+                f"255 where they are of 0 to 255: mean={scaled}."
+            )
 
     def _derive(self, **values: int) -> None:
         """Writes fields that follow from others.

@@ -48,11 +48,27 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
         if array.is_floating_point():
             if not all_finite(array):
                 raise ValueError("images hold NaN or Inf: give finite numbers.")
+            _check_preprocessed(cfg, array)
             return array
         return _normalise(cfg, _fit_array(cfg, array))
     return _normalise(
         cfg, stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in sequence(images)])
     )
+
+
+def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
+    """Raises ValueError for floats of another shape, and for those that are pixels of 0 to 255."""
+    if array.ndim != 4 or array.shape[1] != cfg.channels:
+        raise ValueError(
+            f"images have shape {tuple(array.shape)}, wanted [batch, {cfg.channels}, height, "
+            "width]."
+        )
+    first = array[:1]
+    if first.numel() and first.min() >= 0 and first.max() > 20 and (first == first.round()).all():
+        raise ValueError(
+            "images are floats with whole numbers up to "
+            f"{first.max().item():.0f}: floats count as preprocessed. Give uint8 pixels."
+        )
 
 
 def sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:

@@ -115,8 +115,8 @@ class TextMixin:
         longest, n_ctx = max(map(len, rows)), self.cfg.n_ctx
         if truncate and longest > n_ctx:
             warnings.warn(
-                f"a text has {longest} tokens and is cut to n_ctx={n_ctx}: truncate=False keeps "
-                "them all.",
+                f"a text has {longest} tokens and is cut to n_ctx={n_ctx}, the most that the "
+                "model takes: cut it into parts, which ci.data.open_text does.",
                 stacklevel=3,
             )
             rows = [row[:n_ctx] for row in rows]

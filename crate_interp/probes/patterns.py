@@ -28,13 +28,14 @@ _STATISTICS: dict[str, Statistic] = {
         "nats",
         0.0,
         None,
-        "Entropy of the CLS token's attention; low where the head singles out a few tokens.",
+        "Entropy of the CLS token's attention, CLS itself among its keys; low where the head "
+        "singles out a few tokens.",
     ),
     "top1_cls": (
         "share of attention",
         0.0,
         1.0,
-        "Mass on the token the CLS token attends to most.",
+        "Mass on the token the CLS token attends to most, which may be CLS itself.",
     ),
     "top5_cls": (
         "share of attention",

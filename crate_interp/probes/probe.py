@@ -144,7 +144,21 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
             f"the probe {probe.name!r} edits activations in place: they are the model's own, "
             "clone them."
         )
-    return _checked(probe, answer, (1, 2), batch)
+    _check_heads(probe, answer := _checked(probe, answer, (1, 2), batch), block)
+    return answer
+
+
+def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block) -> None:
+    """Raises ValueError for an axis of heads as long as another axis: a mean was forgotten."""
+    cfg: Any = getattr(block, "cfg", None) or getattr(getattr(block, "attn", None), "cfg", None)
+    heads = {getattr(cfg, name, None) for name in ("n_heads", "value_heads")} - {None}
+    for name, value in answer.items():
+        if heads and value.ndim == 2 and value.shape[1] not in heads:
+            raise ValueError(
+                f"{probe.name}.{name} has shape {list(value.shape)}: return [batch], or [batch, "
+                f"head] with {' or '.join(map(str, sorted(heads)))} heads. A mean over the last "
+                "axis, of tokens or atoms, gives [batch]."
+            )
 
 
 def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:

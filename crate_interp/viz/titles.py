@@ -47,11 +47,11 @@ _TITLES: dict[str, tuple[str, str]] = {
     "attention.entropy_uniform": ("Entropy of even attention", "the most that entropy can be"),
     "attention.entropy_cls": ("Entropy of the CLS token's attention", _FOCUSED),
     "attention.top1_cls": (
-        "CLS attention on its first token",
+        "CLS attention on the token it attends to most",
         "higher singles out one token",
     ),
     "attention.top5_cls": (
-        "CLS attention on its first five tokens",
+        "CLS attention on the five tokens it attends to most",
         "higher singles out few tokens",
     ),
     "attention.support_cls": ("Tokens that the CLS token attends to", _FOCUSED),
