@@ -101,11 +101,12 @@ class Result:
         raise NotImplementedError
 
     def caution(self) -> str:
-        """Returns a line of warning if there are too few samples for good intervals, or nothing."""
-        n = self.meta["n_samples"]
+        """Returns a line of warning: edits of the model, too few samples for good intervals."""
+        n, found = self.meta["n_samples"], self.meta.get("edits")
+        words = f"Measured with edits: {', '.join(found[:4])}. " if found else ""
         if not self.INTERVALS or n >= ENOUGH:
-            return ""
-        return (
+            return words.strip()
+        return words + (
             f"Intervals of fewer than {ENOUGH} samples may be too narrow: here are "
             f"{counted(n, self.meta['unit'])}."
         )
@@ -127,13 +128,17 @@ class Result:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
         return f"\n  statistics: {shown}." if names else ""
 
+    def _written(self, name: str | None) -> pd.DataFrame:
+        """Returns the table that is written as text; None stands for the main one."""
+        return self._table(self.MAIN if name is None else name)
+
     def to_csv(self, name: str | None = None) -> str:
         """Returns a table as CSV; None stands for the main one."""
-        return self._table(self.MAIN if name is None else name).to_csv(index=False)
+        return self._written(name).to_csv(index=False)
 
     def to_markdown(self, name: str | None = None) -> str:
         """Returns a table in Markdown, numbers with four digits; None stands for the main one."""
-        table = self._table(self.MAIN if name is None else name)
+        table = self._written(name)
         rows = ([_cell(value) for value in row] for row in table.itertuples(index=False))
         return in_markdown(map(_cell, table.columns), rows) + "\n"
 
@@ -142,7 +147,7 @@ class Result:
 
         It needs the package booktabs.
         """
-        table = self._table(self.MAIN if name is None else name).astype(object)
+        table = self._written(name).astype(object)
         return table.map(_cell).to_latex(index=False, escape=True)
 
     def _repr_html_(self) -> str:

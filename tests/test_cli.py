@@ -1,10 +1,12 @@
 """The command line on embedded models and on files; three tests run it in a process of its own."""
 
 import ast
+import io
 import json
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -123,6 +125,7 @@ def test_convert(tmp_path):
     config = ["--config", f"n_heads={HEADS}", "--config", "image_size=[6, 20]"]
     done = run("convert", tmp_path / "w.pth", "--out", tmp_path / "new", *config)
     assert done.returncode == 0 and "parameters in" in done.stdout, done.stderr
+    assert "no mean and std: pictures need --config" in done.stdout and "no labels: " in done.stdout
     loaded = ci.load(tmp_path / "new")
     assert loaded.cfg == model.cfg and "# new" in (tmp_path / "new" / "README.md").read_text()
     for name, value in model.state_dict().items():
@@ -139,6 +142,21 @@ def test_convert(tmp_path):
     fails("is there already", *weights, tmp_path / "w.pth", *config)
     fails("n_heads cannot be inferred", *weights, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
+
+
+def test_a_table_is_all_that_a_program_reads(tmp_path):
+    """And the table is that of `layers()`: what has heads is there, as means over them."""
+    sweep = ("sweep", "crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 5, "--quiet")
+    done = run(*sweep, "--out", tmp_path / "a", "--format", "csv")
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(io.StringIO(done.stdout))
+    wanted = ci.SweepResult.load(tmp_path / "a")
+    assert len(table) == len(wanted.layers()) and "entropy_cls" in set(table["statistic"])
+    assert "24 statistics of crate-tiny-fashion" in done.stderr
+    heads = wanted.heads().query("statistic == 'entropy_cls'").nsmallest(1, "mean").iloc[0]
+    first = f"Sharpest heads by entropy_cls (of CLS, nats): L{heads['layer']}H{heads['head']} "
+    assert wanted.sharpest().startswith(f"{first}{heads['mean']:.3g}, L")
+    assert first in run(*sweep, "--out", tmp_path / "b").stdout
 
 
 def test_convert_a_language_model(tmp_path):
@@ -254,6 +272,7 @@ def test_errors_are_one_line(tmp_path):
     fails("no probe is called ''", *fashion, "--probes", "")
     fails("statistic of the probe attention: give that", *fashion, "--probes", "entropy")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
+    fails("Did you mean imagefolder?", *report, "imagefoler:photos")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
     fails(
         "no probe is called 'sparcity'. Did you mean sparsity",
@@ -333,7 +352,7 @@ def test_a_table_in_other_formats(tmp_path):
     begins = {"csv": "probe,statistic", "markdown": "| probe | stat", "latex": "\\begin{tabular}"}
     for name, first in begins.items():
         done = run(*command, "--format", name)
-        assert done.stdout.startswith(first) and "The tables" in done.stdout, done.stderr
+        assert done.stdout.startswith(first) and "The tables" in done.stderr, done.stderr
     fails("--format 'tex' is none of csv, markdown, latex", *command, "--format", "tex")
 
 

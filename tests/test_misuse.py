@@ -103,6 +103,15 @@ def test_a_probe_of_the_last_stream_alone(model, data):
     assert len(swept) == 1 and swept.equals(probed)
 
 
+def test_tokens_are_no_heads(model, data):
+    tokens = one_number(lambda block, acts: {"a": acts["hook_resid_mid"].norm(dim=-1)})
+    count = model.cfg.n_tokens
+    refuses(
+        rf"own.a has shape \[3, {count}\]: return \[batch\], or \[batch, head\] with 5 heads",
+        lambda: ci.sweep(model, data, probes=tokens, batch_size=3, progress=False),
+    )
+
+
 def test_answers_of_mixed_types(model, data):
     def answer(block, acts):
         z = acts["hook_resid_mid"]

@@ -1,5 +1,6 @@
 """First-order effects of atoms: what setting each code to 0 would do to the loss, by gradients."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,9 @@ def _classes(model: Any, samples: Samples) -> list[int] | None:
         if known is not None:
             labels = [samples.names[label] for label in labels]
     if all(isinstance(label, str) for label in labels):
-        numbers = {name: number for number, name in enumerate(known or ())}
+        # two classes of ImageNet are called crane: such a name tells no class
+        once = Counter(known or ())
+        numbers = {name: n for n, name in enumerate(known or ()) if once[name] == 1}
         found = [numbers.get(label, -1) for label in labels]
     else:
         found = [label if isinstance(label, (int, np.integer)) else -1 for label in labels]

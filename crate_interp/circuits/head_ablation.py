@@ -152,6 +152,9 @@ def _unclassed(samples: Samples, model: Any) -> str:
         samples.names[label] if samples.names is not None and isinstance(label, int) else label
         for label in dict.fromkeys(samples.labels)
     ]
+    twice = next((label for label in named if (known or ()).count(label) > 1), None)
+    if twice is not None:
+        return f"the name {twice!r} is that of several classes of the model: load it with others."
     there = (*(known or ()), *range(count))
     label = next((label for label in named if label not in there), named[0])
     if known is None:

@@ -8,10 +8,16 @@ import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
 from crate_interp.results import Result, by, counted
-from crate_interp.sweeps.bootstrap import CONFIDENCE, holm, studentised
+from crate_interp.sweeps.bootstrap import CONFIDENCE, RESAMPLES, holm, studentised
 
+_HOW = {
+    "mean": "mean ablation: at each position the mean output of the head over all samples takes "
+    "its place.",
+    "zero": "zero ablation: 0 takes the place of the head's output.",
+}
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
 _AT_ONCE = 512  # columns of a bootstrap
+LEVEL = 1 - CONFIDENCE + 1e-12  # of p, adjusted over heads
 
 
 def _heads(result: Result) -> pd.DataFrame:
@@ -38,6 +44,13 @@ def _heads(result: Result) -> pd.DataFrame:
     values = places.assign(base=whole.mean(), ablated=ablated.mean(axis=0))
     both = pd.concat([values, table], axis=1)
     return both.assign(p=holm(both["p"].to_numpy(float)), n=len(wide))
+
+
+def _ways(held: Any) -> str:
+    """Returns words such as "4 help and 1 harms"."""
+    counts = {"help": int((held["drop"] > 0).sum()), "harm": int((held["drop"] < 0).sum())}
+    words = [f"{n} {way}{'s' * (n == 1)}" for way, n in counts.items() if n]
+    return " and ".join(words) or "none is shown to help or to harm"
 
 
 class HeadAblation(Result):
@@ -77,9 +90,12 @@ class HeadAblation(Result):
         metric = self.meta["settings"]["metric"]
         return (
             f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
-            f"head ({self.meta['settings']['how']} ablation). drop: how much worse that is.\n"
-            "low to high: its 95 % interval, of each head by itself. p: that the drop is 0, "
-            "adjusted over all heads (Holm); an interval may leave out 0 where p is above 0.05."
+            f"head. drop: how much worse that is; below 0 the head harms.\n"
+            f"{_HOW[self.meta['settings']['how']]}\n"
+            f"low to high: the 95 % interval of the drop of each head by itself (bootstrap-t over "
+            f"samples, {RESAMPLES:,} resamples).\n"
+            f"p: that the drop is 0, from the same resamples, adjusted over all heads (Holm): at "
+            f"least {2 * len(self._table('heads')) / (RESAMPLES + 1):.2g} here."
         )
 
     @property
@@ -92,31 +108,35 @@ class HeadAblation(Result):
         table: Any = self._table("heads")
         settings, name = self.meta["settings"], self.meta["model"] or "the model"
         count = counted(len(table), "heads")
-        best = table.loc[table["drop"].idxmax()]
         unit = _UNITS[settings["metric"]]
         out = int(((table["low"] > 0) | (table["high"] < 0)).sum())
-        held = int((table["p"] <= 1 - CONFIDENCE + 1e-12).sum())
+        held: Any = table[table["p"] <= LEVEL]
+        among: Any = held if len(held) else table
+        best = among.loc[among["drop"].abs().idxmax()]
         ends = "" if np.isnan(best["low"]) else f" ({best['low']:+.3g} to {best['high']:+.3g})"
+        told = "" if len(held) else ", not told from 0,"
         return (
-            f"Of {count} of {name} {held} matter at 95 %, adjusted over heads (intervals "
-            f"that leave out 0: {out}, by chance {self.by_chance:.2g}); {settings['how']} ablation "
-            f"of {head_name(int(best['layer']), int(best['head']))} costs the most, "
-            f"{best['drop']:+.3g} {unit}{ends} beside {best['base']:.3g}."
+            f"{self._worse()}Of {count} of {name}, {_ways(held)} (95 %, adjusted over heads; "
+            f"intervals that leave out 0: {out}, by chance {self.by_chance:.2g}). The largest "
+            f"effect{told} is that of {settings['how']} ablation of "
+            f"{head_name(int(best['layer']), int(best['head']))}: {best['drop']:+.3g} {unit}{ends} "
+            f"beside {best['base']:.3g}."
         )
 
-    def caution(self) -> str:
-        """Returns a warning if there are few samples, or if answers are worse than chance."""
+    def _worse(self) -> str:
+        """Returns what to say first where answers are worse than by chance, or nothing."""
         metric, config = self.meta["settings"]["metric"], self.meta["config"]
         choices = config.get("n_classes") or config.get("d_vocab") or 1
-        base = float(self._table("heads")["base"].mean())
+        table: Any = self._table("heads")
+        base = float(table["base"].mean())
         even = math.log(choices) if metric == "loss" else 1 / choices
-        worse = base > even if metric == "loss" else base < even
-        said = (
+        if choices == 1 or (base <= even if metric == "loss" else base >= even):
+            return ""
+        return (
             f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "
             "Check that the labels are in the order of its outputs, and that pictures are prepared "
-            "as in its training."
+            "as in its training. "
         )
-        return f"{said} {super().caution()}".strip() if worse and choices > 1 else super().caution()
 
     def _check(self) -> None:
         super()._check()
@@ -125,4 +145,4 @@ class HeadAblation(Result):
 
     def _shown(self) -> pd.DataFrame:
         table: Any = self._table("heads")
-        return table.sort_values("drop", ascending=False, kind="stable").head(20)
+        return table.sort_values("drop", key=abs, ascending=False, kind="stable").head(20)

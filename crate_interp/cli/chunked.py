@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -139,6 +140,14 @@ def say_table(result: Any, run: Mapping[str, Any], text: str = "") -> None:
         text = getattr(result, f"to_{name}")()
     if text:
         say(text)
+
+
+def conclude(run: Mapping[str, Any], text: str) -> None:
+    """Prints the last words; on stderr where the output is a table that a program may read."""
+    if run["format"] is None:
+        say(text)
+    else:
+        sys.stderr.write(f"{text}\n")
 
 
 def page_of(result: R, out: Path, write: Callable[[R, Path], T]) -> T:

@@ -78,6 +78,23 @@ def convert(
     model = ci.convert(source, out, **options, **fields(config))
     params = sum(value.numel() for value in model.parameters())
     say(f"{params:,} parameters in {out}")
+    for words in _lacks(model.cfg):
+        say(words)
+
+
+def _lacks(cfg: Any) -> list[str]:
+    """Returns what the config of a model of images does not say, and what that is needed for."""
+    lacks = []
+    if getattr(cfg, "mean", 0) is None:
+        lacks.append(
+            "It says no mean and std: pictures need --config mean=... and --config std=..."
+        )
+    if getattr(cfg, "labels", "") is None:
+        lacks.append(
+            "It says no labels: losses of pictures in a folder per class (ablate, atlas) need "
+            '--config \'labels=["...", "..."]\', in the order of its outputs.'
+        )
+    return lacks
 
 
 def verify(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
-from crate_interp.cli.chunked import in_chunks, loaded, measuring, page_of, say_table
+from crate_interp.cli.chunked import conclude, in_chunks, loaded, measuring, page_of, say_table
 from crate_interp.cli.options import (
     BatchSize,
     Config,
@@ -91,7 +91,7 @@ def audit(
     say_table(result, run, f"{result.text()}\n")
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
     more = f"{page.with_name('audit.txt')} says what each row and column is."
-    say(f"{signs} {more}\n{finding(result)} The page: {page}")
+    conclude(run, f"{signs} {more}\n{finding(result)} The page: {page}")
 
 
 def compare(
@@ -180,7 +180,7 @@ def segment(
         return
     page = page_of(result, out, ci.viz.segment_page)
     say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n\n{result.legend()}\n")
-    say(f"{finding(result)} The page: {page}")
+    conclude(run, f"{finding(result)} The page: {page}")
 
 
 @in_chunks
@@ -209,7 +209,7 @@ def atlas(
     result = ci.atlas(model, data, out=out, top=top, ablate=ablate, **measuring(run))
     if result is not None:
         say_table(result, run)
-        say(f"{result.headline()} The pages: {page_of(result, out, ci.viz.atlas_pages)}")
+        conclude(run, f"{result.headline()} The pages: {page_of(result, out, ci.viz.atlas_pages)}")
 
 
 @in_chunks
@@ -221,7 +221,13 @@ def ablate(
     family: Family = None,
     revision: Step = None,
     config: Config = None,
-    how: Annotated[str, typer.Option(help="mean or zero: what takes a head's place.")] = "mean",
+    how: Annotated[
+        str,
+        typer.Option(
+            help="mean: over all samples, at each position its own, or zero: what takes the place "
+            "of a head's output."
+        ),
+    ] = "mean",
     metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
 ) -> None:
     """Measure what each head does for the answers.
@@ -234,12 +240,12 @@ def ablate(
     if result is None:
         return
     page_of(result, out, _heat_map)
-    every = result.heads().sort_values("drop", ascending=False)
+    every = result.heads().sort_values("drop", key=abs, ascending=False)
     table = every.head(_HEADS).to_string(index=False, float_format="{:.4g}".format)
-    some = f"The {_HEADS} of {len(every)} heads with the largest drop; --format csv prints all."
+    some = f"The {_HEADS} of {len(every)} heads with the largest effects; --format csv prints all."
     words = [table, "", *([some] if len(every) > _HEADS else []), result.legend(), ""]
     say_table(result, run, "\n".join(words))
-    say(f"{finding(result)} The heat map: {out / 'heads.png'}")
+    conclude(run, f"{finding(result)} The heat map: {out / 'heads.png'}")
 
 
 def _heat_map(result: Any, out: Path) -> None:
@@ -274,8 +280,9 @@ def sweep(
     options["precision"] = precision
     result = ci.sweep(model, data, out=out, **options, **measuring(run))
     if result is not None:
-        say_table(result, run)
-        say(f"{result.headline()} The tables: {out}")
+        sharpest = result.sharpest()
+        say_table(result, run, f"{sharpest}\n" if sharpest else "")
+        conclude(run, f"{result.headline()} The tables: {out}")
 
 
 @in_chunks
@@ -306,7 +313,7 @@ def atoms(
     if result is not None:
         table = result.layers().to_string(index=False, float_format="{:.4g}".format)
         say_table(result, run, f"{table}\n\n{result.legend()}\n")
-        say(f"{result.headline()} The tables: {out}")
+        conclude(run, f"{result.headline()} The tables: {out}")
 
 
 def merge(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crate_interp import checks
 from crate_interp.data.coco import coco_samples
 from crate_interp.data.cutout_folder import cutout_samples
 from crate_interp.data.images import folder_samples, tensor_samples
@@ -69,10 +70,12 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
     for source in SOURCES:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
+    near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
     meant = "embedded" if data in EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
     hint = (
         f" Did you mean '{meant}:{data}'?" if meant and not (text and meant != "embedded") else ""
     )
+    hint = hint or (f" {near}" if where and near else "")
     raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 

@@ -58,13 +58,14 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
 
 def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
     """Raises ValueError for floats of another shape, and for those that are pixels of 0 to 255."""
-    if array.ndim != 4 or array.shape[1] != cfg.channels:
+    if array.ndim != 4:
         raise ValueError(
             f"images have shape {tuple(array.shape)}, wanted [batch, {cfg.channels}, height, "
             "width]."
         )
     first = array[:1]
-    if first.numel() and first.min() >= 0 and first.max() > 20 and (first == first.round()).all():
+    bytes_ = first.numel() and first.min() >= 0 and 20 < first.max() <= 255
+    if bytes_ and (first == first.round()).all():
         raise ValueError(
             "images are floats with whole numbers up to "
             f"{first.max().item():.0f}: floats count as preprocessed. Give uint8 pixels."

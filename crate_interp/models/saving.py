@@ -143,4 +143,6 @@ def check_new(folder: Path) -> None:
     What a process that died began in it does not count.
     """
     if not is_free(folder, CONFIG):
-        raise ValueError(f"{str(folder)!r} is there already: give the name of a new folder.")
+        raise ValueError(
+            f"{str(folder)!r} is there already: give the name of a new folder, or remove it first."
+        )

@@ -144,16 +144,20 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
             f"the probe {probe.name!r} edits activations in place: they are the model's own, "
             "clone them."
         )
-    _check_heads(probe, answer := _checked(probe, answer, (1, 2), batch), block)
+    answer = _checked(probe, answer, (1, 2), batch)
+    _check_heads(probe, answer, block, {size for act in seen.values() for size in act.shape[1:]})
     return answer
 
 
-def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block) -> None:
-    """Raises ValueError for an axis of heads as long as another axis: a mean was forgotten."""
+def _check_heads(probe: Probe, answer: Mapping[str, Tensor], block: Block, axes: set[int]) -> None:
+    """Raises ValueError for "heads" that are tokens, atoms or the like: a mean was forgotten.
+
+    axes: the sizes of all axes of the activations but the first.
+    """
     cfg: Any = getattr(block, "cfg", None) or getattr(getattr(block, "attn", None), "cfg", None)
-    heads = {getattr(cfg, name, None) for name in ("n_heads", "value_heads")} - {None}
+    heads: set[int] = {getattr(cfg, name, 0) for name in ("n_heads", "value_heads")} - {0}
     for name, value in answer.items():
-        if heads and value.ndim == 2 and value.shape[1] not in heads:
+        if heads and value.ndim == 2 and value.shape[1] in axes - heads:
             raise ValueError(
                 f"{probe.name}.{name} has shape {list(value.shape)}: return [batch], or [batch, "
                 f"head] with {' or '.join(map(str, sorted(heads)))} heads. A mean over the last "

@@ -72,7 +72,19 @@ def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) ->
     """
     n = samples.n or 0
     data = ranges.of(samples.fingerprint, samples.start, samples.start + n)
-    return model_meta(model, n) | {"data": data, "batch_size": int(batch_size)}
+    found = edits(model)
+    more = {"edits": found} if found else {}
+    return model_meta(model, n) | {"data": data, "batch_size": int(batch_size)} | more
+
+
+def edits(model: HookedModel) -> list[str]:
+    """Returns what weights and config do not say: points with hooks, steps with other numbers."""
+    points: Any = getattr(model, "hook_dict", {})
+    found = [name for name, point in points.items() if point.fwd_hooks]
+    for layer, block in enumerate(model.blocks):
+        changed = getattr(getattr(block, "mlp", None), "edited", None) or {}
+        found += [f"blocks.{layer}.mlp.{name}={value:g}" for name, value in changed.items()]
+    return found
 
 
 def code_of(probes: list[Probe], forward: object) -> dict[str, str]:

@@ -95,6 +95,26 @@ class SweepResult(Result):
                 raise ValueError(f"the statistic {name} is not described")
             self.meta["probes"][probe]["settings"].items()
 
+    def _written(self, name: str | None) -> pd.DataFrame:
+        return self.layers() if name is None else super()._written(name)
+
+    def sharpest(self, count: int = 3) -> str:
+        """Returns the heads with the sharpest attention in words, lowest entropy first.
+
+        A line for each of `attention.entropy_cls` and `attention.entropy` that was measured, with
+        means over samples in nats; "" without them.
+        """
+        table: Any = self._table("heads")
+        rows, lines = table[table["probe"] == "attention"].astype({"mean": float}), []
+        for statistic, of in (("entropy_cls", "CLS"), ("entropy", "all queries")):
+            found = rows[rows["statistic"] == statistic].nsmallest(count, "mean")
+            heads = ", ".join(
+                f"L{row.layer}H{row.head} {row.mean:.3g}" for row in found.itertuples()
+            )
+            if heads:
+                lines.append(f"Sharpest heads by {statistic} (of {of}, nats): {heads}.")
+        return "\n".join(lines)
+
     def _shown(self) -> pd.DataFrame:
         return self._table("heads").head(20)  # a probe may have numbers per head alone
 

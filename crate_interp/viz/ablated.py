@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from crate_interp.circuits.heads_ablated import HeadAblation
+import numpy as np
+
+from crate_interp.circuits.heads_ablated import LEVEL, HeadAblation
 from crate_interp.viz.heat import heatmap
 
 if TYPE_CHECKING:
@@ -21,15 +23,20 @@ def head_ablation(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of what each head's ablation costs: layers down, heads across.
 
-    Blue is a head that helps, orange one without which the model does better; a frame is a 95 %
-    interval that leaves out 0. ax, title, dpi: as in `ci.viz.layers`.
+    Blue is a head that helps, orange one without which the model does better; a frame is p <= 0.05,
+    adjusted over all heads, as `headline` counts them. ax, title, dpi: as in `ci.viz.layers`.
     """
     table: Any = result.heads()
-    drop, low, high = (
+    drop, low, high, p = (
         table.pivot(index="layer", columns="head", values=name).to_numpy(float)
-        for name in ("drop", "low", "high")
+        for name in ("drop", "low", "high", "p")
     )
+    held = p <= LEVEL
+    ends = np.where(held, low, -np.inf), np.where(held, high, np.inf)
     settings = result.meta["settings"]
     words = f"{settings['how'].capitalize()} ablation of each head" if title is None else title
     unit = _UNITS[settings["metric"]]
-    return heatmap(drop, interval=(low, high), unit=unit, signed=True, ax=ax, title=words, dpi=dpi)
+    figure = heatmap(drop, interval=ends, unit=unit, signed=True, ax=ax, title=words, dpi=dpi)
+    axes = figure.axes[0] if ax is None else ax
+    axes.set_xlabel("head (framed: p <= 0.05, adjusted over heads)" if held.any() else "head")
+    return figure

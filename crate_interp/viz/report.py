@@ -80,6 +80,7 @@ def report_page(
     with result.saved_with_pages(out) as stage:
         table = as_text(*summary(result, twins))
         words = f"{heading(result, twins, data)}\n\n{table}\n\n{legend(result)}"
+        words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + controls_text(result))
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
@@ -118,6 +119,7 @@ def _page(
         controlled=controlled(result) if len(result.controls()) else "",
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
+        sharpest=result.sharpest().splitlines(),
         sections=sections,
         contents=_contents(sections, attention is not None),
         command=_command(result, twins, data, audited),
@@ -184,7 +186,9 @@ def _caution(result: SweepResult) -> str:
     """Returns a line of warning: what stands in for U, and whether intervals may be too narrow."""
     n = result.meta["n_samples"]
     few = f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
-    return f"{instead_of_u(result)} {few}".strip()
+    found = result.meta.get("edits")
+    edited = f"Measured with edits: {', '.join(found[:4])}." if found else ""
+    return " ".join(words for words in (instead_of_u(result), edited, few) if words)
 
 
 def _command(

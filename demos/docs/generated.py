@@ -110,7 +110,8 @@ def statistics() -> str:
     from crate_interp.viz.titles import direction, title
 
     start = (
-        "Each is called `probe.statistic` in every table. The default probes are "
+        "Figures, commands and wide tables call each `probe.statistic`; long tables have two "
+        "columns, probe and statistic. The default probes are "
         f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name."
     )
     parts = ["# Statistics", fill(start, 100)]

@@ -315,11 +315,14 @@ def sparse_step(
                 "edit.threshold on mlp.hook_post instead."
             )
     before = {name: getattr(step, name) for name in wanted}
+    outer = getattr(step, "edited", {})
     try:
         for name, value in wanted.items():
             setattr(step, name, float(value))
+        step.edited = outer | wanted  # so that results say so
         yield block
     finally:
+        step.edited = outer
         for name, value in before.items():
             setattr(step, name, value)
 
