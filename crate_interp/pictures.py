@@ -106,7 +106,7 @@ def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
     if not isinstance(image, (str, Path)):
         raise ValueError(
             f"cannot read {what} from {type(image).__name__}: "
-            "give PIL images, paths or uint8 arrays"
+            "give PIL images, paths or one uint8 array [n, channels, height, width]"
             + (', such as data[:]["image"].' if hasattr(image, "features") else ".")
         )
     what = f"the {kind} {quoted(image)}"

@@ -103,6 +103,14 @@ def test_a_probe_of_the_last_stream_alone(model, data):
     assert len(swept) == 1 and swept.equals(probed)
 
 
+def test_a_short_name_is_answered_with_the_long_one(model, data):
+    refuses(
+        r"Did you mean blocks.0.attn.hook_pattern, blocks.1",
+        lambda: model.run_with_cache(data, names_filter="pattern"),
+        KeyError,
+    )
+
+
 def test_tokens_are_no_heads(model, data):
     tokens = one_number(lambda block, acts: {"a": acts["hook_resid_mid"].norm(dim=-1)})
     count = model.cfg.n_tokens

@@ -138,8 +138,8 @@ class Atlas(AtomResult):
         low, high = row[f"{kind}_low"], row[f"{kind}_high"]
         return (
             f"The largest first-order effects on the loss"
-            f"{f' of other {unit}' * tried} are those of atom {row['atom']} of layer "
-            f"{row['layer']}: "
+            f"{f' of other {unit}' * tried}, by root mean square, are those of atom "
+            f"{row['atom']} of layer {row['layer']}: "
             f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
             f"loss by {row[kind]:+.2g} nats (95 % interval {low:+.2g} to {high:+.2g}, "
             f"{counted(samples, unit)})."

@@ -93,7 +93,13 @@ class PointsMixin:
 
     def _check_name(self, name: str) -> None:
         if name not in self.hook_dict.keys():  # an alias is no name
-            hint = checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
+            # cache["pattern", 3] takes the short name, and so people try it here
+            short = [full for full in self.hook_dict if full.endswith(f".hook_{name}")][:2]
+            hint = (
+                f"Did you mean {', '.join(short)}, ...?"
+                if short
+                else checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
+            )
             raise KeyError(f"no hook point is called {name!r}. {self._layers_of(name) or hint}")
 
     def _layers_of(self, name: str) -> str:
