@@ -103,7 +103,7 @@ class Result:
     def caution(self) -> str:
         """Returns a line of warning: edits of the model, too few samples for good intervals."""
         n, found = self.meta["n_samples"], self.meta.get("edits")
-        words = f"Measured with edits: {', '.join(found[:4])}. " if found else ""
+        words = f"Measured with edits: {', '.join([*found][:4])}. " if found else ""
         if not self.INTERVALS or n >= ENOUGH:
             return words.strip()
         return words + (

@@ -177,19 +177,28 @@ def test_answers_worse_than_by_chance_are_said_so(images):
     assert "accuracy of n samples" in accuracy.legend() and "zero ablation" in accuracy.legend()
 
 
-def test_an_edited_model_is_said_to_be_one_and_has_no_folder(images, tmp_path):
-    model = make()
-    with model.hooks([("blocks.1.attn.hook_z", edit.zero(heads=1))]):
-        with edit.sparse_step(model.blocks[2], lambd=0.3):
-            result = ci.ablate_heads(model, images, **QUIET)
-            with pytest.raises(ValueError, match="a folder cannot tell one edit from another"):
-                ci.ablate_heads(model, images, out=tmp_path / "out", **QUIET)
-        swept = ci.sweep(model, images, probes="sparsity", controls=0, progress=False)
+def test_an_edited_model_is_said_to_be_one(images, tmp_path):
+    model, out = make(), dict(out=tmp_path / "out", **QUIET)
+
+    def edited(head):
+        return model.hooks([("blocks.1.attn.hook_z", edit.zero(heads=head))])
+
+    with edited(1), edit.sparse_step(model.blocks[2], lambd=0.3):
+        result = ci.ablate_heads(model, images, **out)
     points = ["blocks.1.attn.hook_z", "blocks.2.mlp.lambd=0.3"]
-    assert result.meta["edits"] == points and swept.meta["edits"] == points[:1]
+    assert result.meta["edits"] == points
     assert f"Measured with edits: {', '.join(points)}." in result.caution()
-    again = ci.ablate_heads(model, images, out=tmp_path / "out", **QUIET)
-    assert "edits" not in again.meta and "edits" not in again.caution()
+    # a folder goes on at the same points alone
+    with edited(1), edit.sparse_step(model.blocks[2], lambd=0.3):
+        assert ci.ablate_heads(model, images, **out).digest() == result.digest()
+    with (
+        edited(1),
+        pytest.raises(ValueError, match="settings.edits is .*lambd=0.3'. there and .'b"),
+    ):
+        ci.ablate_heads(model, images, **out)
+    with pytest.raises(ValueError, match="settings.edits is .* there and absent here"):
+        ci.ablate_heads(model, images, **out)
+    assert "edits" not in ci.ablate_heads(model, images, **QUIET).meta
 
 
 def test_a_name_of_several_classes_tells_none(images):

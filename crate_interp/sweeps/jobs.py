@@ -228,8 +228,7 @@ def open_job(
     folder depend on, such as digests of probes; it is in no result.
 
     Raises ValueError for a chunk_size, shard or engine that is none, for a shard without a folder,
-    if the folder holds another kind of result or a run with other settings, or cannot be written,
-    and for a folder if the model is edited: the edits are no settings that one could compare.
+    if the folder holds another kind of result or a run with other settings, or cannot be written.
     """
     chunk_size = checks.count("chunk_size", chunk_size)
     checks.one_of("engine", engine, tuple(ENGINES))
@@ -245,12 +244,6 @@ def open_job(
         with ENGINES[engine]() as measure:
             yield Job(kind, full, chunk_size, measure, progress=progress, **decoding)
         return
-    if meta.get("edits"):
-        raise ValueError(
-            f"{', '.join(meta['edits'][:4])}: the model is edited, and a folder cannot tell one "
-            "edit from another. Measure without out=..., and save the result; or remove the edits "
-            "(model.reset_hooks())."
-        )
     folder, place = Path(out), shard_of(shard)
     kind.check_folder(folder)
     plain_meta = json.loads(json.dumps(full, default=lambda value: value.item()))

@@ -187,7 +187,7 @@ def _caution(result: SweepResult) -> str:
     n = result.meta["n_samples"]
     few = f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
     found = result.meta.get("edits")
-    edited = f"Measured with edits: {', '.join(found[:4])}." if found else ""
+    edited = f"Measured with edits: {', '.join([*found][:4])}." if found else ""
     return " ".join(words for words in (instead_of_u(result), edited, few) if words)
 
 
