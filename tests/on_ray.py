@@ -148,7 +148,7 @@ def errors(place):
 
 def slow(place):
     """A sweep that somebody interrupts or kills."""
-    return {"digest": digest(work(VERB, 600, network(0.3), out=place / "out", engine="ray"))}
+    return {"digest": digest(work(VERB, 600, network(1.0), out=place / "out", engine="ray"))}
 
 
 if __name__ == "__main__":

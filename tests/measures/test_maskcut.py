@@ -305,11 +305,24 @@ def test_the_length_of_features_does_not_matter(seed, scale):
     assert torch.equal(maskcut(features * lengths, (11, 9)), maskcut(features, (11, 9)))
 
 
+def _has_two_farthest(features):
+    """Whether two patches lie equally far out: the side of one of them is the object, by rounding.
+
+    Links are 1 or 1e-5, so that patches with as many of them may have the same place.
+    """
+    weights = torch.from_numpy(affinity_of(features.numpy(), 0.15))
+    root = weights.sum(dim=1).rsqrt()
+    second = torch.linalg.eigh(torch.eye(63) - root[:, None] * weights * root)[1][:, 1] * root
+    first, next_ = second.abs().topk(2).values
+    return bool(first - next_ < 1e-9 * first)
+
+
 @given(seed=seeds, affinity=st.sampled_from(["cosine", "inner"]))
 def test_rotating_the_space_and_mirroring_the_grid(seed, affinity):
     features = draw(seed, 7, 9, 6) + 0.5
     cut = lambda x, grid=(7, 9): maskcut(x.reshape(63, 6), grid, affinity=affinity)  # noqa: E731
     masks = cut(features)
+    hypothesis.assume(not _has_two_farthest(features.reshape(63, 6)))
     # a cut that a change of 1e-9 moves is a tie, which rounding decides
     hypothesis.assume(torch.equal(cut(features + 1e-9 * draw(seed + 2, 7, 9, 6)), masks))
     assert torch.equal(cut(features @ torch.linalg.qr(draw(seed + 1, 6, 6))[0]), masks)
