@@ -93,3 +93,16 @@ def planted(seed, grid, noise):
         else signal + noise * draw.standard_normal((h, w, d))
     )
     return picture.reshape(h * w, d)
+
+
+def has_two_farthest(features):
+    """Whether two patches lie equally far out: the side of one of them is the object, by rounding.
+
+    Links are 1 or 1e-5, so that patches with as many of them may have the same place.
+    """
+    weights = affinity_of(features, 0.15)
+    root = 1 / np.sqrt(weights.sum(axis=1))
+    laplacian = np.eye(len(weights)) - root[:, None] * weights * root
+    second = np.abs(np.linalg.eigh(laplacian)[1][:, 1] * root)
+    following, first = np.sort(second)[-2:]
+    return bool(first - following < 1e-9 * first)

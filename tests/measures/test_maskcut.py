@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.linalg import eigh
 
 from crate_interp.measures.cuts import maskcut, normalised_cut
-from maskcut_reference import NOISES, affinity_of, iou, planted, reference_masks
+from maskcut_reference import NOISES, affinity_of, has_two_farthest, iou, planted, reference_masks
 from tensors import draw
 
 module = importlib.import_module("crate_interp.measures.cuts")
@@ -298,23 +298,10 @@ def test_cosines_near_the_threshold_are_those_of_float64():
 @given(seed=seeds, scale=st.floats(1e-100, 1e100))
 def test_the_length_of_features_does_not_matter(seed, scale):
     features = torch.from_numpy(planted(seed, (11, 9), 1.5))
-    lengths = (
-        torch.rand(99, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
-    )
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.rand(99, 1, generator=generator, dtype=torch.float64) + 0.1
     assert torch.equal(maskcut(features * scale, (11, 9)), maskcut(features, (11, 9)))
     assert torch.equal(maskcut(features * lengths, (11, 9)), maskcut(features, (11, 9)))
-
-
-def _has_two_farthest(features):
-    """Whether two patches lie equally far out: the side of one of them is the object, by rounding.
-
-    Links are 1 or 1e-5, so that patches with as many of them may have the same place.
-    """
-    weights = torch.from_numpy(affinity_of(features.numpy(), 0.15))
-    root = weights.sum(dim=1).rsqrt()
-    second = torch.linalg.eigh(torch.eye(63) - root[:, None] * weights * root)[1][:, 1] * root
-    first, next_ = second.abs().topk(2).values
-    return bool(first - next_ < 1e-9 * first)
 
 
 @given(seed=seeds, affinity=st.sampled_from(["cosine", "inner"]))
@@ -322,8 +309,8 @@ def test_rotating_the_space_and_mirroring_the_grid(seed, affinity):
     features = draw(seed, 7, 9, 6) + 0.5
     cut = lambda x, grid=(7, 9): maskcut(x.reshape(63, 6), grid, affinity=affinity)  # noqa: E731
     masks = cut(features)
-    hypothesis.assume(not _has_two_farthest(features.reshape(63, 6)))
-    # a cut that a change of 1e-9 moves is a tie, which rounding decides
+    # rounding decides ties: two patches equally far out, or a cut that a change of 1e-9 moves
+    hypothesis.assume(not has_two_farthest(features.reshape(63, 6).numpy()))
     hypothesis.assume(torch.equal(cut(features + 1e-9 * draw(seed + 2, 7, 9, 6)), masks))
     assert torch.equal(cut(features @ torch.linalg.qr(draw(seed + 1, 6, 6))[0]), masks)
     assert torch.equal(cut(features.flip(1)), masks.flip(2))
