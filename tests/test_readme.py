@@ -26,7 +26,7 @@ def test_the_code_runs(tmp_path, monkeypatch, capsys):
     exec(compile(blocks[0], "README.md", "exec"), names)
     assert {path.name for path in tmp_path.iterdir()} == {"rate.png", "attention.png"}
     assert tuple(names["cache"]["pattern", 3].shape) == (8, 4, 50, 50)
-    assert "rate_mid" in capsys.readouterr().out
+    assert "higher after MSSA than before in 6 of 6 layers" in capsys.readouterr().out
 
 
 def test_the_first_screen():
