@@ -293,6 +293,7 @@ def test_verify_says_what_it_checked(tmp_path, monkeypatch):
     assert shadow["known"] is None and any(
         "no digest of them is known" in limit for limit in shadow["cannot_check"]
     )
+    assert any(limit.startswith("n_heads=") for limit in shadow["cannot_check"])
     state = ci.verify(weights(), progress=False, **ALPHA)
     assert state["ok"] and state["source"] == "a state dict" and len(json.dumps(state)) < 10_000
     bad = ci.verify(weights() | {"extra": torch.ones(3)}, progress=False, **ALPHA)

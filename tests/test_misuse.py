@@ -160,7 +160,7 @@ WRONG_TYPES = {
     "ci.probes.resolve(5)": "probes are names or ci.Probe objects, got int",
     "ci.CrateConfig(**base, interpolate_pos='no')": "interpolate_pos='no': give True or False",
     "ci.CrateConfig(**base, eta=10**400)": "give a finite number",
-    "ci.CrateConfig(**base, mean=0.5, std=0.5)": "mean has 1 values for channels=3",
+    "ci.CrateConfig(**base, mean=0.5, std=0.5)": "such as mean=[0.5, 0.5, 0.5]",
     "ci.CrateConfig(**base, mean=[0.5] * 3, std=[0.0] * 3)": "give finite numbers, above 0",
     "ci.CrateConfig(**base, labels='abc')": "labels='abc': give a list",
     "ci.CrateConfig(**base, crop=-3)": "crop=-3: give a whole number",

@@ -97,12 +97,15 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         },
         "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
         "checks": checks,
-        "cannot_check": (notes if hooked else []) + _limits(model, row, options),
+        "cannot_check": (notes if hooked else []) + _limits(source, model, row, options),
     }
 
 
 def _limits(
-    model: HookedModel | SparseAutoencoder, row: dict[str, Any] | None, options: Mapping[str, Any]
+    source: Source,
+    model: HookedModel | SparseAutoencoder,
+    row: dict[str, Any] | None,
+    options: Mapping[str, Any],
 ) -> list[str]:
     """Returns what cannot be checked, in words."""
     if isinstance(model, HookedModel):
@@ -114,13 +117,19 @@ def _limits(
             "whether it is CRATE-LM's baseline (ReLU): "
             "nanoGPT's own checkpoints have the same keys, and a GELU"
         )
-    if options.get("n_heads") is not None:
-        limits.append(f"n_heads={options['n_heads']}: no tensor's shape tells it")
+    # A saved folder has the number its writer gave.
+    told = options.get("n_heads") is not None or (row is None and _is_folder(source))
+    if isinstance(model, HookedModel) and told:
+        limits.append(f"n_heads={model.cfg.n_heads}: no tensor's shape tells it")
     if row is None or not row["sha256"]:
         limits.append(
             "whether these are the bytes its authors published: no digest of them is known"
         )
     return limits
+
+
+def _is_folder(source: Source) -> bool:
+    return isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
 
 
 def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:

@@ -95,9 +95,10 @@ class ImageConfig(CrateConfig):
         for name, above in (("mean", ""), ("std", ", above 0")):
             value = getattr(self, name)
             if value is not None and len(value) != self.channels:
+                alike = list(value) * self.channels if len(value) == 1 else None
                 raise ValueError(
-                    f"{name} has {len(value)} values for channels={self.channels}: "
-                    "give one per channel."
+                    f"{name}={checks.shown(value)}: give one number per channel, "
+                    f"{self.channels}" + (f", such as {name}={alike}." if alike else ".")
                 )
             if value is not None and not all(
                 checks.is_number(x) and (x > 0 or not above) for x in value
