@@ -107,14 +107,12 @@ def test_every_statistic_has_a_figure_and_a_sentence(report, page):
 def test_tables(report, model, data):
     table = pd.read_csv(report.parent / "layers.csv")
     result = ci.sweep(model, data, progress=False)
-    wanted = result.table("layers")
+    wanted = result.layers()
     pd.testing.assert_frame_equal(table[wanted.columns], wanted, check_dtype=False, rtol=1e-12)
     twins = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        twins.append(
-            ci.sweep(ci.HookedCrate(model.cfg).eval(), data, progress=False).table("layers")
-        )
+        twins.append(ci.sweep(ci.HookedCrate(model.cfg).eval(), data, progress=False).layers())
     merged = pd.concat(twins).groupby(["probe", "statistic", "layer"])["mean"]
     for row in table.itertuples():
         key = (row.probe, row.statistic, row.layer)

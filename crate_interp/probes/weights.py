@@ -46,7 +46,8 @@ _STATISTICS: dict[str, Statistic] = {
         "",
         0.0,
         None,
-        "|D^T D - c I| / sqrt(d): 0 where the dictionary is a scaled orthonormal one.",
+        "|D^T D - c I| / sqrt(d), c = tr(D^T D) / d: 0 where the dictionary is a scaled "
+        "orthonormal one.",
     ),
     "energy_head": (
         "share of energy",

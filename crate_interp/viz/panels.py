@@ -45,12 +45,13 @@ def panel(
 ) -> Panel:
     """Returns the panel of a statistic: mean and deviation, heads, untrained networks, chance."""
     drawn, random = curve(result, name), baseline(twins, name)
+    known = not np.isnan(drawn.std).all()
     lines: list[Line] = []
     how = result.meta["statistics"][name][3]
     if heads and drawn.heads is not None:
         lines += [Line("head", head) for head in drawn.heads.T]
         how += " Thin lines are heads."
-    known = not np.isnan(drawn.std).all()
+        how += " The band is the mean of their deviations." * known
     low, high = (drawn.mean - drawn.std, drawn.mean + drawn.std) if known else (None, None)
     if random is not None:
         ends_of = (random.min(axis=0), random.max(axis=0))
@@ -87,7 +88,7 @@ def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
     return Panel(
         "compression.subspace_rate_pre, _mid",
         words,
-        "change in per cent, below 0 compresses",
+        "change in per cent, below 0 compresses; the band is its 95 % interval",
         svg,
         f"{numbers} (nats)",
         chance="no change",

@@ -70,7 +70,7 @@ def report_page(
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
     Beside report.html lie summary.txt, means by layer, what its columns are and the controls;
-    layers.csv, the table of layers with the twins' mean, lowest and highest; and figures/*.png.
+    layers.csv, layers() with the twins' mean, lowest and highest; and figures/*.png.
     Returns the path of the page. twins: results of the same network with random weights, for one
     seed each. audited: link to the page of an audit, audit/audit.html. data: the name of the data,
     for the command that the page gives to repeat it.
@@ -129,12 +129,11 @@ def _page(
 
 def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     """Returns layers() with the untrained mean, lowest and highest of each row."""
-    rows = result.table("layers")
+    rows = result.layers()
     if twins:
         keys = ["probe", "statistic", "layer"]
         spread = [
-            twin.table("layers")[[*keys, "mean"]].assign(seed=seed)
-            for seed, twin in enumerate(twins)
+            twin.layers()[[*keys, "mean"]].assign(seed=seed) for seed, twin in enumerate(twins)
         ]
         stats = pd.concat(spread).groupby(keys)["mean"].agg(["mean", "min", "max"])
         stats.columns = ["untrained_mean", "untrained_min", "untrained_max"]
