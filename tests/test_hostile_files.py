@@ -74,7 +74,7 @@ def test_only_files_are_opened(model, tmp_path):
     refused("list of names '.*val.txt': it is a pipe", opened, model, f"voc:{tmp_path / 'voc'}:val")
 
 
-def test_links_are_followed_to_files_and_not_to_folders(model, tmp_path):
+def test_links_are_followed_but_not_in_a_circle(model, tmp_path):
     """A link is the work of whoever unpacked the folder: the Hub's cache is made of them."""
     for place in ("inside", "outside"):
         (tmp_path / place).mkdir()
@@ -83,8 +83,25 @@ def test_links_are_followed_to_files_and_not_to_folders(model, tmp_path):
     (tmp_path / "inside" / "folder").symlink_to(tmp_path / "outside")
     (tmp_path / "inside" / "round").symlink_to(tmp_path / "inside")
     names = [path.name for path in pictures_under(tmp_path / "inside")]
-    assert names == ["inside.png", "link.png"]
-    assert opened(model, f"imagefolder:{tmp_path / 'inside'}").n == 2
+    assert names == ["outside.png", "inside.png", "link.png"]
+    assert opened(model, f"imagefolder:{tmp_path / 'inside'}").n == 3
+    (tmp_path / "outside" / "up").symlink_to(tmp_path)  # which holds both folders
+    assert [path.name for path in pictures_under(tmp_path / "inside")] == names
+
+
+def test_classes_may_be_links(model, tmp_path):
+    """Folders are renamed by links to suit the names of a model's classes."""
+    for number in range(3):
+        (tmp_path / f"0{number}").mkdir()
+        picture().save(tmp_path / f"0{number}" / "a.png")
+    named = tmp_path / "named"
+    named.mkdir()
+    for number, name in enumerate(("Trouser", "Bag", "Coat")):
+        (named / name).symlink_to(tmp_path / f"0{number}")
+    samples = opened(model, f"imagefolder:{named}")
+    assert samples.n == 3 and sorted(samples.labels) == ["Bag", "Coat", "Trouser"]
+    (named / "Coats").symlink_to(tmp_path / "02")
+    refused("Coat' and .*Coats' are the same folder", opened, model, f"imagefolder:{named}")
 
 
 @pytest.mark.parametrize(

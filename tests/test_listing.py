@@ -29,7 +29,7 @@ def odd(tmp_path):
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
     (tmp_path / "linked.png").symlink_to(tmp_path / "c" / "d.png")
-    (tmp_path / "to.png").symlink_to(tmp_path / "a")
+    (tmp_path / "to.png").symlink_to(tmp_path)
     return tmp_path
 
 

@@ -33,12 +33,15 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     Names are paths below the folder, with /. One folder's names are in memory at a time.
 
     Folders are left out, whatever their names, and so are names that begin with a dot and what
-    lies in folders with such names. Links to files count, wherever they lead: who unpacked the
-    folder has allowed them. Links to folders are not followed, because they may lead in a circle.
-    Pipes, broken links and the like are listed; `check_file` refuses them by name. Pictures that
-    belong to a result which was saved there are left out.
+    lies in folders with such names. Links to files and folders count, wherever they lead: who
+    unpacked the folder has allowed them. Those that lead back to a folder around them are not
+    followed. Pipes, broken links and the like are listed; `check_file` refuses them by name.
+    Pictures that belong to a result which was saved there are left out.
+
+    Raises ValueError if a folder is there twice: its pictures would count twice.
     """
     ours: set[str] = set()
+    seen: dict[tuple[int, int], str] = {}
     left = [""]  # a list: folders may lie in one another deeper than Python recurses
     while left:
         name = left.pop()
@@ -46,9 +49,26 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
             if name not in ours:
                 yield name
             continue
+        if _leads_back(folder, name, seen):
+            continue
         inner = _entries(folder, name, suffixes, ours)
         # by name, so that all names come in the order of their parts; the first is popped first
         left += [name + own for own in sorted(inner, key=lambda own: own.removesuffix("/"))[::-1]]
+
+
+def _leads_back(folder: Path, below: str, seen: dict[tuple[int, int], str]) -> bool:
+    """Returns whether a folder is one that lies around it. seen: takes the name of each folder."""
+    try:
+        found = os.stat(folder / below)
+    except OSError:  # `_entries` has nothing of it either
+        return False
+    first = seen.setdefault((found.st_dev, found.st_ino), below)
+    if first != below and not below.startswith(first):
+        raise ValueError(
+            f"{quoted(folder / first)} and {quoted(folder / below)} are the same folder: pictures "
+            "would count twice. Remove the link."
+        )
+    return first != below
 
 
 def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) -> list[str]:
@@ -65,11 +85,11 @@ def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) 
                     ours |= {below + own for own in listed(Path(entry.path))}
                 if name.startswith("."):
                     continue
-                if entry.is_dir(follow_symlinks=False):
+                # isdir: is_dir() of an entry raises for a link to itself
+                linked = entry.is_symlink() and os.path.isdir(entry.path)
+                if linked or entry.is_dir(follow_symlinks=False):
                     found.append(f"{name}/")
-                elif os.path.splitext(name)[1].lower() in suffixes and not (
-                    entry.is_symlink() and os.path.isdir(entry.path)
-                ):
+                elif os.path.splitext(name)[1].lower() in suffixes:
                     found.append(name)
     except OSError:  # it may not be entered, or its path is too long
         return []
