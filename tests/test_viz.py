@@ -326,6 +326,9 @@ def test_attention_on_image(model, images):
     _, cache = model.run_with_cache(images, names_filter="hook_embed")
     with pytest.raises(KeyError, match="the cache lacks 'blocks.0.attn.hook_pattern'"):
         ci.viz.attention_on_image(cache, 0, images)
+    many = torch.zeros(65, *images.shape[1:])
+    with pytest.raises(ValueError, match="65 images would be as many rows: give at most 64"):
+        ci.viz.attention_on_image(model.run_with_cache(many)[1], 0, many)
 
 
 def test_summary(result, twins):

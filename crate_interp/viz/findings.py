@@ -101,7 +101,8 @@ def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> st
     signs = _untrained_signs(twins)
     if signs is not None:
         changes = np.mean([twin.change for twin in twins if twin is not None], axis=0)
-        words += f"; untrained it {_moved(signs, 'R^c', '')}{_by(changes)}"
+        every = " with every seed" * (len(twins) > 1)
+        words += f"; untrained it {_moved(signs, 'R^c', '')}{every}{_by(changes)}"
     return words + "."
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _PANEL = 1.05  # inches
+_MOST = 64  # images: a figure of 256 takes minutes, and no screen shows it
 
 Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
 
@@ -38,10 +39,15 @@ def attention_on_image(
     negative. query: 0 for CLS, or (row, column) of a patch. Each panel is scaled to its own largest
     value, which is written below it as a share of the attention. ax, title, dpi: as in
     `ci.viz.layers`; all panels lie within the Axes. Raises ValueError if the cache is not of these
-    images, KeyError if the pattern was not cached.
+    images or they are more than 64, KeyError if the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     count, heads = pattern.shape[:2]
+    if count > _MOST:
+        raise ValueError(
+            f"{count} images would be as many rows: give at most {_MOST}, and their own cache, "
+            "such as images = images[:8]; _, cache = model.run_with_cache(images)."
+        )
     size = min(_PANEL, PAGE / (heads + 1))
     tall = size * images.shape[2] / images.shape[3]
     inches = (size * (heads + 1), (tall + 0.2) * count + 0.3)
@@ -114,7 +120,8 @@ def maps_on(
         raise ValueError(
             f"the cached {point} {list(stored.shape)} does not belong to images "
             f"{list(images.shape)}: wanted {len(images)} images of {height} x {width} patches and "
-            f"{special} before them, CLS first. Give the images that the model was run on."
+            f"{special} before them, CLS first. Give the images that the model was run on, or run "
+            "it on these: _, cache = model.run_with_cache(images)."
         )
     found = maps.attention(cache, layer, grid=(height, width), **options)
     return found.float().cpu().numpy()
