@@ -101,7 +101,7 @@ CONTROLLED = (
 
 
 _KINDS = {
-    "random weights": "the untrained network.",
+    "random weights": "one untrained network, seed 0 alone.",
     "random subspaces": "random U_k with the singular values of the model's.",
     "permuted heads": "each head's result is written by the next head's output map.",
     "tight frame": "a stream of the same energy without structure.",
