@@ -15,16 +15,13 @@ IGNORED = 255
 RULES = ("mass", "top")
 RESOLUTIONS = ("token", "pixel")
 _RULE = {
-    "mass": "the fewest patches that hold the share of the map",
-    "top": "the share of patches attended to most",
+    "mass": "of the fewest patches that hold a share `mass` of the attention",
+    "top": "of a share `fraction` of the patches, those attended to most",
 }
-_J = "Jaccard index with the data's mask"
-
-
 CHANCE = {
-    "": "",
-    "_random": ", patches of the map in random order: the level without knowledge of places",
-    "_other": ", judged by the mask of the next image: the level of knowing where objects are",
+    "": "with the mask of an object",
+    "_random": "in random order, with the mask of an object: what a map without places scores",
+    "_other": "with the mask of the next image: what a map of where objects tend to be scores",
 }
 
 
@@ -35,9 +32,9 @@ def _statistics() -> dict[str, Statistic]:
         for resolution in RESOLUTIONS:
             for chance, words in CHANCE.items():
                 name = f"{rule}_{resolution}{chance}"
-                what = f"{_J} in {resolution}s, {_RULE[rule]}{words}"
-                answer[name] = ("", 0.0, 1.0, f"{what}; mean over the classes of an image.")
-                best = f"{what}; best head for each class, chosen by the mask itself."
+                what = f"Overlap, in {resolution}s, {_RULE[rule]}, {words}"
+                answer[name] = ("", 0.0, 1.0, f"{what}. Mean over the classes of an image.")
+                best = f"{what}. Of the best head for each class, chosen by the mask itself."
                 answer[f"{name}_best"] = ("", 0.0, 1.0, best)
     return answer
 

@@ -9,6 +9,12 @@ _FRAMES = {
     "read": "stream as attention reads it",
     "unit": "stream at unit mean square",
 }
+_RULES = {"mass": "mass rule", "top": "top rule"}
+_CHANCE = {
+    "": ("", "higher finds the object better"),
+    "_random": (", patches in random order", "chance"),
+    "_other": (", on the mask of the next image", "chance"),
+}
 _COMPRESSED, _SPARSER = "lower is more compressed", "higher is sparser"
 _FOCUSED, _DEFECT = "lower singles out fewer tokens", "0 is what the theory assumes"
 
@@ -35,6 +41,7 @@ _TITLES: dict[str, tuple[str, str]] = {
         "The authors' script's rate of each head",
         _COMPRESSED,
     ),
+    "compression.zero_codes": ("Codes that are all zero", "0 is usual"),
     "sparsity.zero_fraction": ("Zeros in the code", _SPARSER),
     "sparsity.l1": ("Sum of the code's entries", "lower costs less of the penalty"),
     "sparsity.hoyer": ("Hoyer sparsity of the code", _SPARSER),
@@ -63,6 +70,16 @@ _TITLES: dict[str, tuple[str, str]] = {
         f"objective.{size}_{frame}": (f"Objective with {norm}, {words}", "lower is better")
         for size, norm in (("count", "the count of entries"), ("l1", "the sum of entries"))
         for frame, words in _FRAMES.items()
+    },
+    **{
+        f"segmentation.{rule}_{place}{chance}{best}": (
+            f"Jaccard index, {words}, in {place}s{level}{of}",
+            way,
+        )
+        for rule, words in _RULES.items()
+        for place in ("token", "pixel")
+        for chance, (level, way) in _CHANCE.items()
+        for best, of in (("", ""), ("_best", ", best head for each class"))
     },
     "ranks.stream": ("Directions that the tokens fill", "more are more spread out"),
     "ranks.code": ("Directions that the codes fill", "more are more spread out"),

@@ -112,12 +112,17 @@ def statistics() -> str:
     start = (
         "Figures, commands and wide tables call each `probe.statistic`; long tables have two "
         "columns, probe and statistic. The default probes are "
-        f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name."
+        f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name. A number of "
+        "activations is of a sample, or of a sample and a head, and tables show its mean over samples; one of "
+        "weights alone has no samples. N is the number of tokens, d the width of the stream, p "
+        "that of a head, K the number of heads, and |A| the Frobenius norm."
     )
     parts = ["# Statistics", fill(start, 100)]
     for name in ci.probes.available():
         probe = ci.probes.resolve(name)[0]
         words = (inspect.getdoc(getattr(ci.probes, name)) or "").split("\n\n")[0]
+        words = words.removeprefix("Returns a probe of ")
+        words = f"{words[:1].upper()}{words[1:]}"
         rows = []
         for statistic, (unit, low, high, how) in probe.statistics.items():
             full = f"{name}.{statistic}"
