@@ -8,6 +8,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.tables import TOGETHER, with_std
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     """Returns "probe.statistic" -> what was measured, in the order in which it was measured.
 
     A statistic per head is the mean over heads: of each sample where the sweep kept every sample's
-    numbers, else of the means of the heads. Its standard error is then the mean of the heads'
-    errors, which is the most that it can be.
+    numbers, else of all samples together. Of a result that was saved without the variance of this
+    mean, its standard error is the mean of the heads' errors, which is the most that it can be.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
     found = _of_weights(result.table("weights")) | _of_moments(result.table("moments"))
@@ -69,10 +70,11 @@ def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
 
 def _of_moments(moments: pd.DataFrame) -> dict[str, Statistic]:
     found: dict[str, Statistic] = {}
-    several = moments["n"] > 1
-    variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
-    table: Any = moments.assign(error=np.sqrt(variance / moments["n"]))
+    table = with_std(moments)
+    table["error"] = table["std"] / table["n"] ** 0.5
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
+        together = own[own["head"] == TOGETHER]
+        own = together if len(together) else own
         rows = own.groupby("layer")[["mean", "error", "n"]].mean()
         mean, error, n = rows.to_numpy(dtype=float).T
         layers = [int(layer) for layer in rows.index]

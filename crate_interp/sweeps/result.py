@@ -18,9 +18,10 @@ from crate_interp.sweeps.tables import (
 class SweepResult(Result):
     """What probes measured on a data set.
 
-    Stored tables: `samples`, `head_samples`, `moments` (per head: n, mean, sum of squared
-    deviations), `weights`, `controls`. Computed from them: `layers` and `heads`. meta: model and
-    data, settings, units, versions, seconds.
+    Stored tables: `samples`, `head_samples`, `moments`, `weights`, `controls`. moments: n, mean and
+    sum of squared deviations of each head, and, as head -1, of the mean over heads of each sample.
+    Computed from them: `layers` and `heads`. meta: model and data, settings, units, versions,
+    seconds.
     """
 
     KIND = "sweep"
@@ -46,13 +47,12 @@ class SweepResult(Result):
     def layers(self) -> pd.DataFrame:
         """Returns a row per statistic and layer: probe, statistic, layer, mean, std, n, over.
 
-        over "samples": mean and std are over n samples. std divides by n - 1 and is NaN for n < 2.
-        A statistic of the weights has n = 1. over "heads": the mean is over heads too, of a
-        statistic per head, and there is no std; `heads()` has each head. `table("layers")` is
-        without these.
+        mean and std are over n samples. std divides by n - 1 and is NaN for n < 2. A statistic of
+        the weights has n = 1. over "heads": a statistic per head, of which each sample has the
+        mean over heads; `heads()` has each head. `table("layers")` is without these.
         """
         parts = [self._table("layers").assign(over="samples")]
-        parts += [mean_of_heads(self._table("heads"))] if len(self._table("heads")) else []
+        parts += [mean_of_heads(self).assign(over="heads")] if len(self._table("heads")) else []
         # a table without rows has no types
         return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 

@@ -13,6 +13,7 @@ from crate_interp.sweeps.tally import Tally
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n"]
 _STATISTIC = ["probe", "statistic", "layer"]
 _NUMBERS = ["mean", "std", "n"]
+TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
 
 
 def no_controls() -> pd.DataFrame:
@@ -25,7 +26,9 @@ def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str
     moments = [
         (*key, head, item.n, mean, squares)
         for key, item in tally.heads.items()
-        for head, (mean, squares) in enumerate(zip(item.mean, item.squares, strict=True))
+        for head, mean, squares in zip(
+            [*range(len(item.mean) - 1), TOGETHER], item.mean, item.squares, strict=True
+        )
     ]
     weights = [
         (*key, head, float(value))
@@ -104,23 +107,31 @@ def layers(result: Result) -> pd.DataFrame:
 
 def heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n over samples of each statistic, layer and head."""
-    moments: Any = result.table("moments")
-    weights: Any = result.table("weights")
-    several = moments["n"] > 1
-    variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
-    measured = moments.assign(std=np.sqrt(variance))[[*_STATISTIC, "head", *_NUMBERS]]
+    moments, weights = with_std(result.stored["moments"]), result.table("weights")
+    measured = moments.loc[moments["head"] != TOGETHER, [*_STATISTIC, "head", *_NUMBERS]]
     own = weights[weights["head"].notna()].rename(columns={"value": "mean"})
     own = own.assign(std=np.nan, n=1).astype({"head": "int64"})[[*_STATISTIC, "head", *_NUMBERS]]
     parts = [table for table in (measured, own) if len(table)] or [measured]
     return _in_order(pd.concat(parts, ignore_index=True))
 
 
-def mean_of_heads(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per statistic and layer of the table of heads: the mean over heads, no std."""
-    both: Any = table.groupby(_STATISTIC, sort=False, as_index=False).agg(
-        mean=("mean", "mean"), n=("n", "first")
-    )
-    return both.assign(std=np.nan, over="heads")[[*_STATISTIC, *_NUMBERS, "over"]]
+def with_std(moments: pd.DataFrame) -> Any:
+    """Returns a table of moments with a column std, which divides by n - 1 and is NaN for n < 2."""
+    several = moments["n"] > 1
+    variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
+    return moments.assign(std=np.sqrt(variance))
+
+
+def mean_of_heads(result: Result) -> pd.DataFrame:
+    """Returns a row per statistic and layer that has heads: the mean over heads of each sample.
+
+    std is NaN for weights, and in results that were saved without it.
+    """
+    both: Any = result.table("heads").groupby(_STATISTIC, sort=False, as_index=False)
+    means = both.agg(mean=("mean", "mean"), n=("n", "first"))
+    moments = with_std(result.stored["moments"])
+    known = moments.loc[moments["head"] == TOGETHER, [*_STATISTIC, "std"]]
+    return means.merge(known, on=_STATISTIC, how="left")[[*_STATISTIC, *_NUMBERS]]
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -144,8 +155,11 @@ def merged_moments(
     squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
     mean = both["mean"] + step * (both["n_other"] / n)
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
+    # a mean over heads that one of both was saved without is that of the other's samples alone
+    whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
+    merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
-    return order.merge(merged, on=keys, how="left").reset_index(drop=True)
+    return order.merge(merged, on=keys).reset_index(drop=True)
 
 
 def merged_controls(

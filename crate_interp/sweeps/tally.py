@@ -1,4 +1,7 @@
-"""Gathers what probes return: every number per sample, mean and variance per head."""
+"""Gathers what probes return: every number per sample, mean and variance per head.
+
+The mean over heads of each sample has a mean and a variance of its own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +17,7 @@ Key = tuple[str, str, int]  # probe, statistic, layer
 
 @dataclass
 class Moments:
-    """Count, mean and sum of squared deviations, `[head]` in float64.
+    """Count, mean and sum of squared deviations, `[column]` in float64.
 
     They are merged batch by batch (Chan, Golub, LeVeque 1979).
     """
@@ -25,7 +28,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Moments":
-        """Returns the moments of `[batch, head]` values."""
+        """Returns the moments of `[batch, column]` values."""
         mean = values.mean(axis=0)
         return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0))
 
@@ -49,6 +52,7 @@ class Tally:
     n: int
     start: int = 0  # number of the first sample
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
+    # a column for each head, then one for the mean over heads of each sample
     heads: dict[Key, Moments] = field(default_factory=dict)
     # [n, head] of what Probe.per_head names
     head_samples: dict[Key, np.ndarray] = field(default_factory=dict)
@@ -95,7 +99,8 @@ class Tally:
                 self._keep(self.head_samples, key, values, start)
             complete = values[~np.isnan(values).any(axis=1)] if probe.partial else values
             if len(complete):
-                self._merge(key, Moments.of(complete))
+                together = complete.mean(axis=1)
+                self._merge(key, Moments.of(np.column_stack([complete, together])))
 
     def _keep(self, store: dict[Key, np.ndarray], key: Key, values: np.ndarray, start: int) -> None:
         """Writes a batch into the array of all samples, which begins as NaN."""
@@ -107,7 +112,7 @@ class Tally:
 
     def _merge(self, key: Key, moments: Moments) -> None:
         if key in self.heads:
-            _same_heads(key, self.heads[key].mean.shape, moments.mean.shape)
+            _same_heads(key, self.heads[key].mean[:-1].shape, moments.mean[:-1].shape)
             moments = self.heads[key].merged(moments)
         self.heads[key] = moments
 

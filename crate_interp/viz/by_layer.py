@@ -42,13 +42,12 @@ def layers(
     """Returns a matplotlib Figure of "probe.statistic" by layer, of one result or of several.
 
     A line is the mean over samples, its band a 95 % interval of that mean by Student's t; a
-    statistic of the weights has none. Of a statistic per head the line is the mean over heads, and
-    the band is as wide as if all heads deviated together. Thin lines are heads, if there is a
-    single result and it has them. The dashed line and its band are mean, lowest and highest of
-    `untrained`, results of the same network with random weights. What chance has, where it is
-    known, is dotted. labels: a name for each result; None takes the model's. Beside a CRATE-S the
-    published curve of `compression.official_rate` or `sparsity.zero_fraction` is drawn, and
-    labelled as read off a figure (crate_interp/viz/published.py).
+    statistic of the weights has none. Of a statistic per head a sample has the mean over heads, and
+    thin lines are heads, if there is a single result. The dashed line and its band are mean, lowest
+    and highest of `untrained`, results of the same network with random weights. What chance has,
+    where it is known, is dotted. labels: a name for each result; None takes the model's. Beside a
+    CRATE-S the published curve of `compression.official_rate` or `sparsity.zero_fraction` is drawn,
+    and labelled as read off a figure (crate_interp/viz/published.py).
 
     ax: Axes of your own to draw into, legend included; their Figure is returned. title: None says
     in words what is drawn, "" stands for none. dpi: of the figure, None for 200 (with ax: as it

@@ -55,31 +55,27 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    If the statistic is per head, mean is the mean over heads, and std the mean over heads of the
-    standard deviation over samples: that is the most that the mean over heads can deviate, where
-    all heads go together. Raises ValueError, with the nearest names, if the result lacks the
-    statistic.
+    If the statistic is per head, mean and std are those of the mean over heads of each sample.
+    Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
     probe, _, name = statistic.partition(".")
-    for table in (result.table("layers"), result.table("heads")):
-        rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
-        if len(rows) and "head" in rows:
-            wide = rows.pivot(index="layer", columns="head", values="mean")
-            std = rows.pivot(index="layer", columns="head", values="std")
-            heads = wide.to_numpy(dtype=float)
-            return Curve(
-                wide.index.to_numpy(dtype=float),
-                heads.mean(axis=1),
-                std.to_numpy(dtype=float).mean(axis=1),
-                _count(rows),
-                heads,
-            )
-        if len(rows):
-            layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
-            return Curve(layers, mean, std, _count(rows), heads=None)
+    table: Any = result.layers()
+    rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
+    if len(rows):
+        layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
+        return Curve(layers, mean, std, _count(rows), _heads(result, probe, name))
     known = names(result)
     hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
+
+
+def _heads(result: SweepResult, probe: str, name: str) -> np.ndarray | None:
+    """Returns the means of a statistic per head, `[layer, head]`, or None of another one."""
+    table: Any = result.heads()
+    rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
+    if not len(rows):
+        return None
+    return rows.pivot(index="layer", columns="head", values="mean").to_numpy(dtype=float)
 
 
 def _count(rows: Any) -> int:

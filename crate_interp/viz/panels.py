@@ -51,7 +51,6 @@ def panel(
     if heads and drawn.heads is not None:
         lines += [Line("head", head) for head in drawn.heads.T]
         how += " Thin lines are heads."
-        how += " The band is the mean of their deviations." * known
     low, high = (drawn.mean - drawn.std, drawn.mean + drawn.std) if known else (None, None)
     if random is not None:
         ends_of = (random.min(axis=0), random.max(axis=0))

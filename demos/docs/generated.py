@@ -113,9 +113,9 @@ def statistics() -> str:
         "Figures, commands and wide tables call each `probe.statistic`; long tables have two "
         "columns, probe and statistic. The default probes are "
         f"{', '.join(ci.probes.DEFAULT)}; the others are asked for by name. A number of "
-        "activations is of a sample, or of a sample and a head, and tables show its mean over samples; one of "
-        "weights alone has no samples. N is the number of tokens, d the width of the stream, p "
-        "that of a head, K the number of heads, and |A| the Frobenius norm."
+        "activations is of a sample, or of a sample and a head, and tables show its mean over "
+        "samples; one of weights alone has no samples. N is the number of tokens, d the width of "
+        "the stream, p that of a head, K the number of heads, and |A| the Frobenius norm."
     )
     parts = ["# Statistics", fill(start, 100)]
     for name in ci.probes.available():
