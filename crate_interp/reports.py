@@ -18,6 +18,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.offload import with_weights
 from crate_interp.probes import resolve
 from crate_interp.saved import META
+from crate_interp.sweeps.finding import sharpest
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.stream import check_model, samples_of
@@ -27,6 +28,7 @@ from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.report import AttentionPictures, report_page
 
 _SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
+_SHARP = "entropy_cls"
 
 
 @with_weights
@@ -107,7 +109,7 @@ def _write(
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
     if audit:
         discard(out / "audit", META)  # of an earlier report
-    attention = _attention(model, samples) if model.cfg.kind == "vision" else None
+    attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
     page = report_page(result, twins, out, attention=attention, audited=audit, data=name)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, as it takes longest: what dies in it costs nothing else
@@ -129,14 +131,20 @@ def _counted_twins(count: int) -> str:
     return f"{count} untrained {'twin' if count == 1 else 'twins'}"
 
 
-def _attention(model: Any, samples: Samples) -> AttentionPictures:
-    """Returns the CLS attention of each head of the last layers over the first images."""
+def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures:
+    """Returns the CLS attention of each head over the first images, in a few layers.
+
+    They are that of the head whose CLS attends most sharply, if that was measured, and the last.
+    """
     first = samples.start
     images = samples.read(first, first + min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
     count = len(model.blocks)
-    shown = range(max(0, count - _SHOWN_LAYERS), count)
+    sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
+    shown = sorted([*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS])
     points = every_layer(model, PATTERN, shown)
     with torch.no_grad():
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
-    return AttentionPictures(figures, len(images), 1 / cache[points[0]].shape[-1])
+    name_of, even = samples.name_of, 1 / cache[points[0]].shape[-1]
+    names = [] if name_of is None else [name_of(first + place) for place in range(len(images))]
+    return AttentionPictures(figures, len(images), even, names)

@@ -56,10 +56,10 @@ def draw(rates: Any, images: torch.Tensor, attention: torch.Tensor) -> Figure:
     for row, image, maps in zip(panels, images, attention, strict=True):
         for panel in row:
             panel.set_axis_off()
-            panel.imshow(image, cmap="gray")
+        row[0].imshow(image, cmap="gray")
         for panel, own in zip(row[1:], maps, strict=True):
             box = (-0.5, width - 0.5, height - 0.5, -0.5)
-            panel.imshow(own, cmap="magma", vmin=0, alpha=0.65, extent=box)
+            panel.imshow(own, cmap="magma", vmin=0, extent=box)
     for panel, name in zip(panels[0], ["image", *(f"head {n}" for n in range(heads))], strict=True):
         panel.set_title(name, fontsize=10)
     return figure

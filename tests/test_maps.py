@@ -216,6 +216,6 @@ def test_the_page_of_twelve_heads_of_197_tokens_is_small():
 
 def test_other_queries_on_the_figure(cache, images):
     figure = ci.viz.attention_on_image(cache, 0, images, query=(1, 2))
-    overlay = figure.axes[1].get_images()[1]
-    np.testing.assert_allclose(overlay.get_array(), ci.maps.attention(cache, 0, query=(1, 2))[0, 0])
+    (shown,) = figure.axes[1].get_images()
+    np.testing.assert_allclose(shown.get_array(), ci.maps.attention(cache, 0, query=(1, 2))[0, 0])
     assert "patch (1, 2)" in figure.get_suptitle()

@@ -185,39 +185,6 @@ def test_tables(result):
     assert of_heads["mean"] == pytest.approx(each.mean()) and of_heads["n"] == N
 
 
-def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
-    kept = dataclasses.replace(ci.probes.attention(), per_head=("entropy", "entropy_cls"))
-    whole = ci.sweep(model, data, probes=kept, progress=False, controls=0)
-    samples = ci.data.open_data(data, model.preprocess)
-    parts = [
-        ci.sweep(model, ci.data.part(samples, *ends), probes=kept, progress=False, controls=0)
-        for ends in ((0, 2), (2, N))
-    ]
-    for result in (whole, parts[0].merge(parts[1])):
-        for name in ("entropy", "entropy_cls"):
-            each = result.head_samples().groupby(["layer", "sample"])[f"attention.{name}"].mean()
-            by_hand = each.groupby("layer").agg(["mean", "std"])
-            rows = result.layers().query("statistic == @name and over == 'heads'")
-            np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
-            assert (rows["n"] == N).all()
-            drawn = ci.viz.curves.curve(result, f"attention.{name}")
-            np.testing.assert_allclose(drawn.std, by_hand["std"], rtol=1e-5)
-
-
-def test_a_mean_over_heads_that_was_saved_without_its_deviation_has_none(model, data):
-    options = dict(probes="attention", progress=False, controls=0)
-    samples = ci.data.open_data(data, model.preprocess)
-    first, rest = (
-        ci.sweep(model, ci.data.part(samples, *ends), **options) for ends in ((0, 2), (2, N))
-    )
-    moments = first.stored["moments"].query("head >= 0")
-    old = ci.SweepResult({**first.stored, "moments": moments}, first.meta)
-    pd.testing.assert_frame_equal(old.heads(), first.heads())
-    for result, n in ((old, 2), (old.merge(rest), N), (rest.merge(old), N)):
-        rows = result.layers().query("over == 'heads'")
-        assert len(rows) and rows["std"].isna().all() and (rows["n"] == n).all()
-
-
 def test_single_sample_has_no_std(model, data):
     result = ci.sweep(model, data[:1], progress=False)
     assert result.layers()["std"].isna().all() and result.heads()["std"].isna().all()

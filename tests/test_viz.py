@@ -310,14 +310,12 @@ def test_attention_on_image(model, images):
     figure = ci.viz.attention_on_image(cache, -1, images)
     assert len(figure.axes) == BATCH * (HEADS + 1)
     panel = figure.axes[(HEADS + 1) + 1 + 3]  # second image, fourth head
-    underlay, overlay = panel.get_images()
+    (shown,) = panel.get_images()  # the map alone: a bright picture below it would look attended
+    (picture,) = figure.axes[HEADS + 1].get_images()
     expected = cache["pattern", LAYERS - 1][1, 3, 0, 1:].reshape(3, 4)
-    np.testing.assert_allclose(overlay.get_array(), expected)
-    assert overlay.get_extent() == [0, 20, 6, 0] and np.asarray(underlay.get_array()).shape == (
-        6,
-        20,
-        3,
-    )
+    np.testing.assert_allclose(shown.get_array(), expected)
+    assert shown.get_extent() == [0, 20, 6, 0] and shown.get_alpha() is None
+    assert np.asarray(picture.get_array()).shape == (6, 20, 3)
     assert f"{expected.max():.2f}" == panel.get_xlabel()
     with pytest.raises(ValueError, match="layer=3: the model has layers 0 to 2"):
         ci.viz.attention_on_image(cache, 3, images)

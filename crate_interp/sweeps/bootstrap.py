@@ -13,6 +13,16 @@ _NUMBERS = 2**23  # of a table of draws that is made at a time: 64 MB
 Bounds = float | int | np.ndarray  # one for all columns, or [column]
 
 
+def student_interval(
+    mean: Float[np.ndarray, "..."], std: Float[np.ndarray, "..."], n: int
+) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+    """Returns the ends of a 95 % interval of means over n samples, by Student's t."""
+    from scipy.special import stdtrit
+
+    half = stdtrit(max(n - 1, 1), (1 + CONFIDENCE) / 2) * std / n**0.5
+    return mean - half, mean + half
+
+
 @dataclass(frozen=True)
 class Studentised:
     """Means of columns, their standard errors, and how far resampled means are off in their errors.

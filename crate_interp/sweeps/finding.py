@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 
 from crate_interp.results import Result, counted
+from crate_interp.sweeps.bootstrap import student_interval
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
@@ -84,6 +85,19 @@ def headline(result: Result) -> str:
         said.append(f"the authors' R^c, of tokens at length one, {path(along)}")
     words = f"{count}{': ' if said else ''}{', and '.join(said)}."
     return f"{words} {instead_of_u(result)}".rstrip()
+
+
+def sharpest(result: Result, statistic: str) -> pd.DataFrame:
+    """Returns the rows of `heads()` of a statistic of attention, lowest mean first.
+
+    low, high: the 95 % interval of the mean by Student's t; NaN for a single sample.
+    """
+    table: Any = result.table("heads")
+    chosen = (table["probe"] == "attention") & (table["statistic"] == statistic)
+    rows = table[chosen].sort_values("mean", kind="stable", ignore_index=True)
+    n = int(rows["n"].max()) if len(rows) else 0
+    low, high = student_interval(rows["mean"].to_numpy(float), rows["std"].to_numpy(float), n or 1)
+    return rows.assign(low=low, high=high)
 
 
 def instead_of_u(result: Result) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from crate_interp.results import Result, by, first
-from crate_interp.sweeps.finding import headline
+from crate_interp.sweeps.finding import headline, sharpest
 from crate_interp.sweeps.tables import (
     heads,
     layers,
@@ -101,18 +101,17 @@ class SweepResult(Result):
     def sharpest(self, count: int = 3) -> str:
         """Returns the heads with the sharpest attention in words, lowest entropy first.
 
-        A line for each of `attention.entropy_cls` and `attention.entropy` that was measured, with
-        means over samples in nats; "" without them.
+        A line for each of `attention.entropy_cls` and `attention.entropy` that was measured; ""
+        without them. It has the means over samples in nats, their 95 % intervals by Student's t,
+        and how many intervals overlap that of the first head. Two heads whose intervals do not
+        overlap differ (p < .05), however the heads go together over samples.
         """
-        table: Any = self._table("heads")
-        rows, lines = table[table["probe"] == "attention"].astype({"mean": float}), []
+        lines = []
         for statistic, of in (("entropy_cls", "CLS"), ("entropy", "all queries")):
-            found = rows[rows["statistic"] == statistic].nsmallest(count, "mean")
-            heads = ", ".join(
-                f"L{row.layer}H{row.head} {row.mean:.3g}" for row in found.itertuples()
-            )
-            if heads:
-                lines.append(f"Sharpest heads by {statistic} (of {of}, nats): {heads}.")
+            found = sharpest(self, statistic)
+            if len(found):
+                words = f"Sharpest heads by {statistic} (of {of}; nats, 95 % interval): "
+                lines.append(words + _ranked(found, count))
         return "\n".join(lines)
 
     def _shown(self) -> pd.DataFrame:
@@ -125,3 +124,17 @@ class SweepResult(Result):
         columns = ["probe", "statistic"]
         wide = table.pivot_table(index="layer", columns=columns, values="mean", sort=False)
         return self._in_notebook(wide.to_html(float_format=lambda value: f"{value:.4g}"))
+
+
+def _ranked(heads: Any, count: int) -> str:
+    """Returns the first of the sharpest heads in words, and whether they are told apart."""
+    shown = []
+    for row in heads.head(count).itertuples():
+        ends = "" if pd.isna(row.low) else f" ({row.low:#.3g} to {row.high:#.3g})"
+        shown.append(f"L{row.layer}H{row.head} {row.mean:#.3g}{ends}")
+    words = ", ".join(shown) + "."
+    near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
+    if near:
+        many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
+        return f"{words} The interval of the first overlaps {many}, which may be sharper."
+    return words

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from crate_interp import checks
 from crate_interp.comparisons.result import Comparison
 from crate_interp.results import counted
+from crate_interp.sweeps.bootstrap import student_interval
 from crate_interp.viz.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
 from crate_interp.viz.colours import CHANCE, FIRST, INK, SECOND
-from crate_interp.viz.curves import interval
 from crate_interp.viz.lettering import as_written, label
 from crate_interp.viz.titles import direction
 from crate_interp.viz.titles import title as title_of
@@ -68,11 +68,11 @@ def _band(
     wide = own.pivot(index="network", columns="layer", values="mean").reindex(columns=layers)
     mean, count = wide.mean(axis=0).to_numpy(float), len(wide)
     if count > 1:
-        return interval(mean, wide.std(axis=0, ddof=1).to_numpy(float), count)
+        return student_interval(mean, wide.std(axis=0, ddof=1).to_numpy(float), count)
     one = own.set_index("layer").reindex(layers)
     n, error = one["n"].to_numpy(float), one["error"].to_numpy(float)
     std = np.where((n > 1) & (error > 0), error * np.sqrt(n), np.nan)
-    return interval(mean, std, int(np.nanmax(n, initial=1)))
+    return student_interval(mean, std, int(np.nanmax(n, initial=1)))
 
 
 def compare(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from crate_interp import checks
-from crate_interp.sweeps.bootstrap import CONFIDENCE
+from crate_interp.sweeps.bootstrap import student_interval
 from crate_interp.sweeps.result import SweepResult
 
 
@@ -28,17 +28,7 @@ class Curve:
 
     def interval(self) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
         """Returns the ends of a 95 % interval of the mean, by Student's t; NaN for the weights."""
-        return interval(self.mean, self.std, self.n)
-
-
-def interval(
-    mean: Float[np.ndarray, "..."], std: Float[np.ndarray, "..."], n: int
-) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """Returns the ends of a 95 % interval of means over n samples, by Student's t."""
-    from scipy.special import stdtrit
-
-    half = stdtrit(max(n - 1, 1), (1 + CONFIDENCE) / 2) * std / n**0.5
-    return mean - half, mean + half
+        return student_interval(self.mean, self.std, self.n)
 
 
 def names(result: SweepResult) -> list[str]:
@@ -135,4 +125,4 @@ def head_interval(
         rows.pivot(index="layer", columns="head", values=key).to_numpy(dtype=float)
         for key in ("mean", "std")
     )
-    return None if np.isnan(std).all() else interval(mean, std, _count(rows))
+    return None if np.isnan(std).all() else student_interval(mean, std, _count(rows))

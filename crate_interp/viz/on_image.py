@@ -36,10 +36,10 @@ def attention_on_image(
     """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
 
     cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
-    negative. query: 0 for CLS, or (row, column) of a patch. Each panel is scaled to its own largest
-    value, which is written below it as a share of the attention. ax, title, dpi: as in
-    `ci.viz.layers`; all panels lie within the Axes. Raises ValueError if the cache is not of these
-    images or they are more than 64, KeyError if the pattern was not cached.
+    negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its own brightest
+    patch, whose share of the attention is written below it. What goes to CLS is not drawn. ax,
+    title, dpi: as in `ci.viz.layers`; all panels lie within the Axes. Raises ValueError if the
+    cache is not of these images or they are more than 64, KeyError if the pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     count, heads = pattern.shape[:2]
@@ -59,21 +59,22 @@ def attention_on_image(
         for column, panel in enumerate(axes[row]):
             panel.set(xticks=[], yticks=[], anchor="N")
             panel.spines[:].set_visible(False)
-            panel.imshow(picture, cmap="gray", extent=extent)
             if row == 0:
                 panel.set_title(f"head {column - 1}" if column else "", fontsize=SMALL, pad=3)
             if column == 0:
+                panel.imshow(picture, cmap="gray", extent=extent)
                 panel.set_xlabel(f"image {row}", fontsize=SMALL, labelpad=2)
                 continue
+            # without the picture, whose bright places would look attended
             grid = pattern[row, column - 1]
             most = grid.max()
-            look: Any = {"cmap": "magma", "alpha": 0.65, "interpolation": "nearest"}
+            look: Any = {"cmap": "magma", "interpolation": "nearest"}
             panel.imshow(grid, vmin=0, vmax=most, extent=extent, **look)
             panel.set_xlabel(f"{most:.2f}", fontsize=SMALL, labelpad=2)
     layers = len(cache.model.blocks)
     words = (
         f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
-        "(numbers: a map's largest share)"
+        "(numbers: its brightest patch; CLS is not drawn)"
     )
     if ax is not None:
         set_title(ax, title, words, pad=16)

@@ -34,7 +34,7 @@ from crate_interp.viz.summary import (
     summary,
 )
 from crate_interp.viz.titles import section, title
-from crate_interp.words import cell, file_name
+from crate_interp.words import cell, file_name, plain
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -49,12 +49,14 @@ class AttentionPictures:
     """What the CLS token of a model of images attends to, for the page of a report.
 
     figures: a figure for each layer that is shown. images: how many images each of them has.
-    uniform: what each patch would get if attention were even.
+    uniform: what each patch would get if attention were even. names: of the images, if they have
+    some.
     """
 
     figures: Mapping[int, "matplotlib.figure.Figure"]
     images: int
     uniform: float
+    names: Sequence[str] = ()
 
 
 @quiet()
@@ -119,7 +121,6 @@ def _page(
         controlled=controlled(result) if len(result.controls()) else "",
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
-        sharpest=result.sharpest().splitlines(),
         sections=sections,
         contents=_contents(sections, attention is not None),
         command=_command(result, twins, data, audited),
@@ -149,7 +150,8 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
         figure.savefig(out / "figures" / f"attention-layer-{layer}.png", dpi=150)
         alt = f"CLS attention of {heads} heads in layer {layer} over {shown.images} images"
         pictures.append({"layer": layer, "alt": alt, "uri": figure_uri(figure)})
-    return {"pictures": pictures, "uniform": shown.uniform}
+    names = [f"image {place}: {plain(name)}" for place, name in enumerate(shown.names)]
+    return {"pictures": pictures, "uniform": shown.uniform, "names": "; ".join(names)}
 
 
 def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> list[dict[str, Any]]:
@@ -163,6 +165,7 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
             "heading": section(probe),
             "settings": ", ".join(f"{key} = {value}" for key, value in settings.items()),
             "panels": [],
+            "notes": result.sharpest().splitlines() if probe == "attention" else [],
         }
         figure = layers(result, name, twins)
         figure.savefig(out / "figures" / f"{file_name(name)}.png", dpi=150)

@@ -1,0 +1,70 @@
+"""Heads of a sweep together: their mean has a deviation of its own, and which is the sharpest."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import crate_interp as ci
+from comparing import made
+
+N = 7
+
+
+@pytest.fixture
+def data():
+    return torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(3))
+
+
+def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
+    kept = dataclasses.replace(ci.probes.attention(), per_head=("entropy", "entropy_cls"))
+    whole = ci.sweep(model, data, probes=kept, progress=False, controls=0)
+    samples = ci.data.open_data(data, model.preprocess)
+    parts = [
+        ci.sweep(model, ci.data.part(samples, *ends), probes=kept, progress=False, controls=0)
+        for ends in ((0, 2), (2, N))
+    ]
+    for result in (whole, parts[0].merge(parts[1])):
+        for name in ("entropy", "entropy_cls"):
+            each = result.head_samples().groupby(["layer", "sample"])[f"attention.{name}"].mean()
+            by_hand = each.groupby("layer").agg(["mean", "std"])
+            rows = result.layers().query("statistic == @name and over == 'heads'")
+            np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
+            assert (rows["n"] == N).all()
+            drawn = ci.viz.curves.curve(result, f"attention.{name}")
+            np.testing.assert_allclose(drawn.std, by_hand["std"], rtol=1e-5)
+
+
+def test_a_mean_over_heads_that_was_saved_without_its_deviation_has_none(model, data):
+    options = dict(probes="attention", progress=False, controls=0)
+    samples = ci.data.open_data(data, model.preprocess)
+    first, rest = (
+        ci.sweep(model, ci.data.part(samples, *ends), **options) for ends in ((0, 2), (2, N))
+    )
+    moments = first.stored["moments"].query("head >= 0")
+    old = ci.SweepResult({**first.stored, "moments": moments}, first.meta)
+    pd.testing.assert_frame_equal(old.heads(), first.heads())
+    for result, n in ((old, 2), (old.merge(rest), N), (rest.merge(old), N)):
+        rows = result.layers().query("over == 'heads'")
+        assert len(rows) and rows["std"].isna().all() and (rows["n"] == n).all()
+
+
+def test_the_sharpest_heads_say_whether_they_are_told_apart():
+    """By hand: half of an interval is t s / sqrt(n), t = 4.303 for three samples."""
+    apart = np.array([[[1.0, 9.0]], [[1.1, 9.1]], [[1.2, 9.2]]])
+    near = apart - np.array([0.0, 7.9])  # means 1.1 and 1.2, half intervals .248
+    unit = ("nats", 0.0, None, "entropy")
+    said = {}
+    for name, numbers in (("apart", apart), ("near", near)):
+        result = made(
+            {}, moments={"attention.entropy": numbers}, statistics={"attention.entropy": unit}
+        )
+        said[name] = result.sharpest()
+    begin = "Sharpest heads by entropy (of all queries; nats, 95 % interval): "
+    assert said["apart"] == f"{begin}L0H0 1.10 (0.852 to 1.35), L0H1 9.10 (8.85 to 9.35)."
+    assert said["near"] == (
+        f"{begin}L0H0 1.10 (0.852 to 1.35), L0H1 1.20 (0.952 to 1.45). The interval of the first "
+        "overlaps that of 1 other head, which may be sharper."
+    )
