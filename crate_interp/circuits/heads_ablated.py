@@ -9,6 +9,7 @@ import pandas as pd
 from crate_interp.circuits.circuit import head_name
 from crate_interp.results import Result, by, counted
 from crate_interp.sweeps.bootstrap import CONFIDENCE, RESAMPLES, holm, studentised
+from crate_interp.sweeps.paired import paired_shares
 
 _HOW = {
     "mean": "mean ablation: at each position the mean output of the head over all samples takes "
@@ -28,22 +29,28 @@ def _heads(result: Result) -> pd.DataFrame:
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
-    rows: list[dict[str, Any]] = []
-    for start in range(0, drops.shape[1], _AT_ONCE):
-        found = studentised(drops[:, start : start + _AT_ONCE])
-        low, high = found.interval()
-        p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
-        p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
-        p = np.where(np.isnan(found.error), np.nan, p)
-        rows += [
-            {"drop": found.mean[at], "low": low[at], "high": high[at], "p": p[at]}
-            for at in range(len(p))
-        ]
-    table = pd.DataFrame(rows)
+    tested = paired_shares if _flips(result) else _bootstrapped
+    columns = range(0, drops.shape[1], _AT_ONCE)
+    parts = [tested(drops[:, start : start + _AT_ONCE]) for start in columns]
+    low, high, p = np.concatenate(parts, axis=1)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
-    values = places.assign(base=whole.mean(), ablated=ablated.mean(axis=0))
-    both = pd.concat([values, table], axis=1)
-    return both.assign(p=holm(both["p"].to_numpy(float)), n=len(wide))
+    means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
+    return places.assign(**means, low=low, high=high, p=holm(p), n=len(wide))
+
+
+def _flips(result: Result) -> bool:
+    """Tells whether a sample has one answer, right or wrong; a text has as many as tokens."""
+    one_answer = result.meta["unit"] == "images"
+    return one_answer and result.meta["settings"]["metric"] == "accuracy"
+
+
+def _bootstrapped(drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns low, high and p of the mean of each column; p is NaN for a single sample."""
+    found = studentised(drops)
+    low, high = found.interval()
+    p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
+    p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
+    return low, high, np.where(np.isnan(found.error), np.nan, p)
 
 
 def _ways(held: Any) -> str:
@@ -58,8 +65,10 @@ class HeadAblation(Result):
 
     `table()` has a row per layer and head: base and ablated, the mean of the metric without and
     with the ablation; drop, how much worse it is, ablated - base of a loss and base - ablated of an
-    accuracy, above 0 for a head that helps; its 95 % interval low to high, the bootstrap-t of the
-    drops paired by sample; p, two-sided and adjusted over all heads (Holm); n samples.
+    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p, two-sided and
+    adjusted over all heads (Holm); n samples. Interval and p are the bootstrap-t of the drops
+    paired by sample. Of the accuracy of images, whose answers flip or do not, they are Tango's
+    score interval and the exact sign test (`crate_interp/sweeps/paired.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -87,15 +96,19 @@ class HeadAblation(Result):
 
     def legend(self) -> str:
         """Returns what the columns of `heads()` are, in words."""
-        metric = self.meta["settings"]["metric"]
+        metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
+        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
+        least = f": at least {2 * heads / (RESAMPLES + 1):.2g} here"
+        if _flips(self):
+            interval = "Tango's score interval of how many answers become wrong and right"
+            test, least = "the exact sign test of these", ""
         return (
             f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
             f"head. drop: how much worse that is; below 0 the head harms.\n"
             f"{_HOW[self.meta['settings']['how']]}\n"
-            f"low to high: the 95 % interval of the drop of each head by itself (bootstrap-t over "
-            f"samples, {RESAMPLES:,} resamples).\n"
-            f"p: that the drop is 0, from the same resamples, adjusted over all heads (Holm): at "
-            f"least {2 * len(self._table('heads')) / (RESAMPLES + 1):.2g} here."
+            f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
+            f"p: that the drop is 0, from {test}, adjusted over all heads (Holm){least}.\n"
+            "Of a head that you named beforehand read the interval; of one found among all read p."
         )
 
     @property
