@@ -9,6 +9,7 @@ import crate_interp as ci
 import reference
 from conftest import make
 from crate_interp.data.samples import part
+from crate_interp.sweeps.controls import an_eighth
 from crate_interp.sweeps.stream import samples_of
 from crate_interp.viz.summary import controls_table, controls_text
 from probing import sweep, values
@@ -35,7 +36,7 @@ def test_controls_stand_beside_the_model_on_the_same_samples(controlled, images)
     own = values(controlled, "compression.subspace_rate_mid", 1)
     for control, of in (("random weights", own), ("tight frame", own[:1])):
         here = table[table["control"] == control]
-        assert (here["n"] == len(of)).all()  # all of 5, and every eighth of them
+        assert (here["n"] == len(of)).all()  # all of 5, and an eighth of them
         row = here.query("statistic == 'subspace_rate_mid' and layer == 1").iloc[0]
         assert row["model_mean"] == pytest.approx(of.mean())
     for control, gone in (
@@ -59,7 +60,7 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     for other in (some, merged):
         pd.testing.assert_frame_equal(other.controls(), whole.controls(), rtol=1e-5)
     assert set(whole.controls()["n"]) == {1, 3} and whole.meta["controls"] == 3
-    assert "over the first 3 images (1 of them for what is changed" in controls_text(some)
+    assert "over the first 3 images (random weights; the others on 1 of them" in controls_text(some)
     header, rows = controls_table(some, "compression.subspace_rate_mid")
     assert header[:4] == ["layer", "model, 3 images", "random weights", "model, 1 image"]
     table = some.controls().query("statistic == 'subspace_rate_mid' and layer == 1")
@@ -71,21 +72,58 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     assert not len(none.controls()) and none.meta["controls"] == 0
 
 
-def test_controls_within_a_layer_see_every_eighth_sample():
-    """Sample 0 and sample 8, in whichever batches they are."""
+def test_controls_within_a_layer_see_an_eighth_of_the_samples():
+    """Sample 0 and sample 5, in whichever batches they are."""
     images = torch.randn(11, 3, 6, 20, generator=torch.Generator().manual_seed(2))
     model = make()
     result = ci.sweep(model, images, controls=11, progress=False, batch_size=3)
     within = result.controls().query("control != 'random weights'")
     assert (within["n"] == 2).all()
     row = within.query("statistic == 'rate_mid' and layer == 2").iloc[0]
-    wanted = values(result, "compression.rate_mid", 2)[[0, 8]].mean()
+    wanted = values(result, "compression.rate_mid", 2)[[0, 5]].mean()
     assert row["model_mean"] == pytest.approx(wanted)
-    assert "the first 11 images (2 of them for what is" in controls_text(result)
-    both = [ci.sweep(model, images[[0, 8]][[n]], controls=1, progress=False) for n in (0, 1)]
-    alone = [one.controls().query("control != 'random weights'") for one in both]
+    assert "the first 11 images (random weights; the others on 2 of" in controls_text(result)
+    # permuted heads and tight frames draw nothing
+    both = [ci.sweep(model, images[[0, 5]][[n]], controls=1, progress=False) for n in (0, 1)]
+    alone = [one.controls().query("control in ('permuted heads', 'tight frame')") for one in both]
+    within = within.query("control != 'random subspaces'")
     mean = (alone[0]["control_mean"] + alone[1]["control_mean"]) / 2
     np.testing.assert_allclose(within["control_mean"], mean, rtol=1e-5)
+    lower = sum(one["model_mean"] < one["control_mean"] for one in alone)
+    np.testing.assert_array_equal(within["lower"], lower)
+    assert within["lower"].isin([0, 1, 2]).all() and within["lower"].nunique() > 1
+
+
+@pytest.mark.parametrize("period", range(2, 13))
+def test_they_see_each_of_some_classes_that_come_in_turn(period):
+    """A fixed step would see one class of 2, 4 or 8 alone. An even share is 8 samples a class."""
+    many = [start + place for start in range(0, 64 * period, 32) for place in an_eighth(start, 32)]
+    counts = np.bincount([number % period for number in many], minlength=period)
+    assert 3 <= counts.min() and counts.max() <= 13
+    assert len(many) == pytest.approx(8 * period, abs=2)
+
+
+def test_each_sample_has_random_subspaces_of_its_own(images):
+    """Of one picture six times over; the same ones again in another batch."""
+    six = images[:1].repeat(6, 1, 1, 1)
+    one, other = (ci.sweep(make(), six, batch_size=n, progress=False) for n in (6, 2))
+    pd.testing.assert_frame_equal(one.controls(), other.controls(), rtol=1e-5)
+    table = one.controls().query("control == 'random subspaces' and layer == 1")
+    first = sweep(make(), six[:1]).controls().query("control == 'random subspaces' and layer == 1")
+    assert (table["n"] == 2).all() and len(table) == len(first)
+    assert (table["control_mean"].to_numpy() != first["control_mean"].to_numpy()).all()
+
+
+def test_results_that_were_saved_without_the_count_still_merge(images):
+    data, model = samples_of(make(), images, None), make()
+    old, new = (sweep(model, part(data, *ends), controls=5) for ends in ((0, 2), (2, 5)))
+    old = ci.SweepResult(
+        {**old.stored, "controls": old.stored["controls"].drop(columns="lower")}, old.meta
+    )
+    both = old.merge(new)
+    assert "lower" not in both.controls() and set(both.controls()["n"]) == {1, 5}
+    shown = [controls_table(one, "compression.subspace_rate_mid")[1][0][2] for one in (both, new)]
+    assert ["/" in cell for cell in shown] == [False, True]
 
 
 def test_what_is_no_number_of_controls(images):

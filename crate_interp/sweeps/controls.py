@@ -2,7 +2,8 @@
 
 A control replaces activations of a layer, or its weights. Statistics that it does not change are
 left out. A network with random weights sees every controlled sample; what is changed within a layer
-is measured on every eighth, since the probes of three such controls cost two forwards of a sample.
+is measured on an eighth of them, since the probes of three such controls cost two forwards of a
+sample. They are sample by sample, so that each has random subspaces of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,8 @@ from crate_interp.sweeps.stream import Batch, Chunk, Forward, Reading
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.tally import Key
 
-EVERY = 8  # of the controlled samples one is seen by the controls within a layer
+EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
+_GOLDEN = (5**0.5 - 1) / 2
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Answers = dict[Key, Tensor]
@@ -103,6 +105,15 @@ def check_controls(controls: Any) -> int:
     return checks.count("controls", controls, least=0)
 
 
+def an_eighth(start: int, count: int) -> list[int]:
+    """Returns which of the samples start, start + 1, ... the controls within a layer see.
+
+    Samples 0, 5, 13, 18, ..., an eighth of all, by the golden ratio: a fixed step would go with the
+    classes of data whose classes come in turn, and see one of them alone.
+    """
+    return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
+
+
 @dataclass
 class Controls:
     """The controls of the first `count` samples of a batch, on what the sweep's own run shows.
@@ -122,30 +133,33 @@ class Controls:
     def readings(self) -> list[Reading]:
         """Returns what reads all that the probes and the controls need of a layer."""
         points = _points(self._layers(), self.probes, CONTROLS)
-        seen = range(self.count)[self._seen()]
+        seen = an_eighth(self.start, self.count)
         return [Reading(points, self._measure)] if points and seen else []
 
     def _layers(self) -> Any:
         return getattr(self.chunk.model, self.chunk.blocks)
 
-    def _seen(self) -> slice:
-        """Returns which samples of the batch the controls within a layer see: 0, 8, 16, ..."""
-        return slice(-self.start % EVERY, self.count, EVERY)
-
     def _measure(self, layer: int, acts: Acts, batch: Batch) -> None:
-        block, extra = self._layers()[layer], _some(self.extra, self._seen())
-        with measuring(_some(acts, self._seen()), batch.inputs.device.type) as shown:
-            # again: in a batch of another size the same numbers may have other last bits
-            own = LayerActs(shown | extra, self.of_weights[layer])
-            _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
-            for name, change in CONTROLS.items():
-                other, acts = change(block, shown, torch.Generator().manual_seed(layer))
-                of_weights = self.of_weights[layer] if other is block else {}
-                changed = [
-                    probe for probe in self.probes if _changes(probe, other is block, shown, acts)
-                ]
-                seen = LayerActs(acts | extra, of_weights)
-                _add(self.found.setdefault(name, {}), changed, other, layer, seen)
+        for place in an_eighth(self.start, self.count):
+            one, seed = slice(place, place + 1), (self.start + place << 16) + layer
+            extra = _some(self.extra, one)
+            with measuring(_some(acts, one), batch.inputs.device.type) as shown:
+                self._measure_one(layer, shown, extra, seed)
+
+    def _measure_one(self, layer: int, shown: Acts, extra: Acts, seed: int) -> None:
+        """Adds what the probes measure of one sample in a layer, as it is and with each control."""
+        block = self._layers()[layer]
+        # again: in a batch of another size the same numbers may have other last bits
+        own = LayerActs(shown | extra, self.of_weights[layer])
+        _add(self.found.setdefault("model", {}), self.probes, block, layer, own)
+        for name, change in CONTROLS.items():
+            other, acts = change(block, shown, torch.Generator().manual_seed(seed))
+            of_weights = self.of_weights[layer] if other is block else {}
+            changed = [
+                probe for probe in self.probes if _changes(probe, other is block, shown, acts)
+            ]
+            seen = LayerActs(acts | extra, of_weights)
+            _add(self.found.setdefault(name, {}), changed, other, layer, seen)
 
     def table(self, own: Answers, untrained: HookedModel, batch: Tensor) -> pd.DataFrame:
         """Returns the means over samples under each control, beside the model's on the same ones.
@@ -201,11 +215,13 @@ def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]
 def _add(
     found: Answers, probes: Sequence[Probe], block: Any, layer: int, shared: LayerActs
 ) -> None:
-    """Adds what the probes that read activations measure of a layer."""
+    """Adds what the probes that read activations measure of a layer, behind earlier samples."""
     for probe in probes:
         if probe.points:
-            answer = on_activations(probe, block, shared)
-            found |= {(probe.name, key, layer): value.double() for key, value in answer.items()}
+            for name, value in on_activations(probe, block, shared).items():
+                key = (probe.name, name, layer)
+                earlier = [found[key]] if key in found else []
+                found[key] = torch.cat([*earlier, value.double()])
 
 
 def _measured(
@@ -235,8 +251,9 @@ def _rows(control: str, values: dict, own: dict) -> list[tuple]:
     for key, value in values.items():
         if key in own and not torch.equal(value.nan_to_num(-1), own[key].nan_to_num(-1)):
             there = ~value.isnan().reshape(len(value), -1).any(dim=1)
-            rows.append(
-                (control, *key, float(value.nanmean()), float(own[key].nanmean()), int(there.sum()))
-            )
+            means = float(value.nanmean()), float(own[key].nanmean())
+            # of each sample, mean over heads
+            one, two = (side.reshape(len(side), -1).mean(dim=1) for side in (own[key], value))
+            rows.append((control, *key, *means, int(there.sum()), int((one < two).sum())))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(row[1:3] for row in rows))}
     return sorted(rows, key=lambda row: (order[row[1:3]], row[3]))

@@ -71,11 +71,13 @@ class SweepResult(Result):
     def controls(self) -> pd.DataFrame:
         """Returns a row per negative control, statistic and layer.
 
-        Columns: control, probe, statistic, layer, control_mean, model_mean, n. Both means are over
-        the same n samples: "random weights" (one untrained network, seed 0) see all that are
-        controlled, the others every eighth of them. Those are "random subspaces" (with the
-        singular values of the model's U), "permuted heads" (each head's result written by the next
-        head's W_O), and "tight frame" (a stream of the same energy without structure). A statistic
+        Columns: control, probe, statistic, layer, control_mean, model_mean, n, lower. Both means
+        are over the same n samples; in `lower` of them the model's number is below the control's.
+        "random weights" (one untrained network, seed 0) see all that are controlled, the others an
+        eighth of them, evenly spread. Those are "random subspaces" (with the singular values of
+        the model's U, drawn anew for each sample), "permuted heads" (each head's result written by
+        the next head's W_O), and "tight frame" (a stream of the same energy, spread evenly over as
+        many directions as it can have). A statistic
         that a control does not change has no row. meta["controls"] is the number of samples asked
         for, the first of the data. Empty for `ci.probe`, and for a part of the data behind them.
         In a merged result the means are over the controlled samples of both.

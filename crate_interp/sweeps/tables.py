@@ -10,7 +10,7 @@ import pandas as pd
 from crate_interp.results import Result
 from crate_interp.sweeps.tally import Tally
 
-CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n"]
+CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
 _STATISTIC = ["probe", "statistic", "layer"]
 _NUMBERS = ["mean", "std", "n"]
 TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
@@ -172,7 +172,9 @@ def merged_controls(
     for name in ("control_mean", "model_mean"):
         both[name] = both[name].astype(float) * both["n"].astype(float)
     keys = CONTROLS[:4]
-    total: Any = both.groupby(keys, sort=False, as_index=False)[CONTROLS[4:]].sum()
+    # results that were saved earlier do not say in how many samples the model is lower
+    counted = [name for name in CONTROLS[4:] if name in mine and name in theirs]
+    total: Any = both.groupby(keys, sort=False, as_index=False)[counted].sum()
     for name in ("control_mean", "model_mean"):
         total[name] = total[name] / total["n"]
-    return total[CONTROLS]
+    return total

@@ -24,6 +24,8 @@ from crate_interp.viz.panels import hero, panel
 from crate_interp.viz.pictures import figure_uri
 from crate_interp.viz.summary import (
     CONTROLLED,
+    IN_BRACKETS,
+    KINDS,
     controlled,
     controls_table,
     controls_text,
@@ -119,6 +121,8 @@ def _page(
         controls=[(name, header, rows) for name, header, rows in tables if rows],
         bound=rate_reduction_bound(result),
         controlled=controlled(result) if len(result.controls()) else "",
+        kinds=KINDS,
+        in_brackets=IN_BRACKETS,
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
         sections=sections,

@@ -100,12 +100,16 @@ CONTROLLED = (
 )
 
 
-_KINDS = {
-    "random weights": "one untrained network, seed 0 alone.",
-    "random subspaces": "random U_k with the singular values of the model's.",
-    "permuted heads": "each head's result is written by the next head's output map.",
-    "tight frame": "a stream of the same energy without structure.",
+KINDS = {
+    "random weights": "one untrained network, seed 0. What is the same there is not learned.",
+    "random subspaces": "random U_k with the singular values of the model's, drawn anew for each "
+    "sample. Where R^c is no lower with the model's U_k, these fit its tokens no better than any.",
+    "permuted heads": "each head's result is written by the next head's output map. Where that is "
+    "no worse, it does not matter through which map a result is written.",
+    "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
+    "have. R is the highest there, and R - R^c is high: a high R - R^c alone shows no structure.",
 }
+IN_BRACKETS = "In brackets: in how many of these samples the model has less than the control."
 
 
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
@@ -121,18 +125,21 @@ def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list
     header = ["layer"]
     for n in sorted(set(rows["n"]), reverse=True):
         seen = rows[rows["n"] == n]
-        own = seen.groupby("layer")["model_mean"].first()
-        means = seen.pivot(index="layer", columns="control", values="control_mean")
-        kinds = list(dict.fromkeys(seen["control"]))
-        unit = str(result.meta["unit"])
-        header += [f"model, {n} {unit if n > 1 else unit.removesuffix('s')}", *kinds]
+        kinds, unit = list(dict.fromkeys(seen["control"])), str(result.meta["unit"])
+        header += [f"model, {counted(n, unit)}", *kinds]
+        found = {(row.control, row.layer): row for row in seen.itertuples()}
         for layer, cells in lines.items():
-            found = [
-                own.get(layer, math.nan),
-                *(means[kind].get(layer, math.nan) for kind in kinds),
-            ]
-            cells += ["" if math.isnan(value) else f"{value:.4g}" for value in found]
+            there = [found.get((kind, layer)) for kind in kinds]
+            own = next((f"{row.model_mean:.4g}" for row in there if row is not None), "")
+            cells += [own, *("" if row is None else _control(row) for row in there)]
     return header, list(lines.values())
+
+
+def _control(row: Any) -> str:
+    """Returns the mean under a control, and in how many samples the model has less."""
+    # results that were saved earlier do not say in how many
+    lower = f" ({row.lower}/{row.n})" if hasattr(row, "lower") else ""
+    return f"{row.control_mean:.4g}{lower}"
 
 
 def controls_text(result: SweepResult) -> str:
@@ -141,10 +148,10 @@ def controls_text(result: SweepResult) -> str:
         header, rows = controls_table(result, name)
         if rows:
             bound = rate_reduction_bound(result)
-            of_each = "\n".join(f"{kind}: {_KINDS[kind]}" for kind in header if kind in _KINDS)
+            of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
-                f"same {result.meta['unit']}.\n{as_text(header, rows)}\n\n{of_each}\n"
+                f"same {result.meta['unit']}. {IN_BRACKETS}\n{as_text(header, rows)}\n\n{of_each}\n"
                 f"d/2 ln K = {bound:.4g} nats is the most that R - R^c can be for complete "
                 "orthonormal subspaces.\n"
             )
@@ -155,8 +162,10 @@ def controlled(result: SweepResult) -> str:
     """Returns how many samples the controls have seen, in words."""
     counts: Any = result.controls()["n"]
     most, least, unit = counts.max(), counts.min(), result.meta["unit"]
-    some = f" ({least} of them for what is changed within a layer)" if least < most else ""
-    return f"the first {most} {unit}{some}"
+    words = f"the first {most} {unit}"
+    if least == most:
+        return words
+    return f"{words} (random weights; the others on {least} of them, evenly spread)"
 
 
 def rate_reduction_bound(result: SweepResult) -> float:
