@@ -57,15 +57,31 @@ def test_changes_are_those_of_the_table_and_paired(result):
     step, samples = at_attention(result), result.samples()
     before, after = table(result, "before"), table(result, "after")
     np.testing.assert_allclose(step.before, before)
-    np.testing.assert_allclose(step.change, after / before - 1)
+    np.testing.assert_allclose(step.after, after)
     for place, layer in enumerate(step.layers):
         rows = samples[samples["layer"] == layer]
-        moved = (rows[NAMES["after"]] - rows[NAMES["before"]]).to_numpy()
+        moved = (rows[NAMES["after"]] / rows[NAMES["before"]] - 1).to_numpy()
         error = 1.96 * moved.std(ddof=1) / len(moved) ** 0.5
-        assert step.high[place] == pytest.approx((moved.mean() + error) / before[layer])
-    official, along = table(result, "official"), along_layers(result)
-    np.testing.assert_allclose(along.change, official.to_numpy()[1:] / official.to_numpy()[:-1] - 1)
+        assert step.change[place] == pytest.approx(moved.mean())
+        assert step.high[place] == pytest.approx(moved.mean() + error)
+    along = along_layers(result)
+    wide = samples.pivot(index="sample", columns="layer", values=NAMES["official"]).dropna(axis=1)
+    steps = wide.to_numpy()[:, 1:] / wide.to_numpy()[:, :-1] - 1
+    np.testing.assert_allclose(along.change, steps.mean(axis=0))
     assert along.layers.tolist() == list(range(1, LAYERS))
+
+
+def test_a_change_is_that_of_an_audit(data, result):
+    audit = ci.audit(make(), data, untrained=0, grid=False, progress=False).table()
+    rows = audit.query("number == 'compresses' and frame == 'stream'")
+    np.testing.assert_allclose(at_attention(result).change, rows["value"], rtol=2e-4)
+
+
+def test_a_stream_without_a_rate_does_not_change(result):
+    before = np.ones((6, LAYERS))
+    before[:2, 1] = 0.0
+    step = at_attention(planted(result, before=before, after=2 * before))
+    assert step.change.tolist() == [1.0, 1.0, 1.0] and step.low.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_finding_says_the_numbers_of_the_tables(result, twins):
@@ -90,10 +106,10 @@ def test_planted_changes_are_found_and_told_apart(result):
     official = np.stack([20 + noise, 18 + noise, 30 + noise], axis=1)
     one = planted(result, before=before, after=after, official=official)
     first, second = finding(one, [])
-    assert "rises from 20 nats in layer 0 to 30 in layer 2." in first
+    assert "rises from 20 nats per token in layer 0 to 30 in layer 2." in first
     words = "raises the coding rate R^c of the stream in 1 of 3 layers and lowers it in 1"
     assert words in second and "untrained" not in first + second
-    change = 100 * (after.mean(axis=0) / before.mean(axis=0) - 1)
+    change = 100 * (after / before - 1).mean(axis=0)
     assert f"({change[0]:+.1f} to {change[1]:+.1f}\u00a0%)" in second
     rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
     assert rows == {
@@ -108,7 +124,7 @@ def test_a_rate_that_turns_back_is_not_said_to_rise(result):
     for (first, inner, last), word in zip(values, ("lowest", "highest"), strict=True):
         official = np.tile([first, inner, last], (6, 1)) + np.arange(6)[:, None] * 1e-6
         words = finding(planted(result, official=official), [])[0]
-        assert f"goes from {first:g} nats in layer 0 to {last:g} in layer 2" in words
+        assert f"goes from {first:g} nats per token in layer 0 to {last:g} in layer 2" in words
         assert f"with its {word}, {inner:g}, in layer 1." in words and "rises" not in words
         assert f"its {word}, {inner:g}, in layer 1" in planted(result, official=official).headline()
 

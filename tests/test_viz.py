@@ -54,7 +54,7 @@ def test_a_statistic_per_sample(result, twins):
     assert dashed.get_linestyle() == "--"
     axes = figure.axes[0]
     assert axes.get_xlabel() == "layer"
-    assert joined(axes.get_ylabel()) == "nats (higher is more spread out)"
+    assert joined(axes.get_ylabel()) == "nats per token (higher is more spread out)"
     assert axes.get_title() == "Coding rate R of all tokens before attention"
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == [

@@ -79,8 +79,8 @@ CLAIMS: dict[str, Claim] = {
     ),
     "neumann": Claim(
         "Neumann form",
-        "(I + alpha C^T C)^{-1} is about I - alpha C^T C, and MSSA follows the gradient in that "
-        "form. It needs alpha |C|^2 < 1.",
+        "(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and MSSA follows "
+        "the gradient in that form. It needs alpha |C|^2 < 1.",
         f"{_CRATE}, eq. 9-12",
         ATTENTION,
         ("neumann", "neumann_direction"),
@@ -117,7 +117,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "reconstructs": Claim(
         "D Z is what was read",
-        "The dictionary decodes the code: LN(Z^{l+1/2}) is about D Z^{l+1}.",
+        "The dictionary decodes the code: LN(Z^{l+1/2}) is about D code.",
         f"{_CRATE}, eq. 15",
         SPARSE,
         ("reconstruction",),
@@ -184,13 +184,15 @@ NUMBERS: dict[str, Number] = {
     ),
     "step": Number(
         "step size",
-        "kappa L: kappa = -<update, grad> / |grad|^2, L = 9 alpha / 4 |sum U_k U_k^T|_2",
+        "kappa L: kappa = -<update, grad> / |grad|^2, L = 9 alpha / 4 |sum U_k U_k^T|_2, alpha = "
+        "p / (N eps^2)",
         1e-6,
         2.0,
     ),
     "neumann": Number(
         "beyond the series",
-        "share of the eigenvalues alpha lambda of C_k^T C_k above 1, mean over heads",
+        "share of the eigenvalues of alpha C_k^T C_k above 1, alpha = p / (N eps^2), C_k = Z U_k, "
+        "mean over heads",
         None,
         0.0,
         top=0.0,
@@ -250,7 +252,7 @@ NUMBERS: dict[str, Number] = {
     ),
     "reconstruction": Number(
         "D Z is what was read",
-        "|LN(Z^{l+1/2}) - D Z^{l+1}| / |LN(Z^{l+1/2})|; a code of zeros has 1",
+        "|LN(Z^{l+1/2}) - D code| / |LN(Z^{l+1/2})|; a code of zeros has 1",
         None,
         0.5,
         null="random D",
@@ -310,12 +312,12 @@ NUMBERS: dict[str, Number] = {
 
 # Numbers measured beside the claims.
 BESIDE: dict[str, str] = {
-    "rate_before": "R^c(Z^l), nats",
-    "rate_after": "R^c(Z^{l+1/2}), nats",
+    "rate_before": "R^c(Z^l), nats per token",
+    "rate_after": "R^c(Z^{l+1/2}), nats per token",
     "zeros": "share of zeros in the code, all tokens",
     "zeros_without_threshold": "the share of zeros with lambda = 0",
     "zeros_without_norm": "the same where the step takes Z^{l+1/2} itself and not its LayerNorm",
-    "best_scaled": "|LN(Z^{l+1/2}) - c D Z^{l+1}| / |LN(Z^{l+1/2})| at the best c",
+    "best_scaled": "|LN(Z^{l+1/2}) - c D code| / |LN(Z^{l+1/2})| at the best c",
     "unsolved": "KKT residual of what stands for the solution, over that of the start: how well it "
     "was solved",
 }

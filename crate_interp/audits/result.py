@@ -31,15 +31,16 @@ class AuditResult(Result):
     output map, or dictionary, in the layer's place; its interval is over draws (Student's t). On
     random networks an excess over shuffled updates is there too, because averages are smooth; a
     gain is not. untrained, difference: the mean of the untrained twins, and this network minus a
-    new random one, with its interval over networks.
-    ceiling, share: the best that is possible, and which share of it the layer reached; negative
-    where it went the other way. construction: what an ideal layer reaches on these tokens;
-    by_construction: whether that misses the bounds too. verdict: "kept" if the value's interval
-    lies within the bounds and those of the excess and of the gain on the better side of 0, or
-    within the bounds and within 1 % of the ceiling; "broken" if the value's interval lies outside
-    the bounds or that of the excess on the worse side of 0; else "undecided"; "not applicable" if
-    `reason` says why. p: of the verdict, adjusted over the layers of a setting by Holm's method; it
-    is at most 0.05 for "kept" and "broken".
+    new random one, with its interval over networks. ceiling, share: the best that is possible, and
+    which share of it the layer reached; negative where it went the other way. construction: what an
+    ideal layer reaches on these tokens; by_construction: whether that misses the bounds too.
+    verdict: "kept" if the value's interval lies within the bounds and those of the excess and of
+    the gain on the better side of 0, or within the bounds and within 1 % of the ceiling; "broken"
+    if the value's interval lies outside the bounds or that of the excess on the worse side of 0;
+    else "undecided"; "not applicable" if `reason` says why. Where the null itself is random
+    weights, the gain takes the place of the excess: many samples of one draw say nothing of another
+    draw. p: of the verdict, adjusted over the layers of a setting by Holm's method; it is at most
+    0.05 for "kept" and "broken".
 
     `claims()` has a row per claim and layer. Its verdict is over the settings that the claim must
     hold in: all frames, and every eps for R^c, else the asked one. "depends": kept in some and

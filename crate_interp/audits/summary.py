@@ -165,8 +165,9 @@ def legend(result: Result) -> str:
         "layers: a sign for each. + kept, - broken, ~ depends on the frame or on eps, c by "
         "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
         "A number is kept if its 95 % interval lies within its bounds and it is better than its "
-        "null and than random weights. It is broken outside the bounds, or worse than its null: "
-        "a value may fall, and less than with random weights.",
+        "null and than a random D or W_O in the layer's place. It is broken outside the bounds, or "
+        "worse than its null: a value may fall, and less than with a random D. A random D counts "
+        "by its interval over draws.",
         "value: lowest to highest mean over layers and frames"
         f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. share: of "
         "the best that is possible. untrained: the value of random networks.",

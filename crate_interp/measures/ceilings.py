@@ -25,11 +25,11 @@ def least_rate(
 
     values: the singular values x_i of all U_k^T Z, times sqrt(p / (N eps^2)), `[..., number]`;
     distance `[...]`, >= 0: how far these values may move, `sqrt(p / (N eps^2) |sum U_k U_k^T|_2)`
-    times the Frobenius length of the step -> `[...]` in nats, between 0 and the rate before. After
-    any step of that length R^c is at least this: singular values move by at most the length of the
-    change of the matrix (Mirsky 1960), and the formula is the Lagrange dual of the least rate of
-    values that move so far, which lies below it (weak duality). Each inner minimum is a root of
-    a cubic. Computed in float64. Raises ValueError if a value or a distance is negative.
+    times the Frobenius length of the step -> `[...]` in nats per token, between 0 and the rate
+    before. After any step of that length R^c is at least this: singular values move by at most the
+    length of the change of the matrix (Mirsky 1960), and the formula is the Lagrange dual of the
+    least rate of values that move so far, which lies below it (weak duality). Each inner minimum is
+    a root of a cubic. Computed in float64. Raises ValueError if a value or a distance is negative.
     """
     if bool((values < 0).any()) or bool((distance < 0).any()):
         raise ValueError("singular values and distances are lengths: give numbers of at least 0.")

@@ -1,4 +1,4 @@
-"""Coding rates: the nats that a set of tokens needs at a given precision, alone and by subspace.
+"""Coding rates: the nats per token that tokens need at a given precision, in all and by subspace.
 
 All are sums of 1/2 logdet(I + c G) for a Gram matrix G, computed by Cholesky on the smaller of the
 two Gram matrices, which have the same determinant (Sylvester). Batched LU is slower and can hang on
@@ -54,10 +54,10 @@ def coding_rate(z: Float[Tensor, "*batch pos d_model"], eps: float) -> Float[Ten
     `R(Z; eps) = 1/2 logdet(I + d / (N eps^2) Z Z^T)`, where N counts all rows of z and d its
     columns.
 
-    z `[..., pos, d_model]` -> `[...]` in nats, >= 0, and 0 only for Z = 0. arXiv 2306.01129 eq. 1;
-    eps is the paper's, squared inside. An all-zero token adds nothing but counts in N. Results have
-    the dtype of z; ill-conditioned float32 samples are computed in float64. NaN or Inf in a sample
-    gives NaN. Raises ValueError if eps <= 0 or if there are no tokens.
+    z `[..., pos, d_model]` -> `[...]` in nats per token, >= 0, and 0 only for Z = 0. arXiv
+    2306.01129 eq. 1; eps is the paper's, squared inside. An all-zero token adds nothing but counts
+    in N. Results have the dtype of z; ill-conditioned float32 samples are computed in float64. NaN
+    or Inf in a sample gives NaN. Raises ValueError if eps <= 0 or if there are no tokens.
     """
     check_rate(z, eps)
     pos, width = z.shape[-2:]
@@ -75,11 +75,11 @@ def subspace_coding_rate(
 
     `R^c_k = 1/2 logdet(I + p / (N eps^2) C_k C_k^T)`, where C_k = Z U_k.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in nats, >= 0. The sum
-    over heads is R^c(Z | U; eps) of arXiv 2306.01129 eq. 2-3. U is used as stored: orthonormalise
-    it first to measure the theory's quantity. R^c depends on the tokens only through Z^T Z (Z Z^T
-    in the paper, whose tokens are columns), so it cannot tell which token lies in which subspace.
-    Raises ValueError as `coding_rate` does.
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[..., head]` in nats per token, >= 0.
+    The sum over heads is R^c(Z | U; eps) of arXiv 2306.01129 eq. 2-3. U is used as stored:
+    orthonormalise it first to measure the theory's quantity. R^c depends on the tokens only through
+    Z^T Z (Z Z^T in the paper, whose tokens are columns), so it cannot tell which token lies in
+    which subspace. Raises ValueError as `coding_rate` does.
     """
     check_rate(z, eps)
     require_floats(u, "head d_model d_head")
@@ -110,9 +110,9 @@ def rate_reduction(
 
     `Delta R(Z | U; eps) = R(Z; eps) - sum_k R^c_k(Z | U; eps)`.
 
-    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats, at most d/2 ln K for
-    complete orthonormal U; it can be negative. arXiv 2306.01129 eq. 1. Raises ValueError as
-    `coding_rate` does.
+    z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> `[...]` in nats per token, at most d/2
+    ln K for complete orthonormal U; it can be negative. arXiv 2306.01129 eq. 1. Raises ValueError
+    as `coding_rate` does.
     """
     return coding_rate(z, eps) - subspace_coding_rate(z, u, eps).sum(dim=-1)
 
@@ -125,8 +125,8 @@ def mcr2_coding_rate(
 
     `R^c(Z | Pi; eps) = sum_k N_k / (2N) logdet(I + d / (N_k eps^2) Z_k Z_k^T)`.
 
-    z `[..., pos, d_model]` -> `[...]` in nats, >= 0, and at most R(Z) if the weights of each token
-    sum to 1. membership: the class of each token, integers `[..., pos]`; or weights >= 0
+    z `[..., pos, d_model]` -> `[...]` in nats per token, >= 0, and at most R(Z) if the weights of
+    each token sum to 1. membership: the class of each token, integers `[..., pos]`; or weights >= 0
     `[..., pos, class]`, which scale a token by their root and sum to N_k over the tokens. arXiv
     2006.08558. Unlike `subspace_coding_rate` it has d and N_k instead of p and N, weights each
     class by N_k / N, and knows which token belongs to which class. A class without tokens adds
@@ -197,10 +197,10 @@ def dictionary_rate_change(
 ) -> Float[Tensor, "*batch"]:
     """Returns how the rate of codes changes when a dictionary decodes them, `R(D Z) - R(Z)`.
 
-    z `[..., pos, d_mlp]`, d `[d_model, d_mlp]` -> `[...]` in nats, either sign; 0 for orthonormal
-    D. In rows the decoded codes are Z D^T. For a square D with singular values s it lies between
-    R(s_min Z) - R(Z) and R(s_max Z) - R(Z). arXiv 2306.01129 assumes that R(Z^{l+1}) and
-    R(Z^{l+1/2}) are about equal. Raises ValueError as `coding_rate` does.
+    z `[..., pos, d_mlp]`, d `[d_model, d_mlp]` -> `[...]` in nats per token, either sign; 0 for
+    orthonormal D. In rows the decoded codes are Z D^T. For a square D with singular values s it
+    lies between R(s_min Z) - R(Z) and R(s_max Z) - R(Z). arXiv 2306.01129 assumes that R(Z^{l+1})
+    and R(Z^{l+1/2}) are about equal. Raises ValueError as `coding_rate` does.
     """
     require_floats(d, "d_model d_mlp")
     return coding_rate(z @ d.mT, eps) - coding_rate(z, eps)
@@ -214,12 +214,12 @@ def official_coding_rate(
 
     `1/2 logdet(I + p / (N eps_squared) C^T C)`, where C has the rows c_i / |c_i|.
 
-    codes `[..., head, pos, d_head]` -> `[..., head]` in nats, at most p/2 ln(1 + 1/eps_squared) for
-    each head; the sum over heads is the published number. CRATE `vis_utils/coding_rate.py`: there
-    `eps` is epsilon squared, the codes are U^T LN(Z^l), the CLS token counts, and the mean and
-    unbiased standard deviation over the batch are reported. It differs in one point: an all-zero
-    code adds nothing, and gives NaN in the script. Raises ValueError if eps_squared <= 0 or if
-    there are no tokens.
+    codes `[..., head, pos, d_head]` -> `[..., head]` in nats per token, at most p/2 ln(1 +
+    1/eps_squared) for each head; the sum over heads is the published number. CRATE
+    `vis_utils/coding_rate.py`: there `eps` is epsilon squared, the codes are U^T LN(Z^l), the CLS
+    token counts, and the mean and unbiased standard deviation over the batch are reported. It
+    differs in one point: an all-zero code adds nothing, and gives NaN in the script. Raises
+    ValueError if eps_squared <= 0 or if there are no tokens.
     """
     return official_rate_and_zeros(codes, eps_squared)[0]
 

@@ -53,8 +53,8 @@ def rate_of_spectrum(
 
     `1/2 sum_i ln(1 + width / (n_tokens eps^2) lambda_i)`.
 
-    spectrum `[..., rank]` -> `[...]` in nats, >= 0, for one eps; `[..., eps]` for a list of them,
-    so that R on a grid costs one decomposition. width: d for `coding_rate`, p for
+    spectrum `[..., rank]` -> `[...]` in nats per token, >= 0, for one eps; `[..., eps]` for a list
+    of them, so that R on a grid costs one decomposition. width: d for `coding_rate`, p for
     `subspace_coding_rate`. Raises ValueError if an eps is not above 0 or none is given, if n_tokens
     or width is below 1, or if the spectrum is negative.
     """

@@ -19,7 +19,7 @@ from crate_interp.probes.shared import (
 
 _STATISTICS: dict[str, Statistic] = {
     f"change_{frame}": (
-        "nats",
+        "nats per token",
         None,
         None,
         f"R^c after attention less R^c before it, of {words.format(z='Z')}; the theory says below "

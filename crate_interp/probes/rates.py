@@ -27,12 +27,12 @@ from crate_interp.probes.shared import (
 
 _OFFICIAL: dict[str, Statistic] = {
     "official_rate": (
-        "nats",
+        "nats per token",
         0.0,
         None,
         "The number the authors' script plots as R^c: codes of LN(Z^l), every token at length one.",
     ),
-    "official_rate_head": ("nats", 0.0, None, "The authors' number for one head."),
+    "official_rate_head": ("nats per token", 0.0, None, "The authors' number for one head."),
     "zero_codes": (
         "tokens x heads",
         0.0,
@@ -112,26 +112,26 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
         where += ", normalised as the layer's attention does" if norm else ""
         words |= {
             f"rate_{place}": (
-                "nats",
+                "nats per token",
                 0.0,
                 None,
                 f"R of {z}, {where}: its cost as one Gaussian; theory wants it high while R^c "
                 "falls.",
             ),
             f"subspace_rate_{place}": (
-                "nats",
+                "nats per token",
                 0.0,
                 None,
                 f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
             ),
             f"subspace_rate_{place}_head": (
-                "nats",
+                "nats per token",
                 0.0,
                 None,
                 f"R^c of {z} against the subspace of one head.",
             ),
             f"reduction_{place}": (
-                "nats",
+                "nats per token",
                 None,
                 None,
                 f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U.",

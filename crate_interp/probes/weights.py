@@ -46,8 +46,8 @@ _STATISTICS: dict[str, Statistic] = {
         "",
         0.0,
         None,
-        "|D^T D - c I| / sqrt(d), c = tr(D^T D) / d: 0 where the dictionary is a scaled "
-        "orthonormal one.",
+        "|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
+        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame.",
     ),
     "energy_head": (
         "share of energy",
@@ -59,8 +59,7 @@ _STATISTICS: dict[str, Statistic] = {
 
 
 def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
-    """Returns a probe of the defects and the overlap of weights, and of the energy in each
-    subspace.
+    """Returns a probe of defects and overlap of weights, and of the energy in each subspace.
 
     The weights are measured once per layer; the energy is that of Z^{l+1/2}. tokens: "all",
     "patches" (without CLS) or positions. The probe needs layers whose queries, keys and values are

@@ -20,8 +20,8 @@ NORMAL = 1.96  # standard errors to each side of a mean: its 95 % interval over 
 class Change:
     """How a number changes, layer by layer, as a mean over samples and a share of what it was.
 
-    before, after: the means. change: after / before - 1. low, high: its 95 % interval over
-    samples, paired, mean ± 1.96 standard errors; NaN for a single sample.
+    before, after: the means. change: the mean over samples of after / before - 1, as in an audit.
+    low, high: its 95 % interval, mean ± 1.96 standard errors; NaN for a single sample.
     """
 
     layers: Shaped[np.ndarray, "layer"]
@@ -126,11 +126,12 @@ def stream(result: Result) -> str:
 def path(along: Change) -> str:
     """Returns how a rate goes from the first layer to the last, and where else it was lowest.
 
-    Such as "falls from 221 nats in layer 0 to 166.5 in layer 5", or "goes from 224 nats in layer 0
-    to 226 in layer 5, with its lowest, 127, in layer 1".
+    Such as "falls from 221 nats per token in layer 0 to 166.5 in layer 5", or "goes from 224 nats
+    per token in layer 0 to 226 in layer 5, with its lowest, 127, in layer 1".
     """
     layers, values = [along.layers[0] - 1, *along.layers], [along.before[0], *along.after]
-    words = f"{values[0]:.4g} nats in layer {layers[0]} to {values[-1]:.4g} in layer {layers[-1]}"
+    start = f"{values[0]:.4g} nats per token in layer {layers[0]}"
+    words = f"{start} to {values[-1]:.4g} in layer {layers[-1]}"
     outside = _outside(values)
     if outside is None:
         return f"{verb(values[0], values[-1])} {words}"
@@ -170,10 +171,11 @@ def _wide(result: Result, name: str) -> Any:
 def _change(
     layers: Sequence[int], before: Float[np.ndarray, "n layer"], after: Float[np.ndarray, "n layer"]
 ) -> Change:
-    moved = pd.DataFrame(after - before)
-    error = NORMAL * moved.sem(axis=0).to_numpy(float)
-    parts = (pd.DataFrame(before), pd.DataFrame(after), moved)
-    was, now, mean = (part.mean(axis=0).to_numpy(float) for part in parts)
     with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
-        low, high = (mean - error) / was, (mean + error) / was
-        return Change(np.asarray(layers), was, now, now / was - 1, low, high)
+        share = pd.DataFrame(np.where(before != 0, after / before - 1, np.nan))
+    was, now, mean = (
+        part.mean(axis=0).to_numpy(float)
+        for part in (pd.DataFrame(before), pd.DataFrame(after), share)
+    )
+    error = NORMAL * share.sem(axis=0).to_numpy(float)
+    return Change(np.asarray(layers), was, now, mean, mean - error, mean + error)

@@ -40,7 +40,8 @@ _SHOWN = (
     "value", "null", "excess", "untrained", "gain", "ceiling", "share", "construction", "verdict",
 )  # fmt: skip
 _WORDS = {
-    "gain": "over random weights",
+    "excess": "over its null",
+    "gain": "over a random D or W_O in its place",
     "construction": "an ideal layer",
     "ceiling": "best possible",
 }
@@ -105,6 +106,7 @@ def _page(result: AuditResult) -> str:
         groups=groups,
         named=[(group["id"], group["heading"]) for group in groups],
         frames=FRAMES,
+        few=_few(result),
         nulls=NULLS | LIMITS,
         tables=[_nulls(result), _beside(result), _heads(result)],
         sources=sources(result.meta) + _reasons(result),
@@ -113,6 +115,12 @@ def _page(result: AuditResult) -> str:
 
 def _layers(result: AuditResult) -> range:
     return range(result.meta["n_layers"])
+
+
+def _few(result: AuditResult) -> int:
+    """Returns on how many samples the ceilings were measured."""
+    counts: Any = result.table("nulls").query("of == 'ceiling'")["n"]
+    return int(counts.min()) if len(counts) else int(result.meta["n_samples"])
 
 
 def _sign(mark: str) -> str:

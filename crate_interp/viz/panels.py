@@ -78,18 +78,19 @@ def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
         random = 100 * np.stack([one.change for one in others])
         lines.append(Line("untrained", random.mean(axis=0), random.min(axis=0), random.max(axis=0)))
     lines.append(Line("trained", 100 * step.change, 100 * step.low, 100 * step.high))
-    numbers = "; ".join(
+    said = "; ".join(
         f"layer {step.layers[at]}: {step.before[at]:.4g} before, {step.after[at]:.4g} after"
         for at in dict.fromkeys((0, len(step.layers) - 1))
     )
+    numbers = f"{said} (nats per token)"
     words = "R^c before and after attention"
-    svg = _drawn(step.layers.astype(float), lines, f"Change of R^c at attention: {numbers} (nats).")
+    svg = _drawn(step.layers.astype(float), lines, f"Change of R^c at attention: {numbers}.")
     return Panel(
         "compression.subspace_rate_pre, _mid",
         words,
         "change in per cent, below 0 compresses; the band is its 95 % interval",
         svg,
-        f"{numbers} (nats)",
+        numbers,
         chance="no change",
     )
 

@@ -152,8 +152,8 @@ def controls_text(result: SweepResult) -> str:
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
                 f"same {result.meta['unit']}. {IN_BRACKETS}\n{as_text(header, rows)}\n\n{of_each}\n"
-                f"d/2 ln K = {bound:.4g} nats is the most that R - R^c can be for complete "
-                "orthonormal subspaces.\n"
+                f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
+                "complete orthonormal subspaces; other subspaces may exceed it.\n"
             )
     return ""
 
@@ -169,7 +169,7 @@ def controlled(result: SweepResult) -> str:
 
 
 def rate_reduction_bound(result: SweepResult) -> float:
-    """Returns d/2 ln K in nats: the most that R - R^c can be for complete orthonormal subspaces."""
+    """Returns d/2 ln K in nats per token, the most of R - R^c for complete orthonormal U."""
     config = result.meta["config"]
     grouped = config.get("subspaces", "query") != "query"  # there is one U_k for a group of heads
     heads = config["value_heads"] if grouped else config["n_heads"]

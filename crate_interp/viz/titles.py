@@ -101,7 +101,7 @@ _TITLES: dict[str, tuple[str, str]] = {
 }
 
 SECTIONS = {
-    "compression": "Compression: how many nats the tokens cost",
+    "compression": "Compression: how many nats a token costs",
     "sparsity": "Sparsity: how few entries of the code are on",
     "attention": "Attention: how many tokens a head looks at",
     "alignment": "Geometry: are the weights what the theory assumes",
