@@ -211,7 +211,7 @@ def headline(result: Result) -> str:
         said.append(
             f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers"
         )
-        said[-1] += f", and in some of these in {some}" if some else ""
+        said[-1] += f", and in some frames or at some eps in {some} more" if some else ""
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_cells(result)
         rows = rows[rows["number"] == "descends"]

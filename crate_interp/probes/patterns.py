@@ -15,8 +15,8 @@ _STATISTICS: dict[str, Statistic] = {
         "nats",
         0.0,
         None,
-        "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is none in "
-        "particular.",
+        "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
+        "attention.",
     ),
     "entropy_uniform": (
         "nats",
