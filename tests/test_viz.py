@@ -55,7 +55,9 @@ def test_a_statistic_per_sample(result, twins):
     axes = figure.axes[0]
     assert axes.get_xlabel() == "layer"
     assert joined(axes.get_ylabel()) == "nats per token (higher is more spread out)"
-    assert axes.get_title() == "Coding rate R of all tokens before attention"
+    assert joined(axes.get_title()) == "Coding rate R of all tokens before attention"
+    box, edge = axes.title.get_window_extent(), figure.bbox
+    assert box.x0 >= edge.x0 and box.x1 <= edge.x1
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == [
         "model",
