@@ -36,14 +36,18 @@ def image_uri(picture: Float[np.ndarray, "..."], longest: int = 224) -> str:
 def map_tile(values: Float[np.ndarray, "h w"]) -> str:
     """Returns a map of numbers of at least 0 as a palette PNG with one pixel for each patch.
 
-    It goes from nearly clear (0) to bright (the map's own largest value).
+    It goes from dark (0) to bright (the map's own largest value), and hides the picture below it,
+    whose bright places would look attended.
     """
     import matplotlib
 
     levels = np.arange(_LEVELS) / (_LEVELS - 1)
     colours = matplotlib.colormaps["inferno"](0.2 + 0.8 * levels)[:, :3]
     scaled = values / max(float(values.max()), 1e-30)
-    return _palette((scaled * (_LEVELS - 1)).round(), colours, 0.25 + 0.6 * levels)
+    image = Image.fromarray((scaled * (_LEVELS - 1)).round().astype(np.uint8), mode=None)
+    image = image.convert("P")
+    image.putpalette((colours * 255).round().astype(np.uint8).tobytes())
+    return _uri(image)
 
 
 def outline(mask: Bool[np.ndarray, "h w"]) -> str:
@@ -71,15 +75,9 @@ def _runs(on: Bool[np.ndarray, "row place"]) -> list[tuple[int, int, int]]:
     ]
 
 
-def _palette(index: np.ndarray, colours: np.ndarray, opacity: np.ndarray) -> str:
-    image = Image.fromarray(index.astype(np.uint8), mode=None).convert("P")
-    image.putpalette((colours * 255).round().astype(np.uint8).tobytes())
-    return _uri(image, transparency=(opacity * 255).round().astype(np.uint8).tobytes())
-
-
-def _uri(image: Image.Image, **options: Any) -> str:
+def _uri(image: Image.Image) -> str:
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True, **options)
+    image.save(buffer, "PNG", optimize=True)
     return png_uri(buffer.getvalue())
 
 
