@@ -152,9 +152,11 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     table = pd.read_csv(io.StringIO(done.stdout))
     wanted = ci.SweepResult.load(tmp_path / "a")
     assert len(table) == len(wanted.layers()) and "entropy_cls" in set(table["statistic"])
-    assert "24 statistics of crate-tiny-fashion" in done.stderr
+    assert "25 statistics of crate-tiny-fashion" in done.stderr
     heads = wanted.heads().query("statistic == 'entropy_cls'").nsmallest(1, "mean").iloc[0]
-    first = "Sharpest heads by entropy_cls (of CLS; nats, 95 % interval): "
+    first = (
+        "Sharpest heads by entropy_cls (of CLS, which a classifier reads; nats, 95 % interval): "
+    )
     first += f"L{heads['layer']}H{heads['head']} {heads['mean']:#.3g} ("
     assert wanted.sharpest().startswith(first)
     assert first in run(*sweep, "--out", tmp_path / "b").stdout

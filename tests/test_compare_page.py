@@ -65,7 +65,7 @@ def test_the_figure_draws_both_sides_and_their_difference(single):
     assert band[:, 1].min() == pytest.approx(table["low"].min())
     assert band[:, 1].max() == pytest.approx(table["high"].max())
     assert len(lines_of(below)["holds"]) == table["holds"].sum()
-    assert above.get_title() == "Coding rate R of all tokens before attention"
+    assert " ".join(above.get_title().split()) == "Coding rate R of all tokens before attention"
     assert ci.viz.compare(single, R, title="").axes[0].get_title() == ""
 
 

@@ -62,6 +62,7 @@ def test_attention(kind):
                 ("top1_cls", cls[..., 0]),
                 ("top5_cls", cls[..., :5].sum(-1)),
                 ("support_cls", 1 / (cls**2).sum(-1)),
+                ("self_cls", a[:, :, 0, 0]),
             ):
                 found = by_head(result, f"attention.{name}", layer)
                 np.testing.assert_allclose(found, wanted.mean(axis=0), **CLOSE)

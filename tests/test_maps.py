@@ -219,3 +219,5 @@ def test_other_queries_on_the_figure(cache, images):
     (shown,) = figure.axes[1].get_images()
     np.testing.assert_allclose(shown.get_array(), ci.maps.attention(cache, 0, query=(1, 2))[0, 0])
     assert "patch (1, 2)" in figure.get_suptitle()
+    on_cls = cache["pattern", 0][0, 0, 1 + 1 * cache.model.cfg.grid[1] + 2, 0]
+    assert figure.axes[1].get_xlabel().endswith(f"CLS {on_cls:.2f}")

@@ -117,6 +117,7 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         expected = {
             "entropy": entropy.mean(-1), "entropy_cls": entropy[:, :, 0], "top1_cls": top[..., -1],
             "top5_cls": top[..., -5:].sum(-1), "support_cls": 1 / (pattern[:, :, 0] ** 2).sum(-1),
+            "self_cls": pattern[:, :, 0, 0],
         }  # fmt: skip
         block = model.blocks[layer]
         u, d = block.attn.U.detach().numpy(), block.mlp.D.detach().numpy()
@@ -351,7 +352,7 @@ def test_refusals_of_a_cache(model, data):
         KeyError, match=r"the cache lacks 13 hook points the probes read: blocks.0.hook_resid_pre"
     ):
         ci.probe(cache)
-    assert len(ci.probe(cache, "attention").heads()) == 5 * LAYERS * HEADS
+    assert len(ci.probe(cache, "attention").heads()) == 6 * LAYERS * HEADS
 
 
 def test_hooks_on_the_model_act_and_stay(model, data):

@@ -318,7 +318,8 @@ def test_attention_on_image(model, images):
     np.testing.assert_allclose(shown.get_array(), expected)
     assert shown.get_extent() == [0, 20, 6, 0] and shown.get_alpha() is None
     assert np.asarray(picture.get_array()).shape == (6, 20, 3)
-    assert f"{expected.max():.2f}" == panel.get_xlabel()
+    itself = cache["pattern", LAYERS - 1][1, 3, 0, 0]
+    assert f"{expected.max():.2f}\nCLS {itself:.2f}" == panel.get_xlabel()
     with pytest.raises(ValueError, match="layer=3: the model has layers 0 to 2"):
         ci.viz.attention_on_image(cache, 3, images)
     with pytest.raises(ValueError, match="does not belong to images"):

@@ -65,8 +65,8 @@ class HeadAblation(Result):
 
     `table()` has a row per layer and head: base and ablated, the mean of the metric without and
     with the ablation; drop, how much worse it is, ablated - base of a loss and base - ablated of an
-    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p, two-sided and
-    adjusted over all heads (Holm); n samples. Interval and p are the bootstrap-t of the drops
+    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p, twice the smaller
+    tail, adjusted over all heads (Holm); n samples. Interval and p are the bootstrap-t of the drops
     paired by sample. Of the accuracy of images, whose answers flip or do not, they are Tango's
     score interval and the exact sign test (`crate_interp/sweeps/paired.py`).
 
@@ -107,7 +107,8 @@ class HeadAblation(Result):
             f"head. drop: how much worse that is; below 0 the head harms.\n"
             f"{_HOW[self.meta['settings']['how']]}\n"
             f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
-            f"p: that the drop is 0, from {test}, adjusted over all heads (Holm){least}.\n"
+            f"p: that the drop is 0, twice the smaller tail of {test}, adjusted over all heads "
+            f"(Holm){least}.\n"
             "Of a head that you named beforehand read the interval; of one found among all read p."
         )
 

@@ -53,6 +53,9 @@ class Samples:
         if not self.of:
             object.__setattr__(self, "of", self.n)
 
+    def __len__(self) -> int:
+        return self.n
+
     def __repr__(self) -> str:
         kinds = (
             "" if self.labels is None else f", labels of {len(set(map(str, self.labels)))} kinds"

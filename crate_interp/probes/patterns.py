@@ -44,6 +44,12 @@ _STATISTICS: dict[str, Statistic] = {
         "Mass on the five tokens the CLS token attends to most.",
     ),
     "support_cls": ("tokens", 1.0, None, "How many tokens the CLS token attends to, 1 / sum p^2."),
+    "self_cls": (
+        "share of attention",
+        0.0,
+        1.0,
+        "Mass that the CLS token gives to itself; a head may be sharp by that alone.",
+    ),
 }
 
 
@@ -51,9 +57,9 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     """Returns a probe of how sharply each head attends.
 
     It measures the entropy over the queries of `tokens`, the entropy that uniform attention would
-    have, and of the CLS query the entropy, the mass on one and on five tokens, and the effective
-    support. tokens: the queries, "all", "patches" (without CLS) or positions; the keys are all
-    tokens. Models of text have no CLS statistics.
+    have, and of the CLS query the entropy, the mass on one and on five tokens, the effective
+    support, and the mass on CLS itself. tokens: the queries, "all", "patches" (without CLS) or
+    positions; the keys are all tokens. Models of text have no CLS statistics.
     """
     tokens = check_tokens(tokens)
     return Probe(
@@ -87,6 +93,7 @@ def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:
         "top1_cls": top_mass(cls, 1)[..., 0],
         "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
         "support_cls": effective_support(cls)[..., 0],
+        "self_cls": cls[..., 0, 0],
     }
 
 

@@ -30,7 +30,8 @@ _OFFICIAL: dict[str, Statistic] = {
         "nats per token",
         0.0,
         None,
-        "The number the authors' script plots as R^c: codes of LN(Z^l), every token at length one.",
+        "The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's code "
+        "of each token at length one.",
     ),
     "official_rate_head": ("nats per token", 0.0, None, "The authors' number for one head."),
     "zero_codes": (
@@ -134,7 +135,9 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
                 "nats per token",
                 None,
                 None,
-                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U.",
+                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U. "
+                "Below 0 the heads together count more directions than there are, as is usual with "
+                "fewer tokens than d.",
             ),
         }
     return words | _OFFICIAL

@@ -27,13 +27,15 @@ _STATISTICS: dict[str, Statistic] = {
         "",
         0.0,
         None,
-        "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes.",
+        "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes. "
+        "Scale counts: at the start of training U_k^T U_k is about I/3, which alone gives 0.67.",
     ),
     "completeness": (
         "",
         0.0,
         None,
-        "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly.",
+        "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly, and at "
+        "scale one; even cover at the scale of the start of training, I/3, has 0.67.",
     ),
     "head_overlap": (
         "",

@@ -74,15 +74,15 @@ def headline(result: Result) -> str:
     said: list[str] = []
     step, along = at_attention(result), along_layers(result)
     if step is not None:
-        rises, falls = ((sign * (step.after - step.before) > 0).sum() for sign in (1, -1))
+        rises, falls = (step.signs.count(sign) for sign in (1, -1))
         word, many = ("higher", rises) if rises > falls else ("lower", falls)
         after = "attention" if instead_of_u(result) else "MSSA"
         said.append(
-            f"R^c of {stream(result)} is {word} after {after} than before in {many} of "
+            f"R^c of {stream(result)} is shown to be {word} after {after} than before in {many} of "
             f"{len(step.layers)} layers"
         )
     if along is not None:
-        said.append(f"the authors' R^c, of tokens at length one, {path(along)}")
+        said.append(f"the authors' R^c, of codes at length one, {path(along)}")
     words = f"{count}{': ' if said else ''}{', and '.join(said)}."
     return f"{words} {instead_of_u(result)}".rstrip()
 
@@ -90,11 +90,15 @@ def headline(result: Result) -> str:
 def sharpest(result: Result, statistic: str) -> pd.DataFrame:
     """Returns the rows of `heads()` of a statistic of attention, lowest mean first.
 
-    low, high: the 95 % interval of the mean by Student's t; NaN for a single sample.
+    low, high: the 95 % interval of the mean by Student's t; NaN for a single sample. own: of the
+    attention of CLS, the share that it gives to itself; NaN for another statistic.
     """
     table: Any = result.table("heads")
-    chosen = (table["probe"] == "attention") & (table["statistic"] == statistic)
-    rows = table[chosen].sort_values("mean", kind="stable", ignore_index=True)
+    table = table[table["probe"] == "attention"]
+    rows = table[table["statistic"] == statistic].sort_values("mean", kind="stable")
+    of_itself = table[table["statistic"] == ("self_cls" if statistic == "entropy_cls" else None)]
+    own = of_itself[["layer", "head", "mean"]].rename(columns={"mean": "own"})
+    rows = rows.merge(own, on=["layer", "head"], how="left")
     n = int(rows["n"].max()) if len(rows) else 0
     low, high = student_interval(rows["mean"].to_numpy(float), rows["std"].to_numpy(float), n or 1)
     return rows.assign(low=low, high=high)

@@ -105,11 +105,12 @@ class SweepResult(Result):
 
         A line for each of `attention.entropy_cls` and `attention.entropy` that was measured; ""
         without them. It has the means over samples in nats, their 95 % intervals by Student's t,
-        and how many intervals overlap that of the first head. Two heads whose intervals do not
-        overlap differ (p < .05), however the heads go together over samples.
+        what CLS gives to itself, and how many intervals overlap that of the first head. Two heads
+        whose intervals do not overlap differ (p < .05), however the heads go together over samples.
         """
         lines = []
-        for statistic, of in (("entropy_cls", "CLS"), ("entropy", "all queries")):
+        readers = (("entropy_cls", "CLS, which a classifier reads"), ("entropy", "all queries"))
+        for statistic, of in readers:
             found = sharpest(self, statistic)
             if len(found):
                 words = f"Sharpest heads by {statistic} (of {of}; nats, 95 % interval): "
@@ -133,8 +134,9 @@ def _ranked(heads: Any, count: int) -> str:
     shown = []
     for row in heads.head(count).itertuples():
         ends = "" if pd.isna(row.low) else f" ({row.low:#.3g} to {row.high:#.3g})"
-        shown.append(f"L{row.layer}H{row.head} {row.mean:#.3g}{ends}")
-    words = ", ".join(shown) + "."
+        own = "" if pd.isna(row.own) else f", {row.own:.0%} of it on itself"
+        shown.append(f"L{row.layer}H{row.head} {row.mean:#.3g}{ends}{own}")
+    words = "; ".join(shown) + "."
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"

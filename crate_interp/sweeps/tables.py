@@ -107,7 +107,8 @@ def layers(result: Result) -> pd.DataFrame:
 
 def heads(result: Result) -> pd.DataFrame:
     """Returns mean, std and n over samples of each statistic, layer and head."""
-    moments, weights = with_std(result.stored["moments"]), result.table("weights")
+    moments: Any = with_std(result.stored["moments"])
+    weights: Any = result.table("weights")
     measured = moments.loc[moments["head"] != TOGETHER, [*_STATISTIC, "head", *_NUMBERS]]
     own = weights[weights["head"].notna()].rename(columns={"value": "mean"})
     own = own.assign(std=np.nan, n=1).astype({"head": "int64"})[[*_STATISTIC, "head", *_NUMBERS]]

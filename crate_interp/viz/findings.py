@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from crate_interp.sweeps.bootstrap import against_networks
 from crate_interp.sweeps.finding import (
-    NORMAL,
     OFFICIAL,
     Change,
     along_layers,
@@ -115,10 +115,20 @@ def _moved(signs: Sequence[int], what: str, unit: str) -> str:
 
 
 def _by(change: np.ndarray) -> str:
-    """Returns the lowest and highest change over layers, such as " (+0.2 to +8.5 %)"."""
-    # z: what rounds to 0 has no minus
-    low, high = (f"{100 * end:+z.1f}" for end in (change.min(), change.max()))
-    return f" ({low} to {high}\u00a0%)" if low != high else f" ({low}\u00a0%)"
+    """Returns the lowest and highest change over layers, such as " (+0.2 to +8.5 % by layer)"."""
+    return f" ({_ends(change)} by layer)"
+
+
+def _ends(change: np.ndarray) -> str:
+    """Returns the lowest and highest change over layers, such as "+0.2 to +8.5 %"."""
+    ends = dict.fromkeys(_per_cent(end) for end in (change.min(), change.max()))
+    return f"{' to '.join(ends)}\u00a0%"
+
+
+def _per_cent(share: float) -> str:
+    """Returns a change in per cent with its sign; what rounds to 0 has none."""
+    words = f"{100 * share:+.1f}"
+    return words[1:] if float(words) == 0 else words
 
 
 def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
@@ -180,10 +190,9 @@ def _falls(words: str, change: Change, twins: list[Change | None], layers: list[
         )
         for layer in layers
     ]
-    numbers = _by(change.change).strip(" ()")
     known = [twin.change for twin in twins if twin is not None]
-    random_numbers = _by(np.mean(known, axis=0)).strip(" ()") if known else ""
-    return Row(words, cells, [numbers, random_numbers])
+    random_numbers = _ends(np.mean(known, axis=0)) if known else ""
+    return Row(words, cells, [_ends(change.change), random_numbers])
 
 
 def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
@@ -202,16 +211,13 @@ def _beside(
     way: int,
     layers: list[int],
 ) -> Row:
-    """Returns signs by whether the mean lies beyond those of all untrained networks."""
+    """Returns signs by whether the mean is told apart from that of one more untrained network."""
     drawn = curve(result, name)
     random: Any = baseline(twins, name)
-    error = NORMAL * np.hypot(
-        _error(result, name), np.max([_error(twin, name) for twin in twins], axis=0)
-    )
-    above = np.where(drawn.mean - error > random.max(axis=0), 1, 0)
-    signs = above - np.where(drawn.mean + error < random.min(axis=0), 1, 0)
+    low, high = against_networks(drawn.mean, _error(result, name), random)[1:3]
+    signs = np.where(low > 0, 1, 0) - np.where(high < 0, 1, 0)
     at = dict(zip(drawn.layers.astype(int).tolist(), (way * signs).tolist(), strict=True))
-    said = {1: "above all untrained", -1: "below all untrained", 0: "not told apart from untrained"}
+    said = {1: "above untrained", -1: "below untrained", 0: "not told apart from untrained"}
     cells = [
         Sign(_MARKS[at[layer]], f"layer {layer}: {said[way * at[layer]]}", _KINDS[at[layer]])
         if layer in at

@@ -37,11 +37,13 @@ def attention_on_image(
 
     cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
     negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its own brightest
-    patch, whose share of the attention is written below it. What goes to CLS is not drawn. ax,
-    title, dpi: as in `ci.viz.layers`; all panels lie within the Axes. Raises ValueError if the
-    cache is not of these images or they are more than 64, KeyError if the pattern was not cached.
+    patch, whose share of the attention is written below it, and behind it what goes to CLS, which
+    is not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes. Raises
+    ValueError if the cache is not of these images or they are more than 64, KeyError if the pattern
+    was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
+    on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
     count, heads = pattern.shape[:2]
     if count > _MOST:
         raise ValueError(
@@ -50,8 +52,8 @@ def attention_on_image(
         )
     size = min(_PANEL, PAGE / (heads + 1))
     tall = size * images.shape[2] / images.shape[3]
-    inches = (size * (heads + 1), (tall + 0.2) * count + 0.3)
-    figure, axes = panels(ax, (count, heads + 1), inches, (0.22 / tall, 0.06), dpi)
+    inches = (size * (heads + 1), (tall + 0.32) * count + 0.3)
+    figure, axes = panels(ax, (count, heads + 1), inches, (0.34 / tall, 0.06), dpi)
     for row in range(count):
         picture = displayable(images[row], cache.model.cfg)
         height, width = picture.shape[:2]
@@ -65,22 +67,29 @@ def attention_on_image(
                 panel.imshow(picture, cmap="gray", extent=extent)
                 panel.set_xlabel(f"image {row}", fontsize=SMALL, labelpad=2)
                 continue
+            grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
             # without the picture, whose bright places would look attended
-            grid = pattern[row, column - 1]
-            most = grid.max()
-            look: Any = {"cmap": "magma", "interpolation": "nearest"}
-            panel.imshow(grid, vmin=0, vmax=most, extent=extent, **look)
-            panel.set_xlabel(f"{most:.2f}", fontsize=SMALL, labelpad=2)
+            panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
+            words = f"{grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
+            panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
     layers = len(cache.model.blocks)
     words = (
         f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
-        "(numbers: its brightest patch; CLS is not drawn)"
+        "(numbers: its brightest patch; CLS, not drawn)"
     )
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
     figure.suptitle(plain(words if title is None else title), fontsize=TITLE)
     return as_written(figure)
+
+
+def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray:
+    """Returns which share of a query's attention goes to CLS, `[batch, head]`."""
+    place, special = query, cache.model.cfg.n_special
+    if isinstance(query, tuple):
+        place = special + query[0] * (images.shape[3] // cache.model.cfg.patch_size[1]) + query[1]
+    return cache.at("attn.hook_pattern", layer)[:, :, place, 0].float().cpu().numpy()
 
 
 def who_asks(query: Query) -> str:

@@ -43,7 +43,7 @@ def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
 def panel(
     result: SweepResult, twins: Sequence[SweepResult], name: str, heads: bool = True
 ) -> Panel:
-    """Returns the panel of a statistic: mean and deviation, heads, untrained networks, chance."""
+    """Returns the panel of a statistic: mean and interval, heads, untrained networks, chance."""
     drawn, random = curve(result, name), baseline(twins, name)
     known = not np.isnan(drawn.std).all()
     lines: list[Line] = []
@@ -51,7 +51,7 @@ def panel(
     if heads and drawn.heads is not None:
         lines += [Line("head", head) for head in drawn.heads.T]
         how += " Thin lines are heads."
-    low, high = (drawn.mean - drawn.std, drawn.mean + drawn.std) if known else (None, None)
+    low, high = drawn.interval() if known else (None, None)
     if random is not None:
         ends_of = (random.min(axis=0), random.max(axis=0))
         lines.append(Line("untrained", random.mean(axis=0), *ends_of))
@@ -88,7 +88,7 @@ def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
     return Panel(
         "compression.subspace_rate_pre, _mid",
         words,
-        "change in per cent, below 0 compresses; the band is its 95 % interval",
+        "change in per cent, mean of each sample's; below 0 compresses",
         svg,
         numbers,
         chance="no change",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from crate_interp.results import counted
+from crate_interp.results import ENOUGH, counted
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
 from crate_interp.viz.curves import baseline, curve, names
@@ -103,13 +103,17 @@ CONTROLLED = (
 KINDS = {
     "random weights": "one untrained network, seed 0. What is the same there is not learned.",
     "random subspaces": "random U_k with the singular values of the model's, drawn anew for each "
-    "sample. Where R^c is no lower with the model's U_k, these fit its tokens no better than any.",
-    "permuted heads": "each head's result is written by the next head's output map. Where that is "
-    "no worse, it does not matter through which map a result is written.",
+    "sample. If the model is no better, its subspaces compress its tokens no better than random "
+    "ones. It may also be better because its subspaces hold less of the tokens: see the share of a "
+    "token in each head's subspace.",
+    "permuted heads": "each head's result is written by the next head's output map. If that is no "
+    "worse, it does not matter through which map a result is written.",
     "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
-    "have. R is the highest there, and R - R^c is high: a high R - R^c alone shows no structure.",
+    "have: R is the highest there. If the model's R - R^c is no better, it shows no structure.",
 }
-IN_BRACKETS = "In brackets: in how many of these samples the model has less than the control."
+IN_BRACKETS = (
+    "In brackets: in how many samples the model is better, that is, has less R^c, or more R - R^c."
+)
 
 
 def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list[str]]]:
@@ -136,10 +140,24 @@ def controls_table(result: SweepResult, name: str) -> tuple[list[str], list[list
 
 
 def _control(row: Any) -> str:
-    """Returns the mean under a control, and in how many samples the model has less."""
-    # results that were saved earlier do not say in how many
-    lower = f" ({row.lower}/{row.n})" if hasattr(row, "lower") else ""
-    return f"{row.control_mean:.4g}{lower}"
+    """Returns the mean under a control, and in how many samples the model is better."""
+    if not hasattr(row, "lower"):  # a result that was saved earlier does not say in how many
+        return f"{row.control_mean:.4g}"
+    better = row.n - row.lower if row.statistic.startswith("reduction") else row.lower
+    return f"{row.control_mean:.4g} ({better}/{row.n})"
+
+
+def few_controlled(result: SweepResult) -> str:
+    """Returns a caution where so few samples were controlled that all may agree by chance."""
+    counts: Any = result.controls()["n"]
+    least = int(counts.min())
+    if least >= ENOUGH:
+        return ""
+    times = 2 ** (least - 1)
+    return (
+        f"With {least} of them, all or none are better by chance once in {times:,}: "
+        "`crate-interp sweep --controls 256` sees more."
+    )
 
 
 def controls_text(result: SweepResult) -> str:
@@ -151,7 +169,8 @@ def controls_text(result: SweepResult) -> str:
             of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
-                f"same {result.meta['unit']}. {IN_BRACKETS}\n{as_text(header, rows)}\n\n{of_each}\n"
+                f"same {result.meta['unit']}. {IN_BRACKETS} {few_controlled(result)}\n"
+                f"{as_text(header, rows)}\n\n{of_each}\n"
                 f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
                 "complete orthonormal subspaces; other subspaces may exceed it.\n"
             )
