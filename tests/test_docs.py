@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import crate_interp as ci
+from command import run
 
 DOCS = Path(__file__).parent.parent / "demos" / "docs"
 PAGES = DOCS / "pages"
@@ -134,3 +135,19 @@ def test_lines_are_no_longer_than_100_columns(name):
     lines = (PAGES / name).read_text().splitlines()
     assert not [line for line in lines if len(line) > 100 and not line.startswith("|")
                 and "](" not in line]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_page_on_comparisons_says_what_its_command_prints(tmp_path):
+    (command,) = re.findall(
+        r"^crate-interp (compare (?:.*\\\n)*.*)$",
+        (PAGES / "how/compare.md").read_text(),
+        re.MULTILINE,
+    )
+    words = command.replace("\\\n", " ").replace("runs/compare", str(tmp_path)).split()
+    done = run(*words, "--quiet")
+    assert done.returncode == 0, done.stderr
+    (quoted,) = re.findall(
+        r'"(\d+ of \d+ differences hold)"', (PAGES / "how/compare.md").read_text()
+    )
+    assert quoted in done.stdout
