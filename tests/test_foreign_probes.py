@@ -57,12 +57,16 @@ def test_attention(kind):
         assert ("entropy_cls" in known) == (kind in IMAGES)
         if kind in IMAGES:
             cls = np.sort(a[:, :, 0], axis=-1)[..., ::-1]
+            patches = a[:, :, 0, KINDS[kind][3] :]  # without CLS and what stands beside it
+            patches = patches / patches.sum(axis=-1, keepdims=True)
+            among = -(patches * np.log(patches)).sum(axis=-1)
             for name, wanted in (
                 ("entropy_cls", entropy[:, :, 0]),
                 ("top1_cls", cls[..., 0]),
                 ("top5_cls", cls[..., :5].sum(-1)),
                 ("support_cls", 1 / (cls**2).sum(-1)),
                 ("self_cls", a[:, :, 0, 0]),
+                ("entropy_patches", among),
             ):
                 found = by_head(result, f"attention.{name}", layer)
                 np.testing.assert_allclose(found, wanted.mean(axis=0), **CLOSE)

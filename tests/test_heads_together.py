@@ -9,6 +9,7 @@ import torch
 
 import crate_interp as ci
 from comparing import made
+from crate_interp.probes.patterns import _among
 
 N = 7
 
@@ -49,6 +50,24 @@ def test_a_mean_over_heads_that_was_saved_without_its_deviation_has_none(model, 
     for result, n in ((old, 2), (old.merge(rest), N), (rest.merge(old), N)):
         rows = result.layers().query("over == 'heads'")
         assert len(rows) and rows["std"].isna().all() and (rows["n"] == n).all()
+
+
+def test_the_queries_that_were_measured_are_named(model, data):
+    some = ci.probes.attention(tokens="patches")
+    said = ci.sweep(model, data, probes=some, progress=False, controls=0).sharpest()
+    assert "by entropy (of the queries patches; nats" in said and "all queries" not in said
+
+
+def test_cls_that_looks_at_itself_alone_divides_nothing_among_patches():
+    """And a whole of a millionth is divided as one of a half."""
+    left = torch.tensor([0.0, 1e-6, 0.5])
+    shares = torch.tensor([0.7, 0.2, 0.1]) * left[:, None]
+    rows = torch.cat([1 - left[:, None], shares], dim=1)  # [sample, key]
+    found = _among(rows[:, 1:])
+    even = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    wanted = -(even * even.log()).sum()
+    np.testing.assert_allclose(found, [0.0, wanted, wanted], rtol=1e-6)
+    assert found.dtype == torch.float64
 
 
 def test_the_sharpest_heads_say_whether_they_are_told_apart():

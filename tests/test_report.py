@@ -128,8 +128,8 @@ def test_tables(report, model, data):
         "mine & <yours>, 6 images: means over them, in brackets untrained, mean of 2 seeds."
     )
     # the heading, the columns, and the controls with what each of them is
-    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 3 + LAYERS + 1 + 4 + 1
-    assert sum(line.startswith("Sharpest heads by entropy") for line in lines) == 2
+    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 1 + 4 + 1
+    assert sum(line.startswith("Sharpest heads by entropy") for line in lines) == 3
     assert any(line.startswith("tight frame: a stream of the same energy") for line in lines)
     assert any(line.startswith("U defect: alignment.orthonormality. |U_k^T") for line in lines)
 

@@ -32,6 +32,12 @@ def caches(model, data, size):
             yield model.run_with_cache(part)[1]
 
 
+def among_patches(row):
+    """Entropy [batch, head] of attention [batch, head, key] without CLS, divided anew: by hand."""
+    shares = row[..., 1:] / (1 - row[..., :1])
+    return -(shares * np.log(shares)).sum(-1)
+
+
 def cell(table, name, layer, head=None):
     probe, statistic = name.split(".")
     rows = table[
@@ -117,7 +123,7 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         expected = {
             "entropy": entropy.mean(-1), "entropy_cls": entropy[:, :, 0], "top1_cls": top[..., -1],
             "top5_cls": top[..., -5:].sum(-1), "support_cls": 1 / (pattern[:, :, 0] ** 2).sum(-1),
-            "self_cls": pattern[:, :, 0, 0],
+            "self_cls": pattern[:, :, 0, 0], "entropy_patches": among_patches(pattern[:, :, 0]),
         }  # fmt: skip
         block = model.blocks[layer]
         u, d = block.attn.U.detach().numpy(), block.mlp.D.detach().numpy()
@@ -352,7 +358,7 @@ def test_refusals_of_a_cache(model, data):
         KeyError, match=r"the cache lacks 13 hook points the probes read: blocks.0.hook_resid_pre"
     ):
         ci.probe(cache)
-    assert len(ci.probe(cache, "attention").heads()) == 6 * LAYERS * HEADS
+    assert len(ci.probe(cache, "attention").heads()) == 7 * LAYERS * HEADS
 
 
 def test_hooks_on_the_model_act_and_stay(model, data):

@@ -307,6 +307,18 @@ def test_unknown_statistics(result):
         ci.viz.layers(result, "compression.rate_midd")
 
 
+@pytest.mark.parametrize("heads", [1, 3, 12])
+def test_the_title_of_few_heads_lies_within_the_figure(heads):
+    model = make(n_heads=heads, d_head=4, d_model=12)
+    images = torch.randn(2, 3, 6, 20)
+    figure = ci.viz.attention_on_image(model.run_with_cache(images)[1], 0, images)
+    figure.draw_without_rendering()
+    box = figure._suptitle.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    labels = [panel.xaxis.label.get_window_extent() for panel in figure.axes[1 : heads + 1]]
+    assert all(one.x1 < two.x0 for one, two in zip(labels, labels[1:], strict=False))
+
+
 def test_attention_on_image(model, images):
     _, cache = model.run_with_cache(images)
     figure = ci.viz.attention_on_image(cache, -1, images)

@@ -107,9 +107,11 @@ class HeadAblation(Result):
             f"head. drop: how much worse that is; below 0 the head harms.\n"
             f"{_HOW[self.meta['settings']['how']]}\n"
             f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
-            f"p: that the drop is 0, twice the smaller tail of {test}, adjusted over all heads "
-            f"(Holm){least}.\n"
-            "Of a head that you named beforehand read the interval; of one found among all read p."
+            "p: how often a drop at least so far from 0 would come up if the head did nothing; "
+            "small speaks for an effect, 1 says only that none is shown. Twice the smaller tail of "
+            f"{test}, adjusted for all {heads} heads (Holm){least}.\n"
+            "Of a head that you chose before you saw any drop, such as the sharpest, read the "
+            "interval; of one that you chose for its drop read p."
         )
 
     @property

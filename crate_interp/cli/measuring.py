@@ -264,7 +264,11 @@ def sweep(
     config: Config = None,
     probes: ProbeNames = None,
     controls: Annotated[
-        int, typer.Option(help="On how many samples to measure the negative controls; 0: none.")
+        int,
+        typer.Option(
+            help="On how many samples to measure the negative controls: untrained on all, the "
+            "others on an eighth of them. 0: none."
+        ),
     ] = 32,
     precision: Annotated[
         str | None, typer.Option(help="bfloat16: run the model under autocast. Default: float32.")
@@ -281,7 +285,8 @@ def sweep(
     result = ci.sweep(model, data, out=out, **options, **measuring(run))
     if result is not None:
         sharpest = result.sharpest()
-        say_table(result, run, f"{sharpest}\n" if sharpest else "")
+        words = f"{sharpest}\n" if sharpest else ""
+        say_table(result, run, words + ci.viz.summary.controls_text(result))
         conclude(run, f"{result.headline()} The tables: {out}")
 
 

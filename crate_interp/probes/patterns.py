@@ -8,7 +8,15 @@ from torch import Tensor
 
 from crate_interp.measures import attention_entropy, effective_support, top_mass
 from crate_interp.probes.probe import Acts, Probe, Statistic
-from crate_interp.probes.shared import Block, Tokens, check_tokens, has_cls, picked, visible_keys
+from crate_interp.probes.shared import (
+    Block,
+    Tokens,
+    check_tokens,
+    has_cls,
+    n_special,
+    picked,
+    visible_keys,
+)
 
 _STATISTICS: dict[str, Statistic] = {
     "entropy": (
@@ -16,7 +24,7 @@ _STATISTICS: dict[str, Statistic] = {
         0.0,
         None,
         "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
-        "attention.",
+        "attention, the most.",
     ),
     "entropy_uniform": (
         "nats",
@@ -28,8 +36,8 @@ _STATISTICS: dict[str, Statistic] = {
         "nats",
         0.0,
         None,
-        "Entropy of the CLS token's attention, CLS itself among its keys; low where the head "
-        "singles out a few tokens.",
+        "Entropy of the CLS token's attention, CLS itself among its keys, at most entropy_uniform; "
+        "low where the head singles out a few tokens.",
     ),
     "top1_cls": (
         "share of attention",
@@ -44,6 +52,13 @@ _STATISTICS: dict[str, Statistic] = {
         "Mass on the five tokens the CLS token attends to most.",
     ),
     "support_cls": ("tokens", 1.0, None, "How many tokens the CLS token attends to, 1 / sum p^2."),
+    "entropy_patches": (
+        "nats",
+        0.0,
+        None,
+        "Entropy of how the CLS token divides among the patches what it gives to them; 0 is one "
+        "patch, ln of their number is even. It tells whether a head is sharp on the picture.",
+    ),
     "self_cls": (
         "share of attention",
         0.0,
@@ -57,9 +72,10 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     """Returns a probe of how sharply each head attends.
 
     It measures the entropy over the queries of `tokens`, the entropy that uniform attention would
-    have, and of the CLS query the entropy, the mass on one and on five tokens, the effective
-    support, and the mass on CLS itself. tokens: the queries, "all", "patches" (without CLS) or
-    positions; the keys are all tokens. Models of text have no CLS statistics.
+    have, and of the CLS query the entropy over all keys and over the patches alone, the mass on one
+    and on five tokens, the effective support, and the mass on CLS itself. tokens: the queries,
+    "all", "patches" (without CLS) or positions; the keys are all tokens. Models of text have no CLS
+    statistics.
     """
     tokens = check_tokens(tokens)
     return Probe(
@@ -84,7 +100,19 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     if not has_cls(block):
         return answer
     cls = pattern[:, :, :1]
-    return answer | _cls(cls, (entropy if tokens == "all" else attention_entropy(cls))[..., 0])
+    answer |= _cls(cls, (entropy if tokens == "all" else attention_entropy(cls))[..., 0])
+    return answer | {"entropy_patches": _among(cls[..., 0, n_special(block) :])}
+
+
+def _among(shares: Tensor) -> Tensor:
+    """Returns the entropy of shares `[..., patch]` of a whole; 0 where there is nothing to share.
+
+    It is computed in float64: what CLS leaves to the patches may be a millionth.
+    """
+    shares = shares.double()
+    whole = shares.sum(dim=-1, keepdim=True)
+    shares = shares / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    return torch.special.entr(shares).sum(dim=-1)
 
 
 def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:

@@ -49,7 +49,8 @@ _STATISTICS: dict[str, Statistic] = {
         0.0,
         None,
         "|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
-        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame.",
+        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. It "
+        "is not divided by c, so elsewhere scale counts: compare it with untrained.",
     ),
     "energy_head": (
         "share of energy",

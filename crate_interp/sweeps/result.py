@@ -72,7 +72,8 @@ class SweepResult(Result):
         """Returns a row per negative control, statistic and layer.
 
         Columns: control, probe, statistic, layer, control_mean, model_mean, n, lower. Both means
-        are over the same n samples; in `lower` of them the model's number is below the control's.
+        are over the same n samples; in `lower` of them the model's number is below the control's,
+        which is better for R^c and worse for R - R^c.
         "random weights" (one untrained network, seed 0) see all that are controlled, the others an
         eighth of them, evenly spread. Those are "random subspaces" (with the singular values of
         the model's U, drawn anew for each sample), "permuted heads" (each head's result written by
@@ -103,14 +104,20 @@ class SweepResult(Result):
     def sharpest(self, count: int = 3) -> str:
         """Returns the heads with the sharpest attention in words, lowest entropy first.
 
-        A line for each of `attention.entropy_cls` and `attention.entropy` that was measured; ""
+        A line for each of `attention.entropy_cls`, `entropy_patches` and `entropy`, if measured; ""
         without them. It has the means over samples in nats, their 95 % intervals by Student's t,
         what CLS gives to itself, and how many intervals overlap that of the first head. Two heads
         whose intervals do not overlap differ (p < .05), however the heads go together over samples.
         """
+        tokens = self.meta["probes"].get("attention", {}).get("settings", {}).get("tokens", "all")
+        queries = "all queries" if tokens == "all" else f"the queries {tokens}"
+        readers = {
+            "entropy_cls": "CLS, which a classifier reads",
+            "entropy_patches": "CLS over the patches alone",
+            "entropy": queries,
+        }
         lines = []
-        readers = (("entropy_cls", "CLS, which a classifier reads"), ("entropy", "all queries"))
-        for statistic, of in readers:
+        for statistic, of in readers.items():
             found = sharpest(self, statistic)
             if len(found):
                 words = f"Sharpest heads by {statistic} (of {of}; nats, 95 % interval): "
@@ -134,7 +141,7 @@ def _ranked(heads: Any, count: int) -> str:
     shown = []
     for row in heads.head(count).itertuples():
         ends = "" if pd.isna(row.low) else f" ({row.low:#.3g} to {row.high:#.3g})"
-        own = "" if pd.isna(row.own) else f", {row.own:.0%} of it on itself"
+        own = "" if pd.isna(row.own) else f", CLS gives {row.own:.0%} to itself"
         shown.append(f"L{row.layer}H{row.head} {row.mean:#.3g}{ends}{own}")
     words = "; ".join(shown) + "."
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())

@@ -1,5 +1,6 @@
 """What the CLS token attends to, drawn on the images."""
 
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +81,8 @@ def attention_on_image(
     if ax is not None:
         set_title(ax, title, words, pad=16)
         return as_written(figure, ax)
-    figure.suptitle(plain(words if title is None else title), fontsize=TITLE)
+    letters = int(inches[0] * 72 / (0.6 * TITLE))  # on a line of this width
+    figure.suptitle(fill(plain(words if title is None else title), letters), fontsize=TITLE)
     return as_written(figure)
 
 

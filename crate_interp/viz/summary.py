@@ -109,7 +109,8 @@ KINDS = {
     "permuted heads": "each head's result is written by the next head's output map. If that is no "
     "worse, it does not matter through which map a result is written.",
     "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
-    "have: R is the highest there. If the model's R - R^c is no better, it shows no structure.",
+    "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
+    "probe ranks) have a lower R, and so a lower R - R^c, too.",
 }
 IN_BRACKETS = (
     "In brackets: in how many samples the model is better, that is, has less R^c, or more R - R^c."
@@ -156,7 +157,7 @@ def few_controlled(result: SweepResult) -> str:
     times = 2 ** (least - 1)
     return (
         f"With {least} of them, all or none are better by chance once in {times:,}: "
-        "`crate-interp sweep --controls 256` sees more."
+        "`crate-interp sweep` with `--controls 256` prints those of more."
     )
 
 

@@ -62,6 +62,7 @@ _TITLES: dict[str, tuple[str, str]] = {
         "higher singles out few tokens",
     ),
     "attention.support_cls": ("Tokens that the CLS token attends to", _FOCUSED),
+    "attention.entropy_patches": ("Entropy of CLS attention over patches alone", _FOCUSED),
     "attention.self_cls": ("CLS attention on CLS itself", "the rest goes to patches"),
     **{
         f"frames.change_{frame}": (f"What attention adds to R^c, {words}", "below 0 by the theory")
