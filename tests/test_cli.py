@@ -159,7 +159,8 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     )
     first += f"L{heads['layer']}H{heads['head']} {heads['mean']:#.3g} ("
     assert wanted.sharpest().startswith(first)
-    assert first in run(*sweep, "--out", tmp_path / "b").stdout
+    printed = run(*sweep, "--out", tmp_path / "b").stdout
+    assert first in printed and wanted.controls_text().strip() in printed
 
 
 def test_convert_a_language_model(tmp_path):

@@ -40,12 +40,27 @@ def test_the_catalogue_has_the_aliases():
     assert table("Other names") == wanted
 
 
-@pytest.mark.parametrize("name", sorted(set(REFUSALS) - {"b_in", "stack_neuron_results"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(REFUSALS) - {"b_in", "stack_neuron_results", "loss_fn"})
+)
 def test_a_refusal_says_what_to_use(name, lm):
     assert not hasattr(lm, name)
     with pytest.raises(NotImplementedError, match=re.escape(REFUSALS[name])) as caught:
         getattr(lm, name)()
     assert isinstance(caught.value, RefusedError) and "\n" not in str(caught.value)
+
+
+def test_a_model_of_images_says_how_its_loss_is_had():
+    model, images = make(), torch.randn(2, 3, 6, 20)
+    words = re.escape("use model(images, labels=numbers).loss")
+    with pytest.raises(RefusedError, match=words):
+        model.loss_fn(model(images), images)
+    for kind in ("loss", "both", None):
+        with pytest.raises(ValueError, match=words):
+            model(images, return_type=kind)
+    assert torch.equal(model(images, return_type="logits"), model(images))
+    with pytest.raises(ValueError, match=r"labels are a list: give a tensor of class numbers"):
+        model(images, labels=["circle", "cross"])
 
 
 def test_only_the_baseline_has_biases_before_its_step(lm):

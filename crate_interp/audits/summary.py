@@ -30,7 +30,7 @@ def judged(result: Result) -> pd.DataFrame:
     groups: Any = rows.groupby(["claim", "layer"], sort=False)
     for (claim, layer), group in groups:
         verdict = _verdict(group)
-        reasons = [reason for reason in dict.fromkeys(group["reason"]) if reason]
+        reasons = _reasons(group)
         if verdict == BY_CONSTRUCTION:
             missed: Any = group[(group["verdict"] != KEPT) & group["by_construction"]]
             reasons = [
@@ -54,6 +54,17 @@ def judged(result: Result) -> pd.DataFrame:
         key=lambda x: x.map(order) if x.name == "claim" else x,
         ignore_index=True,
     )
+
+
+def _reasons(group: Any) -> list[str]:
+    """Returns why cells are not kept, each with the frames that it is about, if not all."""
+    given: Any = group[group["reason"] != ""]
+    found = []
+    for reason, rows in given.groupby("reason", sort=False):
+        frames = [name for name in dict.fromkeys(rows["frame"]) if name]
+        whole = set(frames) == {name for name in group["frame"] if name}
+        found.append(str(reason) if whole or not frames else f"{', '.join(frames)}: {reason}")
+    return found
 
 
 def _verdict(group: Any) -> str:
@@ -211,7 +222,10 @@ def headline(result: Result) -> str:
         said.append(
             f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers"
         )
-        said[-1] += f", and in some frames or at some eps in {some} more" if some else ""
+        said[-1] += f", in some frames or at some eps in {some} more" if some else ""
+        rows = main_cells(result)
+        falls = rows[(rows["number"] == "compresses") & (rows["value"] < -_STILL)]
+        said[-1] += f" (its value falls in some frame in {falls['layer'].nunique()})"
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
         rows = main_cells(result)
         rows = rows[rows["number"] == "descends"]

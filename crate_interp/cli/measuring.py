@@ -286,7 +286,7 @@ def sweep(
     if result is not None:
         sharpest = result.sharpest()
         words = f"{sharpest}\n" if sharpest else ""
-        say_table(result, run, words + ci.viz.summary.controls_text(result))
+        say_table(result, run, words + result.controls_text())
         conclude(run, f"{result.headline()} The tables: {out}")
 
 

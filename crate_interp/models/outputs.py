@@ -38,9 +38,7 @@ def causal_output(
     return CausalLMOutput(**fields)
 
 
-def image_output(
-    logits: Float[Tensor, "batch n_classes"], labels: Tensor | None
-) -> "ImageClassifierOutput":
+def image_output(logits: Float[Tensor, "batch n_classes"], labels: Any) -> "ImageClassifierOutput":
     """Returns a transformers `ImageClassifierOutput`; without labels it has no loss.
 
     The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 where there is
@@ -57,7 +55,12 @@ def image_output(
     return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
 
-def _class_labels(labels: Tensor, logits: Float[Tensor, "batch n"]) -> Int[Tensor, "batch"]:
+def _class_labels(labels: Any, logits: Float[Tensor, "batch n"]) -> Int[Tensor, "batch"]:
+    if not isinstance(labels, Tensor):
+        raise ValueError(
+            f"labels are a {type(labels).__name__}: give a tensor of class numbers, such as "
+            "torch.tensor([model.cfg.labels.index(name) for name in names])."
+        )
     whole = not labels.is_floating_point() and labels.dtype != torch.bool
     if not whole or labels.shape != logits.shape[:1]:
         raise ValueError(

@@ -39,6 +39,10 @@ REFUSALS: dict[str, str] = {
     "to_sentence_pair_tokens": "no model reads pairs of sentences: use model.to_tokens(...)",
     "predict_next_sentence": "no model reads pairs of sentences: use model(tokens)",
     "prepare_multimodal_inputs": "a model reads text or images: use model.preprocess(images)",
+    "loss_fn": (
+        "a model of images has labels in place of next tokens: use "
+        "model(images, labels=numbers).loss"
+    ),
     "b_in": (
         "a sparse step has thresholds in place of a bias: read cfg.eta and cfg.lambd, or "
         "blocks[l].mlp.threshold of nanochat-crate"

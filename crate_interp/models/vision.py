@@ -24,6 +24,7 @@ from crate_interp.models.layers import check_stream, layer_range
 from crate_interp.models.norm import HookedLayerNorm
 from crate_interp.models.offload import at_hand, onloaded
 from crate_interp.models.outputs import image_output
+from crate_interp.models.refusals import REFUSALS
 
 
 class HookedCrate(ImageMixin, HookedModel):
@@ -62,8 +63,9 @@ class HookedCrate(ImageMixin, HookedModel):
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
-        labels: Tensor | None = None,
+        labels: Any = None,
         pixel_values: Tensor | None = None,
+        return_type: str | None = "logits",
     ) -> Any:
         """Returns logits `[batch, n_classes]` of preprocessed float images.
 
@@ -73,12 +75,16 @@ class HookedCrate(ImageMixin, HookedModel):
 
         With `labels` `[batch]`, class indices, or with images given as `pixel_values`, as Hugging
         Face does, it returns a transformers `ImageClassifierOutput` with `.loss` (if there are
-        labels: the mean cross-entropy in nats) and `.logits`.
+        labels: the mean cross-entropy in nats) and `.logits`. return_type is TransformerLens', and
+        nothing but "logits": images have no next token.
 
-        Raises ValueError for integer images (model.preprocess makes them float), another image size
-        (unless cfg.interpolate_pos), no images, and labels of other classes.
+        Raises ValueError for another return_type, integer images (model.preprocess makes them
+        float), another image size (unless cfg.interpolate_pos), no images, and labels of other
+        classes.
         """
         self.watch_hooks()
+        if return_type != "logits":
+            raise ValueError(f"no return_type={return_type!r} here: {REFUSALS['loss_fn']}.")
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if (images is None) == (pixel_values is None):
             raise ValueError("give the model images, or images as pixel_values=: one of them.")

@@ -137,7 +137,7 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
                 None,
                 f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U. "
                 "Below 0 the heads together count more directions than the tokens fill "
-                "(ranks.stream), as is usual; the scale of U moves it, too.",
+                "(ranks.stream); the scale of U moves it, too.",
             ),
         }
     return words | _OFFICIAL

@@ -49,8 +49,9 @@ _STATISTICS: dict[str, Statistic] = {
         0.0,
         None,
         "|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
-        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. It "
-        "is not divided by c, so elsewhere scale counts: compare it with untrained.",
+        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. A "
+        "random D has about c sqrt(short side / long side). c is not divided out, so scale counts: "
+        "compare it with untrained.",
     ),
     "energy_head": (
         "share of energy",

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from crate_interp.results import Result, by, first
+from crate_interp.sweeps.controlled import controls_text
 from crate_interp.sweeps.finding import headline, sharpest
 from crate_interp.sweeps.tables import (
     heads,
@@ -84,6 +85,10 @@ class SweepResult(Result):
         In a merged result the means are over the controlled samples of both.
         """
         return self.table("controls")
+
+    def controls_text(self) -> str:
+        """Returns the controls of R^c in lines of text, and what each tells; "" without any."""
+        return controls_text(self)
 
     def headline(self) -> str:
         """Returns what was measured, and what happens to both rates that are called R^c."""

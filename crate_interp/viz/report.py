@@ -12,6 +12,15 @@ import pandas as pd
 from crate_interp.files import write_text
 from crate_interp.probes import DEFAULT
 from crate_interp.results import ENOUGH, counted
+from crate_interp.sweeps.controlled import (
+    CONTROLLED,
+    IN_BRACKETS,
+    KINDS,
+    controlled,
+    controls_table,
+    few_controlled,
+    rate_reduction_bound,
+)
 from crate_interp.sweeps.finding import instead_of_u
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.text import as_text
@@ -22,20 +31,7 @@ from crate_interp.viz.lettering import quiet
 from crate_interp.viz.page import model_name, render, sources
 from crate_interp.viz.panels import hero, panel
 from crate_interp.viz.pictures import figure_uri
-from crate_interp.viz.summary import (
-    CONTROLLED,
-    IN_BRACKETS,
-    KINDS,
-    controlled,
-    controls_table,
-    controls_text,
-    few_controlled,
-    heading,
-    legend,
-    numbers,
-    rate_reduction_bound,
-    summary,
-)
+from crate_interp.viz.summary import heading, legend, numbers, summary
 from crate_interp.viz.titles import section, title
 from crate_interp.words import cell, file_name, plain
 
@@ -86,7 +82,7 @@ def report_page(
         table = as_text(*summary(result, twins))
         words = f"{heading(result, twins, data)}\n\n{table}\n\n{legend(result)}"
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
-        write_text(stage / "summary.txt", words + controls_text(result))
+        write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
         page = _page(result, twins, stage, attention, audited, data)

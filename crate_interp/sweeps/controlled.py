@@ -1,0 +1,109 @@
+"""The negative controls of a sweep in words and tables, beside the model on the same samples."""
+
+import math
+from typing import Any
+
+from crate_interp.results import ENOUGH, Result, counted
+from crate_interp.sweeps.text import as_text
+
+CONTROLLED = (
+    "compression.subspace_rate_mid",
+    "compression.reduction_mid",
+    "compression.official_rate",
+)
+
+
+KINDS = {
+    "random weights": "one untrained network, seed 0. What is the same there is not learned.",
+    "random subspaces": "random U_k with the singular values of the model's, drawn anew for each "
+    "sample. If the model is no better, its subspaces compress its tokens no better than random "
+    "ones. It may also be better because its subspaces hold less of the tokens: see the share of a "
+    "token in each head's subspace.",
+    "permuted heads": "each head's result is written by the next head's output map. If that is no "
+    "worse, it does not matter through which map a result is written.",
+    "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
+    "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
+    "probe ranks) have a lower R, and so a lower R - R^c, too.",
+}
+IN_BRACKETS = (
+    "In brackets: in how many samples the model is better, that is, has less R^c, or more R - R^c."
+)
+
+
+def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
+
+    Before controls of the same samples stands the model on these samples. There are no rows if no
+    control applies to the statistic.
+    """
+    probe, _, statistic = name.partition(".")
+    table: Any = result.table("controls")
+    rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
+    lines = {layer: [str(layer)] for layer in sorted(set(rows["layer"]))}
+    header = ["layer"]
+    for n in sorted(set(rows["n"]), reverse=True):
+        seen = rows[rows["n"] == n]
+        kinds, unit = list(dict.fromkeys(seen["control"])), str(result.meta["unit"])
+        header += [f"model, {counted(n, unit)}", *kinds]
+        found = {(row.control, row.layer): row for row in seen.itertuples()}
+        for layer, cells in lines.items():
+            there = [found.get((kind, layer)) for kind in kinds]
+            own = next((f"{row.model_mean:.4g}" for row in there if row is not None), "")
+            cells += [own, *("" if row is None else _control(row) for row in there)]
+    return header, list(lines.values())
+
+
+def _control(row: Any) -> str:
+    """Returns the mean under a control, and in how many samples the model is better."""
+    if not hasattr(row, "lower"):  # a result that was saved earlier does not say in how many
+        return f"{row.control_mean:.4g}"
+    better = row.n - row.lower if row.statistic.startswith("reduction") else row.lower
+    return f"{row.control_mean:.4g} ({better}/{row.n})"
+
+
+def few_controlled(result: Result) -> str:
+    """Returns a caution where so few samples were controlled that all may agree by chance."""
+    counts: Any = result.table("controls")["n"]
+    least = int(counts.min())
+    if least >= ENOUGH:
+        return ""
+    times = 2 ** (least - 1)
+    return (
+        f"With {least} of them, all or none are better by chance once in {times:,}: "
+        "`crate-interp sweep` with `--controls 256` prints those of more."
+    )
+
+
+def controls_text(result: Result) -> str:
+    """Returns the controls of the first measure that has any, as lines of text, or ""."""
+    for name in CONTROLLED:
+        header, rows = controls_table(result, name)
+        if rows:
+            bound = rate_reduction_bound(result)
+            of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
+            return (
+                f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
+                f"same {result.meta['unit']}. {IN_BRACKETS} {few_controlled(result)}\n"
+                f"{as_text(header, rows)}\n\n{of_each}\n"
+                f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
+                "complete orthonormal subspaces; other subspaces may exceed it.\n"
+            )
+    return ""
+
+
+def controlled(result: Result) -> str:
+    """Returns how many samples the controls have seen, in words."""
+    counts: Any = result.table("controls")["n"]
+    most, least, unit = counts.max(), counts.min(), result.meta["unit"]
+    words = f"the first {most} {unit}"
+    if least == most:
+        return words
+    return f"{words} (random weights; the others on {least} of them, evenly spread)"
+
+
+def rate_reduction_bound(result: Result) -> float:
+    """Returns d/2 ln K in nats per token, the most of R - R^c for complete orthonormal U."""
+    config = result.meta["config"]
+    grouped = config.get("subspaces", "query") != "query"  # there is one U_k for a group of heads
+    heads = config["value_heads"] if grouped else config["n_heads"]
+    return config["d_model"] / 2 * math.log(heads)
