@@ -22,7 +22,7 @@ from crate_interp.sweeps.finding import sharpest
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, sweep
 from crate_interp.sweeps.stream import check_model, samples_of
-from crate_interp.sweeps.twins import first_samples, twin
+from crate_interp.sweeps.twins import first_samples, other_start, twin
 from crate_interp.viz.audit import audit_page
 from crate_interp.viz.on_image import attention_on_image
 from crate_interp.viz.report import AttentionPictures, report_page
@@ -110,7 +110,9 @@ def _write(
     if audit:
         discard(out / "audit", META)  # of an earlier report
     attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
-    page = report_page(result, twins, out, attention=attention, audited=audit, data=name)
+    start = other_start(model) if twins else ""
+    shown: Any = {"attention": attention, "audited": audit, "data": name, "start": start}
+    page = report_page(result, twins, out, **shown)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, as it takes longest: what dies in it costs nothing else
         audited = run_audit(model, samples, untrained=untrained, **options)

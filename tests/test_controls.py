@@ -9,7 +9,7 @@ import crate_interp as ci
 import reference
 from conftest import make
 from crate_interp.data.samples import part
-from crate_interp.sweeps.controlled import controls_table, controls_text
+from crate_interp.sweeps.controlled import by_rate, controls_table, controls_text
 from crate_interp.sweeps.controls import an_eighth
 from crate_interp.sweeps.stream import samples_of
 from probing import sweep, values
@@ -210,6 +210,26 @@ def test_a_users_probe_may_read_any_part_of_a_layer(images):
         "permuted heads",
         "tight frame",
     }
+
+
+def test_advice_ends_where_all_samples_were_controlled(images):
+    few = sweep(make(), images, controls=3)
+    assert "`crate-interp sweep --controls 5 ...` sees about an eighth" in controls_text(few)
+    every = controls_text(sweep(make(), images, controls=256))
+    assert "that is about an eighth of all" in every and "--controls" not in every
+
+
+def test_random_subspaces_are_counted_by_each_rate(controlled):
+    """R^c is better where it is lower, R - R^c where it is higher."""
+    table = controlled.controls().query("control == 'random subspaces' and probe == 'compression'")
+    n = int(table["n"].max())
+    lower = {name: rows["lower"].tolist() for name, rows in table.groupby("statistic")}
+    rate, reduction = lower["subspace_rate_mid"], [n - x for x in lower["reduction_mid"]]
+    words = [", ".join(map(str, counts)) for counts in (rate, reduction, lower["official_rate"])]
+    assert by_rate(controlled).startswith(
+        f"Better than random subspaces, layer by layer: by R^c in {words[0]} of {n}; by R - R^c in "
+        f"{words[1]} of {n}; by the authors' R^c in {words[2]} of {n}. "
+    )
 
 
 def test_controls_survive_saving(controlled, tmp_path):

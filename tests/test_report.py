@@ -128,7 +128,7 @@ def test_tables(report, model, data):
         "mine & <yours>, 6 images: means over them, in brackets untrained, mean of 2 seeds."
     )
     # the heading, the columns, and the controls with what each of them is
-    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 1 + 4 + 1
+    assert len(lines) == 2 + LAYERS + 1 + 1 + 6 + 3 + 4 + LAYERS + 2 + 4 + 1
     assert sum(line.startswith("Sharpest heads by entropy") for line in lines) == 3
     assert any(line.startswith("tight frame: a stream of the same energy") for line in lines)
     assert any(line.startswith("U defect: alignment.orthonormality. |U_k^T") for line in lines)
@@ -209,3 +209,17 @@ def test_it_fits_on_paper(driven, report):  # noqa: F811
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= 794
         folds = shown.page.locator("details table").all()
         assert folds and all(table.bounding_box()["height"] > 20 for table in folds)
+
+
+def test_it_says_where_a_training_began_smaller_than_the_twins(data, tmp_path):
+    """Rates of twins, whose positions are from N(0, 1), are then no measure of a training."""
+    small, same = make(), make(seed=3)
+    with torch.no_grad():
+        small.pos_embed.mul_(0.02)
+    for model, said in ((small, True), (same, False)):
+        path = ci.report(model, data, tmp_path / str(said), untrained=1, progress=False)
+        words = "draw positions with a standard deviation of"
+        assert (words in path.read_text()) == said
+        assert (words in (path.parent / "summary.txt").read_text()) == said
+    none = ci.report(small, data, tmp_path / "none", untrained=0, progress=False)
+    assert words not in none.read_text()

@@ -240,7 +240,7 @@ def ablate(
     if result is None:
         return
     page_of(result, out, _heat_map)
-    every = result.heads().sort_values("drop", key=abs, ascending=False)
+    every = result.heads().sort_values("drop", key=abs, ascending=False, kind="stable")
     table = every.head(_HEADS).to_string(index=False, float_format="{:.4g}".format)
     some = f"The {_HEADS} of {len(every)} heads with the largest effects; --format csv prints all."
     words = [table, "", *([some] if len(every) > _HEADS else []), result.legend(), ""]
@@ -267,7 +267,7 @@ def sweep(
         int,
         typer.Option(
             help="On how many samples to measure the negative controls: untrained on all, the "
-            "others on an eighth of them. 0: none."
+            "others on about an eighth of them. 0: none."
         ),
     ] = 32,
     precision: Annotated[

@@ -135,9 +135,9 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
                 "nats per token",
                 None,
                 None,
-                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for orthonormal U. "
-                "Below 0 the heads together count more directions than the tokens fill "
-                "(ranks.stream); the scale of U moves it, too.",
+                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for complete "
+                "orthonormal U. Below 0 the heads together count more directions than the tokens "
+                "fill (ranks.stream); the scale of U moves it, too.",
             ),
         }
     return words | _OFFICIAL

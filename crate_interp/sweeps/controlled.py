@@ -6,11 +6,12 @@ from typing import Any
 from crate_interp.results import ENOUGH, Result, counted
 from crate_interp.sweeps.text import as_text
 
-CONTROLLED = (
-    "compression.subspace_rate_mid",
-    "compression.reduction_mid",
-    "compression.official_rate",
-)
+# the statistics that are shown, and what they are called in a sentence
+CONTROLLED = {
+    "compression.subspace_rate_mid": "R^c",
+    "compression.reduction_mid": "R - R^c",
+    "compression.official_rate": "the authors' R^c",
+}
 
 
 KINDS = {
@@ -23,7 +24,7 @@ KINDS = {
     "worse, it does not matter through which map a result is written.",
     "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
     "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
-    "probe ranks) have a lower R, and so a lower R - R^c, too.",
+    "probe ranks) have a lower R and a lower R^c.",
 }
 IN_BRACKETS = (
     "In brackets: in how many samples the model is better, that is, has less R^c, or more R - R^c."
@@ -57,20 +58,44 @@ def _control(row: Any) -> str:
     """Returns the mean under a control, and in how many samples the model is better."""
     if not hasattr(row, "lower"):  # a result that was saved earlier does not say in how many
         return f"{row.control_mean:.4g}"
-    better = row.n - row.lower if row.statistic.startswith("reduction") else row.lower
-    return f"{row.control_mean:.4g} ({better}/{row.n})"
+    return f"{row.control_mean:.4g} ({_better(row)}/{row.n})"
+
+
+def _better(row: Any) -> int:
+    """Returns in how many samples the model is better: R - R^c is to be high, the others low."""
+    return row.n - row.lower if row.statistic.startswith("reduction") else row.lower
 
 
 def few_controlled(result: Result) -> str:
     """Returns a caution where so few samples were controlled that all may agree by chance."""
     counts: Any = result.table("controls")["n"]
-    least = int(counts.min())
+    least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
     if least >= ENOUGH:
         return ""
-    times = 2 ** (least - 1)
+    words = f"With {least} of them, all or none are better by chance once in {2 ** (least - 1):,}"
+    if n <= asked:
+        return f"{words}; that is about an eighth of all."
+    return f"{words}: `crate-interp sweep --controls {n} ...` sees about an eighth of all."
+
+
+def by_rate(result: Result) -> str:
+    """Returns in how many samples the model is better than random subspaces, by each rate."""
+    table: Any = result.table("controls")
+    if "lower" not in table:
+        return ""
+    said = []
+    for name, words in CONTROLLED.items():
+        rows = table[(table["probe"] + "." + table["statistic"] == name)]
+        rows = rows[rows["control"] == "random subspaces"]
+        if len(rows):
+            better = ", ".join(str(_better(row)) for row in rows.itertuples())
+            said.append(f"by {words} in {better} of {rows['n'].max()}")
+    if len(said) < 2:
+        return ""
     return (
-        f"With {least} of them, all or none are better by chance once in {times:,}: "
-        "`crate-interp sweep` with `--controls 256` prints those of more."
+        f"Better than random subspaces, layer by layer: {'; '.join(said)}. R^c and R - R^c see how "
+        "long tokens are, and so how much of them a subspace holds; the authors' R^c sees the "
+        "directions of the codes alone. They may disagree."
     )
 
 
@@ -84,7 +109,7 @@ def controls_text(result: Result) -> str:
             return (
                 f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
                 f"same {result.meta['unit']}. {IN_BRACKETS} {few_controlled(result)}\n"
-                f"{as_text(header, rows)}\n\n{of_each}\n"
+                f"{as_text(header, rows)}\n{by_rate(result)}\n\n{of_each}\n"
                 f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
                 "complete orthonormal subspaces; other subspaces may exceed it.\n"
             )

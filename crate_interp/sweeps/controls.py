@@ -108,8 +108,8 @@ def check_controls(controls: Any) -> int:
 def an_eighth(start: int, count: int) -> list[int]:
     """Returns which of the samples start, start + 1, ... the controls within a layer see.
 
-    Samples 0, 5, 13, 18, ..., an eighth of all, by the golden ratio: a fixed step would go with the
-    classes of data whose classes come in turn, and see one of them alone.
+    Samples 0, 5, 13, 18, ..., about an eighth of all, by the golden ratio: a fixed step would go
+    with the classes of data whose classes come in turn, and see one of them alone.
     """
     return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 

@@ -133,9 +133,19 @@ def path(along: Change) -> str:
     Such as "falls from 221 nats per token in layer 0 to 166.5 in layer 5", or "goes from 224 nats
     per token in layer 0 to 226 in layer 5, with its lowest, 127, in layer 1".
     """
-    layers, values = [along.layers[0] - 1, *along.layers], [along.before[0], *along.after]
-    start = f"{values[0]:.4g} nats per token in layer {layers[0]}"
-    words = f"{start} to {values[-1]:.4g} in layer {layers[-1]}"
+    return turns([along.before[0], *along.after], along.layers.tolist(), "nats per token")
+
+
+def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
+    """Returns how values go from the first layer to the last, as `path` does.
+
+    later: the layers but for the first. unit: without it the ends are said without their layers.
+    """
+    layers = [later[0] - 1, *later]
+    words = f"{values[0]:.4g} to {values[-1]:.4g}"
+    if unit:
+        first = f"{values[0]:.4g} {unit} in layer {layers[0]}"
+        words = f"{first} to {values[-1]:.4g} in layer {layers[-1]}"
     outside = _outside(values)
     if outside is None:
         return f"{verb(values[0], values[-1])} {words}"

@@ -74,15 +74,14 @@ class SweepResult(Result):
 
         Columns: control, probe, statistic, layer, control_mean, model_mean, n, lower. Both means
         are over the same n samples; in `lower` of them the model's number is below the control's,
-        which is better for R^c and worse for R - R^c.
-        "random weights" (one untrained network, seed 0) see all that are controlled, the others an
-        eighth of them, evenly spread. Those are "random subspaces" (with the singular values of
-        the model's U, drawn anew for each sample), "permuted heads" (each head's result written by
-        the next head's W_O), and "tight frame" (a stream of the same energy, spread evenly over as
-        many directions as it can have). A statistic
-        that a control does not change has no row. meta["controls"] is the number of samples asked
-        for, the first of the data. Empty for `ci.probe`, and for a part of the data behind them.
-        In a merged result the means are over the controlled samples of both.
+        which is better for R^c and worse for R - R^c. "random weights" (one untrained network, seed
+        0) see all that are controlled, the others about an eighth of them, evenly spread. Those are
+        "random subspaces" (with the singular values of the model's U, drawn anew for each sample),
+        "permuted heads" (each head's result written by the next head's W_O), and "tight frame" (a
+        stream of the same energy, spread evenly over as many directions as it can have). A
+        statistic that a control does not change has no row. meta["controls"] is the number of
+        samples asked for, the first of the data. Empty for `ci.probe`, and for a part of the data
+        behind them. In a merged result the means are over the controlled samples of both.
         """
         return self.table("controls")
 
@@ -153,4 +152,5 @@ def _ranked(heads: Any, count: int) -> str:
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
         return f"{words} The interval of the first overlaps {many}, which may be sharper."
-    return words
+    known = not heads["low"].isna().all() and len(heads) > 1
+    return f"{words} No other interval overlaps that of the first." if known else words

@@ -12,6 +12,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text import TOKENIZER_STATE
 
 SAMPLES = 64  # on which twins are measured
+_SMALLER = 1 / 3  # training from the official start does not shrink positions so far
 
 
 def first_samples(samples: Samples) -> Samples | None:
@@ -34,6 +35,25 @@ def twin(model: HookedModel, seed: int) -> Any:
         if name in vars(model):
             vars(other)[name] = vars(model)[name]
     return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
+
+
+def other_start(model: HookedModel) -> str:
+    """Returns a caution where a model's positions are far smaller than its twins', or "".
+
+    Rates depend on how long tokens are, and so on how a training began.
+    """
+    drawn, own = (getattr(one, "pos_embed", None) for one in (twin(model, 0), model))
+    if not isinstance(drawn, torch.Tensor) or not isinstance(own, torch.Tensor):
+        return ""
+    first, now = (float(one.detach().double().std()) for one in (drawn, own))
+    if not now < first * _SMALLER:
+        return ""
+    return (
+        f"Untrained twins draw positions with a standard deviation of {first:.2g}, as the "
+        f"authors' code does; this model's have {now:.2g}. If its training began with smaller "
+        "ones, its start has other rates than its twins: compare it with a checkpoint of its own "
+        "start (`crate-interp compare`)."
+    )
 
 
 def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:

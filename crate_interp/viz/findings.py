@@ -14,7 +14,7 @@ from crate_interp.sweeps.finding import (
     at_attention,
     path,
     stream,
-    verb,
+    turns,
 )
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.curves import baseline, curve, names
@@ -85,9 +85,8 @@ def _official(along: Change, twins: list[Change | None]) -> str:
     words = f"The coding rate R^c, as the authors count it, {path(along)}"
     known = [twin for twin in twins if twin is not None]
     if known:
-        start = float(np.mean([twin.before[0] for twin in known]))
-        end = float(np.mean([twin.after[-1] for twin in known]))
-        words += f"; untrained it {verb(start, end)} {start:.4g} to {end:.4g}"
+        means = [(twin.before[0], *twin.after) for twin in known]
+        words += f"; untrained it {turns(np.mean(means, axis=0).tolist(), along.layers.tolist())}"
     return words + "."
 
 

@@ -16,6 +16,7 @@ from crate_interp.sweeps.controlled import (
     CONTROLLED,
     IN_BRACKETS,
     KINDS,
+    by_rate,
     controlled,
     controls_table,
     few_controlled,
@@ -67,6 +68,7 @@ def report_page(
     attention: AttentionPictures | None = None,
     audited: bool = False,
     data: str = "",
+    start: str = "",
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
@@ -74,18 +76,18 @@ def report_page(
     layers.csv, layers() with the twins' mean, lowest and highest; and figures/*.png.
     Returns the path of the page. twins: results of the same network with random weights, for one
     seed each. audited: link to the page of an audit, audit/audit.html. data: the name of the data,
-    for the command that the page gives to repeat it.
+    for the command that the page gives to repeat it. start: a caution about the twins.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
         table = as_text(*summary(result, twins))
-        words = f"{heading(result, twins, data)}\n\n{table}\n\n{legend(result)}"
+        words = f"{heading(result, twins, data)}\n{start}\n{table}\n\n{legend(result)}"
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        page = _page(result, twins, stage, attention, audited, data)
+        page = _page(result, twins, stage, attention, audited, data, start)
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
@@ -97,6 +99,7 @@ def _page(
     attention: AttentionPictures | None,
     audited: bool,
     data: str,
+    start: str,
 ) -> str:
     """Writes the figures and returns the page."""
     sections = _sections(result, twins, out)
@@ -107,7 +110,7 @@ def _page(
         meta=result.meta,
         finding=finding(result, twins),
         two_rates=two_rates(result),
-        caution=_caution(result),
+        caution=f"{_caution(result)} {start}".strip(),
         hero=hero(result, twins),
         strip=strip(result, twins),
         layers=range(result.meta["n_layers"]),
@@ -121,6 +124,7 @@ def _page(
         kinds=KINDS,
         in_brackets=IN_BRACKETS,
         few_controlled=few_controlled(result) if len(result.controls()) else "",
+        by_rate=by_rate(result),
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
         sections=sections,

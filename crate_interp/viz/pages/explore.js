@@ -60,10 +60,12 @@ function factsOf(values) {
   const best = strongest(values) ?? 0, sum = values.reduce((a, b) => a + b, 0);
   const effective = 1 / values.reduce((total, value) => total + value * value, 0);
   const rounded = isFinite(effective) ? effective.toFixed(effective < 9.95 ? 1 : 0) : "0";
-  if (state.mode === "to") return [`${digits(values[best])} · \u2248${rounded}`,
-    `largest share ${digits(values[best])}, effectively ${rounded} tokens`];
-  if (state.mode === "from") return [`${digits(values[best])} · \u03a3 ${sum.toFixed(2)}`,
-    `largest share ${digits(values[best])}, sum ${sum.toFixed(2)}`];
+  const of = !isText && best === 0 ? "CLS " : ""; // its share is in no patch of the map
+  const most = `${of}${digits(values[best])}`;
+  if (state.mode === "to") return [`${most} \u00b7 \u2248${rounded}`,
+    `largest share ${most}, effectively ${rounded} tokens`];
+  if (state.mode === "from") return [`${most} \u00b7 \u03a3 ${sum.toFixed(2)}`,
+    `largest share ${most}, sum ${sum.toFixed(2)}`];
   return [digits(values[best]), `largest cosine ${digits(values[best])}`];
 }
 
