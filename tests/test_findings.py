@@ -113,7 +113,7 @@ def test_planted_changes_are_found_and_told_apart(result):
     assert f"({change[0]:+.1f} to {change[1]:+.1f}\u00a0% by layer)" in second
     rows = {row.title: "".join(sign.mark for sign in row.signs) for row in strip(one, [])}
     assert rows == {
-        "R^c falls at attention": "+\N{MINUS SIGN}?",
+        "R^c of the stream falls at attention": "+\N{MINUS SIGN}?",
         "Authors' R^c is lower than a layer before": ".+\N{MINUS SIGN}",
     }
     assert "18" not in first  # it is lower than both ends, by less than half of what lies between

@@ -82,11 +82,11 @@ def test_the_sharpest_heads_say_whether_they_are_told_apart():
         )
         said[name] = result.sharpest()
     begin = "Sharpest heads by entropy (of all queries; nats, 95 % interval): "
+    first = f"{begin}L0H0 1.100 (0.8516 to 1.348)"
     assert said["apart"] == (
-        f"{begin}L0H0 1.10 (0.852 to 1.35); L0H1 9.10 (8.85 to 9.35). No other interval overlaps "
-        "that of the first."
+        f"{first}; L0H1 9.100 (8.852 to 9.348). No other interval overlaps that of the first."
     )
     assert said["near"] == (
-        f"{begin}L0H0 1.10 (0.852 to 1.35); L0H1 1.20 (0.952 to 1.45). The interval of the first "
-        "overlaps that of 1 other head, which may be sharper."
+        f"{first}; L0H1 1.200 (0.9516 to 1.448). The interval of the first overlaps that of 1 "
+        "other head, which may be sharper."
     )

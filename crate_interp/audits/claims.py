@@ -216,8 +216,8 @@ NUMBERS: dict[str, Number] = {
     ),
     "descends": Number(
         "lasso falls",
-        "(F(code) - F(start)) / F(start), F summed over tokens; the start is what the step reads, "
-        "or 0 where D is wide",
+        "(F(code) - F(start)) / F(start), F summed over tokens; the start is the part above 0 "
+        "of what the step reads, or 0 where D is wide",
         None,
         -1e-6,
         null="random D",

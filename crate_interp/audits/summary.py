@@ -182,6 +182,8 @@ def legend(result: Result) -> str:
         "value: lowest to highest mean over layers and frames"
         f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. share: of "
         "the best that is possible. untrained: the value of random networks.",
+        f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
+        "sample, evenly spread, CLS not among them.",
         "",
         "Each row, what `claims()` and `table()` call it, and its numbers:",
     ]

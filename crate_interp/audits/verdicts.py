@@ -195,9 +195,9 @@ def _limits(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any
     if name in _CEILED and len(ceiling.columns):
         same = values.reindex(columns=ceiling.columns).mean(axis=1)
         found["ceiling"] = ceiling.mean(axis=1)
-    shares = name in ("compresses", "descends")
-    share = (same / found["ceiling"]).where(found["ceiling"] < 0)
-    found["share"] = share if shares else found["value"] if facts.top == 1.0 else np.nan
+    best = found["ceiling"]
+    share = (same / best).where(best > 0 if name == "share" else best < 0)
+    found["share"] = share if name in _CEILED else found["value"] if facts.top == 1.0 else np.nan
     ideal = by_sample(own, "construction", name).reindex(values.index)
     found["construction"] = ideal.mean(axis=1) if len(ideal.columns) else np.nan
     reached = found["construction"]

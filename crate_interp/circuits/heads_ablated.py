@@ -99,9 +99,10 @@ class HeadAblation(Result):
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
         least = f": at least {2 * heads / (RESAMPLES + 1):.2g} here"
+        firm = " Where drops are skewed and samples few, a p from 0.017 to 0.05 is open."
         if _flips(self):
             interval = "Tango's score interval of how many answers become wrong and right"
-            test, least = "the exact sign test of these", ""
+            test, least, firm = "the exact sign test of these", "", ""
         return (
             f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
             f"head. drop: how much worse that is; below 0 the head harms.\n"
@@ -109,7 +110,7 @@ class HeadAblation(Result):
             f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
             "p: how often a drop at least so far from 0 would come up if the head did nothing; "
             "small speaks for an effect, 1 says only that none is shown. Twice the smaller tail of "
-            f"{test}, adjusted for all {heads} heads (Holm){least}.\n"
+            f"{test}, adjusted for all {heads} heads (Holm){least}.{firm}\n"
             "Of a head that you chose before you saw any drop, such as the sharpest, read the "
             "interval; of one that you chose for its drop read p."
         )
@@ -130,11 +131,11 @@ class HeadAblation(Result):
         among: Any = held if len(held) else table
         best = among.loc[among["drop"].abs().idxmax()]
         ends = "" if np.isnan(best["low"]) else f" ({best['low']:+.3g} to {best['high']:+.3g})"
-        told = "" if len(held) else ", not told from 0,"
+        which = "The largest of these" if len(held) else "The largest effect, not told from 0,"
         return (
             f"{self._worse()}Of {count} of {name}, {_ways(held)} (95 %, adjusted over heads; "
-            f"intervals that leave out 0: {out}, by chance {self.by_chance:.2g}). The largest "
-            f"effect{told} is that of {settings['how']} ablation of "
+            f"intervals that leave out 0: {out}, by chance {self.by_chance:.2g}). {which} "
+            f"is that of {settings['how']} ablation of "
             f"{head_name(int(best['layer']), int(best['head']))}: {best['drop']:+.3g} {unit}{ends} "
             f"beside {best['base']:.3g}."
         )

@@ -287,7 +287,7 @@ def sweep(
         sharpest = result.sharpest()
         words = f"{sharpest}\n" if sharpest else ""
         say_table(result, run, words + result.controls_text())
-        conclude(run, f"{result.headline()} The tables: {out}")
+        conclude(run, f"{finding(result)} The tables: {out}")
 
 
 @in_chunks

@@ -122,7 +122,7 @@ def take_threads(threads: int | None) -> None:
 
 
 def finding(
-    result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation",
+    result: "ci.AuditResult | ci.Comparison | ci.SegmentResult | ci.HeadAblation | ci.SweepResult",
 ) -> str:
     """Returns what a result found, and what its intervals do not cover."""
     return " ".join(words for words in (result.headline(), result.caution()) if words)

@@ -136,8 +136,8 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
                 None,
                 None,
                 f"R - R^c of {z}: theory wants it large; at most d/2 ln K for complete "
-                "orthonormal U. Below 0 the heads together count more directions than the tokens "
-                "fill (ranks.stream); the scale of U moves it, too.",
+                "orthonormal U. With other U its sign is mostly that of their scale: compare it "
+                "with random subspaces, which have the same, and not with 0.",
             ),
         }
     return words | _OFFICIAL

@@ -26,6 +26,7 @@ class SweepResult(Result):
     """
 
     KIND = "sweep"
+    INTERVALS = True
     META = {"statistics": dict, "probes": dict}
     MAIN = "layers"
     STORED = {
@@ -144,9 +145,9 @@ def _ranked(heads: Any, count: int) -> str:
     """Returns the first of the sharpest heads in words, and whether they are told apart."""
     shown = []
     for row in heads.head(count).itertuples():
-        ends = "" if pd.isna(row.low) else f" ({row.low:#.3g} to {row.high:#.3g})"
+        ends = "" if pd.isna(row.low) else f" ({row.low:#.4g} to {row.high:#.4g})"
         own = "" if pd.isna(row.own) else f", CLS gives {row.own:.0%} to itself"
-        shown.append(f"L{row.layer}H{row.head} {row.mean:#.3g}{ends}{own}")
+        shown.append(f"L{row.layer}H{row.head} {row.mean:#.4g}{ends}{own}")
     words = "; ".join(shown) + "."
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
     if near:

@@ -92,10 +92,7 @@ def _official(along: Change, twins: list[Change | None]) -> str:
 
 def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> str:
     """Returns in how many layers attention is shown to raise or lower R^c, and by how much."""
-    read = result.meta["probes"]["compression"]["settings"].get("norm")
-    moved = _moved(
-        step.signs, "the coding rate R^c of " + ("LN(Z)" if read else "the stream"), "layers"
-    )
+    moved = _moved(step.signs, f"the coding rate R^c of {_what(result)}", "layers")
     words = f"attention {moved}{_by(step.change)}"
     signs = _untrained_signs(twins)
     if signs is not None:
@@ -103,6 +100,12 @@ def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> st
         every = " with every seed" * (len(twins) > 1)
         words += f"; untrained it {_moved(signs, 'R^c', '')}{every}{_by(changes)}"
     return words + "."
+
+
+def _what(result: SweepResult) -> str:
+    """Returns what the rate of a report is of: "the stream", or "LN(Z)"."""
+    probe = result.meta["probes"].get("compression", {"settings": {}})
+    return "LN(Z)" if probe["settings"].get("norm") else "the stream"
 
 
 def _moved(signs: Sequence[int], what: str, unit: str) -> str:
@@ -160,7 +163,7 @@ def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
     layers = list(range(result.meta["n_layers"]))
     rows: list[Row] = []
     for words, measured in (
-        ("R^c falls at attention", at_attention),
+        (f"R^c of {_what(result)} falls at attention", at_attention),
         ("Authors' R^c is lower than a layer before", along_layers),
     ):
         change = measured(result)

@@ -82,12 +82,13 @@ def report_page(
     """
     with result.saved_with_pages(out) as stage:
         table = as_text(*summary(result, twins))
-        words = f"{heading(result, twins, data)}\n{start}\n{table}\n\n{legend(result)}"
+        caution = f"{_caution(result)} {start}".strip()
+        words = f"{heading(result, twins, data)}\n{caution}\n{table}\n\n{legend(result)}"
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
         (stage / "figures").mkdir()
-        page = _page(result, twins, stage, attention, audited, data, start)
+        page = _page(result, twins, stage, attention, audited, data, caution)
         write_text(stage / "report.html", page)
     return Path(out) / "report.html"
 
@@ -99,7 +100,7 @@ def _page(
     attention: AttentionPictures | None,
     audited: bool,
     data: str,
-    start: str,
+    caution: str,
 ) -> str:
     """Writes the figures and returns the page."""
     sections = _sections(result, twins, out)
@@ -110,7 +111,7 @@ def _page(
         meta=result.meta,
         finding=finding(result, twins),
         two_rates=two_rates(result),
-        caution=f"{_caution(result)} {start}".strip(),
+        caution=caution,
         hero=hero(result, twins),
         strip=strip(result, twins),
         layers=range(result.meta["n_layers"]),
