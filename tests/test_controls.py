@@ -161,7 +161,7 @@ def test_random_subspaces_keep_the_singular_values(controlled):
     }
 
 
-def test_permuted_heads_are_the_next_heads_map(images):
+def test_permuted_heads_are_written_by_the_map_of_the_head_before(images):
     model = make()
     table = sweep(model, images[:1]).controls()
     _, cache = model.run_with_cache(images[:1])
@@ -214,9 +214,9 @@ def test_a_users_probe_may_read_any_part_of_a_layer(images):
 
 def test_advice_ends_where_all_samples_were_controlled(images):
     few = sweep(make(), images, controls=3)
-    assert "`crate-interp sweep --controls 5 ...` sees about an eighth" in controls_text(few)
+    assert "`crate-interp sweep` with `--controls 5` measures them on 1." in controls_text(few)
     every = controls_text(sweep(make(), images, controls=256))
-    assert "that is about an eighth of all" in every and "--controls" not in every
+    assert "for more, measure more images." in every and "--controls" not in every
 
 
 def test_random_subspaces_are_counted_by_each_rate(controlled):

@@ -91,8 +91,9 @@ class AuditResult(Result):
         """
         rows: Any = self._table("overview")
         header = ["claim", "layers", "value", "excess", "share", "untrained"]
+        shown = ["claim", "layers", "value", "excess", "of the best", "untrained"]
         lines = [[str(row[name]) for name in header] for row in rows.to_dict("records")]
-        return as_text(header, lines)
+        return as_text(shown, lines)
 
     def headline(self) -> str:
         """Returns the finding in one sentence."""

@@ -180,8 +180,9 @@ def legend(result: Result) -> str:
         "worse than its null: a value may fall, and less than with a random D. A random D counts "
         "by its interval over draws.",
         "value: lowest to highest mean over layers and frames"
-        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. share: of "
-        "the best that is possible. untrained: the value of random networks.",
+        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
+        "the best: the value over the most that a step of that length can reach. untrained: the "
+        "value of random networks.",
         f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
         "sample, evenly spread, CLS not among them.",
         "",

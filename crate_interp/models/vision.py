@@ -63,7 +63,7 @@ class HookedCrate(ImageMixin, HookedModel):
         *,
         stop_at_layer: int | None = None,
         start_at_layer: int | None = None,
-        labels: Any = None,
+        labels: Tensor | Sequence[Any] | None = None,
         pixel_values: Tensor | None = None,
         return_type: str | None = "logits",
     ) -> Any:

@@ -31,7 +31,7 @@ _OFFICIAL: dict[str, Statistic] = {
         0.0,
         None,
         "The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's code "
-        "of each token at length one.",
+        "of each token at length one; at most K p/2 ln(1 + 1/0.01).",
     ),
     "official_rate_head": ("nats per token", 0.0, None, "The authors' number for one head."),
     "zero_codes": (

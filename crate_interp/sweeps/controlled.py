@@ -6,6 +6,8 @@ from typing import Any
 from crate_interp.results import ENOUGH, Result, counted
 from crate_interp.sweeps.text import as_text
 
+EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
+_GOLDEN = (5**0.5 - 1) / 2
 # the statistics that are shown, and what they are called in a sentence
 CONTROLLED = {
     "compression.subspace_rate_mid": "R^c",
@@ -20,8 +22,8 @@ KINDS = {
     "sample. If the model is no better, its subspaces compress its tokens no better than random "
     "ones. It may also be better because its subspaces hold less of the tokens: see the share of a "
     "token in each head's subspace.",
-    "permuted heads": "each head's result is written by the next head's output map. If that is no "
-    "worse, it does not matter through which map a result is written.",
+    "permuted heads": "each head's result is written by the output map of the head before it. If "
+    "that is no worse, it does not matter through which map a result is written.",
     "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
     "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
     "probe ranks) have a lower R and a lower R^c.",
@@ -66,6 +68,15 @@ def _better(row: Any) -> int:
     return row.n - row.lower if row.statistic.startswith("reduction") else row.lower
 
 
+def an_eighth(start: int, count: int) -> list[int]:
+    """Returns which of the samples start, start + 1, ... the controls within a layer see.
+
+    Samples 0, 5, 13, 18, ..., about an eighth of all, by the golden ratio: a fixed step would go
+    with the classes of data whose classes come in turn, and see one of them alone.
+    """
+    return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
+
+
 def few_controlled(result: Result) -> str:
     """Returns a caution where so few samples were controlled that all may agree by chance."""
     counts: Any = result.table("controls")["n"]
@@ -74,8 +85,9 @@ def few_controlled(result: Result) -> str:
         return ""
     words = f"With {least} of them, all or none are better by chance once in {2 ** (least - 1):,}"
     if n <= asked:
-        return f"{words}; that is about an eighth of all."
-    return f"{words}: `crate-interp sweep --controls {n} ...` sees about an eighth of all."
+        return f"{words}; for more, measure more {result.meta['unit']}."
+    more = len(an_eighth(0, n))
+    return f"{words}. `crate-interp sweep` with `--controls {n}` measures them on {more}."
 
 
 def by_rate(result: Result) -> str:

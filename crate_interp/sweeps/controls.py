@@ -24,13 +24,12 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.probe import on_activations
 from crate_interp.probes.shared import Block, LayerActs, StandIn, around_attention, subspaces
+from crate_interp.sweeps.controlled import an_eighth
 from crate_interp.sweeps.precision import measuring
 from crate_interp.sweeps.stream import Batch, Chunk, Forward, Reading
 from crate_interp.sweeps.tables import CONTROLS as COLUMNS
 from crate_interp.sweeps.tally import Key
 
-EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
-_GOLDEN = (5**0.5 - 1) / 2
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
 Answers = dict[Key, Tensor]
@@ -51,7 +50,7 @@ def random_subspaces(block: Block, acts: Acts, generator: torch.Generator) -> tu
 
 
 def permuted_heads(block: Block, acts: Acts, generator: torch.Generator) -> tuple[Any, Acts]:
-    """Lets the next head's output map write what a head gathered."""
+    """Lets the output map of the head before write what a head gathered."""
     attn = block.attn
     # a user's own layer may have no map for each head
     if attn.cfg.n_heads < 2 or getattr(attn, "W_O", None) is None:
@@ -103,15 +102,6 @@ def check_controls(controls: Any) -> int:
         wanted = "32 for the first 32 samples" if controls else "0 for no controls"
         raise ValueError(f"controls={controls} is no number of samples: give controls={wanted}.")
     return checks.count("controls", controls, least=0)
-
-
-def an_eighth(start: int, count: int) -> list[int]:
-    """Returns which of the samples start, start + 1, ... the controls within a layer see.
-
-    Samples 0, 5, 13, 18, ..., about an eighth of all, by the golden ratio: a fixed step would go
-    with the classes of data whose classes come in turn, and see one of them alone.
-    """
-    return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 
 
 @dataclass

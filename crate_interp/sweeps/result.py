@@ -78,9 +78,9 @@ class SweepResult(Result):
         which is better for R^c and worse for R - R^c. "random weights" (one untrained network, seed
         0) see all that are controlled, the others about an eighth of them, evenly spread. Those are
         "random subspaces" (with the singular values of the model's U, drawn anew for each sample),
-        "permuted heads" (each head's result written by the next head's W_O), and "tight frame" (a
-        stream of the same energy, spread evenly over as many directions as it can have). A
-        statistic that a control does not change has no row. meta["controls"] is the number of
+        "permuted heads" (each head's result written by the W_O of the head before), and "tight
+        frame" (a stream of the same energy, spread evenly over as many directions as it can have).
+        A statistic that a control does not change has no row. meta["controls"] is the number of
         samples asked for, the first of the data. Empty for `ci.probe`, and for a part of the data
         behind them. In a merged result the means are over the controlled samples of both.
         """

@@ -44,6 +44,7 @@ _WORDS = {
     "gain": "over a random D or W_O in its place",
     "construction": "an ideal layer",
     "ceiling": "best possible",
+    "share": "of the best",
 }
 _KINDS = {KEPT: "good", BROKEN: "bad"}
 _COUNTED = {

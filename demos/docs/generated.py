@@ -126,7 +126,8 @@ def statistics() -> str:
         rows = []
         for statistic, (unit, low, high, how) in probe.statistics.items():
             full = f"{name}.{statistic}"
-            span = "any" if low is high is None else f"{bound(low)} to {bound(high)}"
+            span = "any" if low is None else f"{low:g} or more"
+            span = span if high is None else f"{low:g} to {high:g}"
             said = f"{title(full)}. {how}"
             rows.append((f"`{full}`", said, unit, span, direction(full)))
         head = ("statistic", "how to read it", "unit", "lowest to highest", "which way")
