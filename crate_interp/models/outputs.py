@@ -1,5 +1,6 @@
 """What Hugging Face's libraries give a model and take from it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,9 @@ def causal_output(
     return CausalLMOutput(**fields)
 
 
-def image_output(logits: Float[Tensor, "batch n_classes"], labels: Any) -> "ImageClassifierOutput":
+def image_output(
+    logits: Float[Tensor, "batch n_classes"], labels: Tensor | Sequence[Any] | None
+) -> "ImageClassifierOutput":
     """Returns a transformers `ImageClassifierOutput`; without labels it has no loss.
 
     The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 where there is
