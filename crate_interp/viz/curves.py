@@ -48,24 +48,25 @@ def curve(result: SweepResult, statistic: str) -> Curve:
     If the statistic is per head, mean and std are those of the mean over heads of each sample.
     Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
-    probe, _, name = statistic.partition(".")
-    table: Any = result.layers()
-    rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
+    rows = _rows(result.layers(), statistic)
     if len(rows):
         layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
-        return Curve(layers, mean, std, _count(rows), _heads(result, probe, name))
+        heads = _rows(result.heads(), statistic)
+        return Curve(layers, mean, std, _count(rows), _wide(heads, "mean") if len(heads) else None)
     known = names(result)
     hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
 
 
-def _heads(result: SweepResult, probe: str, name: str) -> np.ndarray | None:
-    """Returns the means of a statistic per head, `[layer, head]`, or None of another one."""
-    table: Any = result.heads()
-    rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
-    if not len(rows):
-        return None
-    return rows.pivot(index="layer", columns="head", values="mean").to_numpy(dtype=float)
+def _rows(table: Any, statistic: str) -> Any:
+    """Returns the rows of "probe.statistic"."""
+    probe, _, name = statistic.partition(".")
+    return table[(table["probe"] == probe) & (table["statistic"] == name)]
+
+
+def _wide(rows: Any, values: str) -> np.ndarray:
+    """Returns a column of a table of heads as `[layer, head]`."""
+    return rows.pivot(index="layer", columns="head", values=values).to_numpy(dtype=float)
 
 
 def _count(rows: Any) -> int:
@@ -118,11 +119,6 @@ def head_interval(
     result: SweepResult, statistic: str
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
     """Returns the ends of the 95 % intervals of a statistic per head, or None for the weights."""
-    probe, _, name = statistic.partition(".")
-    table: Any = result.heads()
-    rows = table[(table["probe"] == probe) & (table["statistic"] == name)]
-    mean, std = (
-        rows.pivot(index="layer", columns="head", values=key).to_numpy(dtype=float)
-        for key in ("mean", "std")
-    )
+    rows = _rows(result.heads(), statistic)
+    mean, std = (_wide(rows, key) for key in ("mean", "std"))
     return None if np.isnan(std).all() else student_interval(mean, std, _count(rows))
