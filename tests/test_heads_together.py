@@ -81,7 +81,7 @@ def test_the_sharpest_heads_say_whether_they_are_told_apart():
             {}, moments={"attention.entropy": numbers}, statistics={"attention.entropy": unit}
         )
         said[name] = result.sharpest()
-    begin = "Sharpest heads by entropy (of all queries; nats, 95 % interval): "
+    begin = "Sharpest heads by entropy (of all queries; nats; 95 % interval): "
     first = f"{begin}L0H0 1.100 (0.8516 to 1.348)"
     assert said["apart"] == (
         f"{first}; L0H1 9.100 (8.852 to 9.348). No other interval overlaps that of the first."

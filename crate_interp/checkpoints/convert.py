@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from crate_interp.checkpoints.load import load
+from crate_interp.config.base import CrateConfig
 from crate_interp.folders import locked
 from crate_interp.models.saving import check_new, save
+from crate_interp.words import plain
 
 
 def convert(
@@ -17,12 +19,15 @@ def convert(
     """Loads a checkpoint, writes it as a new folder that `ci.load` reads, and returns the model.
 
     options: of `ci.load`. The folder holds model.safetensors, config.json and a model card; an
-    interrupt leaves nothing of it. Raises ValueError, before work starts, if the folder already
+    interrupt leaves nothing of it. A model without a `model_name` is called as the folder, which
+    is what pages and tables call it. Raises ValueError, before work starts, if the folder already
     exists or cannot be written, and CheckpointError as `ci.load` does.
     """
     folder = Path(folder)
     check_new(folder)
     with locked(folder):
         model = load(source, **options)
+        if isinstance(model.cfg, CrateConfig) and model.cfg.model_name is None:
+            model.cfg.call(plain(folder.resolve().name))
         save(model, folder)
     return model

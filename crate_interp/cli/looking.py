@@ -107,7 +107,8 @@ def verify(
     """Check a checkpoint, a saved result or a run.
 
     Prints a report as JSON. The exit code is 1 if a check fails. Of a checkpoint, fingerprint is
-    the first eight numbers of its output on a fixed input: two that compute the same have the same.
+    the first numbers of its output on a fixed input, at most eight: two that compute the same have
+    the same.
     """
     source, revision = revised(source, revision)
     options: dict[str, Any] = {"family": family, "file": file, "revision": revision}

@@ -24,6 +24,7 @@ from crate_interp.cli.options import (
     Threads,
     Untrained,
     finding,
+    heads_of,
     load,
     names_of,
     say,
@@ -229,6 +230,13 @@ def ablate(
         ),
     ] = "mean",
     metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Print this head, such as L3H1, whatever its effect. All are measured. Give it "
+            "once for each."
+        ),
+    ] = None,
 ) -> None:
     """Measure what each head does for the answers.
 
@@ -236,16 +244,29 @@ def ablate(
     """
     ci.HeadAblation.check_folder(out)
     model = loaded(source, family, revision, config, run, out)
+    asked = heads_of(head, model.cfg.n_layers, model.cfg.n_heads)
     result = ci.ablate_heads(model, data, out=out, how=how, metric=metric, **measuring(run))
     if result is None:
         return
     page_of(result, out, _heat_map)
     every = result.heads().sort_values("drop", key=abs, ascending=False, kind="stable")
-    table = every.head(_HEADS).to_string(index=False, float_format="{:.4g}".format)
-    some = f"The {_HEADS} of {len(every)} heads with the largest effects; --format csv prints all."
-    words = [table, "", *([some] if len(every) > _HEADS else []), result.legend(), ""]
+    largest: Any = enumerate(every.itertuples())
+    kept = [i < _HEADS or row.p <= 0.05 or (row.layer, row.head) in asked for i, row in largest]
+    shown: Any = every[kept]
+    table = shown.to_string(index=False, float_format="{:.4g}".format)
+    words = [table, "", *_which(len(every), len(shown)), result.legend(), ""]
     say_table(result, run, "\n".join(words))
     conclude(run, f"{finding(result)} The heat map: {out / 'heads.png'}")
+
+
+def _which(count: int, shown: int) -> list[str]:
+    """Returns a line that says which of so many heads were printed, if not all."""
+    if shown == count:
+        return []
+    return [
+        f"{shown} of {count} heads: the {_HEADS} with the largest effects, and all with p of 0.05 "
+        "or less. --head L3H1 adds that one, --format csv prints all."
+    ]
 
 
 def _heat_map(result: Any, out: Path) -> None:

@@ -165,6 +165,18 @@ def names_of(probes: str | None) -> list[str] | None:
     return None if probes is None else [name.strip() for name in probes.split(",")]
 
 
+def heads_of(names: list[str] | None, layers: int, heads: int) -> set[tuple[int, int]]:
+    """Returns (layer, head) of the names that --head gives. Raises ValueError if one is none."""
+    every = {(layer, head) for layer in range(layers) for head in range(heads)}
+    found = {f"L{layer}H{head}": (layer, head) for layer, head in every}
+    for name in names or []:
+        if name.upper() not in found:
+            raise ValueError(
+                f"--head {name}: the heads of this model are L0H0 to L{layers - 1}H{heads - 1}."
+            )
+    return {found[name.upper()] for name in names or []}
+
+
 def fields(pairs: list[str] | None) -> dict[str, Any]:
     """Returns the fields of --config: n_heads=6 becomes {"n_heads": 6}.
 

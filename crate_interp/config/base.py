@@ -168,6 +168,10 @@ class CrateConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    def call(self, name: str) -> None:
+        """Names a model that had no name; its config is frozen, and its own."""
+        self._set(model_name=checks.one_line("model_name", name))
+
     def _fill_sizes(self) -> None:
         """Replaces None by the default that follows from other fields."""
         if self.d_head is None:

@@ -95,9 +95,7 @@ def _write_weights(weights: dict[str, Any], path: Path) -> None:
 
 def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
     shown = {
-        field: value
-        for field, value in values.items()
-        if value is not None and field not in ("labels", "family")
+        field: value for field, value in values.items() if value is not None and field != "family"
     }
     fields = "\n".join(f"| {field} | {markdown(value)} |" for field, value in shown.items())
     params = sum(value.numel() for value in weights.values())

@@ -1,6 +1,6 @@
 """What a sweep found, in words and numbers: what happens to the two rates that are called R^c."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,28 @@ def sharpest(result: Result, statistic: str) -> pd.DataFrame:
     n = int(rows["n"].max()) if len(rows) else 0
     low, high = student_interval(rows["mean"].to_numpy(float), rows["std"].to_numpy(float), n or 1)
     return rows.assign(low=low, high=high)
+
+
+def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
+    """Returns what a statistic of attention would be, by layer, if all keys had the same share.
+
+    None if it is none of `OF_EVEN`, or if the entropy of even attention was not measured.
+    """
+    table: Any = result.table("layers")
+    uniform = table[(table["probe"] == "attention") & (table["statistic"] == "entropy_uniform")]
+    if statistic not in OF_EVEN or not len(uniform):
+        return None
+    keys = np.exp(uniform["mean"].to_numpy(float))
+    return OF_EVEN[statistic](keys, result.meta["config"].get("special_tokens", 1))
+
+
+# what even attention has, given the number of keys and of tokens before the patches
+OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "attention.entropy": lambda keys, _: np.log(keys),
+    "attention.entropy_cls": lambda keys, _: np.log(keys),
+    "attention.entropy_patches": lambda keys, special: np.log(keys - special),
+    "attention.support_cls": lambda keys, _: keys,
+}
 
 
 def instead_of_u(result: Result) -> str:

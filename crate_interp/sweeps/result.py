@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from crate_interp.results import Result, by, first
 from crate_interp.sweeps.controlled import controls_text
-from crate_interp.sweeps.finding import headline, sharpest
+from crate_interp.sweeps.finding import even, headline, sharpest
 from crate_interp.sweeps.tables import (
     heads,
     layers,
@@ -110,9 +111,10 @@ class SweepResult(Result):
         """Returns the heads with the sharpest attention in words, lowest entropy first.
 
         A line for each of `attention.entropy_cls`, `entropy_patches` and `entropy`, if measured; ""
-        without them. It has the means over samples in nats, their 95 % intervals by Student's t,
-        what CLS gives to itself, and how many intervals overlap that of the first head. Two heads
-        whose intervals do not overlap differ (p < .05), however the heads go together over samples.
+        without them. It has the means over samples in nats, what even attention has, the 95 %
+        intervals of the means by Student's t, what CLS gives to itself, and how many intervals
+        overlap that of the first head. Two heads whose intervals do not overlap differ (p < .05),
+        however the heads go together over samples.
         """
         tokens = self.meta["probes"].get("attention", {}).get("settings", {}).get("tokens", "all")
         queries = "all queries" if tokens == "all" else f"the queries {tokens}"
@@ -125,7 +127,10 @@ class SweepResult(Result):
         for statistic, of in readers.items():
             found = sharpest(self, statistic)
             if len(found):
-                words = f"Sharpest heads by {statistic} (of {of}; nats, 95 % interval): "
+                most = even(self, f"attention.{statistic}")
+                same = most is not None and np.ptp(most) < 1e-6  # in all layers
+                scale = "nats" if most is None or not same else f"nats, {most[0]:.4g} is even"
+                words = f"Sharpest heads by {statistic} (of {of}; {scale}; 95 % interval): "
                 lines.append(words + _ranked(found, count))
         return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from crate_interp import checks
 from crate_interp.sweeps.bootstrap import student_interval
+from crate_interp.sweeps.finding import even
 from crate_interp.sweeps.result import SweepResult
 
 
@@ -93,13 +94,6 @@ def baseline(
     return np.stack(means)
 
 
-# statistics of a result that say what chance has of another
-_CHANCE = {
-    "linear.accuracy": ("linear.chance", "the commonest class"),
-    "attention.entropy": ("attention.entropy_uniform", "even attention"),
-}
-
-
 def chance(
     results: Sequence[SweepResult], statistic: str
 ) -> tuple[str, Float[np.ndarray, "layer"]] | None:
@@ -107,12 +101,24 @@ def chance(
 
     It is None if it is not known, and where the results differ in it.
     """
-    name, words = _CHANCE.get(statistic, ("", ""))
-    if not name or any(name not in names(result) for result in results):
+    found = [_chance(result, statistic) for result in results]
+    levels = [one[1] for one in found if one is not None]
+    if not levels or {len(level) for level in levels} != {len(levels[0])}:
         return None
-    levels = [curve(result, name).mean for result in results]
-    same = all(len(level) == len(levels[0]) for level in levels) and np.allclose(levels, levels[0])
-    return (words, levels[0]) if same else None
+    return found[0] if len(levels) == len(found) and np.allclose(levels, levels[0]) else None
+
+
+def _chance(result: SweepResult, statistic: str) -> tuple[str, np.ndarray] | None:
+    config, every = result.meta["config"], curve(result, statistic).layers
+    if statistic in ("alignment.head_overlap", "alignment.energy_head"):
+        p, d = config.get("d_head"), config.get("d_model")
+        return ("random subspaces, p/d", np.full(len(every), p / d)) if p and d else None
+    if statistic == "sparsity.zero_fraction":
+        return "a ReLU of noise", np.full(len(every), 0.5)
+    if statistic == "linear.accuracy" and "linear.chance" in names(result):
+        return "the commonest class", curve(result, "linear.chance").mean
+    level = even(result, statistic)
+    return None if level is None else ("even attention", level)
 
 
 def head_interval(

@@ -1,16 +1,14 @@
 """The charts of a report: each statistic by layer, beside untrained networks and beside chance."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from crate_interp.sweeps.finding import Change, at_attention
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.chart import Line, chart
-from crate_interp.viz.curves import baseline, curve, names
+from crate_interp.viz.curves import baseline, chance, curve, names
 from crate_interp.viz.findings import beginning, ends
 from crate_interp.viz.page import render
 from crate_interp.viz.published import PUBLISHED, is_crate_s
@@ -55,9 +53,9 @@ def panel(
     if random is not None:
         ends_of = (random.min(axis=0), random.max(axis=0))
         lines.append(Line("untrained", random.mean(axis=0), *ends_of))
-    level, words = _chance(result, name)
+    words, level = chance([result], name) or ("", None)
     if level is not None:
-        lines.append(Line("chance", level * np.ones(len(drawn.layers))))
+        lines.append(Line("chance", level))
     if is_crate_s(result.meta["config"]) and name in PUBLISHED:
         lines.append(Line("published", np.array(PUBLISHED[name][0])))
         words = "long and short dashes: published for CRATE-S on ImageNet, read off a figure"
@@ -97,21 +95,3 @@ def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
 
 def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
     return render("chart.svg", **chart(layers, lines, alt))
-
-
-def _chance(result: SweepResult, name: str) -> tuple[Any, str]:
-    """Returns what a statistic would be by chance, a number or one for each layer, and words."""
-    config: dict[str, Any] = result.meta["config"]
-    if name in ("alignment.head_overlap", "alignment.energy_head"):
-        known = config.get("d_head") and config.get("d_model")
-        share = config["d_head"] / config["d_model"] if known else None
-        return share, "random subspaces, p/d" if known else ""
-    if name == "sparsity.zero_fraction":
-        return 0.5, "a ReLU of noise"
-    even = "attention.entropy_uniform"
-    if name in ("attention.entropy", "attention.entropy_cls", "attention.support_cls"):
-        if even in names(result):
-            uniform = curve(result, even).mean
-            tokens = name == "attention.support_cls"
-            return (np.array([math.exp(x) for x in uniform]) if tokens else uniform), "even"
-    return None, ""

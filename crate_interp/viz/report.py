@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from crate_interp.files import write_text
-from crate_interp.probes import DEFAULT
+from crate_interp.probes import DEFAULT, available
 from crate_interp.results import ENOUGH, counted
 from crate_interp.sweeps.controlled import (
     CONTROLLED,
@@ -171,6 +171,7 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
             "id": f"section-{len(sections)}",
             "heading": section(probe),
             "settings": ", ".join(f"{key} = {value}" for key, value in settings.items()),
+            "probe": probe if probe in available() else "",
             "panels": [],
             "notes": result.sharpest().splitlines() if probe == "attention" else [],
         }

@@ -64,7 +64,8 @@ def legend(result: SweepResult) -> str:
     lines = []
     for name, short in _chosen(result):
         unit, _, _, how = result.meta["statistics"][name]
-        lines.append(f"{short}: {name}{f', {unit}' if unit else ''}. {how}")
+        over = " Mean over heads." if curve(result, name).heads is not None else ""
+        lines.append(f"{short}: {name}{f', {unit}' if unit else ''}. {how}{over}")
     return "\n".join(lines) + "\n"
 
 
