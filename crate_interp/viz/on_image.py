@@ -38,10 +38,10 @@ def attention_on_image(
 
     cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
     negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its own brightest
-    patch, whose share of the attention is written below it, and behind it what goes to CLS, which
-    is not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes. Raises
-    ValueError if the cache is not of these images or they are more than 64, KeyError if the pattern
-    was not cached.
+    patch, whose share of the attention is written below it (max), and below that what goes to CLS,
+    which is not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes.
+    Raises ValueError if the cache is not of these images or they are more than 64, KeyError if the
+    pattern was not cached.
     """
     pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
     on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
@@ -71,12 +71,12 @@ def attention_on_image(
             grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
             # without the picture, whose bright places would look attended
             panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
-            words = f"{grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
+            words = f"max {grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
             panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
     layers = len(cache.model.blocks)
     words = (
         f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
-        "(numbers: its brightest patch; CLS, not drawn)"
+        "(max: the share of its brightest patch; CLS: that of CLS)"
     )
     if ax is not None:
         set_title(ax, title, words, pad=16)
