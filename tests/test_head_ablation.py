@@ -171,7 +171,7 @@ def test_answers_worse_than_by_chance_are_said_so(images):
     base, even = wrong.heads()["base"].iloc[0], math.log(logits.shape[1])
     assert base > even and f"worse than by chance: loss {base:.3g}, by" in wrong.headline()
     best = dataclasses.replace(images, labels=logits.argmax(-1).tolist())
-    assert "by chance" not in ci.ablate_heads(model, best, **settings).headline().split("(95 %")[0]
+    assert "by chance" not in ci.ablate_heads(model, best, **settings).headline().split("(p of")[0]
     accuracy = ci.ablate_heads(model, worst, metric="accuracy", **settings)
     assert "worse than by chance: accuracy 0, by chance 0.0909" in accuracy.headline()
     assert "accuracy of n samples" in accuracy.legend() and "zero ablation" in accuracy.legend()
@@ -214,13 +214,38 @@ def test_the_headline_says_what_chance_would_find(result):
     rows = result.heads()
     out = int(((rows["low"] > 0) | (rows["high"] < 0)).sum())
     words = result.headline().partition("as in its training. ")[2]  # of random weights
-    assert words.startswith("Of 15 heads of the model, none is shown to help or to harm (95 %")
+    assert words.startswith(
+        "Of 15 heads of the model, none is shown to help or to harm (p of 0.017"
+    )
     assert (rows["p"] > 0.05).all()
     assert f"intervals that leave out 0: {out}, by chance 0.75)" in words
     best = rows.loc[rows["drop"].abs().idxmax()]
     where = f"L{best['layer']:.0f}H{best['head']:.0f}: {best['drop']:+.3g} nats of loss"
-    assert f"effect, not told from 0, is that of mean ablation of {where}" in words
+    firm = f"not told from 0 when adjusted for all heads (p {best['p']:.2g})"
+    assert f"effect, {firm}, is that of mean ablation of {where}" in words
     assert "here are 7 images" in result.caution() and "<table" in result._repr_html_()
+
+
+def test_the_headline_counts_effects_and_open_heads_by_p(result, monkeypatch):
+    """A loss: .0167 and less is an effect, to .05 open."""
+    rows = result.heads()
+    for least, words, largest in (
+        (
+            [0.016, 0.03, 0.04],
+            "1 helps, 2 are open (p of 0.017 or less, adjusted over heads, to",
+            0,
+        ),
+        ([0.03, 0.5, 0.5], "none is shown to help or to harm, 1 is open (p of 0.017 or", 0),
+        ([0.2, 0.5, 0.5], "none is shown to help or to harm (p of 0.017 or less, adjusted", None),
+    ):
+        made = rows.assign(drop=1.0, p=1.0)
+        made.loc[: len(least) - 1, "p"] = least
+        made.loc[2, "drop"] = 3.0  # the largest of all
+        monkeypatch.setattr(result, "_table", lambda name, made=made: made)
+        head = "L0H2" if largest is None else f"L0H{largest}"
+        found = result.headline()
+        assert words in found and f"ablation of {head}: " in found, found
+        assert ("not told from 0 when adjusted for all heads" in found) == (largest is None)
 
 
 def test_the_heat_map_has_0_in_the_middle_and_frames_what_leaves_it_out(result):

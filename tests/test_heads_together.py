@@ -88,5 +88,5 @@ def test_the_sharpest_heads_say_whether_they_are_told_apart():
     )
     assert said["near"] == (
         f"{first}; L0H1 1.200 (0.9516 to 1.448). The interval of the first overlaps that of 1 "
-        "other head, which may be sharper."
+        "other head, which may be sharper: the FAQ compares two heads on the same samples."
     )

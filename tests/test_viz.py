@@ -175,7 +175,8 @@ def test_numbers_stay_away_where_they_do_not_fit_and_nan_is_grey():
 @pytest.mark.parametrize(
     "value, most, text",
     [(0.123, 0.9, ".12"), (-0.5, 0.9, "-.50"), (0.001, 0.9, "0"), (-2.34, 5.0, "-2.3"),
-     (41.6, 99.0, "42"), (float("nan"), 1.0, ""), (2e-5, 3e-5, "2e-5"), (5e4, 5e4, "5e4")],
+     (0.005, 0.02, ".005"), (41.6, 99.0, "42"),
+     (float("nan"), 1.0, ""), (2e-5, 3e-5, "2e-5"), (5e4, 5e4, "5e4")],
 )  # fmt: skip
 def test_numbers_are_short(value, most, text):
     assert written(value, most) == text

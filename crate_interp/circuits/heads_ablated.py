@@ -19,6 +19,7 @@ _HOW = {
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
 _AT_ONCE = 512  # columns of a bootstrap
 LEVEL = 1 - CONFIDENCE + 1e-12  # of p, adjusted over heads
+_FIRM = LEVEL / 3  # of a bootstrap, whose far tail is up to three times too small
 
 
 def _heads(result: Result) -> pd.DataFrame:
@@ -35,7 +36,7 @@ def _heads(result: Result) -> pd.DataFrame:
     low, high, p = np.concatenate(parts, axis=1)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
-    return places.assign(**means, low=low, high=high, p=holm(p), n=len(wide))
+    return places.assign(**means, low=low, high=high, p_alone=p, p=holm(p), n=len(wide))
 
 
 def _flips(result: Result) -> bool:
@@ -65,10 +66,11 @@ class HeadAblation(Result):
 
     `table()` has a row per layer and head: base and ablated, the mean of the metric without and
     with the ablation; drop, how much worse it is, ablated - base of a loss and base - ablated of an
-    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p, twice the smaller
-    tail, adjusted over all heads (Holm); n samples. Interval and p are the bootstrap-t of the drops
-    paired by sample. Of the accuracy of images, whose answers flip or do not, they are Tango's
-    score interval and the exact sign test (`crate_interp/sweeps/paired.py`).
+    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p_alone, twice the
+    smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval and
+    p are the bootstrap-t of the drops paired by sample. Of the accuracy of images, whose answers
+    flip or do not, they are Tango's score interval and the exact sign test
+    (`crate_interp/sweeps/paired.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -91,28 +93,38 @@ class HeadAblation(Result):
         )
 
     def heads(self) -> pd.DataFrame:
-        """Returns a row per layer and head: layer, head, base, ablated, drop, low, high, p, n."""
+        """Returns a row per layer and head.
+
+        Its columns: layer, head, base, ablated, drop, low, high, p_alone, p, n.
+        """
         return self.table("heads")
 
     def legend(self) -> str:
         """Returns what the columns of `heads()` are, in words."""
         metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
-        least = f": at least {2 * heads / (RESAMPLES + 1):.2g} here"
-        firm = " Where drops are skewed and samples few, a p from 0.017 to 0.05 is open."
+        least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
+        firm = (
+            "p of 0.017 or less shows an effect; to 0.05 it is open, since resamples may tell so "
+            "far a tail three times too small."
+        )
+        before = "read low to high and p_alone"
         if _flips(self):
             interval = "Tango's score interval of how many answers become wrong and right"
-            test, least, firm = "the exact sign test of these", "", ""
+            test, least, firm = "the exact sign test of these", "", "p of 0.05 or less shows one."
+            before += " (of few changed answers the test may see no effect where the interval does:"
+            before += " then none is shown)"
         return (
             f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
             f"head. drop: how much worse that is; below 0 the head harms.\n"
             f"{_HOW[self.meta['settings']['how']]}\n"
             f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
-            "p: how often a drop at least so far from 0 would come up if the head did nothing; "
-            "small speaks for an effect, 1 says only that none is shown. Twice the smaller tail of "
-            f"{test}, adjusted for all {heads} heads (Holm){least}.{firm}\n"
-            "Of a head that you chose before you saw any drop, such as the sharpest, read the "
-            "interval; of one that you chose for its drop read p."
+            "p_alone: how often a drop at least so far from 0 would come up if the head did "
+            f"nothing; small speaks for an effect. Twice the smaller tail of {test}.\n"
+            f"p: the same, adjusted for all {heads} heads (Holm){least}. {firm} "
+            "1 says only that none is shown.\n"
+            f"Of a head that you chose before you saw any drop, such as the sharpest, {before}; of "
+            "one that you chose for its drop read p."
         )
 
     @property
@@ -123,21 +135,35 @@ class HeadAblation(Result):
     def headline(self) -> str:
         """Returns how many heads matter, how many would seem to by chance, and the first of all."""
         table: Any = self._table("heads")
-        settings, name = self.meta["settings"], self.meta["model"] or "the model"
-        count = counted(len(table), "heads")
-        unit = _UNITS[settings["metric"]]
+        count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         out = int(((table["low"] > 0) | (table["high"] < 0)).sum())
-        held: Any = table[table["p"] <= LEVEL]
-        among: Any = held if len(held) else table
-        best = among.loc[among["drop"].abs().idxmax()]
-        ends = "" if np.isnan(best["low"]) else f" ({best['low']:+.3g} to {best['high']:+.3g})"
-        which = "The largest of these" if len(held) else "The largest effect, not told from 0,"
+        level = LEVEL if _flips(self) else _FIRM
+        firm: Any = table[table["p"] <= level]
+        some: Any = table[(table["p"] > level) & (table["p"] <= LEVEL)]
+        words, rule = _ways(firm), f"p of {level:.2g} or less, adjusted over heads"
+        if len(some):
+            words += f", {len(some)} {'is' if len(some) == 1 else 'are'} open"
+            rule += ", to 0.05 open"
         return (
-            f"{self._worse()}Of {count} of {name}, {_ways(held)} (95 %, adjusted over heads; "
-            f"intervals that leave out 0: {out}, by chance {self.by_chance:.2g}). {which} "
-            f"is that of {settings['how']} ablation of "
-            f"{head_name(int(best['layer']), int(best['head']))}: {best['drop']:+.3g} {unit}{ends} "
-            f"beside {best['base']:.3g}."
+            f"{self._worse()}Of {count} of {name}, {words} ({rule}; intervals that leave out 0: "
+            f"{out}, by chance {self.by_chance:.2g}). "
+            + self._largest(firm if len(firm) else some if len(some) else table)
+        )
+
+    def _largest(self, among: Any) -> str:
+        """Returns the largest effect of some heads in words."""
+        settings, unit = self.meta["settings"], _UNITS[self.meta["settings"]["metric"]]
+        best = among.loc[among["drop"].abs().idxmax()]
+        head = head_name(int(best["layer"]), int(best["head"]))
+        low, high, p = best["low"], best["high"], best["p"]
+        ends = "" if np.isnan(low) else f" (by itself {low:+.3g} to {high:+.3g})"
+        which = "The largest of these"
+        if np.isnan(p) or p > LEVEL:
+            firm = "" if np.isnan(p) else f" (p {p:.2g})"
+            which = f"The largest effect, not told from 0 when adjusted for all heads{firm},"
+        return (
+            f"{which} is that of {settings['how']} ablation of {head}: {best['drop']:+.3g} {unit}"
+            f"{ends} beside {best['base']:.3g}."
         )
 
     def _worse(self) -> str:

@@ -13,6 +13,7 @@ from crate_interp.sweeps.bootstrap import student_interval
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
+_BACK = 0.05  # of the way between the ends: what a rate may turn back and still rise or fall
 NORMAL = 1.96  # standard errors to each side of a mean: its 95 % interval over many samples
 
 
@@ -183,15 +184,14 @@ def verb(first: float, last: float) -> str:
 
 
 def _outside(values: Sequence[float]) -> int | None:
-    """Returns which value lies furthest outside those at the ends; None if by less than their way.
+    """Returns which value lies furthest outside those at the ends; None if it is close to one.
 
-    A rate that turns back and leaves the ends further behind than they lie apart has not simply
-    fallen or risen.
+    A rate that turns back and leaves the ends behind has not simply fallen or risen.
     """
     low, high = sorted((values[0], values[-1]))
     beyond = [max(low - value, value - high) for value in values]
     most = max(range(len(values)), key=beyond.__getitem__)
-    return most if beyond[most] > 0.5 * (high - low) else None
+    return most if beyond[most] > _BACK * (high - low) else None
 
 
 def _wide(result: Result, name: str) -> Any:

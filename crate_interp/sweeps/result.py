@@ -157,6 +157,7 @@ def _ranked(heads: Any, count: int) -> str:
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
-        return f"{words} The interval of the first overlaps {many}, which may be sharper."
+        more = "which may be sharper: the FAQ compares two heads on the same samples."
+        return f"{words} The interval of the first overlaps {many}, {more}"
     known = not heads["low"].isna().all() and len(heads) > 1
     return f"{words} No other interval overlaps that of the first." if known else words

@@ -24,7 +24,8 @@ def head_ablation(
     """Returns a matplotlib Figure of what each head's ablation costs: layers down, heads across.
 
     Blue is a head that helps, orange one without which the model does better; a frame is p <= 0.05,
-    adjusted over all heads, as `headline` counts them. ax, title, dpi: as in `ci.viz.layers`.
+    adjusted over all heads, which `headline` counts as effects or as open. ax, title, dpi: as in
+    `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (

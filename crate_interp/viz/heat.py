@@ -166,9 +166,14 @@ def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
     figure.draw_without_rendering()  # until then nobody knows how wide a cell is
     box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     wide, tall = box.width * 72 / grid.shape[1], box.height * 72 / grid.shape[0]
-    texts = {place: written(value, most) for place, value in np.ndenumerate(grid)}
-    longest = max(sum(_NARROW.get(sign, _DIGIT) for sign in text) for text in texts.values())
-    if longest * SMALL > wide - 0.5 or SMALL + 0.8 > tall:
+    if SMALL + 0.8 > tall:
+        return
+    for digits in (2, 1):
+        texts = {place: written(value, most, digits) for place, value in np.ndenumerate(grid)}
+        longest = max(sum(_NARROW.get(sign, _DIGIT) for sign in text) for text in texts.values())
+        if longest * SMALL <= wide - 0.5:
+            break
+    else:
         return
     for (row, column), text in texts.items():
         shade = ink_on(image.cmap(image.norm(grid[row, column])))
@@ -185,11 +190,15 @@ def ink_on(colour: Sequence[float]) -> str:
     return "black" if luminance > 0.179 else "white"
 
 
-def written(value: float, most: float) -> str:
-    """Returns a number as short as it can be beside numbers of up to `most`: .12, 1.2, 12."""
+def written(value: float, most: float, digits: int = 2) -> str:
+    """Returns a number as short as it can be beside numbers of up to `most`: .12, 1.2, 12.
+
+    digits: how many of the largest are written where all are below .1: .012 or .01.
+    """
     if np.isnan(value):
         return ""
     if not 0.01 <= most < 9999:
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    text = f"{value:.{2 if most < 1 else 1 if most < 10 else 0}f}"
+    places = 1 + digits if most < 0.1 else 2 if most < 1 else 1 if most < 10 else 0
+    text = f"{value:.{places}f}"
     return "0" if float(text) == 0 else text.replace("0.", ".", 1) if most < 1 else text

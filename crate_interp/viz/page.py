@@ -81,7 +81,7 @@ def _visible(value: Any) -> Any:
 
 
 def _superscripts(words: str) -> Any:
-    """Returns escaped text with formulas set: Z^{l+1/2}, R^c, U_k; names in code stay."""
+    """Returns escaped text with formulas set: Z^{l+1/2}, R^c, U_k; `code` is set as code."""
     from markupsafe import Markup, escape
 
     raised = re.sub(
@@ -89,7 +89,8 @@ def _superscripts(words: str) -> Any:
         lambda match: f"<sup>{match[1] or match[2]}</sup>",
         str(escape(visible(words))),
     )
-    return Markup(re.sub(r"(?<![\w.])([A-Z])_([A-Za-z0-9])(?!\w)", r"\1<sub>\2</sub>", raised))
+    coded = re.sub(r"`([^`]{1,99})`", r"<code>\1</code>", raised)
+    return Markup(re.sub(r"(?<![\w.])([A-Z])_([A-Za-z0-9])(?!\w)", r"\1<sub>\2</sub>", coded))
 
 
 def _counted(count: int, word: str) -> str:
