@@ -17,6 +17,8 @@ def test_chance_is_dotted(model):
         "attention.entropy_patches": np.log(12),
         "attention.support_cls": 13,
         "alignment.head_overlap": cfg.d_head / cfg.d_model,
+        "alignment.dictionary_shape": (min(cfg.d_model, cfg.d_mlp) / max(cfg.d_model, cfg.d_mlp))
+        ** 0.5,
         "sparsity.zero_fraction": 0.5,
     }
     for name, level in levels.items():

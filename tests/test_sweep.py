@@ -153,6 +153,8 @@ def test_sparsity_attention_and_alignment_numbers(model, data, result):
         defect = (
             np.linalg.norm(gram - np.trace(gram) / len(gram) * np.eye(len(gram))) / len(gram) ** 0.5
         )
+        shape = cell(result.layers(), "alignment.dictionary_shape", layer).iloc[0]
+        assert shape["mean"] == pytest.approx(defect / (np.trace(gram) / len(gram)), rel=1e-5)
         row = cell(result.layers(), "alignment.dictionary_defect", layer).iloc[0]
         assert (
             row["mean"] == pytest.approx(defect, rel=1e-5)
@@ -176,7 +178,8 @@ def test_tables(result):
     assert row["n"] == N and cell(heads, "attention.entropy", 2, head=4)["n"] == N
     batch_statistics = {name for name in samples.columns[3:]}
     per_head = {f"{r.probe}.{r.statistic}" for r in heads.itertuples()}
-    weights = {"alignment.completeness", "alignment.dictionary_defect"}
+    weights = {f"alignment.{name}" for name in ("completeness", "dictionary_defect")}
+    weights |= {"alignment.dictionary_shape"}
     assert batch_statistics | per_head | weights == set(result.meta["statistics"])
     over = {kind: layers[layers["over"] == kind] for kind in ("samples", "heads")}
     named = {

@@ -19,7 +19,7 @@ _HOW = {
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
 _AT_ONCE = 512  # columns of a bootstrap
 LEVEL = 1 - CONFIDENCE + 1e-12  # of p, adjusted over heads
-_FIRM = LEVEL / 3  # of a bootstrap, whose far tail is up to three times too small
+FIRM = 0.017  # a third of it, of a bootstrap, whose far tail is up to three times too small
 
 
 def _heads(result: Result) -> pd.DataFrame:
@@ -105,8 +105,8 @@ class HeadAblation(Result):
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
         least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
         firm = (
-            "p of 0.017 or less shows an effect; to 0.05 it is open, since resamples may tell so "
-            "far a tail three times too small."
+            "p of 0.017 or less shows an effect; to 0.05 it is open, since a bootstrap may give "
+            "a p so small three times too low."
         )
         before = "read low to high and p_alone"
         if _flips(self):
@@ -132,12 +132,17 @@ class HeadAblation(Result):
         """How many intervals would leave out 0 by chance, if no head did anything."""
         return (1 - CONFIDENCE) * len(self._table("heads"))
 
+    @property
+    def level(self) -> float:
+        """The largest p, adjusted over heads, that shows an effect."""
+        return LEVEL if _flips(self) else FIRM
+
     def headline(self) -> str:
         """Returns how many heads matter, how many would seem to by chance, and the first of all."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
         out = int(((table["low"] > 0) | (table["high"] < 0)).sum())
-        level = LEVEL if _flips(self) else _FIRM
+        level = self.level
         firm: Any = table[table["p"] <= level]
         some: Any = table[(table["p"] > level) & (table["p"] <= LEVEL)]
         words, rule = _ways(firm), f"p of {level:.2g} or less, adjusted over heads"

@@ -288,7 +288,7 @@ def sweep(
         int,
         typer.Option(
             help="On how many samples to measure the negative controls: untrained on all, the "
-            "others on about an eighth of them. 0: none."
+            "others on a part: 5 of the first 32, about an eighth of many. 0: none."
         ),
     ] = 32,
     precision: Annotated[

@@ -9,6 +9,7 @@ from crate_interp.measures import (
     dictionary_defect,
     head_overlap,
     orthonormality_defect,
+    scale_free_defect,
 )
 from crate_interp.measures.subspaces import energy_of_codes
 from crate_interp.probes.probe import Acts, Probe, Statistic
@@ -49,9 +50,16 @@ _STATISTICS: dict[str, Statistic] = {
         0.0,
         None,
         "|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
-        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. A "
-        "random D has about c sqrt(short side / long side). c is not divided out, so scale counts: "
-        "compare it with untrained.",
+        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. "
+        "Scale counts, since c is not divided out: see dictionary_shape.",
+    ),
+    "dictionary_shape": (
+        "",
+        0.0,
+        None,
+        "dictionary_defect over c, whatever the scale: 0 where D is a scaled orthonormal "
+        "dictionary, or a scaled tight frame. A random D has about sqrt(short side / long side): "
+        "1 if it is square.",
     ),
     "energy_head": (
         "share of energy",
@@ -90,7 +98,10 @@ def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 def _of_weights(block: Block) -> dict[str, Tensor]:
     u, d = subspaces(block), dictionary(block)
-    answer: dict[str, Tensor] = {} if d is None else {"dictionary_defect": dictionary_defect(d)}
+    answer: dict[str, Tensor] = {}
+    if d is not None:
+        answer |= {"dictionary_defect": dictionary_defect(d)}
+        answer |= {"dictionary_shape": scale_free_defect(d)}
     if u is None:
         return answer
     answer |= {"orthonormality": orthonormality_defect(u), "completeness": completeness_defect(u)}

@@ -3,11 +3,12 @@
 import math
 from typing import Any
 
-from crate_interp.results import ENOUGH, Result, counted
+from crate_interp.results import Result, counted
 from crate_interp.sweeps.text import as_text
 
 EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
 _GOLDEN = (5**0.5 - 1) / 2
+_TELLS = 10  # of so many samples all are better by chance once in 512
 # the statistics that are shown, and what they are called in a sentence
 CONTROLLED = {
     "compression.subspace_rate_mid": "R^c",
@@ -23,7 +24,9 @@ KINDS = {
     "ones. It may also be better because its subspaces hold less of the tokens: see the share of a "
     "token in each head's subspace.",
     "permuted heads": "each head's result is written by the output map of the head before it. If "
-    "that is no worse, it does not matter through which map a result is written.",
+    "the model is better in about half of the samples, it does not matter through which map a "
+    "result is written; if in nearly all, its own maps compress more than these do; if in nearly "
+    "none, less.",
     "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
     "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
     "probe ranks) have a lower R and a lower R^c.",
@@ -71,8 +74,8 @@ def _better(row: Any) -> int:
 def an_eighth(start: int, count: int) -> list[int]:
     """Returns which of the samples start, start + 1, ... the controls within a layer see.
 
-    Samples 0, 5, 13, 18, ..., about an eighth of all, by the golden ratio: a fixed step would go
-    with the classes of data whose classes come in turn, and see one of them alone.
+    Samples 0, 5, 13, 18, ..., 5 of the first 32 and about an eighth of many, by the golden ratio: a
+    fixed step would go with the classes of data whose classes come in turn, and see one alone.
     """
     return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
 
@@ -81,7 +84,7 @@ def few_controlled(result: Result) -> str:
     """Returns a caution where so few samples were controlled that all may agree by chance."""
     counts: Any = result.table("controls")["n"]
     least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
-    if least >= ENOUGH:
+    if least > _TELLS:
         return ""
     words = f"With {least} of them, all or none are better by chance once in {2 ** (least - 1):,}"
     if n <= asked:

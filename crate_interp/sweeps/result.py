@@ -60,7 +60,10 @@ class SweepResult(Result):
         return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
     def heads(self) -> pd.DataFrame:
-        """Returns a row per statistic, layer and head: the columns of `layers()`, and head."""
+        """Returns a row per statistic, layer and head.
+
+        Its columns: probe, statistic, layer, head, mean, std, n.
+        """
         return self.table("heads")
 
     def head_samples(self) -> pd.DataFrame:
@@ -77,10 +80,11 @@ class SweepResult(Result):
         Columns: control, probe, statistic, layer, control_mean, model_mean, n, lower. Both means
         are over the same n samples; in `lower` of them the model's number is below the control's,
         which is better for R^c and worse for R - R^c. "random weights" (one untrained network, seed
-        0) see all that are controlled, the others about an eighth of them, evenly spread. Those are
-        "random subspaces" (with the singular values of the model's U, drawn anew for each sample),
-        "permuted heads" (each head's result written by the W_O of the head before), and "tight
-        frame" (a stream of the same energy, spread evenly over as many directions as it can have).
+        0) see all that are controlled, the others a part, evenly spread (5 of 32, about an eighth
+        of many). Those are "random subspaces" (with the singular values of the model's U, drawn
+        anew for each sample), "permuted heads" (each head's result written by the W_O of the head
+        before), and "tight frame" (a stream of the same energy, spread evenly over as many
+        directions as it can have).
         A statistic that a control does not change has no row. meta["controls"] is the number of
         samples asked for, the first of the data. Empty for `ci.probe`, and for a part of the data
         behind them. In a merged result the means are over the controlled samples of both.

@@ -23,21 +23,28 @@ def head_ablation(
 ) -> "matplotlib.figure.Figure":
     """Returns a matplotlib Figure of what each head's ablation costs: layers down, heads across.
 
-    Blue is a head that helps, orange one without which the model does better; a frame is p <= 0.05,
-    adjusted over all heads, which `headline` counts as effects or as open. ax, title, dpi: as in
-    `ci.viz.layers`.
+    Blue is a head that helps, orange one without which the model does better; a frame is an
+    effect, p <= 0.017 adjusted over all heads (of the accuracy of images 0.05); a dashed one is
+    open, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
     """
+    from matplotlib.patches import Rectangle
+
     table: Any = result.heads()
     drop, low, high, p = (
         table.pivot(index="layer", columns="head", values=name).to_numpy(float)
         for name in ("drop", "low", "high", "p")
     )
-    held = p <= LEVEL
+    held, maybe = p <= result.level, (p > result.level) & (p <= LEVEL)
     ends = np.where(held, low, -np.inf), np.where(held, high, np.inf)
     settings = result.meta["settings"]
     words = f"{settings['how'].capitalize()} ablation of each head" if title is None else title
     unit = _UNITS[settings["metric"]]
     figure = heatmap(drop, interval=ends, unit=unit, signed=True, ax=ax, title=words, dpi=dpi)
     axes = figure.axes[0] if ax is None else ax
-    axes.set_xlabel("head (framed: p <= 0.05, adjusted over heads)" if held.any() else "head")
+    for row, column in np.argwhere(maybe):
+        place = (column - 0.43, row - 0.43)
+        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9, ls=(0, (2, 2))))
+    legend = [f"framed: p <= {result.level:.2g}"] if held.any() else []
+    legend += ["dashed: p <= 0.05"] if maybe.any() else []
+    axes.set_xlabel(f"head ({', '.join(legend)})" if legend else "head")
     return figure

@@ -113,6 +113,9 @@ def _chance(result: SweepResult, statistic: str) -> tuple[str, np.ndarray] | Non
     if statistic in ("alignment.head_overlap", "alignment.energy_head"):
         p, d = config.get("d_head"), config.get("d_model")
         return ("random subspaces, p/d", np.full(len(every), p / d)) if p and d else None
+    if statistic == "alignment.dictionary_shape":
+        short, long = sorted((config.get("d_model") or 0, config.get("d_mlp") or 0))
+        return ("a random D", np.full(len(every), (short / long) ** 0.5)) if short else None
     if statistic == "sparsity.zero_fraction":
         return "a ReLU of noise", np.full(len(every), 0.5)
     if statistic == "linear.accuracy" and "linear.chance" in names(result):

@@ -49,6 +49,7 @@ _TITLES: dict[str, tuple[str, str]] = {
     "alignment.completeness": ("How far the subspaces are from covering the space", _DEFECT),
     "alignment.head_overlap": ("Overlap of the heads' subspaces", "lower is more incoherent"),
     "alignment.dictionary_defect": ("How far D is from orthonormal", _DEFECT),
+    "alignment.dictionary_shape": ("How far D is from orthonormal, whatever its scale", _DEFECT),
     "alignment.energy_head": ("Share of a token in each head's subspace", "p/d is chance"),
     "attention.entropy": ("Entropy of attention", _FOCUSED),
     "attention.entropy_uniform": ("Entropy of even attention", "the most that entropy can be"),
