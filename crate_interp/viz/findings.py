@@ -22,6 +22,7 @@ from crate_interp.viz.titles import title
 
 # a statistic -> (what is expected of a trained network, 1 if that is more than untrained, else -1)
 _BESIDE_UNTRAINED = {
+    OFFICIAL: ("Authors' R^c is lower than untrained", -1),
     "sparsity.zero_fraction": ("More zeros than untrained", 1),
     "alignment.head_overlap": ("Heads overlap less than untrained", -1),
     "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
@@ -141,7 +142,7 @@ def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
 
 def beginning(known: Sequence[str]) -> list[str]:
     """Returns the statistics that a report begins with: what CLS attends to stands for all."""
-    chosen = [name for name in (OFFICIAL, *_BESIDE_UNTRAINED) if name in known]
+    chosen = [name for name in _BESIDE_UNTRAINED if name in known]
     return [name for name in chosen if name != _INSTEAD or _CLS not in known]
 
 
