@@ -116,7 +116,8 @@ class SweepResult(Result):
 
         A line for each of `attention.entropy_cls`, `entropy_patches` and `entropy`, if measured; ""
         without them. It has the means over samples in nats, what even attention has, the 95 %
-        intervals of the means by Student's t, what CLS gives to itself, and how many intervals
+        intervals of the means by Student's t, the deviation over samples (sd; where it is large
+        the head is sharp on some of them alone), what CLS gives to itself, and how many intervals
         overlap that of the first head. Two heads whose intervals do not overlap differ (p < .05),
         however the heads go together over samples.
         """
@@ -134,7 +135,8 @@ class SweepResult(Result):
                 most = even(self, f"attention.{statistic}")
                 same = most is not None and np.ptp(most) < 1e-6  # in all layers
                 scale = "nats" if most is None or not same else f"nats, {most[0]:.4g} is even"
-                words = f"Sharpest heads by {statistic} (of {of}; {scale}; 95 % interval): "
+                scale += f"; 95 % interval; sd over {self.meta['unit']}"
+                words = f"Sharpest heads by {statistic} (of {of}; {scale}): "
                 lines.append(words + _ranked(found, count))
         return "\n".join(lines)
 
@@ -154,14 +156,15 @@ def _ranked(heads: Any, count: int) -> str:
     """Returns the first of the sharpest heads in words, and whether they are told apart."""
     shown = []
     for row in heads.head(count).itertuples():
-        ends = "" if pd.isna(row.low) else f" ({row.low:#.4g} to {row.high:#.4g})"
+        ends = f" ({row.low:#.4g} to {row.high:#.4g}; sd {row.std:.2g})"
+        ends = "" if pd.isna(row.low) else ends
         own = "" if pd.isna(row.own) else f", CLS gives {row.own:.0%} to itself"
         shown.append(f"L{row.layer}H{row.head} {row.mean:#.4g}{ends}{own}")
     words = "; ".join(shown) + "."
     near = int((heads["low"].iloc[1:] <= heads["high"].iloc[0]).sum())
     if near:
         many = "that of 1 other head" if near == 1 else f"those of {near} other heads"
-        more = "which may be sharper: the FAQ compares two heads on the same samples."
+        more = "which may be sharper: demos/docs/pages/faq.md compares two heads, sample by sample."
         return f"{words} The interval of the first overlaps {many}, {more}"
     known = not heads["low"].isna().all() and len(heads) > 1
     return f"{words} No other interval overlaps that of the first." if known else words
