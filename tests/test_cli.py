@@ -151,7 +151,7 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     assert len(table) == len(wanted.layers()) and "entropy_cls" in set(table["statistic"])
     assert "27 statistics of crate-tiny-fashion" in done.stderr
     heads = wanted.heads().query("statistic == 'entropy_cls'").nsmallest(1, "mean").iloc[0]
-    first = f"95 % interval): L{heads['layer']}H{heads['head']} {heads['mean']:#.4g} ("
+    first = f"sd over images): L{heads['layer']}H{heads['head']} {heads['mean']:#.4g} ("
     assert first in wanted.sharpest().splitlines()[0]
     printed = run(*sweep, "--out", tmp_path / "b").stdout
     assert first in printed and wanted.controls_text().strip() in printed
