@@ -111,7 +111,8 @@ class HeadAblation(Result):
         before = "read low to high and p_alone"
         if _flips(self):
             interval = "Tango's score interval of how many answers become wrong and right"
-            test, least, firm = "the exact sign test of these", "", "p of 0.05 or less shows one."
+            test, least = "the exact sign test of these", ""
+            firm = "p of 0.05 or less shows an effect."
             before += " (of few changed answers the test may see no effect where the interval does:"
             before += " then none is shown)"
         return (
