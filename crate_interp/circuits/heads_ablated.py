@@ -105,7 +105,7 @@ class HeadAblation(Result):
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
         least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
         firm = (
-            "p of 0.017 or less shows an effect; to 0.05 it is open, since a bootstrap may give "
+            f"p of {FIRM} or less shows an effect; to 0.05 it is open, since a bootstrap may give "
             "a p so small three times too low."
         )
         before = "read low to high and p_alone"

@@ -167,8 +167,7 @@ def names_of(probes: str | None) -> list[str] | None:
 
 def heads_of(names: list[str] | None, layers: int, heads: int) -> set[tuple[int, int]]:
     """Returns (layer, head) of the names that --head gives. Raises ValueError if one is none."""
-    every = {(layer, head) for layer in range(layers) for head in range(heads)}
-    found = {f"L{layer}H{head}": (layer, head) for layer, head in every}
+    found = {f"L{layer}H{head}": (layer, head) for layer in range(layers) for head in range(heads)}
     for name in names or []:
         if name.upper() not in found:
             raise ValueError(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crate_interp.circuits.heads_ablated import LEVEL, HeadAblation
-from crate_interp.viz.heat import heatmap
+from crate_interp.viz.heat import frame, heatmap
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -27,8 +27,6 @@ def head_ablation(
     effect, p <= 0.017 adjusted over all heads (of the accuracy of images 0.05); a dashed one is
     open, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
     """
-    from matplotlib.patches import Rectangle
-
     table: Any = result.heads()
     drop, low, high, p = (
         table.pivot(index="layer", columns="head", values=name).to_numpy(float)
@@ -41,9 +39,7 @@ def head_ablation(
     unit = _UNITS[settings["metric"]]
     figure = heatmap(drop, interval=ends, unit=unit, signed=True, ax=ax, title=words, dpi=dpi)
     axes = figure.axes[0] if ax is None else ax
-    for row, column in np.argwhere(maybe):
-        place = (column - 0.43, row - 0.43)
-        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9, ls=(0, (2, 2))))
+    frame(axes, np.argwhere(maybe), dashed=True)
     legend = [f"framed: p <= {result.level:.2g}"] if held.any() else []
     legend += ["dashed: p <= 0.05"] if maybe.any() else []
     axes.set_xlabel(f"head ({', '.join(legend)})" if legend else "head")

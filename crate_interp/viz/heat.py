@@ -132,7 +132,6 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     """Draws cells, frames and numbers, and returns the bar of colours."""
     import matplotlib
     from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.patches import Rectangle
 
     most = _largest(grid)
     colours, limits = matplotlib.colormaps["cividis"], {}
@@ -143,12 +142,14 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     look: Any = {"aspect": "auto", "interpolation": "nearest", **limits}
     image = axes.imshow(grid, cmap=colours.with_extremes(bad="#bbbbbb"), **look)
     axes.set_ylabel("layer", fontsize=TEXT)
-    framed = [] if ends is None or not signed else np.argwhere((ends[0] > 0) | (ends[1] < 0))
+    framed = (
+        np.empty((0, 2))
+        if ends is None or not signed
+        else np.argwhere((ends[0] > 0) | (ends[1] < 0))
+    )
     words = "head (framed: 95 % interval leaves out 0)" if len(framed) else "head"
     axes.set_xlabel(words, fontsize=TEXT)
-    for row, column in framed:
-        place = (column - 0.43, row - 0.43)
-        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9))
+    frame(axes, framed)
     # below, so that twelve heads and their numbers have the width of a column
     pad = 0.03
     if figure.get_layout_engine() is None:  # nothing keeps it off the numbers of the heads
@@ -158,6 +159,16 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     bar.ax.tick_params(labelsize=SMALL)
     bar.set_label(unit, fontsize=TEXT)
     return bar
+
+
+def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray, dashed: bool = False) -> None:
+    """Frames cells (row, column) of a heat map."""
+    from matplotlib.patches import Rectangle
+
+    line: Any = (0, (2, 2)) if dashed else "solid"
+    for row, column in cells:
+        place = (column - 0.43, row - 0.43)
+        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9, ls=line))
 
 
 def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
