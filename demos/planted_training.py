@@ -38,7 +38,7 @@ from tqdm.auto import tqdm
 from training import learning_rate
 
 import crate_interp as ci
-from crate_interp.files import write
+from crate_interp.core.files import write
 from crate_interp.measures import posterior_mean
 
 HEADS, P, D = 8, 2, 16

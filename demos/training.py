@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from crate_interp.files import write
+from crate_interp.core.files import write
 
 WARMUP = 0.05  # of the steps
 LABELS = (  # of Fashion-MNIST

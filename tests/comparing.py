@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 import crate_interp as ci
-from crate_interp.sweeps.tables import no_controls
+from crate_interp.sweeps.sweep_tables import no_controls
 
 MOMENTS = ["probe", "statistic", "layer", "head", "n", "mean", "squares"]
 WEIGHTS = ["probe", "statistic", "layer", "head", "value"]

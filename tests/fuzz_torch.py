@@ -16,11 +16,11 @@ from collections.abc import Mapping
 
 import torch
 
-from crate_interp.checkpoints import archives
-from crate_interp.checkpoints.pickles import Bag, Number
-from crate_interp.checkpoints.torchfile import read_archive, read_legacy, read_tensors
-from crate_interp.checkpoints.torchnames import StoredTensor
-from crate_interp.errors import CheckpointError
+from crate_interp.checkpoints.formats import zip_archives
+from crate_interp.checkpoints.formats.pickles import Bag, Number
+from crate_interp.checkpoints.formats.torch_files import read_archive, read_legacy, read_tensors
+from crate_interp.checkpoints.formats.torch_names import StoredTensor
+from crate_interp.core.errors import CheckpointError
 
 NAMES = (
     b"torch\nTensor\n", b"torch\nSize\n", b"torch\ndevice\n", b"torch\nfloat16\n", b"torch\nbool\n",
@@ -71,8 +71,8 @@ def ours(path):
     """Returns what our reader finds, every tensor read; CheckpointError is let through."""
     with open(path, "rb") as file:
         where = str(path)
-        if archives.read_at(file, 0, 4) == archives.MAGIC:
-            found = read_archive(file, archives.read_directory(file, where), where)
+        if zip_archives.read_at(file, 0, 4) == zip_archives.MAGIC:
+            found = read_archive(file, zip_archives.read_directory(file, where), where)
         else:
             found = read_legacy(file, where)
 
@@ -210,7 +210,7 @@ class Shuffler:
 
     def __init__(self, path):
         content = path.read_bytes()
-        self.zipped = content[:4] == archives.MAGIC
+        self.zipped = content[:4] == zip_archives.MAGIC
         if self.zipped:
             with zipfile.ZipFile(path) as archive:
                 self.items = [(info.filename, archive.read(info)) for info in archive.infolist()]

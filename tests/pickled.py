@@ -5,8 +5,8 @@ import zipfile
 import pytest
 
 import crate_interp as ci
-from crate_interp.checkpoints.pickles import read_pickle
-from crate_interp.checkpoints.torchnames import NAMES
+from crate_interp.checkpoints.formats.pickles import read_pickle
+from crate_interp.checkpoints.formats.torch_names import NAMES
 
 TEXT = b"X\x01\x00\x00\x00"  # a text of one character follows
 

@@ -11,9 +11,9 @@ from conftest import make, make_lm
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import Setting
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
-from crate_interp.audits.draws import random_like
+from crate_interp.audits.random_matrices import random_like
 from crate_interp.audits.sparse import SCALES, SIZES, evenly
-from crate_interp.models.step import Lasso
+from crate_interp.models.layers.sparse_step import Lasso
 
 EPS, N, FRAMES = 0.7, 5, ("stream", "read", "unit")
 

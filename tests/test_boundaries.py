@@ -16,25 +16,23 @@ PACKAGE, HOOKS = Path(ci.__file__).parent, Path(crate_hooks.__file__).parent
 HERE = Path(__file__).parent
 # each room may import the rooms in the lines above its own
 LEVELS = [
-    {"bars", "words"},
-    {"checks", "errors"},
-    {"canonical", "files", "pictures", "ranges", "terminal"},
-    {"folders"},
-    {"saved"},
+    {"core"},
     {"config", "measures", "crate_hooks", "results"},
     {"models"},
-    {"checkpoints", "data", "ledgers"},
-    {"probes", "maps"},
+    {"checkpoints", "data"},
+    {"probes"},
     {"sweeps"},
     {"audits", "segmentation", "circuits", "surgeries"},
-    {"bridge", "comparisons", "saes", "training"},
+    {"comparisons", "saes", "training"},
+    {"bridge"},
     {"viz"},
-    {"reports", "merging", "verifying"},
+    {"reports"},
     {"cli"},
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called
-LOOKS_BACK = {("models/sharing.py", "from_pretrained", "crate_interp.checkpoints.load")}
-FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:6], {"data"})
+LOOKS_BACK = {("models/hub_sharing.py", "from_pretrained", "crate_interp.checkpoints.load")}
+FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:2], {"data"})
+MOST_FILES = 20  # of a folder
 
 FUNCTIONS = (
     "ablate_heads", "atlas", "atoms", "audit", "compare", "convert", "from_bridge",
@@ -121,6 +119,17 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(module, [])
 
 
+def test_every_file_stands_in_a_room_and_no_folder_is_crowded():
+    loose = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert loose == {"__init__.py", "__main__.py", "py.typed"}
+    for root in (PACKAGE, HOOKS):
+        folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
+        for folder in (path for path in folders if path.name != "__pycache__"):
+            files = [path for path in folder.iterdir() if path.is_file()]
+            assert len(files) <= MOST_FILES, f"{folder} has {len(files)} files"
+            assert folder.name not in FUNCTIONS, f"{folder} bears the name of a function"
+
+
 def test_config_imports_neither_torch_nor_transformerlens():
     heavy = ("torch", "transformer_lens", "numpy")
     code = (
@@ -134,7 +143,7 @@ def test_viz_draws_and_runs_nothing():
     """A page is made from a result: no model, no sweep and no data are behind it."""
     running = re.compile(
         r"crate_interp\.(data|checkpoints|reports|cli|config)\b"
-        r"|crate_interp\.(sweeps|audits|segmentation|circuits|surgeries)\.(run|stream|twins|cached|linear)\b"
+        r"|crate_interp\.(sweeps|audits|segmentation|circuits|surgeries)\.(\w+\.)?(run|batches|untrained_twins|probe_cache|linear_probes|atlas_run)\b"
     )
     for path in sorted((PACKAGE / "viz").rglob("*.py")):
         text = path.read_text()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import crate_interp as ci
 from conftest import FIXTURES
 from crate_interp.bridge import loading
-from crate_interp.models.tokenizer import to_json
+from crate_interp.models.text.tokenizer import to_json
 from test_foreign_loading import PICTURES, saved
 
 

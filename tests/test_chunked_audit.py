@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 import crate_interp as ci
 from conftest import make
 from crate_interp.data import open_data
-from crate_interp.sweeps import stages
+from crate_interp.sweeps.runs import chunked_pass
 
 N = 7
 QUIET = dict(batch_size=2, progress=False)
@@ -63,13 +63,13 @@ def same(one, two):
 @pytest.fixture
 def measured(monkeypatch):
     """The chunks that are measured while a test runs: (stage, chunk)."""
-    seen, whole = [], stages.Stage.measured
+    seen, whole = [], chunked_pass.Stage.measured
 
     def noted(stage, task, *more):
         seen.append((stage.name, task.number))
         return whole(stage, task, *more)
 
-    monkeypatch.setattr(stages.Stage, "measured", noted)
+    monkeypatch.setattr(chunked_pass.Stage, "measured", noted)
     return seen
 
 
@@ -100,7 +100,7 @@ def test_an_error_costs_only_its_chunk(verb, model, data, tmp_path, monkeypatch,
     for k in (1, 4):  # in the first stage, and in a later one
         out = tmp_path / str(k)
         measured.clear()
-        before = stages.Stage.measured
+        before = chunked_pass.Stage.measured
 
         def broken(stage, task, *more, before=before, k=k):
             if len(measured) == k:
@@ -108,7 +108,7 @@ def test_an_error_costs_only_its_chunk(verb, model, data, tmp_path, monkeypatch,
             return before(stage, task, *more)
 
         with monkeypatch.context() as patch:
-            patch.setattr(stages.Stage, "measured", broken)
+            patch.setattr(chunked_pass.Stage, "measured", broken)
             with pytest.raises(OSError, match="the disk is gone"):
                 run(model, data, chunk_size=3, out=out)
         assert measured == every[:k]
@@ -118,13 +118,13 @@ def test_an_error_costs_only_its_chunk(verb, model, data, tmp_path, monkeypatch,
 
 @pytest.mark.slow
 def test_twins_are_made_only_where_they_are_measured(verb, model, data, tmp_path, monkeypatch):
-    run, seeds, twin = VERBS[verb], [], stages.twin
+    run, seeds, twin = VERBS[verb], [], chunked_pass.twin
 
     def noted(model, seed):
         seeds.append(seed)
         return twin(model, seed)
 
-    monkeypatch.setattr(stages, "twin", noted)
+    monkeypatch.setattr(chunked_pass, "twin", noted)
     run(model, data, chunk_size=3, out=tmp_path)
     assert seeds == [0, 1]
     (tmp_path / "chunks" / "untrained-1-000001.parquet").unlink()
@@ -187,9 +187,9 @@ def test_nothing_is_timed_where_nothing_is_left(model, data, tmp_path, capsys, m
 
 
 def test_long_work_is_told(model, data, capsys, monkeypatch):
-    from crate_interp.audits import estimate
+    from crate_interp.audits import duration
 
-    monkeypatch.setattr(estimate, "_LONG", -1)
+    monkeypatch.setattr(duration, "_LONG", -1)
     audit(model, data, progress=True, untrained=0)
     assert (
         "0 min on one process. Fewer samples (limit=n), more processes" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 
 import crate_interp as ci
 from crate_interp.circuits import Circuit, Edge
-from crate_interp.circuits.drawing import BOX, bend, layout
+from crate_interp.circuits.circuit_drawing import BOX, bend, layout
 
 EDGES = (
     Edge("embed", "L0H1", 0.5),
@@ -129,7 +129,7 @@ def test_colours_of_an_svg_follow_the_page():
     colours = re.findall(r"(?:fill|stroke): ([^;\"]+)", svg)
     assert colours and all(re.match(r"var\(--\w+, .+\)$", one) for one in colours)
     assert not re.search(r'(fill|stroke)="#', svg)
-    css = Path(ci.__file__).parent / "viz" / "pages" / "colours.css"
+    css = Path(ci.__file__).parent / "viz" / "templates" / "styles" / "colours.css"
     known = set(re.findall(r"(--\w+):", css.read_text(encoding="utf-8")))
     assert set(re.findall(r"var\((--\w+)", svg)) <= known
     assert "fill: var(--ink, currentColor)" in svg  # words in the colour of the page's own

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crate_interp as ci
-from crate_interp.words import is_plain
+from crate_interp.core.safe_text import is_plain
 from texts import JSON, deep, harmless
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -12,7 +12,7 @@ from conftest import make, make_lm
 from crate_interp.circuits import composition
 from crate_interp.data import open_data, open_text
 from crate_interp.models.sae import SAEConfig
-from crate_interp.sweeps.stages import Stage
+from crate_interp.sweeps.runs.chunked_pass import Stage
 
 N, BATCH, CHUNK = 11, 2, 3  # chunks of 3, 3, 3 and 2
 QUIET = dict(batch_size=BATCH, chunk_size=CHUNK, progress=False)

@@ -16,8 +16,8 @@ import crate_interp as ci
 from command import fails, one_line, process, run
 from conftest import HEADS, make
 from crate_interp import cli
-from crate_interp.cli import commands, health
-from crate_interp.cli.wording import spoken
+from crate_interp.cli import command_line, doctor_command
+from crate_interp.cli.error_wording import spoken
 from reference import published_layout
 
 WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
@@ -27,7 +27,7 @@ def test_it_reads_public_names_only():
     """And imports nothing heavy before a command begins: --threads has to come before torch."""
     ours, names = set(), set()
     for path in Path(cli.__file__).parent.glob("*.py"):
-        if path.name == "asked.py":
+        if path.name == "argument_parsing.py":
             continue
         tree = ast.parse(path.read_text())
         modules = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -44,12 +44,12 @@ def test_it_reads_public_names_only():
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "ci"
         }
     assert ours == {
-        ("crate_interp", "checks"),
-        ("crate_interp", "terminal"),
-        ("crate_interp.folders", "locked"),
-        ("crate_interp.ledgers.fetching", "after_rank_0"),
-        ("crate_interp.ledgers.fetching", "device_of_rank"),
-        ("crate_interp.ledgers.ledger", "alone"),
+        ("crate_interp.core", "checks"),
+        ("crate_interp.core", "terminal"),
+        ("crate_interp.core.folders", "locked"),
+        ("crate_interp.sweeps.engines.node_ranks", "after_rank_0"),
+        ("crate_interp.sweeps.engines.node_ranks", "device_of_rank"),
+        ("crate_interp.sweeps.ledgers.ledger", "alone"),
     }
     assert names <= {*ci.__all__, "__version__"} and "audit" in names
 
@@ -202,7 +202,7 @@ def test_verify(tmp_path):
 
 
 def test_an_interrupted_conversion_leaves_nothing(tmp_path, monkeypatch):
-    from crate_interp import folders
+    from crate_interp.core import folders
 
     def stop(*_, **__):
         raise KeyboardInterrupt
@@ -302,9 +302,9 @@ def test_all_that_is_missing_is_said_at_once(tmp_path):
     fails("SOURCE, --data, --out are missing. Such as: crate-interp report crate-tiny", "report")
     fails("--data, --out are missing", "sweep", "crate-tiny-fashion")
     fails("FOLDER is missing. Such as: crate-interp merge", "merge", "--quiet")
-    for command in commands.EXAMPLES:
+    for command in command_line.EXAMPLES:
         shown = " ".join(run(command, "--help").stdout.split())
-        assert f"Such as: crate-interp {commands.EXAMPLES[command]}" in shown, command
+        assert f"Such as: crate-interp {command_line.EXAMPLES[command]}" in shown, command
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -339,7 +339,7 @@ def test_quiet_shows_no_progress(tmp_path, monkeypatch):
     loud = run(*command, "--out", tmp_path / "a")
     quiet = run(*command, "--out", tmp_path / "b", "--quiet")
     assert "image/s" in loud.stderr and quiet.stderr == "" and "The tables" in quiet.stdout
-    assert commands.QUIET not in os.environ
+    assert command_line.QUIET not in os.environ
     float64 = run(*command, "--out", tmp_path / "c", "--dtype", "float64")
     assert ci.SweepResult.load(tmp_path / "c").meta["dtype"] == "float64", float64.stderr
 
@@ -365,11 +365,13 @@ def test_doctor(tmp_path, monkeypatch):
     assert "8 labels right" in done.stdout and "fail" not in done.stdout
     rows = {row["name"]: row for row in json.loads(run("doctor", "--json").stdout)}
     assert rows["torch"]["state"] == "pass" and "GB free" in rows["temporary folder"]["found"]
-    monkeypatch.setattr(health, "_model", lambda: health.Line("fail", "embedded model", "broken"))
+    monkeypatch.setattr(
+        doctor_command, "_model", lambda: doctor_command.Line("fail", "embedded model", "broken")
+    )
     assert run("doctor").returncode == 1
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert health._folder("cache of the Hub", tmp_path).state == "fail"
-    assert health._folder("this folder", tmp_path).state == "warn"
+    assert doctor_command._folder("cache of the Hub", tmp_path).state == "fail"
+    assert doctor_command._folder("this folder", tmp_path).state == "warn"
 
 
 @pytest.mark.parametrize("args", [["nonsense"], ["report"]])

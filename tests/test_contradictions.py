@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 import crate_interp as ci
 from conftest import FIXTURES, make, make_lm, without_digests
-from crate_interp.checkpoints import registry
+from crate_interp.checkpoints.hub import registry
 from crate_interp.checkpoints.layouts.layout import check_depth
-from crate_interp.models.tokenizer import to_json
+from crate_interp.models.text.tokenizer import to_json
 from published import GIVEN, published
 from reference import published_layout
 
@@ -322,19 +322,19 @@ def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
 
 
 def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
-    from crate_interp.checkpoints import fixed
+    from crate_interp.checkpoints import output_check
 
     def full(model):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(fixed, "whole", full)
+    monkeypatch.setattr(output_check, "whole", full)
     found = ci.verify("crate-tiny-fashion", progress=False)
     assert not found["ok"] and found["checks"][-1]["name"] == "runs on an input of full size"
     assert "can't allocate memory" in found["checks"][-1]["detail"]
 
 
 def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
-    from crate_interp.checkpoints import fixed, verify
+    from crate_interp.checkpoints import output_check, verify
 
     model = make("crate-alpha")
     whole = verify._edits(model, False)
@@ -343,6 +343,6 @@ def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
     model = make("crate-alpha", n_layers=7)
     some = verify._edits(model, False)
     assert some["ok"] and ", 72 not tried" in some["detail"], some["detail"]
-    monkeypatch.setattr(fixed, "_MOST_SCORES", 1)
+    monkeypatch.setattr(output_check, "_MOST_SCORES", 1)
     some = verify._edits(model, False)
     assert some["ok"] and "not tried: the model is too large" in some["detail"]

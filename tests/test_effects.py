@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 import crate_interp as ci
 from atlases import MODELS, ready
 from conftest import LAYERS, make
-from crate_interp.circuits.effects import loss_on
-from crate_interp.circuits.logit_effects import COLUMNS, named
+from crate_interp.circuits.atlases.atom_effects import loss_on
+from crate_interp.circuits.atlases.logit_effects import COLUMNS, named
 from crate_interp.data import Samples, part
 
 

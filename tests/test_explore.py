@@ -12,8 +12,8 @@ import torch
 import crate_interp as ci
 from command import fails, run
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.explorer import POINTS
-from crate_interp.viz.explorer_packing import LIMIT, pack_attention, pack_tops, planes
+from crate_interp.viz.explorer.explorer_page import POINTS
+from crate_interp.viz.explorer.packing import LIMIT, pack_attention, pack_tops, planes
 
 FAMILIES = ("crate-lm", "nanochat-crate", "gpt-baseline")
 

@@ -349,7 +349,7 @@ def test_the_address_keeps_what_is_chosen(driven, seen):  # noqa: F811
 def test_the_page_works_in_a_frame_without_an_origin(driven, seen):  # noqa: F811
     """As a notebook shows it: no address to change, no storage."""
     _, path = seen
-    frame = ci.viz.page.Html("explore", path.read_text())._repr_html_()
+    frame = ci.viz.pages.page.Html("explore", path.read_text())._repr_html_()
     assert 'sandbox="allow-scripts"' in frame and html.escape("<main", quote=False) in frame
     with opened(driven, f"<!doctype html><body>{frame}") as shown:
         inner = shown.page.frames[1]

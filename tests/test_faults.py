@@ -17,8 +17,9 @@ from tqdm.auto import tqdm
 import crate_interp as ci
 from command import run
 from conftest import PLAIN, make
-from crate_interp import reports, terminal
-from crate_interp.words import is_plain
+from crate_interp.core import terminal
+from crate_interp.core.safe_text import is_plain
+from crate_interp.reports import run as reports
 
 ON_DATA = ("crate-tiny-fashion", "--data", "embedded:fashion", "--limit", 4)
 REPORT = ("report", *ON_DATA, "--probes", "sparsity", "--untrained", 0)

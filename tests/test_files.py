@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from crate_interp.files import write, write_text
+from crate_interp.core.files import write, write_text
 
 
 def test_two_writers_of_one_file_do_not_meet(tmp_path):

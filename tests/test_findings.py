@@ -8,12 +8,12 @@ import torch
 
 import crate_interp as ci
 from conftest import HEADS, LAYERS, make, make_lm
-from crate_interp.sweeps.finding import along_layers, at_attention
-from crate_interp.viz.chart import HEIGHT, WIDTH, Line, chart
-from crate_interp.viz.findings import finding, strip
-from crate_interp.viz.panels import hero, panel
-from crate_interp.viz.summary import numbers
-from crate_interp.viz.titles import direction, title
+from crate_interp.sweeps.sweep_findings import along_layers, at_attention
+from crate_interp.viz.pages.chart import HEIGHT, WIDTH, Line, chart
+from crate_interp.viz.pages.layer_summary import numbers
+from crate_interp.viz.pages.report_charts import hero, panel
+from crate_interp.viz.pages.report_findings import finding, strip
+from crate_interp.viz.pages.statistic_titles import direction, title
 
 NAMES = {
     "before": "compression.subspace_rate_pre",

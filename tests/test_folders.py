@@ -14,9 +14,9 @@ import torch
 
 import crate_interp as ci
 from conftest import FIXTURES, make
-from crate_interp.files import write_text
-from crate_interp.folders import LOCK, listed, locked, replacing
-from crate_interp.models.digest import model_digest
+from crate_interp.core.files import write_text
+from crate_interp.core.folders import LOCK, listed, locked, replacing
+from crate_interp.models.model_digest import model_digest
 from folders import files_of, two_sweeps
 from killing import died_at
 
@@ -222,7 +222,7 @@ def test_ctrl_c_while_files_take_their_place_finishes_first(sweeps, tmp_path, mo
 
 HOLDER = """
 import sys, time
-from crate_interp.folders import replacing
+from crate_interp.core.folders import replacing
 with replacing(sys.argv[1], "meta.json", {}) as stage:
     (stage / "a.txt").write_text("half")
     print("ready", flush=True)

@@ -6,8 +6,8 @@ from transformer_lens.utilities import sample_logits
 
 import crate_interp as ci
 from conftest import FIXTURES, LAYERS, make_lm
-from crate_interp.models.padding import padded
-from crate_interp.models.sampling import Sampling
+from crate_interp.models.text.padding import padded
+from crate_interp.models.text.sampling import Sampling
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("crate-lm vanilla", "gpt-baseline")]
 FAMILIES = ["crate-lm", "nanochat-crate", *SLOW]

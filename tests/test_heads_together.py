@@ -9,7 +9,7 @@ import torch
 
 import crate_interp as ci
 from comparing import made
-from crate_interp.probes.patterns import _among
+from crate_interp.probes.attention_probe import _among
 
 N = 7
 
@@ -34,7 +34,7 @@ def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
             rows = result.layers().query("statistic == @name and over == 'heads'")
             np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
             assert (rows["n"] == N).all()
-            drawn = ci.viz.curves.curve(result, f"attention.{name}")
+            drawn = ci.viz.figures.curves.curve(result, f"attention.{name}")
             np.testing.assert_allclose(drawn.std, by_hand["std"], rtol=1e-5)
 
 

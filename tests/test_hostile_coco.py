@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp import checks
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
 from crate_interp.data import coco, coco_regions
 from crate_interp.data.coco_regions import check_region, paint, runs_of
-from crate_interp.words import plain
 from strangers import exif_of, opened, refused
 from test_boundaries import HERE
 from test_coco import coco_file, note, square
@@ -159,7 +159,7 @@ sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import numpy as np, torch
 from crate_interp.data import open_data
-from crate_interp.pictures import loaded
+from crate_interp.core.pictures import loaded
 from test_coco import coco_file, note
 
 side = 4000

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
-from crate_interp import pictures
-from crate_interp.data.files import pictures_under
+from crate_interp.core import pictures
+from crate_interp.data.picture_files import pictures_under
 from strangers import file_of, opened, picture, refused, small
 
 

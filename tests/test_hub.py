@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 import crate_interp as ci
 from conftest import FIXTURES
-from crate_interp.checkpoints import download, registry
+from crate_interp.checkpoints.hub import download, registry
 from test_families import recorded
 
 B16 = FIXTURES / "crate_alpha" / "crate_alpha_B16.pth"

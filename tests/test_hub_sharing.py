@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 import crate_interp as ci
 from conftest import FIXTURES
-from crate_interp.models.tokenizer import to_json
+from crate_interp.models.text.tokenizer import to_json
 from test_hub import fails
 
 

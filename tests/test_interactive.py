@@ -14,7 +14,7 @@ from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
 from chromium import found, opened
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
-from crate_interp.viz.interactive import _tokens_of
+from crate_interp.viz.pages.cache_views import _tokens_of
 
 TEXT = "In the beginning was the Word"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import D_MODEL, FIXTURES, HEADS, LAYERS, make_lm
-from crate_interp.models.context import causal_mask, rotary_table, rotate, window_sizes
+from crate_interp.models.layers.context import causal_mask, rotary_table, rotate, window_sizes
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 VOCAB, N_CTX = 47, 13

@@ -14,10 +14,10 @@ import pytest
 from filelock import FileLock
 
 import crate_interp as ci
-from crate_interp.ledgers import code
-from crate_interp.ledgers import ledger as ledgers
-from crate_interp.ledgers.ledger import Ledger
-from crate_interp.ledgers.shards import shard_of
+from crate_interp.sweeps.ledgers import code_digest
+from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.ledger import Ledger
+from crate_interp.sweeps.ledgers.shards import shard_of
 
 CHUNKS = 4
 SETTINGS = {"format": 1, "kind": "sweep", "settings": {"batch_size": 5, "chunk_size": 7}}
@@ -244,12 +244,19 @@ def test_the_code_of_a_probe_counts_and_that_of_the_library_by_name():
     def made(power, start=0):
         return lambda block, acts: {"x": acts["hook_resid_mid"] ** power + start}
 
-    assert code.digest_of(made(2)) == code.digest_of(made(2))
-    assert len({code.digest_of(made(power, start)) for power in (2, 3) for start in (0, 1)}) == 4
+    assert code_digest.digest_of(made(2)) == code_digest.digest_of(made(2))
+    assert (
+        len({code_digest.digest_of(made(power, start)) for power in (2, 3) for start in (0, 1)})
+        == 4
+    )
     later = lambda: unset  # noqa: E731
-    assert code.digest_of(later) == code.digest_of(later)
+    assert code_digest.digest_of(later) == code_digest.digest_of(later)
     unset = 0
     ours = ci.measures.hoyer
-    assert code.digest_of(ours) == code.digest_of(functools.wraps(ours)(lambda z: ours(z)))
-    assert code.digest_of(ours) != code.digest_of(ci.measures.gini)
-    assert code.digest_of(functools.partial(ours, 1)) != code.digest_of(functools.partial(ours, 2))
+    assert code_digest.digest_of(ours) == code_digest.digest_of(
+        functools.wraps(ours)(lambda z: ours(z))
+    )
+    assert code_digest.digest_of(ours) != code_digest.digest_of(ci.measures.gini)
+    assert code_digest.digest_of(functools.partial(ours, 1)) != code_digest.digest_of(
+        functools.partial(ours, 2)
+    )

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp.data import named, open_data
+from crate_interp.data import named_data, open_data
 
 SIZES = [(11, 37), (13, 29), (7, 20), (17, 19), (23, 41)]  # height, width
 
@@ -169,7 +169,7 @@ def test_masks_that_do_not_fit(model):
 
 
 def test_embedded_cutouts(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(named, "_ASSETS", tmp_path)
+    monkeypatch.setattr(named_data, "_ASSETS", tmp_path)
     with pytest.raises(
         ValueError, match="the file of embedded:cutouts, .*cutouts.parquet', is missing"
     ):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import crate_interp as ci
 from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make
-from crate_interp.models.norm import HookedLayerNorm, HookedRMSNorm, NoNorm
+from crate_interp.models.layers.norm import HookedLayerNorm, HookedRMSNorm, NoNorm
 from reference import forward, published_layout
 
 POS = 13

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 from conftest import D_HEAD, D_MODEL, FIXTURES, HEADS, IMAGE, LAYERS, make
-from crate_interp.checkpoints.tensors import read_file
+from crate_interp.checkpoints.formats.tensor_files import read_file
 from test_fixtures import in_block, same
 
 FIXTURE = FIXTURES / "crate_alpha_jax"

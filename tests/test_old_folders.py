@@ -14,8 +14,8 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.files import write_text
-from crate_interp.folders import LOCK, is_inside
+from crate_interp.core.files import write_text
+from crate_interp.core.folders import LOCK, is_inside
 from folders import files_of, two_sweeps
 
 INDEX = "meta.json"
@@ -193,13 +193,13 @@ def test_a_model_that_is_replaced_while_it_is_read_is_refused(tmp_path, monkeypa
     from crate_interp.checkpoints import load
 
     one, two = make(), make(seed=1)
-    folder, real = one.save_pretrained(tmp_path / "m"), load.own.check_files
+    folder, real = one.save_pretrained(tmp_path / "m"), load.native_format.check_files
 
     def then_replaced(path):
         real(path)
         two.save_pretrained(path)
 
-    monkeypatch.setattr(load.own, "check_files", then_replaced)
+    monkeypatch.setattr(load.native_format, "check_files", then_replaced)
     with pytest.raises(ci.CheckpointError, match="was replaced while it was read: load it again"):
         ci.load(folder)
 

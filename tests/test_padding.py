@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import crate_interp as ci
 from conftest import FIXTURES, make_lm
 from crate_interp.models.clip import HookedTextTower
-from crate_interp.models.padding import padded, read_off
+from crate_interp.models.text.padding import padded, read_off
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:3]]

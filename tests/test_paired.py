@@ -8,7 +8,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import binomtest
 
 import crate_interp as ci
-from crate_interp.circuits.heads_ablated import HeadAblation
+from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.sweeps.bootstrap import studentised
 from crate_interp.sweeps.paired import paired_shares
 

@@ -9,9 +9,9 @@ from transformer_lens import SVDInterpreter
 from transformer_lens.model_bridge.get_params_util import get_bridge_params
 
 from conftest import BATCH, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
-from crate_interp.models.aliases import IN_BLOCK, IN_MODEL, aliases_of
-from crate_interp.models.points import GATED
-from crate_interp.models.refusals import ASSIGNED, REFUSALS, RefusedError
+from crate_interp.models.compat.hook_aliases import IN_BLOCK, IN_MODEL, aliases_of
+from crate_interp.models.compat.unsupported_methods import ASSIGNED, REFUSALS, RefusedError
+from crate_interp.models.hook_points import GATED
 
 CATALOGUE = Path(__file__).parent.parent / "hooks" / "README.md"
 TOKENS = torch.randint(47, (BATCH, 7), generator=torch.Generator().manual_seed(3))

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crate_interp.checkpoints import pickles
-from crate_interp.checkpoints.pickles import Function, Number, PickleError, Record, read_pickle
-from crate_interp.checkpoints.torchnames import NAMES
+from crate_interp.checkpoints.formats import pickles
+from crate_interp.checkpoints.formats.pickles import (
+    Function,
+    Number,
+    PickleError,
+    Record,
+    read_pickle,
+)
+from crate_interp.checkpoints.formats.torch_names import NAMES
 from pickled import TEXT, fails, run, tensor_of, zipped
 
 REFUSED = [

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from conftest import BATCH, CLASSES, D_MODEL, make
-from crate_interp.models.embed import interpolate_positions
+from crate_interp.models.layers.embed import interpolate_positions
 
 
 @pytest.mark.parametrize("family", ["crate", "crate-alpha"])

@@ -72,7 +72,7 @@ def test_the_answers_are_those_of_the_pages():
 
 def test_the_training_script_is_the_card():
     import crate_interp as ci
-    from crate_interp.checkpoints.registry import MODELS
+    from crate_interp.checkpoints.hub.registry import MODELS
 
     text = (ROOT / "demos" / "train_tiny_fashion.py").read_text()
     assert (

@@ -11,7 +11,7 @@ from PIL import Image
 import crate_interp as ci
 from browser import driven, opened  # noqa: F401
 from conftest import LAYERS, leftover_hooks, make
-from crate_interp import reports
+from crate_interp.reports import run
 
 pytestmark = pytest.mark.xdist_group("report")  # one worker writes the report that they share
 
@@ -164,7 +164,7 @@ def test_an_interrupt_costs_only_the_twins(model, data, tmp_path, monkeypatch):
     def interrupted(model, seed):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reports, "twin", interrupted)
+    monkeypatch.setattr(run, "twin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ci.report(model, data, tmp_path, progress=False)
     assert (

@@ -15,7 +15,7 @@ from conftest import make, make_lm
 from crate_interp.circuits import composition, evaluate, logit_attribution, logit_lens
 from crate_interp.data import open_data, open_text, part
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results import META, Result, by
+from crate_interp.results.result import META, Result, by
 
 N, CUT, BATCH = 11, 6, 3  # the cut lies between two batches, so that both ways see the same ones
 QUIET = dict(batch_size=BATCH, progress=False)

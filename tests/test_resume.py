@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
-from crate_interp.ledgers import ledger as ledgers
-from crate_interp.ledgers.ledger import Ledger
+from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.ledger import Ledger
 from working import digest, network, work
 
 N, CHUNK, CHUNKS = 23, 7, 4

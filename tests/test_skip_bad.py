@@ -12,9 +12,9 @@ from PIL import Image
 import crate_interp as ci
 import segments
 from conftest import PLAIN, make
+from crate_interp.core.pictures import Undecodable, decoded
 from crate_interp.data import open_data
-from crate_interp.data.runs import next_of, read_runs
-from crate_interp.pictures import Undecodable, decoded
+from crate_interp.data.batch_reading import next_of, read_runs
 from gathered import CHUNKS, COUNT, folder, same
 
 BAD = {4: "a/04.png", 13: "b/13.png", 16: "a/16.png"}  # the two classes take turns

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 import crate_interp as ci
 from conftest import make, make_lm
-from crate_interp.sweeps import activations
-from crate_interp.sweeps.stored import ActivationStore, facts_of, size_of
+from crate_interp.sweeps.stores import writing
+from crate_interp.sweeps.stores.activation_store import ActivationStore, facts_of, size_of
 from folders import files_of
 from killing import died_at
 
@@ -250,8 +250,8 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_a_small_disk_is_refused_before_work(net, tmp_path, monkeypatch):
-    monkeypatch.setattr(activations.shutil, "disk_usage", lambda path: Usage(9, 9, 1000))
-    monkeypatch.setattr(activations, "_of_chunk", lambda chunk, **options: 1 / 0)
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: Usage(9, 9, 1000))
+    monkeypatch.setattr(writing, "_of_chunk", lambda chunk, **options: 1 / 0)
     with pytest.raises(ValueError) as caught:
         ci.store(net, DATA, points=LAST, out=tmp_path, **QUIET)
     assert "1 point of 17 images, 1.67 kB each: 28.4 kB in float32" in str(caught.value)

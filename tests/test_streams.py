@@ -8,7 +8,7 @@ import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.data import open_data, open_text
 from crate_interp.data.streams import image_stream, is_stream
-from crate_interp.sweeps.stream import samples_of
+from crate_interp.sweeps.runs.batches import samples_of
 from gathered import CHUNKS, COUNT, pictures, same, table
 
 MORE = "give limit=n, which keeps the first n in memory, or a map-style"

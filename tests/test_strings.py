@@ -16,13 +16,13 @@ from chromium import found, opened
 from command import run
 from conftest import CLASSES, PLAIN, SIZES, make
 from crate_interp.config.families import FIELD_ORDER
+from crate_interp.core.safe_text import is_plain, markdown, plain, visible
 from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
-from crate_interp.sweeps.text import as_text
-from crate_interp.viz.lettering import as_written, label
-from crate_interp.viz.page import Html, _templates, render
-from crate_interp.viz.pictures import figure_uri, inline_svg
-from crate_interp.words import is_plain, markdown, plain, visible
+from crate_interp.results.text_table import as_text
+from crate_interp.viz.figures.labels import as_written, label
+from crate_interp.viz.pages.page import Html, _templates, render
+from crate_interp.viz.pages.page_pictures import figure_uri, inline_svg
 from texts import ANY, GOOD, HARMFUL, JSON, NO_TEXT, deep, harmless
 
 FAMILIES = st.sampled_from(["crate", "crate-lm", "clipa", "crate-mae"])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import FIXTURES
-from crate_interp.checkpoints import tiktoken_pickle
-from crate_interp.models import split_patterns, tokenizer, tokenizer_rules
+from crate_interp.checkpoints.formats import tiktoken_pickle
+from crate_interp.models.text import split_patterns, tokenizer, tokenizer_rules
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from conftest import PLAIN, make
-from crate_interp import pictures
+from crate_interp.core import pictures
 from strangers import NAMES, PIXELS, cell, exif_of, file_of, opened, picture, refused, table
 
 TURNS = {

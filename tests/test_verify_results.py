@@ -13,8 +13,8 @@ import torch
 import crate_interp as ci
 from command import run
 from conftest import make
-from crate_interp.files import digest
-from crate_interp.verifying import KINDS
+from crate_interp.core.files import digest
+from crate_interp.reports.verification import KINDS
 
 N = 7
 DATA = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(1))

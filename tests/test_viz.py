@@ -18,10 +18,10 @@ from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, HEADS, LAYERS, make
-from crate_interp.sweeps.text import as_text
-from crate_interp.viz.heat import ink_on, written
-from crate_interp.viz.page import _superscripts, render
-from crate_interp.viz.summary import summary
+from crate_interp.results.text_table import as_text
+from crate_interp.viz.figures.heatmaps import ink_on, written
+from crate_interp.viz.pages.layer_summary import summary
+from crate_interp.viz.pages.page import _superscripts, render
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def boot_transformers(name: str, *args: Any, dtype=None, tokenizer=None, **_: An
 
 @functools.cache
 def _reader() -> tuple[Any, int]:
-    from crate_interp.models.tokenizer import parse
+    from crate_interp.models.text.tokenizer import parse
 
     text = Path(os.environ["TL_TOKENIZER"]).read_text()
     return parse(text), json.loads(text)["added_tokens"][-1]["id"] + 1

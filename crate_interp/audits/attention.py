@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
-from crate_interp.audits.draws import randoms_like
 from crate_interp.audits.frames import (
     Rows,
     Side,
@@ -28,9 +27,10 @@ from crate_interp.audits.frames import (
     unit_scale,
     update_of,
 )
+from crate_interp.audits.random_matrices import randoms_like
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
-from crate_interp.models.norm import HookedNorm
+from crate_interp.models.layers.norm import HookedNorm
 
 # of, frame, eps, basis, tokens
 Key = tuple[str, str, float, str, str]

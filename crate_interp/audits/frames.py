@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.measures.checks import qr
-from crate_interp.models.norm import HookedLayerNorm, HookedNorm, HookedRMSNorm
+from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm, HookedRMSNorm
 
 
 @dataclass(frozen=True)

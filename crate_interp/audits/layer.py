@@ -11,10 +11,10 @@ from torch import Tensor
 from crate_interp.audits import attention, kept_rates, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
 from crate_interp.audits.claims import ATTENTION, CLAIM_OF, CLAIMS, NUMBERS, SPARSE
-from crate_interp.audits.draws import randoms_like
 from crate_interp.audits.frames import Norm, norm_of
-from crate_interp.models.step import Lasso
-from crate_interp.probes.shared import dictionary, tied_subspaces
+from crate_interp.audits.random_matrices import randoms_like
+from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 POINTS = (
     "hook_resid_pre", "hook_resid_mid", "ln2.hook_normalized", "mlp.hook_post", "attn.hook_z",

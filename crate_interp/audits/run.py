@@ -10,25 +10,25 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp import checks
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import Cells, Setting
 from crate_interp.audits.claims import GRID, NULLS
-from crate_interp.audits.estimate import announce
+from crate_interp.audits.duration import announce
+from crate_interp.audits.number_tables import table_of, weights_of
 from crate_interp.audits.result import AuditResult
-from crate_interp.audits.tables import table_of, weights_of
 from crate_interp.audits.weights import of_heads, of_weights
+from crate_interp.core import checks
 from crate_interp.data import Data, Samples
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.offload import with_weights
-from crate_interp.results import by, first
-from crate_interp.sweeps.jobs import Perhaps, listing_in, open_job
-from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stages import Rules, Stage, twins_of, with_facts
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.twins import first_samples, stacked
+from crate_interp.results.result import by, first
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, twins_of, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.provenance import data_meta
+from crate_interp.sweeps.runs.untrained_twins import first_samples, stacked
 
 _OF_A_NETWORK: Rules = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
 RULES: dict[str, Rules] = {"audit": _OF_A_NETWORK, "untrained": _OF_A_NETWORK}

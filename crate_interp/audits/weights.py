@@ -14,7 +14,7 @@ from crate_interp.measures import (
     output_map_cosine,
     scale_free_defect,
 )
-from crate_interp.probes.shared import dictionary, tied_subspaces
+from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 
 def of_weights(block: Any) -> dict[str, tuple[float, float]]:

@@ -4,17 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from crate_interp.bridge.foreign import from_bridge
+    from crate_interp.bridge.bridge_to_hooked import from_bridge
+    from crate_interp.bridge.hooked_to_bridge import to_bridge
     from crate_interp.bridge.loading import load
-    from crate_interp.bridge.native import to_bridge
     from crate_interp.bridge.registration import register
 
 # public name -> module; each loads when it is touched, since TransformerLens' bridge takes seconds
 _PUBLIC = {
-    "from_bridge": "crate_interp.bridge.foreign",
+    "from_bridge": "crate_interp.bridge.bridge_to_hooked",
     "load": "crate_interp.bridge.loading",
     "register": "crate_interp.bridge.registration",
-    "to_bridge": "crate_interp.bridge.native",
+    "to_bridge": "crate_interp.bridge.hooked_to_bridge",
 }
 
 __all__ = ["from_bridge", "load", "register", "to_bridge"]

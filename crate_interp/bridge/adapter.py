@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge import ArchitectureAdapter, TransformerBridge
 
-from crate_interp.bridge.parts import (
+from crate_interp.bridge.bridge_modules import (
     AttentionPart,
     BlockPart,
     EmbedPart,
@@ -22,7 +22,7 @@ from crate_interp.bridge.parts import (
     StepPart,
     UnembedPart,
 )
-from crate_interp.bridge.points import bridge_names
+from crate_interp.bridge.point_names import bridge_names
 from crate_interp.models.hooked import HookedModel
 
 # name of an architecture -> where in the module the hooked model lies

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from crate_interp import checks
-from crate_interp.bridge import weights
+from crate_interp.bridge import weight_limits
 from crate_interp.bridge.preprocessor import preprocessing
-from crate_interp.checkpoints import hub, registry
+from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_crate
-from crate_interp.checkpoints.tensors import read_json
 from crate_interp.config.families import SUBSPACES
-from crate_interp.errors import CheckpointError
+from crate_interp.core import checks
+from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.tokenizer import check, safely
+from crate_interp.models.text.tokenizer import check, safely
 
 # model_type in config.json -> classes of transformers that it may name; the last stands in for any
 # other, and has no head
@@ -35,7 +35,7 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "qwen2": ("Qwen2ForCausalLM",),
 }
 _POOLED = ("ViTModel", "DeiTModel")  # with a pooler unless told otherwise, which is no part of it
-_WEIGHTS, _SHARDS, _CONFIG = weights.WEIGHTS, weights.SHARDS, "config.json"
+_WEIGHTS, _SHARDS, _CONFIG = weight_limits.WEIGHTS, weight_limits.SHARDS, "config.json"
 _TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
 _BESIDE = (
     "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
@@ -104,8 +104,8 @@ def _folder(
     if registry.find(name) is not None or registry.of_repo(name):
         return None
     try:
-        config = hub.fetch(name, _CONFIG, revision=revision, **net)
-    except hub.MissingFile:
+        config = fetch.fetch(name, _CONFIG, revision=revision, **net)
+    except fetch.MissingFile:
         return None  # ci.load says what to do
     return _downloaded(name, config, net) if _type_of(config.parent) else None
 
@@ -123,19 +123,19 @@ def _downloaded(repo: str, config: Path, net: dict) -> Path:
     """Returns the folder of a repo's snapshot, with the weights and what belongs to them."""
     commit = config.parent.name  # of the config: a branch may move meanwhile
     try:
-        files = [hub.fetch(repo, _WEIGHTS, revision=commit, **net).name]
-    except hub.MissingFile:
+        files = [fetch.fetch(repo, _WEIGHTS, revision=commit, **net).name]
+    except fetch.MissingFile:
         try:
-            index = read_json(hub.fetch(repo, _SHARDS, revision=commit, **net))
-        except hub.MissingFile:
+            index = read_json(fetch.fetch(repo, _SHARDS, revision=commit, **net))
+        except fetch.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
-        files = weights.shards_of(index, f"{repo}/{_SHARDS}")
+        files = weight_limits.shards_of(index, f"{repo}/{_SHARDS}")
     for name in files:
-        hub.fetch(repo, name, revision=commit, **net)
+        fetch.fetch(repo, name, revision=commit, **net)
     for name in _BESIDE:
         try:
-            hub.fetch(repo, name, revision=commit, **net)
-        except (hub.MissingFile, hub.NotCached):
+            fetch.fetch(repo, name, revision=commit, **net)
+        except (fetch.MissingFile, fetch.NotCached):
             continue
     return config.parent
 
@@ -155,8 +155,8 @@ def _bridged(
     for path in folder.iterdir():  # transformers opens some that are not asked for here
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path} is no regular file.")
-    from crate_interp.bridge.building import build
-    from crate_interp.bridge.foreign import from_bridge
+    from crate_interp.bridge.bridge_to_hooked import from_bridge
+    from crate_interp.bridge.build_bridge import build
 
     network = _network(folder, dtype)
     fields = preprocessing(folder, network.config) | given
@@ -170,8 +170,8 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     import transformers
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
-    sizes = weights.sizes_of(folder)
-    weights.check_counts(config, sizes, where)
+    sizes = weight_limits.sizes_of(folder)
+    weight_limits.check_counts(config, sizes, where)
     known = BLACK_BOXES[config["model_type"]]
     asked = (config.get("architectures") or [None])[0]
     name = asked if asked in known else known[-1]
@@ -181,7 +181,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         raise CheckpointError(f"{where} has a quantization_config: give plain weights.")
     read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
     read._attn_implementation = "eager"  # a config may name one of the Hub, which is code
-    weights.check_total(kind, read, sizes, where)
+    weight_limits.check_total(kind, read, sizes, where)
     network, info = kind.from_pretrained(
         folder,
         config=read,
@@ -208,7 +208,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
 def _tokenizer(folder: Path) -> object:
     """Returns the tokenizer that lies beside the weights, or None.
 
-    One that is not admitted (crate_interp/models/tokenizer_rules.py) is left out with a warning.
+    One that crate_interp/models/text/tokenizer_rules.py refuses is left out with a warning.
     """
     path = folder / _TOKENIZER
     if not path.exists():

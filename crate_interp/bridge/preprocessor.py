@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from crate_interp import checks
-from crate_interp.checkpoints.tensors import read_json
-from crate_interp.errors import CheckpointError
+from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.core import checks
+from crate_interp.core.errors import CheckpointError
 
 _FILE = "preprocessor_config.json"
 # Pillow's numbers of filters

@@ -31,7 +31,7 @@ def register() -> None:
         AutoTokenizer,
     )
 
-    from crate_interp.bridge import hugging_face as hub
+    from crate_interp.bridge import transformers_models as hub
 
     models = (
         (hub.CrateForImageClassification, (AutoModel, AutoModelForImageClassification)),

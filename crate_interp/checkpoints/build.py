@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints import own
+from crate_interp.checkpoints import native_format
+from crate_interp.checkpoints.formats.tensor_files import Contents, check_dense, check_weights
 from crate_interp.checkpoints.layouts import find_layout
 from crate_interp.checkpoints.layouts.layout import (
     Fields,
@@ -19,9 +20,8 @@ from crate_interp.checkpoints.layouts.layout import (
     key_map,
     source_of,
 )
-from crate_interp.checkpoints.tensors import Contents, check_dense, check_weights
 from crate_interp.config import FAMILIES, CrateConfig
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
 from crate_interp.models.language import HookedCrateLM
@@ -89,11 +89,11 @@ def make_config(
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
     given, in_file = checked(given), checked(layout.translate(file_config))
     for name, value in in_file.items():
-        if name in own.STRUCTURE and name in given and given[name] != value:
+        if name in native_format.STRUCTURE and name in given and given[name] != value:
             raise CheckpointError(
                 f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}."
             )
-        if name in own.STRUCTURE and name not in given and row.get(name, value) != value:
+        if name in native_format.STRUCTURE and name not in given and row.get(name, value) != value:
             raise CheckpointError(
                 f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
             )

@@ -8,9 +8,9 @@ import torch
 
 from crate_interp.checkpoints.load import load
 from crate_interp.config.base import CrateConfig
-from crate_interp.folders import locked
+from crate_interp.core.folders import locked
+from crate_interp.core.safe_text import plain
 from crate_interp.models.saving import check_new, save
-from crate_interp.words import plain
 
 
 def convert(

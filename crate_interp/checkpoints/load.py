@@ -8,16 +8,29 @@ from typing import Any
 
 import torch
 
-from crate_interp import checks
-from crate_interp.checkpoints import hub, lens, own, registry, sae
+from crate_interp.checkpoints import native_format, sae_formats, saelens_format
 from crate_interp.checkpoints.build import build, from_layout
-from crate_interp.checkpoints.fixed import check_output
-from crate_interp.checkpoints.renaming import Rename, renamed
-from crate_interp.checkpoints.tensors import DTYPES, Contents, model_args, read_file, state_dict_of
-from crate_interp.checkpoints.tokenizer import TOKENIZER_FILES, attach
-from crate_interp.checkpoints.trained import Told, fields_of, from_hooked, is_hooked, trained_folder
+from crate_interp.checkpoints.formats.tensor_files import (
+    DTYPES,
+    Contents,
+    model_args,
+    read_file,
+    state_dict_of,
+)
+from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints.key_renaming import Rename, renamed
+from crate_interp.checkpoints.output_check import check_output
+from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES, attach
+from crate_interp.checkpoints.trained_weights import (
+    Told,
+    fields_of,
+    from_hooked,
+    is_hooked,
+    trained_folder,
+)
 from crate_interp.config import check_names
-from crate_interp.errors import CheckpointError
+from crate_interp.core import checks
+from crate_interp.core.errors import CheckpointError
 from crate_interp.models.hooked import hooked_part
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
@@ -151,7 +164,7 @@ def _resolve(
     if row is not None and row["embedded"]:
         _has_no(None, file, row["name"])
         folder = registry.folder_of(row)
-        weights = own.weights_of(folder, revision, row["note"])
+        weights = native_format.weights_of(folder, revision, row["note"])
         return _from_folder(folder, weights, family, given, dtype, net)
     if row is not None:
         _has_no(None, file, row["name"])
@@ -212,10 +225,10 @@ def _from_row(
         )
     wanted = row["revision"] if revision is None else revision
     told = row if revision in (None, row["revision"]) else None
-    path = hub.fetch(row["repo"], row["file"], revision=wanted, row=told, **net)
+    path = fetch.fetch(row["repo"], row["file"], revision=wanted, row=told, **net)
     folder = Path(row["file"]).parent
     for name in row["beside"]:
-        hub.fetch(row["repo"], str(folder / name), revision=wanted, **net)
+        fetch.fetch(row["repo"], str(folder / name), revision=wanted, **net)
     return _from_file(path, family or row["family"], row["config"], given, dtype, net)
 
 
@@ -229,7 +242,7 @@ def _from_repo(
     dtype: torch.dtype,
 ) -> Any:
     if file is not None:
-        hub.check_file(file)
+        fetch.check_file(file)
     rows = registry.of_repo(repo, file)
     if len(rows) == 1 and (file is not None or len(registry.of_repo(repo)) == 1):
         return _from_row(rows[0], family, revision, net, given, dtype)
@@ -241,7 +254,7 @@ def _from_repo(
         )
     if file is None:
         return _own_repo(repo, family, revision, net, given, dtype)
-    path = hub.fetch(repo, file, revision=revision, **net)
+    path = fetch.fetch(repo, file, revision=revision, **net)
     beside = "config.json" if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
     _try_fetch(repo, str(Path(file).with_name(beside)), revision, net)
     return _from_file(path, family, {}, given, dtype, net)
@@ -252,14 +265,14 @@ def _own_repo(
 ) -> Any:
     """Loads a repo that push_to_hub made."""
     try:
-        config = hub.fetch(repo, CONFIG, revision=revision, **net)
-    except hub.MissingFile:
+        config = fetch.fetch(repo, CONFIG, revision=revision, **net)
+    except fetch.MissingFile:
         raise CheckpointError(
             f"{repo} has no {CONFIG}, so it was not made by push_to_hub: "
             f"name a weight file of it, ci.load({repo!r}, file='...')."
         ) from None
-    weights = hub.fetch(repo, WEIGHTS, revision=revision, **net)
-    if not own.is_foreign(config):
+    weights = fetch.fetch(repo, WEIGHTS, revision=revision, **net)
+    if not native_format.is_foreign(config):
         _try_fetch(repo, TOKENIZER, revision, net)
         return _from_folder(config.parent, weights, family, given, dtype, net)
     for name in TOKENIZER_FILES:
@@ -269,21 +282,21 @@ def _own_repo(
 
 def _try_fetch(repo: str, file: str, revision: str | None, net: dict) -> None:
     """Downloads a file that may lie beside the weights, if it is there."""
-    with suppress(hub.MissingFile, hub.NotCached):
-        hub.fetch(repo, file, revision=revision, **net)
+    with suppress(fetch.MissingFile, fetch.NotCached):
+        fetch.fetch(repo, file, revision=revision, **net)
 
 
 def _from_directory(
     path: Path, family: str | None, revision: str | None, given: dict, dtype: torch.dtype, net: dict
 ) -> Any:
-    if (path / own.STEPS).is_dir() and (path / CONFIG).exists():
-        weights = own.weights_of(path, revision)
+    if (path / native_format.STEPS).is_dir() and (path / CONFIG).exists():
+        weights = native_format.weights_of(path, revision)
         return _from_folder(path, weights, family, given, dtype, net)
     _has_no(revision, None, str(path))
-    if family in (None, "sae") and lens.is_lens(path):
-        return lens.from_folder(path, given, dtype)
+    if family in (None, "sae") and saelens_format.is_lens(path):
+        return saelens_format.from_folder(path, given, dtype)
     weights = path / WEIGHTS
-    if own.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
+    if native_format.is_foreign(path / CONFIG) and weights.exists():  # such as nanochat's repo
         return _from_file(weights, family, {}, given, dtype, net)
     if not (path / CONFIG).exists():
         return _from_trainer(path, family, given, dtype, net)
@@ -293,19 +306,19 @@ def _from_directory(
 def _from_folder(
     folder: Path, weights: Path, family: str | None, given: dict, dtype: torch.dtype, net: dict
 ) -> Any:
-    state = own.state(folder / CONFIG, weights)
-    cfg = own.read_config(folder, given | ({"family": family} if family else {}))
+    state = native_format.state(folder / CONFIG, weights)
+    cfg = native_format.read_config(folder, given | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     if weights == folder / WEIGHTS:  # not a step along the training
-        own.check_files(folder)
+        native_format.check_files(folder)
     contents = read_file(weights)
-    if own.state(folder / CONFIG, weights) != state:
+    if native_format.state(folder / CONFIG, weights) != state:
         raise CheckpointError(f"{folder} was replaced while it was read: load it again.")
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
         raise CheckpointError(f"family={family!r} contradicts {folder / CONFIG}, which says 'sae'.")
     if isinstance(cfg, SAEConfig):
-        return sae.from_own(cfg, contents.tensors, given, str(weights), dtype)
+        return sae_formats.from_own(cfg, contents.tensors, given, str(weights), dtype)
     return attach(
         build(cfg, contents.tensors, None, str(weights), dtype, contents.owned), folder, net
     )
@@ -345,8 +358,8 @@ def _from_file(
 def _from_contents(
     contents: Contents, family: str | None, row: dict, given: dict, where: str, dtype: torch.dtype
 ) -> Any:
-    if family == "sae" or (family is None and sae.is_sae(contents)):
-        return sae.from_contents(contents, given, where, dtype)
+    if family == "sae" or (family is None and sae_formats.is_sae(contents)):
+        return sae_formats.from_contents(contents, given, where, dtype)
     if "hook_name" in given:
         raise CheckpointError("hook_name belongs to family 'sae', a sparse autoencoder.")
     if is_hooked(contents.tensors):

@@ -1,6 +1,6 @@
 """A progress bar for files that take a while."""
 
-from crate_interp.bars import tqdm
+from crate_interp.core.progress import tqdm
 
 SHOWN_FROM = 2**28  # bytes
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crate_interp.bars import tqdm
-from crate_interp.checkpoints import fixed, own, registry
+from crate_interp.checkpoints import native_format, output_check
+from crate_interp.checkpoints.hub import registry
 from crate_interp.checkpoints.load import load
-from crate_interp.errors import CheckpointError
-from crate_interp.models.digest import model_digest
+from crate_interp.core.errors import CheckpointError
+from crate_interp.core.progress import tqdm
+from crate_interp.core.safe_text import plain
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.model_digest import model_digest
 from crate_interp.models.sae import SparseAutoencoder
-from crate_interp.words import plain
 
 Source = str | Path | Mapping[str, Any] | nn.Module
 
@@ -67,8 +68,8 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         failed = _check("loads strictly", False, str(error))
         return {"source": name, "ok": False, "checks": [failed], "cannot_check": []}
     checks = [_check("loads strictly", True, _LOADED)]
-    out = fixed.output(model)
-    again = fixed.output(model)
+    out = output_check.output(model)
+    again = output_check.output(model)
     checks.append(
         _check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input")
     )
@@ -159,7 +160,7 @@ def _digests(source: Source, revision: str | None) -> dict[str, str]:
         return {}
     path, row = Path(source).expanduser(), registry.find(str(source))
     if not path.exists() and row and row["embedded"]:
-        path = own.weights_of(registry.folder_of(row), revision)
+        path = native_format.weights_of(registry.folder_of(row), revision)
     files = (
         [path]
         if path.is_file()
@@ -184,7 +185,7 @@ def _patterns(model: HookedModel) -> dict[str, Any]:
     with model.hooks(
         fwd_hooks=[(name, look) for name in model.hook_dict if name.endswith("hook_pattern")]
     ):
-        fixed.output(model)
+        output_check.output(model)
     bound = 100 * torch.finfo(model.cfg.dtype).eps
     return _check(
         "pattern rows sum to 1",
@@ -200,7 +201,11 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
     """
     every = model.matching_points(None)
     left, without, tried = _some_layers(every), [], 0
-    runs = (fixed.output, fixed.whole) if fixed.whole_is_small(model) else (fixed.output,)
+    runs = (
+        (output_check.output, output_check.whole)
+        if output_check.whole_is_small(model)
+        else (output_check.output,)
+    )
     with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
         for run in runs:
             plain, seen = _fired(model, run, left)

@@ -1,17 +1,17 @@
 """Circuits: what heads read of one another, what each adds to a logit, and which ones matter."""
 
 from crate_interp.circuits import patching
-from crate_interp.circuits.atlases import Atlas, atlas
+from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
+from crate_interp.circuits.attention_scores import head_scores, repeat_targets
 from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
+from crate_interp.circuits.attribution_patching import attribution_patch
 from crate_interp.circuits.circuit import Circuit, Edge
+from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
 from crate_interp.circuits.compositions import Composition, composition
-from crate_interp.circuits.gradients import attribution_patch
 from crate_interp.circuits.head_ablation import ablate_heads
-from crate_interp.circuits.heads import head_scores, repeat_targets
-from crate_interp.circuits.heads_ablated import HeadAblation
-from crate_interp.circuits.lens import LogitLens, logit_lens
-from crate_interp.circuits.paths import path_patch
-from crate_interp.circuits.scores import CircuitScores, evaluate
+from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.circuits.lens_table import LogitLens, logit_lens
+from crate_interp.circuits.path_patching import path_patch
 
 __all__ = [
     "Atlas",

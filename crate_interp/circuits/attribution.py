@@ -10,11 +10,11 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.norm import HookedLayerNorm
-from crate_interp.results import Result, by, counted
-from crate_interp.sweeps.provenance import model_meta
+from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.results.result import Result, by, counted
+from crate_interp.sweeps.runs.provenance import model_meta
 
 _COLUMNS = ["sample", "part", "layer", "number", "value"]
 _OF_A_LAYER = ("head", "atom", "bias")

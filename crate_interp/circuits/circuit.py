@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crate_interp import checks
-from crate_interp.circuits.drawing import drawn
-from crate_interp.circuits.runs import Head
-from crate_interp.files import write_text
-from crate_interp.words import plain
+from crate_interp.circuits.circuit_drawing import drawn
+from crate_interp.circuits.two_runs import Head
+from crate_interp.core import checks
+from crate_interp.core.files import write_text
+from crate_interp.core.safe_text import plain
 
 _NODE = re.compile(r"L(0|[1-9][0-9]{0,8})[HA](0|[1-9][0-9]{0,8})|embed|logits")
 LAST = 2**31 - 1  # the layer of the logits, after any other

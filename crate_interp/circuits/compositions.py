@@ -12,19 +12,19 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.circuits.atlases.stream_linear import normed, pushed, stepped
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
-from crate_interp.circuits.linear import normed, pushed, stepped
+from crate_interp.core import checks
 from crate_interp.data import Data
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import qr
+from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.offload import with_weights
-from crate_interp.results import Result, sums
-from crate_interp.sweeps.jobs import Perhaps, open_job
-from crate_interp.sweeps.provenance import data_meta, model_meta
-from crate_interp.sweeps.stages import Stage, with_facts
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.results.result import Result, sums
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, model_meta
 
 THROUGH = ("direct", "linear", "data")
 _FEWEST = 100  # random subspaces that a 99th percentile needs

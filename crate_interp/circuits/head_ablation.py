@@ -14,17 +14,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp import checks
-from crate_interp.circuits.effects import Loss, at_once, loss_on, losses
-from crate_interp.circuits.heads_ablated import HeadAblation
+from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_on, losses
+from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.core import checks
 from crate_interp.data import Data, Samples
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.hooked import HookedModel
-from crate_interp.sweeps.arrays import added, from_bytes, to_bytes
-from crate_interp.sweeps.jobs import Job, Perhaps, listing_in, open_job
-from crate_interp.sweeps.provenance import data_meta, digest_of_labels
-from crate_interp.sweeps.stages import Rules, Stage, with_facts
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 HOW = ("mean", "zero")
 METRICS = ("loss", "accuracy")

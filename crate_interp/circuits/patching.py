@@ -14,8 +14,8 @@ import pandas as pd
 from torch import Tensor
 from transformer_lens import patching as lens
 
-from crate_interp import checks
-from crate_interp.circuits.runs import Metric
+from crate_interp.circuits.two_runs import Metric
+from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
 

@@ -8,20 +8,22 @@ import sys
 
 import typer
 
-from crate_interp import terminal
-from crate_interp.cli import health, looking, measuring
-from crate_interp.cli.commands import QUIET, add
+from crate_interp.cli import doctor_command, inspect_commands, measure_commands
+from crate_interp.cli.command_line import QUIET, add
 from crate_interp.cli.entry import root
+from crate_interp.cli.error_wording import spoken
 from crate_interp.cli.options import locks, place, places
-from crate_interp.cli.wording import spoken
+from crate_interp.core import terminal
 
 __all__ = ["app", "main"]
 
 COMMANDS = (
-    measuring.report, measuring.sweep, measuring.audit, measuring.compare, measuring.segment,
-    measuring.atoms, measuring.atlas, measuring.ablate, measuring.merge, looking.explore,
-    looking.convert, looking.verify, looking.models, health.doctor,
-)  # fmt: skip
+    *(measure_commands.report, measure_commands.sweep, measure_commands.audit),
+    *(measure_commands.compare, measure_commands.segment, measure_commands.atoms),
+    *(measure_commands.atlas, measure_commands.ablate, measure_commands.merge),
+    *(inspect_commands.explore, inspect_commands.convert, inspect_commands.verify),
+    *(inspect_commands.models, doctor_command.doctor),
+)
 EXIT_CODES = (
     "Exit codes: 0 done; 1 verify or doctor found what fails; 2 it cannot be done as asked, and a "
     "line says why; 3 an error that nobody expected, whose traceback --debug shows; 130 "

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
-from crate_interp import checks
-from crate_interp.folders import locked
+from crate_interp.core import checks
+from crate_interp.core.folders import locked
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 locks = ExitStack()  # of the folders that the command writes; they open when it ends

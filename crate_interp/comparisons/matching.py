@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crate_interp.comparisons.statistics import Statistic
+from crate_interp.comparisons.sample_statistics import Statistic
 
 _CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
 Statistics = Mapping[str, Statistic]  # "probe.statistic" -> what one network has

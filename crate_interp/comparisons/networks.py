@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from crate_interp import ranges
-from crate_interp.bars import tqdm
+from crate_interp.core.progress import tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.probes import Probe
-from crate_interp.saved import META
-from crate_interp.sweeps.provenance import data_meta, probes_meta
+from crate_interp.results import sample_ranges
+from crate_interp.results.result_reading import META
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, sweep
-from crate_interp.sweeps.stream import check_model, samples_of
-from crate_interp.sweeps.twins import twin
+from crate_interp.sweeps.runs.batches import check_model, samples_of
+from crate_interp.sweeps.runs.provenance import data_meta, probes_meta
+from crate_interp.sweeps.runs.untrained_twins import twin
 
 Network = SweepResult | HookedModel
 Compared = Network | Sequence[Network]
@@ -81,7 +81,7 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
             "tokens are the same only with the same tokenizer and n_ctx. Give tokens [n, pos]."
         )
     own = next(iter(prints.values()))
-    given = ranges.of(own.fingerprint, own.start, own.start + own.n)
+    given = sample_ranges.of(own.fingerprint, own.start, own.start + own.n)
     if any(one.meta["data"] != given for one in results):
         raise ValueError(
             f"data has {own.n} samples of {own.fingerprint}, and a result is of others: give the "

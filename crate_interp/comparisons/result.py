@@ -4,8 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.comparisons.finding import headline, overview
-from crate_interp.results import Result, counted, first
+from crate_interp.comparisons.headline import headline, overview
+from crate_interp.results.result import Result, counted, first
 
 _NUMBERS = (
     "layer", "layer_b", "a", "b", "difference", "low", "high", "p", "holds", "n", "untrained",

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from crate_interp import checks
+from crate_interp.comparisons.difference_tables import Side, differences, networks
 from crate_interp.comparisons.matching import layer_pairs, noted, shared
 from crate_interp.comparisons.networks import (
     Compared,
@@ -19,14 +19,14 @@ from crate_interp.comparisons.networks import (
     twins_of,
 )
 from crate_interp.comparisons.result import Comparison
-from crate_interp.comparisons.statistics import statistics_of
-from crate_interp.comparisons.tables import Side, differences, networks
+from crate_interp.comparisons.sample_statistics import statistics_of
+from crate_interp.core import checks
+from crate_interp.core.folders import locked
+from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
-from crate_interp.folders import locked
 from crate_interp.models.hooked import HookedModel
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes
-from crate_interp.words import plain
 
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from crate_interp import checks
 from crate_interp.config.families import (
     FAMILIES,
     FIELD_ORDER,
@@ -20,6 +19,7 @@ from crate_interp.config.families import (
     Facts,
 )
 from crate_interp.config.types import DEFAULT, Filled
+from crate_interp.core import checks
 
 # Checks the value of a field, given its name, and returns the value in the form that is stored.
 Check = Callable[[str, Any], Any]
@@ -42,8 +42,8 @@ class CrateConfig:
 
     A field that is left at None takes the published default of its family: `sparse_step`,
     `lambd`, `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses
-    the output map of MSSA (crate_interp/models/attention.py), `sparse_step` the step that
-    follows MSSA (crate_interp/models/sparsify.py). `output_matrix` says whether MSSA has an
+    the output map of MSSA (crate_interp/models/layers/attention.py), `sparse_step` the step that
+    follows MSSA (crate_interp/models/layers/sparsify.py). `output_matrix` says whether MSSA has an
     output matrix. None means: as in the official code for images, which leaves the matrix out
     where one head spans the whole stream. `n_ctx` and `d_vocab` are required for text; for
     images they follow from the other fields.
@@ -98,7 +98,8 @@ class CrateConfig:
     use_attn_in: bool = field(default=False, init=False, compare=False, repr=False)
     use_hook_mlp_in: bool = field(default=False, init=False, compare=False, repr=False)
 
-    # where a model's own config reads device and dtype: crate_interp/models/runtime.py
+    # where a model's own config reads device and dtype:
+    # crate_interp/models/compat/runtime_config.py
     _runtime: ClassVar[Any] = None
 
     def __new__(cls, **values: Any) -> Any:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp import checks
 from crate_interp.config.base import Check, choice
 from crate_interp.config.families import SUBSPACES
 from crate_interp.config.text import TextConfig
 from crate_interp.config.types import DEFAULT, Filled
 from crate_interp.config.vision import VisionConfig
+from crate_interp.core import checks
 
 _CHECKED: dict[str, Check] = {
     "architecture": checks.one_line,
@@ -20,7 +20,7 @@ _CHECKED: dict[str, Check] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BridgedImageConfig(VisionConfig):
-    """The config of a network of images behind a bridge (crate_interp/bridge/foreign.py).
+    """The config of a network of images behind a bridge (crate_interp/bridge/bridge_to_hooked.py).
 
     `architecture` is the name of its class. `subspaces` says which of its maps stand in for U,
     which is a choice: "value", "key" or "query". `value_heads`: how many heads its keys and values

@@ -13,7 +13,7 @@ class Facts(TypedDict):
     """What is true of every model of one family."""
 
     kind: str  # which forward, and which class of configs
-    sparse_step: str  # what follows attention (crate_interp/models/sparsify.py, baseline.py)
+    sparse_step: str  # what follows attention (crate_interp/models/layers/sparsify.py, baseline.py)
     d_mlp_ratio: int  # width of its code over d_model
     residual: bool  # whether the stream is added to the output of the sparse step
     tied: bool  # whether query, key and value are one code
@@ -77,7 +77,7 @@ FAMILIES: dict[str, Facts] = {
         "tied": False, "output_bias": None, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.1, "causal": False, "prepend_bos": True,
     },
-    "vit": {  # any network of images behind a bridge: crate_interp/bridge/foreign.py
+    "vit": {  # any network of images behind a bridge: crate_interp/bridge/bridge_to_hooked.py
         "kind": "vision", "sparse_step": "mlp", "d_mlp_ratio": 4, "residual": True,
         "tied": False, "output_bias": True, "norm": "LN",
         "ln_eps": 1e-6, "ln_final_eps": 1e-6, "lambd": 0.0, "bridged": True,

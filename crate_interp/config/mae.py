@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp import checks
 from crate_interp.config.base import Check
 from crate_interp.config.images import ImageConfig
 from crate_interp.config.types import DEFAULT, Filled
+from crate_interp.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp import checks
 from crate_interp.config.base import Check, CrateConfig, choice
 from crate_interp.config.families import TOKENIZERS
+from crate_interp.core import checks
 
 _MOST_AT_ONCE = 4096  # tokens
 

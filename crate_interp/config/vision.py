@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp import checks, words
 from crate_interp.config.base import Check, choice
 from crate_interp.config.families import POOLS
 from crate_interp.config.images import ImageConfig, as_tuple
+from crate_interp.core import checks, safe_text
 
 _NAMES = ' of names in the order of the outputs, such as ["cat", "dog"]'
 _LONGEST = 1000  # characters of a label: some of ImageNet-21k name a dozen synonyms
@@ -19,7 +19,7 @@ def class_names(name: str, value: object) -> tuple[str, ...]:
     Raises ValueError, with the field's `name`, for anything else.
     """
     for place, label in enumerate(names := as_tuple(name, value, _NAMES)):
-        if not isinstance(label, str) or len(label) > _LONGEST or not words.is_harmless(label):
+        if not isinstance(label, str) or len(label) > _LONGEST or not safe_text.is_harmless(label):
             raise ValueError(
                 f"{name} are names: give strings, one per class, of at most {_LONGEST} characters "
                 f"and without control characters; number {place} is {checks.shown(label)}."

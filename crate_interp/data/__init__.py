@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from crate_interp.data.named import embedded
+from crate_interp.data.named_data import embedded
 from crate_interp.data.samples import Samples, part
 from crate_interp.data.sources import forms, open_data
 from crate_interp.data.tables import Table

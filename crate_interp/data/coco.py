@@ -13,13 +13,13 @@ from jaxtyping import Bool
 from PIL import Image
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
+from crate_interp.core.pictures import Later, check_file, check_image, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.class_maps import IGNORE, class_maps
 from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_of
-from crate_interp.data.files import inside, names_and_sizes, path_and_option
-from crate_interp.data.masks import IGNORE, class_maps
+from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
-from crate_interp.pictures import Later, check_file, check_image, quoted
-from crate_interp.words import plain
 
 _NEEDED = {  # table -> what its rows must have
     "images": ("id", "file_name", "width", "height"),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from crate_interp import checks
-from crate_interp.words import plain
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
 
 # polygons [x, y, x, y, ...], or run lengths {"size": [height, width], "counts": ...}
 Segmentation = list[list[int | float]] | dict[str, Any]

@@ -7,17 +7,17 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from crate_interp.core.pictures import check_image, loaded, opened, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.class_maps import class_maps
 from crate_interp.data.cutouts import paste, random_square
-from crate_interp.data.files import (
+from crate_interp.data.picture_files import (
     first_folders,
     names_and_sizes,
     path_and_option,
     pictures_under,
 )
-from crate_interp.data.masks import class_maps
 from crate_interp.data.samples import Preprocess, Samples
-from crate_interp.pictures import check_image, loaded, opened, quoted
-from crate_interp.words import plain
 
 SIDE = 224  # of a composite, before the model's own resize
 COVER = (0.03, 0.97)  # the share of its canvas that an object takes

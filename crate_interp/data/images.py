@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from crate_interp.data.files import first_folders
-from crate_interp.data.listing import Listing
+from crate_interp.core.pictures import SUFFIXES, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.folder_listing import Listing
+from crate_interp.data.picture_files import first_folders
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.measures.checks import all_finite
-from crate_interp.pictures import SUFFIXES, quoted
-from crate_interp.words import plain
 
 
 def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) -> Samples:
@@ -64,7 +64,7 @@ def folder_samples(
     are ordered by name.
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
-    crate_interp/pictures.py); other files, and names that begin with a dot, are skipped. They
+    crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. They
     are turned upright as their EXIF orientation says. kept: a file in which `Listing.keep` has kept
     the names; if it is of this folder, nothing is listed again.
 

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from crate_interp import checks
-from crate_interp.data.listing import Listing
-from crate_interp.pictures import Picture
-from crate_interp.words import plain
+from crate_interp.core import checks
+from crate_interp.core.pictures import Picture
+from crate_interp.core.safe_text import plain
+from crate_interp.data.folder_listing import Listing
 
 # Pictures, or uint8 images as an array, to a batch; `model.preprocess`, `model.preprocess_masks`.
 Pictures = Sequence[Picture] | Tensor | np.ndarray

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
+from crate_interp.core.pictures import Undecodable
 from crate_interp.data.coco import coco_samples
 from crate_interp.data.cutout_folder import cutout_samples
 from crate_interp.data.images import folder_samples, tensor_samples
-from crate_interp.data.named import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
+from crate_interp.data.named_data import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
 from crate_interp.data.samples import Preprocess, Samples, check_limit, first
 from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.data.tables import Table, table_samples
 from crate_interp.data.voc import voc_samples
-from crate_interp.pictures import Undecodable
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def open_data(
     stream. kept: the file of a folder's listing, which is used instead of listing it again.
 
     Files are opened only where they are files and within limits, and pictures are turned upright
-    (crate_interp/pictures.py).
+    (crate_interp/core/pictures.py).
 
     Raises ValueError, before any work starts, for anything else, for no images, for a first
     image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float

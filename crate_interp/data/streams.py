@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from crate_interp.core.safe_text import plain
 from crate_interp.data.samples import Preprocess, Samples, check_limit
 from crate_interp.data.tables import Table, checked, columns_of, row_samples, text_column
-from crate_interp.words import plain
 
 # a row of a table by its columns, or the tokens of a window
 Row = dict[str, Any] | list[int]

@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 from PIL import Image
 from torch import Tensor
 
-from crate_interp.data.masks import check_mask, class_maps, is_binary
+from crate_interp.core.pictures import Later, Undecodable, decoded, header, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.class_maps import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
-from crate_interp.pictures import Later, Undecodable, decoded, header, quoted
-from crate_interp.words import plain
 
 MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
 # How datasets puts the files that a table names into it. Who types it says that they may be read.

@@ -9,16 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from crate_interp.data.files import (
-    inside,
-    names_and_sizes,
-    path_and_option,
-    pictures_under,
-)
-from crate_interp.data.masks import check_mask, class_maps
+from crate_interp.core.pictures import check_file, check_image, header, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data.class_maps import check_mask, class_maps
+from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option, pictures_under
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
-from crate_interp.pictures import check_file, check_image, header, quoted
-from crate_interp.words import plain
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 

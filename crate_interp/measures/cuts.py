@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
 from crate_interp.measures.eigenpairs import TIE, first_largest, second
 

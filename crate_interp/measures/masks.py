@@ -5,7 +5,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
 
 __all__ = [

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.attention import MSSA
-from crate_interp.models.block import CrateBlock
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.embed import (
+from crate_interp.models.compat.tracing import readable
+from crate_interp.models.hooked import HookedModel, own_config
+from crate_interp.models.image_methods import ImageMixin
+from crate_interp.models.layers.attention import MSSA
+from crate_interp.models.layers.block import CrateBlock
+from crate_interp.models.layers.embed import (
     ConvPatchEmbed,
     cat_tokens,
     hooked_positions,
     interpolate_positions,
 )
-from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.images import ImageMixin
-from crate_interp.models.layers import layer_range
-from crate_interp.models.norm import HookedLayerNorm
-from crate_interp.models.tracing import readable
+from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.layers.stack import layer_range
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from transformer_lens import ActivationCache, HookedRootModule
 from transformer_lens.utilities.slice import Slice
 
 from crate_hooks import full_name
-from crate_interp import checks
-from crate_interp.models.aliases import resolve
-from crate_interp.models.norm import NoNorm
-from crate_interp.models.refusals import refuse
+from crate_interp.core import checks
+from crate_interp.models.compat.hook_aliases import resolve
+from crate_interp.models.compat.unsupported_methods import refuse
+from crate_interp.models.layers.norm import NoNorm
 
 
 class CrateCache(ActivationCache):

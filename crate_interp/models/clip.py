@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.block import CrateBlock
-from crate_interp.models.embed import hooked_positions
 from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.images import Images
-from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.norm import HookedLayerNorm
-from crate_interp.models.text import TextMixin
-from crate_interp.models.token_checks import check_tokens
+from crate_interp.models.image_methods import Images
+from crate_interp.models.layers.block import CrateBlock
+from crate_interp.models.layers.embed import hooked_positions
+from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.layers.stack import check_stream, layer_range
+from crate_interp.models.text.text_methods import TextMixin
+from crate_interp.models.text.token_checks import check_tokens
 from crate_interp.models.vision import HookedCrate
 
 

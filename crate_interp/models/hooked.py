@@ -12,13 +12,13 @@ from transformer_lens.utilities.slice import Slice
 
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
-from crate_interp.models.aliases import Named
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compiled import CompiledMixin
-from crate_interp.models.points import Hooks, NamesFilter, PointsMixin, without_batch
-from crate_interp.models.refusals import REFUSALS, refuse
-from crate_interp.models.runtime import follow
-from crate_interp.models.sharing import SharedModel
+from crate_interp.models.compat.hook_aliases import Named
+from crate_interp.models.compat.runtime_config import follow
+from crate_interp.models.compat.torch_compile import CompiledMixin
+from crate_interp.models.compat.unsupported_methods import REFUSALS, refuse
+from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, without_batch
+from crate_interp.models.hub_sharing import SharedModel
 from crate_interp.models.weights import WeightsMixin
 
 # [batch, head, query, key]: pos_slice cuts queries

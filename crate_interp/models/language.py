@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.block import CrateBlock
-from crate_interp.models.context import Padding, Past, contexts
-from crate_interp.models.embed import TokenEmbed, hooked_positions
-from crate_interp.models.generation import GenerateMixin
+from crate_interp.models.compat.hugging_face_outputs import causal_output, one_of
+from crate_interp.models.compat.offload import at_hand
+from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.transformerlens_methods import LanguageParity
 from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.losses import check_labels, next_token_loss
-from crate_interp.models.norm import HookedLayerNorm, NoNorm, make_norm
-from crate_interp.models.offload import at_hand
-from crate_interp.models.outputs import causal_output, one_of
-from crate_interp.models.padding import padding_of
-from crate_interp.models.parity import LanguageParity
-from crate_interp.models.token_checks import check_tokens
-from crate_interp.models.tracing import readable
+from crate_interp.models.layers.block import CrateBlock
+from crate_interp.models.layers.context import Padding, Past, contexts
+from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
+from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
+from crate_interp.models.layers.stack import check_stream, layer_range
+from crate_interp.models.text.generation import GenerateMixin
+from crate_interp.models.text.losses import check_labels, next_token_loss
+from crate_interp.models.text.padding import padding_of
+from crate_interp.models.text.token_checks import check_tokens
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
 

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from crate_interp import checks
 from crate_interp.config import CrateConfig
+from crate_interp.core import checks
+from crate_interp.core.pictures import Picture, check_depth, loaded
 from crate_interp.measures.checks import all_finite
-from crate_interp.pictures import Picture, check_depth, loaded
 
 # what may be one picture or several
 OneOrMore = Picture | Sequence[Picture]

@@ -10,16 +10,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from crate_interp.errors import CheckpointError
-from crate_interp.files import write_text
-from crate_interp.folders import is_free, read_index, replacing
-from crate_interp.models.tokenizer import to_json
-from crate_interp.words import markdown
+from crate_interp.core.errors import CheckpointError
+from crate_interp.core.files import write_text
+from crate_interp.core.folders import is_free, read_index, replacing
+from crate_interp.core.safe_text import markdown
+from crate_interp.models.text.tokenizer import to_json
 
 LIBRARY = "crate_interp"
 WEIGHTS, CONFIG, CARD, TOKENIZER = "model.safetensors", "config.json", "README.md", "tokenizer.json"
 
-# the transformers classes of crate_interp/bridge/hugging_face.py: (model_type, architecture)
+# the transformers classes of crate_interp/bridge/transformers_models.py: (model_type, architecture)
 HUGGING_FACE = {
     "HookedCrate": ("crate_vision", "CrateForImageClassification"),
     "HookedCrateLM": ("crate_text", "CrateForCausalLM"),

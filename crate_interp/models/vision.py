@@ -9,8 +9,13 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.block import CrateBlock
-from crate_interp.models.embed import (
+from crate_interp.models.compat.hugging_face_outputs import image_output
+from crate_interp.models.compat.offload import at_hand, onloaded
+from crate_interp.models.compat.unsupported_methods import REFUSALS
+from crate_interp.models.hooked import HookedModel, own_config
+from crate_interp.models.image_methods import ImageMixin
+from crate_interp.models.layers.block import CrateBlock
+from crate_interp.models.layers.embed import (
     ClassHead,
     ConvPatchEmbed,
     CratePatchEmbed,
@@ -18,13 +23,8 @@ from crate_interp.models.embed import (
     hooked_positions,
     interpolate_positions,
 )
-from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.images import ImageMixin
-from crate_interp.models.layers import check_stream, layer_range
-from crate_interp.models.norm import HookedLayerNorm
-from crate_interp.models.offload import at_hand, onloaded
-from crate_interp.models.outputs import image_output
-from crate_interp.models.refusals import REFUSALS
+from crate_interp.models.layers.norm import HookedLayerNorm
+from crate_interp.models.layers.stack import check_stream, layer_range
 
 
 class HookedCrate(ImageMixin, HookedModel):

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from crate_interp import checks
-from crate_interp.probes.codes import sparsity
-from crate_interp.probes.directions import ranks
-from crate_interp.probes.framed import frames
-from crate_interp.probes.masks import segmentation
-from crate_interp.probes.objectives import objective
-from crate_interp.probes.patterns import attention
+from crate_interp.core import checks
+from crate_interp.probes.activity_probe import activity
+from crate_interp.probes.alignment_probe import alignment
+from crate_interp.probes.attention_probe import attention
+from crate_interp.probes.compression_probe import compression
+from crate_interp.probes.frames_probe import frames
+from crate_interp.probes.objective_probe import objective
 from crate_interp.probes.probe import Probe
-from crate_interp.probes.rates import compression
-from crate_interp.probes.sparse import activity
-from crate_interp.probes.weights import alignment
+from crate_interp.probes.ranks_probe import ranks
+from crate_interp.probes.segmentation_probe import segmentation
+from crate_interp.probes.sparsity_probe import sparsity
 
 _BUILT_IN = {
     "compression": compression,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from crate_interp.probes.shared import Block, LayerActs
+from crate_interp.probes.layer_reading import Block, LayerActs
 
 # unit, lowest value, highest value, how to read it
 Statistic = tuple[str, float | None, float | None, str]

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from crate_interp import checks
-from crate_interp.ledgers.code import digest_of
+from crate_interp.core import checks
+from crate_interp.sweeps.ledgers.code_digest import digest_of
 
 
 @runtime_checkable

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import hub, lens, registry
+from crate_interp.checkpoints import saelens_format
+from crate_interp.checkpoints.formats.tensor_files import DTYPES
+from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_any
-from crate_interp.checkpoints.tensors import DTYPES
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 from crate_interp.models.sae import SparseAutoencoder
 
 _SUFFIXES = (".pt", ".pth", ".safetensors", ".npz")
@@ -56,7 +57,7 @@ def load(
         raise CheckpointError(
             f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
         )
-    sae = lens.from_files(*files, given, wanted)
+    sae = saelens_format.from_files(*files, given, wanted)
     try:
         return sae.to(device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -68,16 +69,18 @@ def _files(
 ) -> tuple[Path, Path] | None:
     """Returns config and weights in SAELens' format, or None where there are none."""
     path, parts = Path(source).expanduser(), str(source).split("/")
-    if lens.is_lens(path):
+    if saelens_format.is_lens(path):
         if revision is not None:
             raise CheckpointError(f"revision={revision!r} has no meaning for the folder {path}.")
-        return path / lens.CONFIG, path / lens.WEIGHTS
+        return path / saelens_format.CONFIG, path / saelens_format.WEIGHTS
     local = path.is_absolute() or os.path.exists(path) or path.suffix in _SUFFIXES
     if local or len(parts) < 2 or not all(parts):
         return None
     repo, folder = "/".join(parts[:2]), "/".join(parts[2:])
     if not folder and registry.of_repo(repo):  # a published one, in another format
         return None
-    names = [f"{folder}/{name}".lstrip("/") for name in (lens.CONFIG, lens.WEIGHTS)]
-    config, weights = (hub.fetch(repo, name, revision=revision, **net) for name in names)
+    names = [
+        f"{folder}/{name}".lstrip("/") for name in (saelens_format.CONFIG, saelens_format.WEIGHTS)
+    ]
+    config, weights = (fetch.fetch(repo, name, revision=revision, **net) for name in names)
     return config, weights

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.results import Result, by, counted
+from crate_interp.results.result import Result, by, counted
 from crate_interp.sweeps.bootstrap import intervals
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"

@@ -15,26 +15,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from crate_interp import checks
-from crate_interp.circuits.effects import loss_on
+from crate_interp.circuits.atlases.atom_effects import loss_on
+from crate_interp.core import checks
 from crate_interp.data import Data, Samples
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
-from crate_interp.results import by
+from crate_interp.results.result import by
 from crate_interp.saes.baselines import Constant, Moments, shuffled
 from crate_interp.saes.coders import Coder, active, digest_of_coder, reconstructed
-from crate_interp.saes.means import MEANS, means, moments_in
-from crate_interp.saes.plan import Plan, vectors_of, weights_of
+from crate_interp.saes.moments_pass import MEANS, means, moments_in
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
+from crate_interp.saes.sae_points import Plan, vectors_of, weights_of
 from crate_interp.saes.splicing import check_saes
 from crate_interp.surgeries.answers import check_answers, classes_of
-from crate_interp.sweeps.arrays import added, from_bytes, to_bytes
-from crate_interp.sweeps.jobs import Job, Perhaps, open_job
-from crate_interp.sweeps.provenance import data_meta, digest_of_labels
-from crate_interp.sweeps.stages import Rules, Stage, with_facts
-from crate_interp.sweeps.stream import Batch, Chunk, check_model, samples_of
+from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _WHOLE = (SAE, RANDOM)  # what reads the activation itself; the others read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")

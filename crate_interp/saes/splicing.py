@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
 from crate_interp.saes.coders import Coder, check_coder, decoded, encoded, flat, matched
 

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from crate_hooks import full_name
-from crate_interp import maps
 from crate_interp.data import Samples
 from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
-from crate_interp.probes.masks import IGNORED
+from crate_interp.probes import maps
+from crate_interp.probes.segmentation_probe import IGNORED
 
 SHOWN, MEDIAN = 3, 2  # images that score highest, as many that score lowest, and in the middle
 _LONGEST = 224  # pixels of a picture's longer side

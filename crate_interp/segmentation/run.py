@@ -8,23 +8,23 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.data import Data, Samples
-from crate_interp.ledgers.chunks import Tables
+from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.offload import with_weights
 from crate_interp.probes import Probe, segmentation
-from crate_interp.results import first
-from crate_interp.segmentation.constants import check_objects, constants_of
+from crate_interp.results.result import first
+from crate_interp.segmentation.blind_masks import check_objects, constants_of
 from crate_interp.segmentation.examples import examples, no_examples
 from crate_interp.segmentation.result import SegmentResult
-from crate_interp.sweeps.jobs import Job, Perhaps, listing_in, open_job
-from crate_interp.sweeps.provenance import data_meta, probes_meta
+from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import check_masks, sweep_stage
-from crate_interp.sweeps.stages import Rules, Stage, twins_of, with_facts
-from crate_interp.sweeps.stream import Chunk, check_model, samples_of
-from crate_interp.sweeps.twins import stacked
+from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, twins_of, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, probes_meta
+from crate_interp.sweeps.runs.untrained_twins import stacked
 
 _OF_A_SWEEP = SweepResult.STORED
 RULES: dict[str, Rules] = {

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.probes.masks import CHANCE, RESOLUTIONS, RULES
-from crate_interp.results import Result
+from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
+from crate_interp.results.result import Result
 from crate_interp.sweeps.bootstrap import intervals
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.losses import next_token_loss
-from crate_interp.surgeries.replacing import Hook
-from crate_interp.sweeps.stream import last_point
+from crate_interp.models.text.losses import next_token_loss
+from crate_interp.surgeries.replacement import Hook
+from crate_interp.sweeps.runs.batches import last_point
 
 _TOWERS = ("clipa-visual", "clipa-text")
 

@@ -29,21 +29,21 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.data import Data
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.offload import with_weights
 from crate_interp.surgeries.answers import Answers, answers, check_answers, classes_of
-from crate_interp.surgeries.replacing import Hook, check_mix, check_step, hooks_of, mixed
+from crate_interp.surgeries.replacement import Hook, check_mix, check_step, hooks_of, mixed
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.slopes import Unchanged, random_slopes, slope, turns_of, unchanged
 from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
-from crate_interp.sweeps.jobs import Perhaps, open_job
-from crate_interp.sweeps.provenance import data_meta, digest_of_labels
-from crate_interp.sweeps.stages import Stage, with_facts
-from crate_interp.sweeps.stream import Batch, Chunk, check_model, samples_of
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 DEFAULT: tuple[Replacement, ...] = ("gradient", "neumann", "plus", "minus", 4, "solution")
 

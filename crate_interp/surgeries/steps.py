@@ -9,20 +9,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.measures import (
     lasso_solution,
     neumann_gradient,
     subspace_coding_rate_gradient,
 )
 from crate_interp.measures.gradients import written
-from crate_interp.models.block import CrateBlock
-from crate_interp.models.context import contexts
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.step import Lasso
-from crate_interp.probes.shared import tied_subspaces
-from crate_interp.results import counted
-from crate_interp.surgeries.visible import visible_gradient, visible_neumann
+from crate_interp.models.layers.block import CrateBlock
+from crate_interp.models.layers.context import contexts
+from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.probes.layer_reading import tied_subspaces
+from crate_interp.results.result import counted
+from crate_interp.surgeries.causal_gradient import visible_gradient, visible_neumann
 
 ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"

@@ -1,12 +1,12 @@
 """Probes over a data set, as a stream: numbers are kept, activations are let go."""
 
-from crate_interp.sweeps.activations import store
 from crate_interp.sweeps.atom_statistics import AtomResult, atoms
-from crate_interp.sweeps.cached import probe
-from crate_interp.sweeps.linear import LinearProbeResult, linear_probe
+from crate_interp.sweeps.linear_probes import LinearProbeResult, linear_probe
+from crate_interp.sweeps.probe_cache import probe
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import sweep
-from crate_interp.sweeps.stored import open_store
+from crate_interp.sweeps.stores.activation_store import open_store
+from crate_interp.sweeps.stores.writing import store
 
 __all__ = [
     "AtomResult",

@@ -10,21 +10,21 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.measures import condition_number, mutual_coherence
+from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.offload import with_weights
-from crate_interp.probes.shared import dictionary
-from crate_interp.results import Result, counted, first
+from crate_interp.probes.layer_reading import dictionary
+from crate_interp.results.result import Result, counted, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
-from crate_interp.sweeps.jobs import Perhaps, listing_in, open_job
-from crate_interp.sweeps.provenance import data_meta
-from crate_interp.sweeps.stages import Stage, with_facts
-from crate_interp.sweeps.stream import Batch, Chunk, Reading, check_model, data_of
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, data_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.provenance import data_meta
 
 CODE = "mlp.hook_post"
 

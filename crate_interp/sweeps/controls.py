@@ -17,18 +17,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import read
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.measures.checks import qr
 from crate_interp.measures.rates import head_codes
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
+from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.probes.probe import on_activations
-from crate_interp.probes.shared import Block, LayerActs, StandIn, around_attention, subspaces
-from crate_interp.sweeps.controlled import an_eighth
-from crate_interp.sweeps.precision import measuring
-from crate_interp.sweeps.stream import Batch, Chunk, Forward, Reading
-from crate_interp.sweeps.tables import CONTROLS as COLUMNS
-from crate_interp.sweeps.tally import Key
+from crate_interp.sweeps.accumulators import Key
+from crate_interp.sweeps.control_tables import an_eighth
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Forward, Reading
+from crate_interp.sweeps.runs.precision import measuring
+from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
 
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.results import Result, by, first
-from crate_interp.sweeps.controlled import controls_text
-from crate_interp.sweeps.finding import even, headline, sharpest
-from crate_interp.sweeps.tables import (
+from crate_interp.results.result import Result, by, first
+from crate_interp.sweeps.control_tables import controls_text
+from crate_interp.sweeps.sweep_findings import even, headline, sharpest
+from crate_interp.sweeps.sweep_tables import (
     heads,
     layers,
     mean_of_heads,

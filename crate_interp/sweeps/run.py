@@ -10,26 +10,22 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp import checks
+from crate_interp.core import checks
+from crate_interp.core.pictures import Undecodable
 from crate_interp.data import Data, Samples, forms
 from crate_interp.data.streams import Stream
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.models.autoencoder import DecoderView
+from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.kept import kept
-from crate_interp.models.offload import with_weights
-from crate_interp.pictures import Undecodable
+from crate_interp.models.weight_cache import kept
 from crate_interp.probes import Probe, resolve
+from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
-from crate_interp.probes.shared import LayerActs
+from crate_interp.sweeps.accumulators import Key, Tally
 from crate_interp.sweeps.controls import Controls, check_controls
-from crate_interp.sweeps.jobs import Perhaps, listing_in, open_job
-from crate_interp.sweeps.precision import in_precision, measuring
-from crate_interp.sweeps.provenance import code_of, data_meta, probes_meta
-from crate_interp.sweeps.replay import Replay, opened, readable
+from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.stages import Stage, with_facts
-from crate_interp.sweeps.stream import (
+from crate_interp.sweeps.runs.batches import (
     Batch,
     Chunk,
     Forward,
@@ -40,9 +36,13 @@ from crate_interp.sweeps.stream import (
     run,
     samples_of,
 )
-from crate_interp.sweeps.tables import merged_controls, no_controls, tables_of
-from crate_interp.sweeps.tally import Key, Tally
-from crate_interp.sweeps.twins import twin
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.precision import in_precision, measuring
+from crate_interp.sweeps.runs.provenance import code_of, data_meta, probes_meta
+from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.sweeps.stores.replay import Replay, opened, readable
+from crate_interp.sweeps.sweep_tables import merged_controls, no_controls, tables_of
 
 Probes = str | Probe | Sequence[str | Probe] | None
 

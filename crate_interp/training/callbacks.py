@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from crate_interp.training.watches import Watch
+from crate_interp.training.watch_object import Watch
 
 
 def _transformers() -> type[Watch]:

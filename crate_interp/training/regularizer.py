@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from crate_interp import checks
+from crate_interp.core import checks
 from crate_interp.measures import l0_norm, l1_norm, sparse_rate_reduction
-from crate_interp.models.block import Layer
 from crate_interp.models.hooked import HookedModel
-from crate_interp.probes.shared import subspaces
+from crate_interp.models.layers.block import Layer
+from crate_interp.probes.layer_reading import subspaces
 
 # what stands for the count of entries that are not zero
 _PENALTIES = {"l0": l0_norm, "l1": l1_norm}

@@ -4,20 +4,20 @@ A figure is returned, neither shown nor saved. A page shows what its result hold
 runs a model or opens data.
 """
 
-from crate_interp.viz.ablated import head_ablation
-from crate_interp.viz.atlas import atlas_pages
-from crate_interp.viz.audit import audit_page
-from crate_interp.viz.by_layer import beside, layers
-from crate_interp.viz.by_step import steps
-from crate_interp.viz.circuit_figure import circuit
-from crate_interp.viz.compared import compare
-from crate_interp.viz.comparison import compare_page
-from crate_interp.viz.explorer import explore
-from crate_interp.viz.grids import head_grid
-from crate_interp.viz.heat import heads, heatmap
-from crate_interp.viz.interactive import activations, attention, top_tokens
-from crate_interp.viz.on_image import attention_on_image
-from crate_interp.viz.segment import segment_page
+from crate_interp.viz.explorer.explorer_page import explore
+from crate_interp.viz.figures.attention_images import attention_on_image
+from crate_interp.viz.figures.by_layer import beside, layers
+from crate_interp.viz.figures.by_step import steps
+from crate_interp.viz.figures.circuit_figure import circuit
+from crate_interp.viz.figures.compared_curves import compare
+from crate_interp.viz.figures.head_ablation_figure import head_ablation
+from crate_interp.viz.figures.head_grids import head_grid
+from crate_interp.viz.figures.heatmaps import heads, heatmap
+from crate_interp.viz.pages.atlas_page import atlas_pages
+from crate_interp.viz.pages.audit_pages import audit_page
+from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
+from crate_interp.viz.pages.comparison_pages import compare_page
+from crate_interp.viz.pages.segment_pages import segment_page
 
 __all__ = [
     "activations",

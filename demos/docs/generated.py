@@ -20,7 +20,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 import crate_interp as ci
-from crate_interp.words import in_markdown
+from crate_interp.core.safe_text import in_markdown
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -107,7 +107,7 @@ def bound(value: Any) -> str:
 
 def statistics() -> str:
     """Returns the page of all statistics: unit, range, how to read each, which way is which."""
-    from crate_interp.viz.titles import direction, title
+    from crate_interp.viz.pages.statistic_titles import direction, title
 
     start = (
         "Figures, commands and wide tables call each `probe.statistic`; long tables have two "

@@ -15,8 +15,8 @@ from typing import Any
 import elsewhere
 from lab import LabResult
 
-from crate_interp.files import write_text
-from crate_interp.words import in_markdown
+from crate_interp.core.files import write_text
+from crate_interp.core.safe_text import in_markdown
 
 DOCUMENTS = (
     elsewhere.CRATE, elsewhere.SEGMENTATION, elsewhere.SRR, elsewhere.JOMA, elsewhere.SELECTION,

@@ -19,8 +19,8 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.files import write_text
-from crate_interp.results import Result, by
+from crate_interp.core.files import write_text
+from crate_interp.results.result import Result, by
 
 FORMS = ("quick", "full")
 ANSWERS = ("supported", "not supported", "depends")

@@ -23,7 +23,7 @@ import zoo
 from torch import nn
 from tqdm.auto import tqdm
 
-from crate_interp.files import write_text
+from crate_interp.core.files import write_text
 
 
 def digest(model: nn.Module) -> str:

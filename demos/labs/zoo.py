@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from crate_interp import CrateConfig, HookedCrate
-from crate_interp.files import write
+from crate_interp.core.files import write
 
 DEMOS = Path(__file__).parent.parent
 sys.path.append(str(DEMOS))

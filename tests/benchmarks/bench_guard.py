@@ -20,7 +20,7 @@ from torch import Tensor
 import crate_interp as ci
 from crate_interp.measures import rates
 from crate_interp.measures.rates import head_codes
-from crate_interp.sweeps.stream import samples_of
+from crate_interp.sweeps.runs.batches import samples_of
 
 EPS = 0.1
 GUARDS = [("extremes", 1e3, 5e-5)] + [

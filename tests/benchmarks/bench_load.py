@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from timing import least, settle, verdict
 
-from crate_interp.checkpoints import progress, torchfile
-from crate_interp.checkpoints.tensors import read_file
+from crate_interp.checkpoints import progress
+from crate_interp.checkpoints.formats import torch_files
+from crate_interp.checkpoints.formats.tensor_files import read_file
 
 KEYS = Path(__file__).parents[1] / "fixtures" / "keys" / "crate_alpha_B16_in1k.json"
 LIMIT, SECONDS = 1.5, 20.0
@@ -59,17 +60,17 @@ def main() -> bool:
 
 def _times_parsed(path: Path) -> int:
     """Returns how many pickles are read for one load."""
-    seen, read = [], torchfile.read_pickle
+    seen, read = [], torch_files.read_pickle
 
     def counted(*args: object) -> object:
         seen.append(args)
         return read(*args)  # pyright: ignore[reportArgumentType]
 
-    torchfile.read_pickle = counted  # pyright: ignore[reportAttributeAccessIssue]
+    torch_files.read_pickle = counted  # pyright: ignore[reportAttributeAccessIssue]
     try:
         read_file(path)
     finally:
-        torchfile.read_pickle = read
+        torch_files.read_pickle = read
     return len(seen)
 
 

@@ -20,8 +20,8 @@ from crate_interp.measures.steps import (
     subspace_attention,
     third_order_step,
 )
-from crate_interp.models.attention import MSSA
-from crate_interp.models.norm import NoNorm
+from crate_interp.models.layers.attention import MSSA
+from crate_interp.models.layers.norm import NoNorm
 from layers import ista
 from tensors import close, draw, orthonormal
 

@@ -12,7 +12,7 @@ from crate_interp.checkpoints.layouts import (
     nanochat,
 )
 from crate_interp.checkpoints.layouts.layout import Layout, Shapes
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 
 LAYOUTS: tuple[Layout, ...] = (
     crate.CRATE,

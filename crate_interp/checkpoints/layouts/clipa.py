@@ -13,7 +13,7 @@ from crate_interp.checkpoints.layouts.layout import (
     image_size,
     shape_of,
 )
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 
 _IMAGE, _TEXT = "visual.transformer.resblocks.{l}.", "transformer.resblocks.{l}."
 

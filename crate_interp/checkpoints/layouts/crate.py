@@ -14,7 +14,7 @@ from crate_interp.checkpoints.layouts.layout import (
     most_square,
     shape_of,
 )
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 
 # shared with CRATE-alpha
 BLOCK = {

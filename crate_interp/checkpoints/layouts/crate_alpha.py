@@ -14,7 +14,7 @@ from crate_interp.checkpoints.layouts.layout import (
     image_size,
     shape_of,
 )
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 
 _LAYER = "Transformer/encoderblock_{l}/"
 _ATTENTION = _LAYER + "MultiHeadDotProductSubspaceAttention_0/"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 
 Shapes = dict[str, tuple[int, ...]]
 Fields = dict[str, Any]

@@ -1,7 +1,7 @@
 """modularflow/nanochat-crate-a nanochat/crate.py: safetensors with a config.json beside it."""
 
 from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, shape_of
-from crate_interp.errors import CheckpointError
+from crate_interp.core.errors import CheckpointError
 
 _H = "transformer.h.{l}."
 # switches of config.json, and the only value of each that our model follows

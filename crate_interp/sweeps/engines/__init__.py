@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.sweeps.engines.one_process import local
 from crate_interp.sweeps.engines.ray_actors import on_ray
-from crate_interp.sweeps.stages import Stage, Task
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 # An engine measures tasks of a stage and yields each with its tables, in any order. The third
 # argument is told how many more samples are done.

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from crate_interp.ledgers.chunks import Tables
 from crate_interp.sweeps.engines.ray_pool import Pool
 from crate_interp.sweeps.engines.ray_worker import packed, parcel
-from crate_interp.sweeps.stages import Stage, Task
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from crate_interp.bars import stream, tqdm
-from crate_interp.ledgers.chunks import Tables
+from crate_interp.core.progress import stream, tqdm
 from crate_interp.sweeps.engines.ray_worker import Parcel, Worker, surroundings
-from crate_interp.sweeps.stages import Task
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.chunked_pass import Task
 
 _LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
 _DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault

@@ -12,8 +12,8 @@ import torch
 
 from crate_interp import __version__
 from crate_interp.data.streams import Row
-from crate_interp.ledgers.chunks import Tables
-from crate_interp.sweeps.stages import Stage, Task
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
 Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk as `Stage.task` takes it

@@ -1,0 +1,242 @@
+"""From cells to claims: one word a claim and layer, one line a claim, one sentence an audit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS, Claim, Number
+from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
+from crate_interp.results.result import Result, counted
+
+DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
+_STILL = 1e-6  # relative change that is none
+MARKS = {
+    KEPT: "+", BROKEN: "-", DEPENDS: "~", BY_CONSTRUCTION: "c", UNDECIDED: "?", NOT_APPLICABLE: "",
+}  # fmt: skip
+
+
+def is_judged(rows: Any, eps: float) -> Any:
+    """Tells which cells a claim must hold in: every eps if the number says so, else the asked."""
+    every = rows["number"].map(lambda name: NUMBERS[name].every_eps)
+    return every | rows["eps"].isna() | (rows["eps"] == eps)
+
+
+def judged(result: Result) -> pd.DataFrame:
+    """Returns a row for each claim and layer, with its verdict: `AuditResult.claims()`."""
+    cells = result.table("cells")
+    rows: Any = cells[is_judged(cells, result.meta["settings"]["eps"])]
+    found: list[dict[str, Any]] = []
+    groups: Any = rows.groupby(["claim", "layer"], sort=False)
+    for (claim, layer), group in groups:
+        verdict = _verdict(group)
+        reasons = _reasons(group)
+        if verdict == BY_CONSTRUCTION:
+            missed: Any = group[(group["verdict"] != KEPT) & group["by_construction"]]
+            reasons = [
+                f"an ideal layer misses the bound too ({NUMBERS[name].title}: {_range(some)})"
+                for name, some in missed.groupby("number", sort=False)["construction"]
+            ]
+        on = "" if verdict == NOT_APPLICABLE else _on(group, CLAIMS[str(claim)])
+        found.append(
+            {
+                "claim": claim,
+                "layer": layer,
+                "verdict": verdict,
+                "on": on,
+                "reason": "; ".join(reasons),
+            }
+        )
+    table = pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
+    order = {name: place for place, name in enumerate(CLAIMS)}
+    return table.sort_values(
+        ["claim", "layer"],
+        key=lambda x: x.map(order) if x.name == "claim" else x,
+        ignore_index=True,
+    )
+
+
+def _reasons(group: Any) -> list[str]:
+    """Returns why cells are not kept, each with the frames that it is about, if not all."""
+    given: Any = group[group["reason"] != ""]
+    found = []
+    for reason, rows in given.groupby("reason", sort=False):
+        frames = [name for name in dict.fromkeys(rows["frame"]) if name]
+        whole = set(frames) == {name for name in group["frame"] if name}
+        found.append(str(reason) if whole or not frames else f"{', '.join(frames)}: {reason}")
+    return found
+
+
+def _verdict(group: Any) -> str:
+    """Returns the word for the cells of one claim and layer."""
+    group = group[group["verdict"] != NOT_APPLICABLE]
+    if not len(group):
+        return NOT_APPLICABLE
+    missed = group[group["verdict"] != KEPT]
+    if not len(missed):
+        return KEPT
+    if (missed["verdict"] == BROKEN).any() and missed["by_construction"].all():
+        return BY_CONSTRUCTION
+    parts = [_word(part["verdict"]) for _, part in group.groupby("number", sort=False)]
+    for word in (BROKEN, DEPENDS):
+        if word in parts:
+            return word
+    return UNDECIDED
+
+
+def _word(verdicts: pd.Series) -> str:
+    words = set(verdicts)
+    if {KEPT, BROKEN} <= words:
+        return DEPENDS
+    return next(word for word in (BROKEN, UNDECIDED, KEPT) if word in words)
+
+
+def _on(group: Any, claim: Claim) -> str:
+    """Returns in which settings each number of a claim lies within its bounds."""
+    said: list[str] = []
+    for part in claim.parts:
+        rows = group[(group["number"] == part) & (group["verdict"] != NOT_APPLICABLE)]
+        if len(rows):
+            words = _in_frames(rows, claim, part)
+            said.append(words if len(claim.parts) == 1 else f"{NUMBERS[part].title}: {words}")
+    return "; ".join(said)
+
+
+def _in_frames(rows: Any, claim: Claim, part: str) -> str:
+    low, high = NUMBERS[part].bounds
+
+    def word(value: float) -> str:
+        if claim.held == "falls" and abs(value) < _STILL:
+            return "does not change"
+        return claim.held if low <= value <= high else claim.missed
+
+    said: dict[str, list[str]] = {}
+    for frame in [name for name in (*FRAMES, "") if name in set(rows["frame"])]:
+        some = rows[rows["frame"] == frame]
+        words = [word(value) for value in some["value"]]
+        same = words[0] if len(set(words)) == 1 else _by_setting(some, words)
+        said.setdefault(same, []).append(frame)
+    return "; ".join(
+        f"{', '.join(frames)}: {words}" if frames != [""] else words
+        for words, frames in said.items()
+    )
+
+
+def _by_setting(rows: Any, words: Sequence[str]) -> str:
+    """Returns words such as "falls (eps 10, 100), rises (eps 0.01, patches)"."""
+    where: dict[str, list[str]] = {}
+    for row, word in zip(rows.itertuples(), words, strict=True):
+        name = f"{row.eps:g}"
+        name = f"{name} orthonormal" if row.basis == "orthonormal" else name
+        where.setdefault(word, []).append(f"{name} patches" if row.tokens == "patches" else name)
+    return ", ".join(f"{word} (eps {', '.join(places)})" for word, places in where.items())
+
+
+def main_cells(result: Result) -> Any:
+    """Returns the cells at the asked eps, U as stored and all tokens: those that a table shows."""
+    cells = result.table("cells")
+    at = cells["eps"].isna() | (cells["eps"] == result.meta["settings"]["eps"])
+    return cells[at & (cells["basis"] != "orthonormal") & (cells["tokens"] != "patches")]
+
+
+def overview(result: Result) -> pd.DataFrame:
+    """Returns a row for each claim: the layers of each verdict, and the range of its first number.
+
+    layers: a mark for each layer, see MARKS.
+    """
+    claims, cells = result.table("claims"), main_cells(result)
+    rows: list[dict[str, Any]] = []
+    for name, facts in CLAIMS.items():
+        words = claims[claims["claim"] == name]["verdict"].tolist()
+        some = cells[(cells["number"] == facts.parts[0]) & (cells["verdict"] != NOT_APPLICABLE)]
+        counts = {word: words.count(word) for word in MARKS}
+        rows.append(
+            {
+                "claim": facts.title,
+                "name": name,
+                "layers": "".join(MARKS[word] or "." for word in words),
+            }
+            | counts
+            | {column: _range(some[column]) for column in ("value", "excess", "share", "untrained")}
+        )
+    return pd.DataFrame(rows)
+
+
+def _range(values: Any) -> str:
+    known = values.dropna().astype(float)
+    if not len(known):
+        return ""
+    low, high = (f"{end:.2g}" for end in (known.min(), known.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def legend(result: Result) -> str:
+    """Returns what signs, columns and rows of the table mean, in lines of text."""
+    lines = [
+        "layers: a sign for each. + kept, - broken, ~ depends on the frame or on eps, c by "
+        "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
+        "A number is kept if its 95 % interval lies within its bounds and it is better than its "
+        "null and than a random D or W_O in the layer's place. It is broken outside the bounds, or "
+        "worse than its null: a value may fall, and less than with a random D. A random D counts "
+        "by its interval over draws.",
+        "value: lowest to highest mean over layers and frames"
+        f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
+        "the best: the value over the most that a step of that length can reach. untrained: the "
+        "value of random networks.",
+        f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
+        "sample, evenly spread, CLS not among them.",
+        "",
+        "Each row, what `claims()` and `table()` call it, and its numbers:",
+    ]
+    for name, claim in CLAIMS.items():
+        lines.append(f"{claim.title} ({name}): {claim.says}")
+        for part in claim.parts:
+            number = NUMBERS[part]
+            lines.append(f"  {part}: {number.number}; {bounds_of(number, short=True)}")
+    return "\n".join(lines)
+
+
+def bounds_of(facts: Number, short: bool = False) -> str:
+    """Returns words such as "at most 0.1, lower is better"; a bound of 1e-6 stands for 0."""
+    low, high = facts.low, facts.high
+    least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
+    most = (
+        "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"
+    )
+    words = ", ".join(part for part in (least, most) if part)
+    way = {-1: ", lower is better", 1: ", higher is better"}.get(facts.better, "")
+    return words if short else words + way
+
+
+def headline(result: Result) -> str:
+    """Returns the finding in one sentence: what R^c, the lasso and the direction of MSSA do."""
+    claims: Any = result.table("claims")
+    samples = counted(result.meta["n_samples"], result.meta["unit"])
+    where = f"{result.meta['model'] or 'a model'} on {samples}"
+    layers = result.meta["n_layers"]
+    words = {
+        name: rows["verdict"].value_counts().to_dict() for name, rows in claims.groupby("claim")
+    }
+    said: list[str] = []
+    if words["compresses"].get(NOT_APPLICABLE, 0) < layers:
+        kept, some = (words["compresses"].get(word, 0) for word in (KEPT, DEPENDS))
+        eps = result.meta["settings"]["eps"]
+        where_eps = "at every eps" if result.meta["settings"]["grid"] else f"at eps {eps:g}"
+        said.append(
+            f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers"
+        )
+        said[-1] += f", in some frames or at some eps in {some} more" if some else ""
+        rows = main_cells(result)
+        falls = rows[(rows["number"] == "compresses") & (rows["value"] < -_STILL)]
+        said[-1] += f" (its value falls in some frame in {falls['layer'].nunique()})"
+    if words["descends"].get(NOT_APPLICABLE, 0) < layers:
+        rows = main_cells(result)
+        rows = rows[rows["number"] == "descends"]
+        more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
+        said.append(f"the value of the lasso falls in {(rows['value'] < 0).sum()}")
+        said[-1] += f", shown to fall more than with random dictionaries in {more}"
+    if words["gradient"].get(NOT_APPLICABLE, 0) < layers:
+        said.append(f"MSSA is a gradient step in {words['gradient'].get(KEPT, 0)}")
+    if not said:
+        return f"No claim of the papers applies to the layers of {where}."
+    return f"In {where}, {'; '.join(said)}."

@@ -1,0 +1,52 @@
+"""How long an audit will take, told before it starts."""
+
+import time
+from collections.abc import Sequence
+
+from crate_interp.core.progress import note
+from crate_interp.data import Samples, part
+from crate_interp.results.result import counted
+from crate_interp.sweeps.runs.chunked_pass import Stage, Task
+
+_TIMED = 5  # samples
+_LONG = 600  # seconds
+
+
+def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
+    """Prints about how long it will take, from the time that a few samples take.
+
+    left: how many samples of each stage are to be measured, those of the model itself first; where
+    none are left, nothing is measured or printed. timed: the stage of the model, but for what only
+    its first samples have. A twin's sample costs less by the nulls, which are not measured there.
+    """
+    if not any(left):
+        return
+    assert isinstance(timed.samples, Samples)  # an audit looks at samples twice
+    seconds, few = [], min(_TIMED, timed.samples.n)
+    for count in (1, few):
+        begin = time.perf_counter()
+        samples = part(timed.samples, timed.samples.start, timed.samples.start + count)
+        timed.measured(Task(1, samples), _nothing)
+        seconds.append(time.perf_counter() - begin)
+    each = max(0.0, seconds[1] - seconds[0]) / max(1, few - 1)
+    total = each * (left[0] + sum(left[1:]) / (1 + nulls)) + seconds[0] * sum(map(bool, left))
+    took = f"about {total:.0f} s"
+    if total > _LONG:
+        took = (
+            f"about {total / 60:.0f} min on one process. Fewer samples (limit=n), more processes "
+            "(shard='i/n', engine='ray') or grid=False shorten it"
+        )
+    note(f"audit: {_words(left, timed.model.unit)}, {took}")
+
+
+def _words(left: Sequence[int], unit: str) -> str:
+    """Returns what is left to measure, such as "8 images, and 1 untrained twin on 8 each"."""
+    twins = [n for n in left[1:] if n]
+    own = [f"{left[0]} {unit}"] if left[0] else []
+    most = f"{max(twins)} each" if len(set(twins)) == 1 else f"up to {max(twins, default=0)} each"
+    others = [f"{counted(len(twins), 'untrained twins')} on {most}"] if twins else []
+    return ", and ".join([*own, *others])
+
+
+def _nothing(count: int) -> None:
+    """Is told how many samples have been measured."""

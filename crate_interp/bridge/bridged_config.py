@@ -1,0 +1,120 @@
+"""The config of a bridged model: what its weights say, and what transformers' config says."""
+
+from typing import Any
+
+from torch import nn
+
+from crate_interp.bridge.bridged_layers import found
+from crate_interp.config import CrateConfig
+
+# names in transformers' configs of how many tokens there may be
+_CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
+_UNNAMED = "LABEL_0"  # what transformers calls a class that nobody named
+
+
+def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> CrateConfig:
+    """Returns the config of a bridge; `given` fields take precedence.
+
+    Raises ValueError for a bridge whose layers are not readable, and for fields that contradict it.
+    """
+    net: Any = bridge
+    theirs = getattr(net.original_model, "config", None)
+    values = _sizes(bridge) | {
+        "architecture": type(net.original_model).__name__,
+        "subspaces": subspaces,
+        "model_name": _name(theirs),
+    }
+    images = bool(getattr(net.cfg, "is_visual_model", False))
+    values |= _of_images(net, theirs, values) if images else _of_text(net, theirs)
+    wrong = [name for name in _sizes(bridge) if name in given and given[name] != values[name]]
+    if wrong:
+        raise ValueError(
+            f"{wrong[0]}={given[wrong[0]]!r} contradicts the bridge, whose weights say "
+            f"{values[wrong[0]]}."
+        )
+    return CrateConfig(**values | given)
+
+
+def _sizes(bridge: nn.Module) -> dict[str, Any]:
+    """Returns what the weights of the first layer say."""
+    net: Any = bridge
+    try:
+        block = net.blocks[0]
+        queries, values = found(block, "attn.W_Q"), found(block, "attn.W_V")
+        norm, mlp = found(block, "ln1.original_component"), found(block, "mlp.W_out")
+        layers = len(net.blocks)
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"{_called(net)} has no layers of norm, attention, norm and MLP that can be read "
+            f"({error}): bridges to ViT, DeiT, DINOv2, GPT-2 and Llama can be."
+        ) from None
+    if queries.ndim != 3 or values.ndim != 3:
+        raise ValueError(f"the heads of {_called(net)} cannot be told apart in its weights.")
+    return {
+        "n_layers": layers,
+        "n_heads": len(queries),
+        "d_model": queries.shape[1],
+        "d_head": queries.shape[2],
+        "value_heads": len(values),
+        "d_mlp": len(mlp),
+        "ln_eps": _eps(norm),
+        "ln_final_eps": _eps(net.ln_final.original_component),
+        "rms_norm": "RMS" in type(norm).__name__,
+    }
+
+
+def _eps(norm: Any) -> float:
+    return float(getattr(norm, "eps", None) or norm.variance_epsilon)
+
+
+def _called(net: Any) -> str:
+    return type(getattr(net, "original_model", net)).__name__
+
+
+def _name(theirs: Any) -> str | None:
+    """Returns what the config calls the model, if that is no folder of this machine."""
+    name = getattr(theirs, "_name_or_path", "") or ""
+    return name if name.count("/") <= 1 and not name.startswith((".", "/", "~")) and name else None
+
+
+def _of_images(net: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    head = getattr(net.original_model, "classifier", None)
+    head = getattr(head, "original_component", head)
+    names = getattr(theirs, "id2label", None) or {}
+    ordered = [names[key] for key in sorted(names)]
+    wide = isinstance(head, nn.Linear)
+    values: dict[str, Any] = {
+        "family": "vit",
+        "image_size": theirs.image_size,
+        "patch_size": theirs.patch_size,
+        "channels": theirs.num_channels,
+        "special_tokens": special_tokens(net.original_model),
+        "n_classes": head.out_features if wide else sizes["d_model"],
+    }
+    if wide and len(ordered) == head.out_features and ordered[0] != _UNNAMED:
+        values["labels"] = ordered
+    return values
+
+
+def special_tokens(network: nn.Module) -> int:
+    """Returns how many tokens a network of images puts before its patches, CLS among them.
+
+    DeiT has a second one for distillation, DINOv2 maybe registers.
+    """
+    count = 0
+    for name, value in network.named_parameters():
+        last = name.rsplit(".", 1)[-1]
+        if last in ("cls_token", "distillation_token", "register_tokens"):
+            count += value.shape[1]
+    return count
+
+
+def _of_text(net: Any, theirs: Any) -> dict[str, Any]:
+    lengths = [getattr(theirs, name, None) for name in _CONTEXT]
+    lengths = [length for length in lengths if isinstance(length, int) and length > 0]
+    return {
+        "family": "gpt",
+        "n_ctx": lengths[0] if lengths else int(net.cfg.n_ctx),
+        "d_vocab": int(theirs.vocab_size),
+        "rotations": net.cfg.positional_embedding_type == "rotary",
+    }

@@ -1,0 +1,212 @@
+"""The layers of a bridge under the names of ours: points that relay, and weights that are read.
+
+A view holds no parameter: what it shows belongs to the bridge, whose module is kept in a tuple, so
+that it is no submodule of the view.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.bridge.bridge_hook_points import Bias, Plus, Relay
+from crate_interp.config import CrateConfig
+from crate_interp.models.layers.block import Layer
+
+ROLES = {"query": "q", "key": "k", "value": "v"}
+# what a view has -> where the bridge's layer has it
+_OF_BLOCK = {
+    "hook_resid_pre": "hook_resid_pre",
+    "hook_attn_out": "hook_attn_out",
+    "hook_resid_mid": "hook_resid_mid",
+    "hook_mlp_out": "hook_mlp_out",
+    "hook_resid_post": "hook_resid_post",
+}
+_OF_ATTENTION = {
+    "hook_q": "q.hook_out",
+    "hook_k": "k.hook_out",
+    "hook_v": "v.hook_out",
+    "hook_pattern": "hook_pattern",
+    "hook_z": "o.hook_in",
+}
+_ROTATED = {"hook_q": "hook_rot_q", "hook_k": "hook_rot_k"}
+_OF_MLP = {"hook_pre": "hook_pre", "hook_post": "hook_post"}
+_OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}
+
+
+def found(module: nn.Module, path: str) -> Any:
+    """Returns what lies at a path of names; AttributeError, naming the path, where nothing does."""
+    place: Any = module
+    for name in path.split("."):
+        place = getattr(place, name, None)
+        if place is None:
+            raise AttributeError(f"{getattr(module, 'name', None) or 'the layer'} has no {path}")
+    return place
+
+
+def _relay(view: nn.Module, module: nn.Module, points: dict[str, str]) -> None:
+    """Gives a view points that relay those of a bridge's module."""
+    for name, path in points.items():
+        own = HookPoint()
+        setattr(view, name, own)
+        found(module, path).register_forward_hook(Relay(own))
+
+
+class BridgedNorm(nn.Module):
+    """A norm of a bridge. `hook_normalized` is after the affine map, as in our own norms."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self._norm = (norm,)
+        _relay(self, norm, _OF_NORM)
+
+    @property
+    def inner(self) -> nn.Module:
+        """The norm itself, as transformers made it."""
+        inner: Any = self._norm[0]
+        return inner.original_component
+
+    @property
+    def weight(self) -> Float[Tensor, "d_model"]:
+        """The gains."""
+        weight: Any = self.inner.weight
+        return weight
+
+    @property
+    def bias(self) -> Float[Tensor, "d_model"] | None:
+        """The shift, or None."""
+        return getattr(self.inner, "bias", None)
+
+    @property
+    def eps(self) -> float:
+        """What is added to the variance."""
+        inner: Any = self.inner
+        return float(getattr(inner, "eps", None) or inner.variance_epsilon)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns what the norm makes of x, and fires no hook point."""
+        inner: Any = self.inner
+        return inner.forward(x)
+
+    forward = plain  # for what applies the norm by itself, such as a logit lens
+
+
+class BridgedAttention(nn.Module):
+    """The attention of a layer. U are the columns of the map that `cfg.subspaces` names.
+
+    That is a choice: the layer's queries, keys and values are three codes, and nothing in it is
+    tied. `hook_u` holds `LN(Z) U_k`, the chosen role without its bias. Where several query heads
+    share a key and value, keys and values have a head for each group, and so has U (but for
+    subspaces="query"); W_K and W_V are repeated, as in TransformerLens. `hook_q` and `hook_k` are
+    after a rotation by positions, as in our own models.
+    """
+
+    def __init__(self, cfg: CrateConfig, block: nn.Module) -> None:
+        super().__init__()
+        self.cfg = cfg
+        attn = found(block, "attn")
+        self._block, self._attn = (block,), (attn,)
+        rotates = getattr(cfg, "rotations", False)
+        _relay(self, attn, _OF_ATTENTION | (_ROTATED if rotates else {}))
+        self.hook_u = HookPoint()
+        role = ROLES[cfg.subspaces]
+        bias = Bias(attn, role, len(self.U))
+        shown = Relay(self.hook_u, Plus(bias, -1), Plus(bias, 1))
+        found(attn, f"{role}.hook_out").register_forward_hook(shown)
+
+    @property
+    def U(self) -> Float[Tensor, "head d_model d_head"]:
+        """The subspaces that `cfg.subspaces` names."""
+        return self._of_role(ROLES[self.cfg.subspaces])
+
+    def _of_role(self, role: str) -> Float[Tensor, "head d_model d_head"]:
+        return getattr(self._attn[0], f"W_{role.upper()}")
+
+    def _repeated(self, weight: Float[Tensor, "group d_model d_head"]) -> Tensor:
+        return weight.repeat_interleave(self.cfg.n_heads // len(weight), dim=0)
+
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        """The query maps."""
+        return self._of_role("q")
+
+    @property
+    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        """The key maps, one for each query head."""
+        return self._repeated(self._of_role("k"))
+
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        """The value maps, one for each query head."""
+        return self._repeated(self._of_role("v"))
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """The output map of each head, with the layer's scale where it has one."""
+        weight: Any = self._attn[0].W_O
+        return _scaled(self._block[0], "attn_scale", weight)
+
+    @property
+    def b_O(self) -> Float[Tensor, "d_model"]:
+        """The output bias; zeros if there is none."""
+        bias: Any = self._attn[0].b_O
+        bias = self.W_O.new_zeros(self.cfg.d_model) if bias is None else bias
+        return _scaled(self._block[0], "attn_scale", bias)
+
+
+class BridgedMLP(nn.Module):
+    """The MLP of a layer: `hook_pre` before its activation, `hook_post` what W_out reads."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        mlp = found(block, "mlp")
+        self._block, self._mlp = (block,), (mlp,)
+        _relay(self, mlp, _OF_MLP)
+
+    def lasso(self) -> str:
+        """Returns why there is no lasso."""
+        return "the layer has an MLP, no dictionary"
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The first map; of a gated MLP the one beside the gate."""
+        return self._mlp[0].W_in
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The second map, with the layer's scale where it has one."""
+        return _scaled(self._block[0], "mlp_scale", self._mlp[0].W_out)
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        """The bias of the second map; zeros if there is none."""
+        bias: Any = self._mlp[0].b_out
+        bias = torch.zeros_like(self.W_out[0]) if bias is None else bias
+        return _scaled(self._block[0], "mlp_scale", bias)
+
+
+def _scaled(block: nn.Module, name: str, x: Tensor) -> Tensor:
+    """Returns a map into the stream times the layer's scale, LayerScale's lambda, if it has one."""
+    scale: Any = getattr(block, name, None)
+    return x if scale is None else x * scale.original_component.lambda1
+
+
+class BridgedBlock(Layer):
+    """A layer of a bridge: attention, then an MLP, each of a norm of the stream and added to it.
+
+    Different from our own layers: an edit of `hook_resid_mid` reaches the MLP and not the stream,
+    because the bridge's point lies at the norm before the MLP.
+    """
+
+    hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
+
+    def __init__(self, cfg: CrateConfig, block: nn.Module) -> None:
+        super().__init__()
+        self._block = (block,)
+        _relay(self, block, _OF_BLOCK)
+        self.ln1 = BridgedNorm(found(block, "ln1"))
+        self.attn = BridgedAttention(cfg, block)
+        self.ln2 = BridgedNorm(found(block, "ln2"))
+        self.mlp = BridgedMLP(block)

@@ -1,0 +1,311 @@
+"""Hooked models over a TransformerLens bridge: what sweeps, probes and pages take."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.bridge.bridged_layers import BridgedBlock, BridgedNorm
+from crate_interp.bridge.build_bridge import build
+from crate_interp.config import CrateConfig
+from crate_interp.core import checks
+from crate_interp.models.compat.hook_aliases import Named
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.image_methods import ImageMixin
+from crate_interp.models.text.token_checks import check_ids
+from crate_interp.models.text.windows import rows_of, stacked
+
+
+class _Stopped(Exception):
+    """The stream before the layer at which a forward was to stop."""
+
+    def __init__(self, stream: Tensor) -> None:
+        super().__init__()
+        self.stream = stream
+
+
+class BridgedModel(HookedModel):
+    """A black box behind a TransformerLens bridge, with the names of our own models.
+
+    `bridge` is the bridge itself, and runs: hooks on it stay on, and what it holds is not copied.
+    Each point here shows what a point of the bridge holds; an edit goes back through it.
+    `ci.from_bridge` makes one.
+    """
+
+    def __init__(self, bridge: nn.Module, cfg: CrateConfig) -> None:
+        super().__init__()
+        net: Any = bridge
+        self.cfg, self.bridge = cfg, bridge
+        self.blocks = nn.ModuleList(BridgedBlock(cfg, block) for block in net.blocks)
+        self.ln_final = BridgedNorm(net.ln_final)
+        self._follow()
+        self.setup()
+        super().train(net.original_model.training)
+
+    def setup(self) -> None:
+        """Names the points of this model. Those of the bridge keep the names that they have."""
+        self.mod_dict, self.hook_dict = {}, Named()
+        for name, module in self.named_modules():
+            if name and name != "bridge" and not name.startswith("bridge."):
+                module.name = name
+                self.mod_dict[name] = module
+                if isinstance(module, HookPoint):
+                    self.hook_dict[name] = module
+
+    @property
+    def network(self) -> Any:
+        """The network itself, as transformers made it, with the bridge's parts in it."""
+        bridge: Any = self.bridge
+        return bridge.original_model
+
+    def fresh(self) -> "BridgedModel":
+        """Returns the same architecture with the random weights that its own class draws.
+
+        They are drawn from torch's global generator.
+        """
+        bridge: Any = self.bridge
+        return type(self)(build(_redrawn(self.network), type(bridge.adapter)), self._own_config())
+
+    def _own_config(self) -> CrateConfig:
+        return CrateConfig.from_dict(self.cfg.to_dict())
+
+    def _stopping(self, layer: int | None, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the network returns, or the stream before a layer."""
+        if layer is None:
+            return self.network(*args, **kwargs)
+        count = len(self.blocks)
+        if not isinstance(layer, int) or not -count <= layer <= count:
+            raise ValueError(f"stop_at_layer={layer!r}: the model has layers 0 to {count - 1}.")
+        bridge: Any = self.bridge
+        place = layer % count if layer < count else None
+        end = bridge.ln_final if place is None else bridge.blocks[place]
+
+        def stop(module: nn.Module, given: tuple, named: dict) -> None:
+            raise _Stopped(given[0] if given else named["hidden_states"])
+
+        handle = end.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.network(*args, **kwargs)
+        except _Stopped as stopped:
+            return stopped.stream
+        finally:
+            handle.remove()
+        raise ValueError(f"stop_at_layer={layer}: the network never ran layer {layer}.")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "BridgedModel":
+        super()._apply(fn, recurse)
+        bridge: Any = self.bridge
+        bridge.cfg.device, bridge.cfg.dtype = str(self.cfg.device), self.cfg.dtype
+        return self
+
+    def set_use_attn_result(self, on: bool) -> None:
+        """Raises ValueError: a black box has no `attn.hook_result`."""
+        raise ValueError(
+            "a bridged model has no attn.hook_result: cache attn.hook_z, and multiply it by "
+            "model.blocks[l].attn.W_O; or use model.bridge."
+        )
+
+    def set_use_split_qkv_input(self, on: bool) -> None:
+        """Raises ValueError: a black box has no `attn.hook_q_input`."""
+        raise ValueError(
+            "a bridged model has no attn.hook_q_input: edit attn.hook_q, or use model.bridge."
+        )
+
+    # it raises and so returns nothing
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, save_directory: str | Path, **kwargs: object
+    ) -> Path:
+        """Raises ValueError: a black box is kept with transformers."""
+        raise ValueError(
+            "a bridged model is not kept by crate_interp: save the network before it is bridged, "
+            "network.save_pretrained(folder), and load it with ci.bridge.load(folder)."
+        )
+
+
+def _redrawn(network: Any) -> Any:
+    """Returns the network with new weights. Raises ValueError if its class cannot draw them."""
+    config = getattr(network, "config", None)
+    if config is None or not hasattr(type(network), "_from_config"):
+        raise ValueError(
+            f"{type(network).__name__} has no config of transformers to draw new weights from: "
+            "give untrained=0."
+        )
+    values = type(config).from_dict(config.to_dict())
+    return type(network)._from_config(
+        values, attn_implementation="eager", dtype=torch.get_default_dtype()
+    )
+
+
+class BridgedVision(ImageMixin, BridgedModel):
+    """A network of images behind a bridge: CLS, maybe other special tokens, then patches.
+
+    `forward` returns the logits of a classifier, else the CLS token after the last norm.
+    """
+
+    def forward(self, images: Tensor, *, stop_at_layer: int | None = None) -> Float[Tensor, "..."]:
+        """Returns logits `[batch, n_classes]` of preprocessed float images.
+
+        images: `[batch, channels, height, width]`. `stop_at_layer=l` returns the stream before
+        layer l. Raises ValueError for images that the model does not take.
+        """
+        given = self._check_images(images)
+        own = checks.size("image_size", self.network.config.image_size)
+        # DINOv2 interpolates its positions without being told, and takes no such word
+        told = given.shape[2:] != own and "Dinov2" not in str(self.cfg.architecture)
+        more = {"interpolate_pos_encoding": True} if told else {}
+        out = self._stopping(stop_at_layer, pixel_values=given, **more)
+        if isinstance(out, Tensor):
+            return out
+        return out.logits if self.has_logits else out.last_hidden_state[:, 0]
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the forward returns logits, or the features of the CLS token."""
+        return hasattr(self.network, "classifier")
+
+    @property
+    def unembed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The map from the CLS token after the last norm to the classes."""
+        head = self._head()
+        if head is None or head.weight.shape[1] != self.cfg.d_model:
+            raise AttributeError(
+                f"{self.cfg.architecture} has no map from the CLS token alone to classes."
+            )
+        return head
+
+    def _head(self) -> Any:
+        head = getattr(self.network, "classifier", None)
+        return getattr(head, "original_component", head)
+
+
+class BridgedLM(BridgedModel):
+    """A causal language model behind a bridge."""
+
+    unit = "windows"
+
+    def forward(
+        self,
+        tokens: Tensor | str | Sequence[str],
+        return_type: str | None = "logits",
+        *,
+        stop_at_layer: int | None = None,
+        **options: object,
+    ) -> Any:
+        """Returns logits `[batch, pos, d_vocab]` of tokens `[batch, pos]`, or of text.
+
+        return_type: "logits", "loss", "both", or None, which computes no logits. options: of the
+        bridge's forward. `stop_at_layer=l` returns the stream before layer l. Raises ValueError for
+        text without a tokenizer, for tokens that the network cannot look up, and for an
+        `attention_mask` without one number per token.
+        """
+        bridge: Any = self.bridge
+        if isinstance(tokens, Tensor):
+            self._check_tokens(tokens, options)
+        else:
+            self._check_tokenizer()
+        if stop_at_layer is None and return_type is not None:
+            return bridge(tokens, return_type=return_type, **options)
+        given = tokens if isinstance(tokens, Tensor) else bridge.to_tokens(tokens)
+        if stop_at_layer is not None:
+            return self._stopping(stop_at_layer, input_ids=given, use_cache=False)
+        inner: Any = getattr(self.network, "base_model", self.network)
+        inner(input_ids=given, use_cache=False)
+        return None
+
+    @property
+    def full_options(self) -> dict[str, Any]:
+        """The keyword arguments of a forward through every layer, without logits."""
+        return {"return_type": None}
+
+    @property
+    def tokenizer(self) -> Any:
+        """The bridge's tokenizer, or None."""
+        bridge: Any = self.bridge
+        return bridge.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: object) -> None:
+        bridge: Any = self.bridge
+        bridge.tokenizer = tokenizer
+
+    @property
+    def unembed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The map to logits."""
+        head: Any = self.network.get_output_embeddings()
+        return getattr(head, "original_component", head)
+
+    @property
+    def lens_positions(self) -> None:
+        """None: `cache.logit_lens()` reads every token."""
+        return None
+
+    def to_tokens(
+        self, text: str | Sequence[str], prepend_bos: bool | None = None
+    ) -> Int[Tensor, "batch pos"]:
+        """Returns token ids of text, as the bridge makes them."""
+        self._check_tokenizer()
+        bridge: Any = self.bridge
+        return bridge.to_tokens(text if isinstance(text, str) else list(text), prepend_bos)
+
+    def to_string(self, tokens: Tensor) -> str | list[str]:
+        """Returns the text of token ids."""
+        self._check_tokenizer()
+        bridge: Any = self.bridge
+        return bridge.to_string(tokens)
+
+    def to_str_tokens(self, text: str | Tensor, **options: object) -> Any:
+        """Returns each token as text."""
+        self._check_tokenizer()
+        bridge: Any = self.bridge
+        return bridge.to_str_tokens(text, **options)
+
+    def to_single_token(self, text: str) -> int:
+        """Returns the id of a text that is one token."""
+        self._check_tokenizer()
+        bridge: Any = self.bridge
+        return bridge.to_single_token(text)
+
+    def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
+        """Returns texts, joined by the separator token, in windows of n_ctx tokens.
+
+        The last window is dropped if it is short. `n_ctx` is that of the network, or what
+        `ci.from_bridge(bridge, n_ctx=...)` was given. Raises ValueError if the texts do not fill
+        one window, and for several texts if the tokenizer has no separator.
+        """
+        return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
+
+    def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yields the rows of `windows` one by one, while the texts come."""
+        self._check_tokenizer()
+        net = self.tokenizer
+        between = net.eos_token_id if net.eos_token_id is not None else net.bos_token_id
+        options = {"add_special_tokens": False, "verbose": False}
+        ids = (net(text, **options)["input_ids"] for text in texts)
+        advice = "give longer texts, or a smaller n_ctx to ci.from_bridge."
+        return rows_of(ids, self.cfg.n_ctx, between, advice=advice)
+
+    def _check_tokens(self, tokens: Tensor, options: Mapping[str, Any]) -> None:
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        config = self.network.config
+        # rotations go on past the length that a network was trained with; learned positions end
+        rotates = getattr(self.cfg, "rotations", False)
+        most = None if rotates else getattr(config, "max_position_embeddings", None)
+        check_ids(tokens, config.vocab_size, tokens.shape[-1], most)
+        mask = options.get("attention_mask")
+        if options.get("past_key_values") is None and isinstance(mask, Tensor) and mask.ndim == 2:
+            wanted = list(tokens.shape)
+            if list(mask.shape) != wanted:
+                raise ValueError(
+                    f"attention_mask has shape {list(mask.shape)}: give one row per text and one "
+                    f"number per token, {wanted}."
+                )
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer is None:
+            raise ValueError(
+                "the bridge has no tokenizer: give token ids, or boot it with a tokenizer."
+            )

@@ -1,0 +1,93 @@
+"""What a folder of transformers may ask for, checked before transformers opens a file of it."""
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.core.errors import CheckpointError
+
+WEIGHTS, SHARDS, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
+_LAYERS = ("num_hidden_layers", "n_layer")
+_MOST_HEADER, _MOST_SHARDS, _LONGEST_NAME = 2**24, 1000, 200
+_SPARE, _MOST_TIMES = 2**20, 2  # of the numbers in the files
+
+
+def shards_of(index: object, where: str) -> list[str]:
+    """Returns the files that an index of weights names.
+
+    Raises CheckpointError unless they are safetensors that lie beside the index: transformers
+    would follow any path, and would give any other file to torch.load.
+    """
+    mapped = index.get("weight_map") if isinstance(index, Mapping) else None
+    about = index.get("metadata") if isinstance(index, Mapping) else None
+    if not isinstance(mapped, dict) or not mapped or not isinstance(about, dict):
+        raise CheckpointError(f"{where} has no weight_map, or no metadata beside it.")
+    for name in mapped.values():
+        plain = isinstance(name, str) and len(name) <= _LONGEST_NAME and name.endswith(SUFFIX)
+        if not plain or name != Path(name).name or "\\" in name or "\0" in name:
+            raise CheckpointError(
+                f"{where} names {str(name)[:80]!r}: wanted {SUFFIX} files in the same folder."
+            )
+    names = sorted(set(mapped.values()))
+    if len(names) > _MOST_SHARDS:
+        raise CheckpointError(f"{where} names {len(names)} files: no model has so many.")
+    return names
+
+
+def sizes_of(folder: Path) -> dict[str, int]:
+    """Returns how many numbers each tensor has in the weights of a folder.
+
+    Raises CheckpointError unless they are regular safetensors files.
+    """
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists():
+        names = shards_of(read_json(folder / SHARDS), str(folder / SHARDS))
+    sizes: dict[str, int] = {}
+    for path in (folder / name for name in names):
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, or no regular file.")
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if length > min(_MOST_HEADER, path.stat().st_size):
+            raise CheckpointError(f"{path} is no safetensors file: is it truncated or renamed?")
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118
+                    sizes[name] = prod(file.get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is not a readable checkpoint: {error}.") from None
+    return sizes
+
+
+def check_counts(config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> None:
+    """Raises CheckpointError if a config tells of more layers or labels than there can be.
+
+    Each takes time and memory when transformers reads the config or makes the network.
+    """
+    most = dict.fromkeys(_LAYERS, len(sizes)) | {"num_labels": sum(sizes.values())}
+    for name in most.keys() & config.keys():
+        count = config[name]
+        if type(count) is not int or not 0 <= count <= most[name]:
+            raise CheckpointError(
+                f"{where} says {name}={str(count)[:80]}, beside {len(sizes)} tensors."
+            )
+
+
+def check_total(network: type, config: object, sizes: Mapping[str, int], where: str) -> None:
+    """Raises CheckpointError if a config asks for far more numbers than the files hold.
+
+    config: transformers' own. Nothing is allocated.
+    """
+    with torch.device("meta"):
+        made = network(config)
+    wanted = sum(value.numel() for value in (*made.parameters(), *made.buffers()))
+    held = sum(sizes.values())
+    if wanted > _MOST_TIMES * held + _SPARE:
+        raise CheckpointError(
+            f"{where} asks for a network of {wanted} numbers, and the files beside it hold {held}."
+        )

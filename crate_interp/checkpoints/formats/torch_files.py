@@ -1,0 +1,307 @@
+"""Torch files, without running what they hold: tensors, plain Python values, nothing else.
+
+torch's own reader is never called. An interpreter of our own reads the pickle, and finds in it
+where the numbers of each tensor lie; those of the wanted tensors are then read, and no others.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+from torch import Tensor
+
+from crate_interp.checkpoints.formats.pickles import (
+    LONGEST,
+    Bag,
+    NotAdmittedError,
+    PickleError,
+    Reading,
+    TooShortError,
+    read_pickle,
+)
+from crate_interp.checkpoints.formats.torch_names import (
+    NAMES,
+    NAMESPACE,
+    Storage,
+    StorageKind,
+    StoredTensor,
+    whole,
+)
+from crate_interp.checkpoints.formats.zip_archives import Entry, read_at, read_into
+from crate_interp.checkpoints.progress import byte_bar
+from crate_interp.core.errors import CheckpointError
+
+_LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+_RECORDS = {  # what the entries that say something about the archive may hold
+    "version": rb"0*([1-9]|10)\n?",
+    "byteorder": rb"little",
+    ".storage_alignment": rb"\d{1,9}",
+    ".data/serialization_id": rb"[ -~]*",
+}
+_SMALL = 2**12  # bytes of each of these entries
+_BEGINNINGS = (2**16, 2**20, LONGEST)  # bytes in which the pickles of an older file end
+_LONGEST_KEY = 64  # torch writes numbers
+_SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """What a torch file holds; its tensors are StoredTensors, and their numbers are not read yet.
+
+    namespace: the values of its argparse.Namespace, which is left out of `content`, or None.
+    places: where the numbers of each storage begin in the file.
+    """
+
+    content: Any
+    namespace: Mapping[str, Any] | None
+    places: dict[str, int]
+
+
+def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
+    """Returns the content of a torch file that is a zip, given its directory.
+
+    Raises CheckpointError for a zip of something else, for a pickle that asks for anything but
+    tensors and plain values, and for storages that are not as large as the pickle says.
+    """
+    if any(entry.compressed for entry in entries):
+        raise CheckpointError(
+            f"{where} has compressed entries, and torch writes none: "
+            "give the file as torch.save wrote it."
+        )
+    inside = _inside(entries, where)
+    if "constants.pkl" in inside:
+        raise CheckpointError(
+            f"{where} is a TorchScript archive, which holds code: "
+            "save the state dict alone: torch.save(model.state_dict(), path)."
+        )
+    if "data.pkl" not in inside or inside["data.pkl"].size > LONGEST:
+        raise CheckpointError(
+            f"{where} is a zip without one data.pkl: it is not a readable checkpoint."
+        )
+    _check_records(file, inside, where)
+
+    def place(storage: Storage) -> int:
+        entry = inside.get(f"data/{storage.key}")
+        if entry is None or entry.size != storage.nbytes:
+            stored = "nothing" if entry is None else f"{entry.size} bytes"
+            raise PickleError(
+                f"wants {storage.nbytes} bytes as storage {storage.key}, the zip has {stored}"
+            )
+        return entry.start
+
+    storages = _Storages()
+    data = _content(file, inside["data.pkl"])
+    try:
+        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
+            raise PickleError("differs from its checksum")
+        reading = read_pickle(data, NAMES, storages.resolve)
+        if reading.end != len(data):
+            raise PickleError("goes on after its end")
+        places = {storage.key: place(storage) for storage in storages.whole.values()}
+    except PickleError as error:
+        _refuse(error, where)
+    return _torch_file(reading, places)
+
+
+def read_legacy(file: BinaryIO, where: str) -> TorchFile:
+    """Returns the content of a torch file of the older kind, which is no zip.
+
+    It is five pickles (a magic number, a version, the system, the object, the keys of its
+    storages), and then the storages. Raises CheckpointError as `read_archive` does.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if read_at(file, 0, 4) != b"\x80\x02\x8a\x0a":
+        raise CheckpointError(
+            f"{where} is not a readable checkpoint: wanted .safetensors, .npz, or a torch file "
+            "of tensors and plain values. Is it truncated, or something else renamed?"
+        )
+    storages, readings = _five_pickles(file, where)
+    end = readings[-1].end
+    magic, protocol, system, _, keys = (reading.value for reading in readings)
+    little = isinstance(system, dict) and system.get("little_endian") is True
+    if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL or not little:
+        _damaged(where, "begins as that of no little-endian machine does")
+    named = type(keys) is list and all(type(key) is str for key in keys)
+    if not named or len(set(keys)) < len(keys) or set(keys) != set(storages.whole):
+        _damaged(where, "does not list its storages")
+    places = {}
+    for key in keys:
+        storage = storages.whole[key]
+        held = int.from_bytes(read_at(file, end, 8), "little")
+        places[key], end = end + 8, end + 8 + storage.nbytes
+        if held != storage.numel or end > size:
+            _damaged(where, f"wants {storage.nbytes} bytes as storage {key}, the file has others")
+    if end != size:
+        raise CheckpointError(
+            f"{where} goes on after its last storage: {size - end} bytes belong to nothing."
+        )
+    return _torch_file(readings[3], places)
+
+
+def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading]]:
+    """Returns what a file of the older kind begins with; of a long one, no more is read."""
+    for length in _BEGINNINGS:
+        data = read_at(file, 0, length)
+        storages, readings, end = _Storages(legacy=True), [], 0
+        try:
+            for number in range(5):
+                resolve = storages.resolve if number == 3 else None
+                readings.append(read_pickle(data, NAMES, resolve, end))
+                end = readings[-1].end
+            return storages, readings
+        except TooShortError:
+            continue
+        except PickleError as error:
+            _refuse(error, where)
+    _damaged(where, "ends too early")
+
+
+def read_tensors(
+    file: BinaryIO, wanted: Mapping[str, StoredTensor], places: Mapping[str, int], where: str
+) -> dict[str, Tensor]:
+    """Returns the numbers of the tensors in memory of their own, contiguous.
+
+    Names of the same tensor share it. Raises CheckpointError before anything is allocated if
+    the tensors, as views of one another, claim far more than the file holds.
+    """
+    _check_total(wanted, file, where)
+    tensors: dict[str, Tensor] = {}
+    title = f"reading {os.path.basename(where)}"
+    with byte_bar(sum(value.nbytes for value in wanted.values()), title) as bar:
+        for value in wanted.values():
+            if value.place not in tensors:
+                tensors[value.place] = _read_tensor(file, value, places, where)
+            bar.update(value.nbytes)
+    return {name: tensors[value.place] for name, value in wanted.items()}
+
+
+class _Storages:
+    """Turns persistent ids into storages; the same key is the same storage."""
+
+    def __init__(self, legacy: bool = False) -> None:
+        self.legacy = legacy
+        self.whole: dict[str, Storage] = {}
+        self.views: dict[str, Storage] = {}
+
+    def resolve(self, saved: Any) -> Storage:
+        """Returns the storage of a persistent id. Raises PickleError if it is no such id."""
+        if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
+            raise PickleError("has a persistent id that is no storage")
+        _, kind, key, location, numel, *view = saved
+        if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
+            raise PickleError("has a persistent id that is no storage")
+        if len(key) > _LONGEST_KEY:  # each tensor repeats it
+            raise PickleError(f"names a storage with {len(key)} characters")
+        storage = self.whole.setdefault(key, Storage(key, kind.dtype, whole(numel)))
+        if storage != Storage(key, kind.dtype, numel) or key in self.views:
+            raise PickleError(f"describes storage {key} in two ways")
+        if not view or view[0] is None:
+            return storage
+        match view[0]:
+            case (str(name), int(first), int(count)):
+                part = Storage(key, kind.dtype, whole(count), whole(first))
+            case _:
+                raise PickleError("has a persistent id that is no storage")
+        if first + count > numel or name in self.whole or self.views.get(name, part) != part:
+            raise PickleError(f"describes storage {name} in two ways")
+        self.views[name] = part
+        return part
+
+
+def _refuse(error: PickleError, where: str) -> NoReturn:
+    if not isinstance(error, NotAdmittedError):
+        _damaged(where, str(error))
+    raise CheckpointError(
+        f"{where} is not a readable checkpoint: its pickle asks for {error}, "
+        "and only tensors and plain values are admitted; nothing was run. "
+        "Save the state dict alone: torch.save(model.state_dict(), path)."
+    )
+
+
+def _damaged(where: str, how: str) -> NoReturn:
+    raise CheckpointError(
+        f"{where} is not a readable checkpoint: its pickle {how}. "
+        "Is it truncated, or something else renamed?"
+    )
+
+
+def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
+    """Returns the entries by their names in the one folder of a torch archive."""
+    root = entries[0].name.split("/")[0] + "/" if entries else ""
+    inside = {entry.name.removeprefix(root): entry for entry in entries}
+    # torch finds its entries whatever their case is
+    if len(inside) < len(entries) or any(
+        entry.name == name or name != name.lower() for name, entry in inside.items()
+    ):
+        raise CheckpointError(
+            f"{where} is not a readable checkpoint: a zip whose entries are not those of torch."
+        )
+    return inside
+
+
+def _content(file: BinaryIO, entry: Entry) -> bytes:
+    return read_at(file, entry.start, entry.size)
+
+
+def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
+    """Raises CheckpointError unless what the archive says about itself is as torch writes it."""
+    for name, pattern in _RECORDS.items():
+        entry = inside.get(name)
+        said = b"" if entry is None or entry.size > _SMALL else _content(file, entry)
+        if entry is None and name != "version":
+            continue  # older versions of torch do not write it
+        if said == b"big":
+            raise CheckpointError(
+                f"{where} was written by a big-endian machine: load it there with torch, "
+                "and save its weights as .safetensors."
+            )
+        if not re.fullmatch(pattern, said):
+            raise CheckpointError(
+                f"{where} is not a readable checkpoint: its entry {name} is not one of torch's. "
+                "Is it truncated, or something else renamed?"
+            )
+
+
+def _torch_file(reading: Reading, places: dict[str, int]) -> TorchFile:
+    """Returns the content without the argparse.Namespaces at its top."""
+    content = reading.value
+    if NAMESPACE.name not in reading.imported:
+        return TorchFile(content, None, places)
+    held = content.items() if isinstance(content, Mapping) else ()
+    spaces = [value.values or {} for _, value in held if isinstance(value, Bag)]
+    left = {key: value for key, value in held if not isinstance(value, Bag)}
+    return TorchFile(left if spaces else content, (spaces or [{}])[0], places)
+
+
+def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str) -> None:
+    """Raises CheckpointError if tensors that are views of one another claim too many bytes.
+
+    The same view twice counts once. What has to be read for views with gaps counts too.
+    """
+    known = {value.place: value for value in wanted.values()}.values()
+    size = os.fstat(file.fileno()).st_size
+    claimed = sum(value.nbytes for value in known)
+    spanned = sum(value.span * value.dtype.itemsize for value in known)
+    if claimed > _MOST_TIMES * size + _SPARE or spanned > _MOST_SPANS * size + _SPARE:
+        raise CheckpointError(
+            f"{where} claims more numbers than it holds: its tensors are views of one another."
+        )
+
+
+def _read_tensor(
+    file: BinaryIO, value: StoredTensor, places: Mapping[str, int], where: str
+) -> Tensor:
+    """Returns one tensor, contiguous, whatever its strides are in the file."""
+    if not value.numel:
+        return torch.empty(value.shape, dtype=value.dtype)
+    read = torch.empty(value.span, dtype=value.dtype)
+    place = places[value.key] + value.first * value.dtype.itemsize
+    read_into(file, place, read.view(torch.uint8).numpy().data, where)
+    tensor = read.as_strided(value.shape, value.strides)
+    if value.span == value.numel and tensor.is_contiguous():
+        return read.view(value.shape)
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,224 @@
+"""What a torch file may name: the few functions that make tensors, and plain constants."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from crate_interp.checkpoints.formats import numpy_names
+from crate_interp.checkpoints.formats.pickles import Function, PickleError, Record, key_of
+
+_MOST_AXES = 16  # of a tensor
+NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
+
+
+@dataclass(frozen=True, slots=True)
+class StorageKind:
+    """A class of storages: what its numbers are."""
+
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """`numel` numbers of the storage `key`, from its `first` on."""
+
+    key: str
+    dtype: torch.dtype
+    numel: int
+    first: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """Where the numbers of a tensor lie: number `first` of the storage `key`, and so on."""
+
+    key: str
+    dtype: torch.dtype
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """The count of its numbers."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def place(self) -> str:
+        """The same text for the same tensor; hashes of tuples of ints can be made to collide."""
+        return f"{self.key} {self.first} {self.shape} {self.strides}"
+
+    @property
+    def span(self) -> int:
+        """How many numbers of the storage lie between its first and its last, these included."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in steps) if self.numel else 0
+
+
+def whole(value: Any) -> int:
+    """Returns a count or a place. Raises PickleError for anything else."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise PickleError(f"has a {type(value).__name__} where a count of numbers belongs")
+    return value
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (type(value) in (dict, OrderedDict) and not value)
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    if type(value) is not tuple or len(value) > _MOST_AXES:
+        raise PickleError("has a tensor whose shape is no tuple of counts")
+    return tuple(whole(size) for size in value)
+
+
+def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: Any) -> None:
+    real = dtype.is_floating_point or dtype.is_complex
+    if type(requires_grad) is not bool or (requires_grad and not real):
+        raise PickleError("has a tensor that cannot have a gradient, and asks for one")
+    if not _empty(hooks):
+        raise PickleError("has a tensor with hooks")
+    if not _empty(metadata):
+        raise PickleError("has a tensor that is negated or conjugated on the way")
+
+
+def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
+    """Stands for torch._utils._rebuild_tensor."""
+    match arguments:
+        case (Storage() as storage, first, shape, strides):
+            pass
+        case _:
+            raise PickleError("has a tensor without storage, place, shape and strides")
+    tensor = StoredTensor(storage.key, storage.dtype, whole(first), _sizes(shape), _sizes(strides))
+    if len(tensor.shape) != len(tensor.strides) or prod(filter(None, tensor.shape)) >= 2**63:
+        raise PickleError("has a tensor whose shape is none")
+    if tensor.first + tensor.span > storage.numel:
+        raise PickleError(f"has a tensor that goes beyond its storage {storage.key}")
+    return StoredTensor(
+        storage.key, storage.dtype, storage.first + first, tensor.shape, tensor.strides
+    )
+
+
+def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
+    """Stands for torch._utils._rebuild_tensor_v2."""
+    if len(arguments) not in (6, 7):
+        raise PickleError("has a tensor of another version of torch")
+    tensor = _tensor(arguments[:4], spend)
+    _check_flags(tensor.dtype, arguments[4], arguments[5], (*arguments[6:], None)[0])
+    return tensor
+
+
+def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
+    """Stands for torch._utils._rebuild_parameter: the tensor itself."""
+    match arguments:
+        case (StoredTensor() as tensor, requires_grad, hooks):
+            _check_flags(tensor.dtype, requires_grad, hooks, None)
+            return tensor
+    raise PickleError("has a parameter that is no tensor")
+
+
+def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
+    """Stands for torch._utils._rebuild_parameter_with_state; nobody reads the attributes."""
+    tensor = _parameter(arguments[:3], spend)
+    state = arguments[3] if len(arguments) == 4 else False
+    if not _empty(state):
+        if type(state) is not dict:
+            raise PickleError("has a parameter with odd attributes")
+        spend(len(state))
+        if any(type(key) is not str or hasattr(torch.nn.Parameter, key) for key in state):
+            raise PickleError("has a parameter with odd attributes")
+    return tensor
+
+
+def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
+    """Stands for collections.OrderedDict: nothing, or a list of pairs, as Python 2 wrote it."""
+    if not arguments:
+        return OrderedDict()
+    (items,) = arguments if len(arguments) == 1 else (None,)
+    spend(len(items) if type(items) is list else 0)
+    if type(items) is not list or any(
+        type(pair) not in (list, tuple) or len(pair) != 2 for pair in items
+    ):
+        raise PickleError("has a dict made of something else than pairs")
+    return OrderedDict((key_of(key), value) for key, value in items)
+
+
+def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
+    """Stands for collections.Counter, the milestones of a schedule, as a plain dict."""
+    if not arguments:
+        return {}
+    if len(arguments) != 1 or type(arguments[0]) is not dict:
+        raise PickleError("has a Counter of something else than a dict")
+    spend(len(arguments[0]))
+    return dict(arguments[0])
+
+
+def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
+    """Stands for torch.Size."""
+    if len(arguments) != 1:
+        raise PickleError("has a torch.Size that is no shape")
+    return _sizes(arguments[0])
+
+
+def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
+    """Stands for torch.device, the name of a device."""
+    match arguments:
+        case (str(kind),) | (str(kind), int()) if len(kind) < _MOST_AXES:
+            try:
+                return torch.device(*arguments)
+            except (RuntimeError, TypeError, ValueError, OverflowError):
+                pass
+    raise PickleError("has a device that torch does not know")
+
+
+STORAGES = {
+    "torch.DoubleStorage": torch.float64,
+    "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.LongStorage": torch.int64,
+    "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16,
+    "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+    "torch.ComplexFloatStorage": torch.complex64,
+    "torch.ComplexDoubleStorage": torch.complex128,
+    "torch.storage.UntypedStorage": torch.uint8,
+}
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex64, torch.complex128,
+)  # fmt: skip
+_FUNCTIONS = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
+    "torch.Size": _size,
+    "torch.device": _device,
+    "collections.OrderedDict": _ordered,
+    "collections.Counter": _counter,
+}
+NAMES: dict[str, Any] = {
+    **{name: Function(name, call) for name, call in _FUNCTIONS.items()},
+    **{name: StorageKind(dtype) for name, dtype in STORAGES.items()},
+    **{str(dtype): dtype for dtype in _DTYPES},
+    NAMESPACE.name: NAMESPACE,
+    **numpy_names.NAMES,
+}

@@ -1,0 +1,1 @@
+"""The table of public files, and their download, checked."""

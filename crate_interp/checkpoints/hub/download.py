@@ -1,0 +1,182 @@
+"""The bytes of a file of the Hub: no more than were promised, digested as they come.
+
+huggingface_hub writes whatever a server sends and looks at the size afterwards. It also lets a
+server wait between two attempts as long as the server says, and reads the body of a redirect
+whole. Its client for HTTP is used here, with its proxies and certificates; Xet is not: its
+addresses come from the server, and what it fetches cannot be watched.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urljoin, urlsplit
+
+from crate_interp.checkpoints.hub.hub_metadata import Offer, check_address, refusal, shown
+from crate_interp.checkpoints.hub.timeout import Watch, watched
+from crate_interp.core.errors import CheckpointError
+
+LEAST = 2**16  # bytes that must come within watch.SILENCE
+_TRIES, _REDIRECTS = 5, 5
+_LATER = (408, 429)  # such an answer is asked for again, as the client does
+REASONS = {
+    401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
+    403: "the token has no access to it: ask for access, or give another token",
+    429: "the Hub asks to slow down (429): try again in some minutes",
+}
+
+
+class _Lost(Exception):
+    """The connection went, and another may do."""
+
+
+def download(offer: Offer, path: Path, what: str) -> str:
+    """Writes a file to `path`, which must not exist, and returns its SHA-256.
+
+    Raises CheckpointError if the server sends other than it promised, and TimeoutError if less
+    than LEAST bytes come in watch.SILENCE seconds; `path` does not exist then, as after Ctrl-C.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(path.parent).free < offer.size:
+        raise CheckpointError(
+            f"the disk is full: {what} has {offer.size} bytes and does not fit. "
+            "Free some room, or give another place: cache_dir='...'."
+        )
+    try:
+        with open(path, "xb") as file:  # a thread that was given up ends when it writes again
+            return watched(lambda watch: _Download(offer, what, file, watch).run())
+    except BaseException:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+class _Download:
+    def __init__(self, offer: Offer, what: str, file: BinaryIO, watch: Watch) -> None:
+        self.offer, self.what, self.file, self.watch = offer, what, file, watch
+        self.got, self.digest = 0, hashlib.sha256()
+
+    def run(self) -> str:
+        """Returns the digest once all bytes are there; a lost connection is taken up again."""
+        from huggingface_hub.utils import tqdm
+
+        tries, furthest = _TRIES, 0
+        name = os.path.basename(self.offer.file)
+        with tqdm(total=self.offer.size, desc=name, unit="B", unit_scale=True) as bar:
+            while self.got < self.offer.size:
+                try:
+                    self._attempt(bar)
+                except _Lost as error:
+                    tries = _TRIES if self.got >= furthest + LEAST else tries - 1
+                    furthest = max(furthest, self.got)
+                    if not tries:
+                        raise CheckpointError(
+                            f"cannot download {self.what}: {error}. Nothing was kept."
+                        ) from None
+                    time.sleep(1)
+        self.file.flush()
+        found = self.digest.hexdigest()
+        if len(self.offer.digest) == 64 and found != self.offer.digest:
+            raise CheckpointError(
+                f"{self.what} came with the digest {found}, wanted {self.offer.digest}, which the "
+                "Hub promised: nothing was kept. Load it again."
+            )
+        return found
+
+    def _attempt(self, bar: Any) -> None:
+        with _opened(self.offer, self.what, self.got) as answer:
+            if answer.status_code in _LATER:
+                raise _Lost(REASONS.get(answer.status_code, f"status {answer.status_code}"))
+            self._begin(answer, bar)
+            fresh = 0
+            for piece in answer.iter_raw():
+                if self.got + len(piece) > self.offer.size:
+                    raise self._refusal(f"more than the {self.offer.size} bytes it had promised")
+                self.file.write(piece)
+                self.digest.update(piece)
+                bar.update(len(piece))
+                self.got, fresh = self.got + len(piece), fresh + len(piece)
+                if fresh >= LEAST:
+                    fresh = 0
+                    self.watch.beat()
+        if self.got < self.offer.size:
+            raise _Lost(f"it ended after {self.got} of {self.offer.size} bytes")
+
+    def _begin(self, answer: Any, bar: Any) -> None:
+        """Checks what is told before the bytes, and begins anew if the server does."""
+        if answer.status_code not in (200, 206):
+            reason = REASONS.get(answer.status_code, f"the server answers {answer.status_code}")
+            raise CheckpointError(f"cannot download {self.what}: {reason}. Nothing was kept.")
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise self._refusal("packed bytes, which were not asked for")
+        if answer.status_code == 200 and self.got:  # it does not know how to go on
+            self.file.seek(0)
+            self.file.truncate()
+            bar.update(-self.got)
+            self.got, self.digest = 0, hashlib.sha256()
+        part = answer.headers.get("Content-Range", "")
+        if answer.status_code == 206 and not part.startswith(f"bytes {self.got}-"):
+            raise self._refusal(f"the part {shown(part)}, wanted what follows byte {self.got}")
+        length = answer.headers.get("Content-Length")
+        if length is not None and length != str(self.offer.size - self.got):
+            raise self._refusal(
+                f"{shown(length)} bytes, wanted the {self.offer.size - self.got} it had promised"
+            )
+
+    def _refusal(self, came: str) -> CheckpointError:
+        return refusal(self.what, self.offer.page, came)
+
+
+@contextmanager
+def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
+    """Gives the answer to a GET, before its body; redirects are followed, their bodies not read.
+
+    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be had
+    or breaks.
+    """
+    from huggingface_hub import constants, get_session
+
+    address, session = offer.place, get_session()
+    asked = {**offer.headers, "accept-encoding": "identity"}
+    asked |= {"range": f"bytes={start}-"} if start else {}
+    try:
+        for _ in range(_REDIRECTS):
+            check_address(address, offer.page, what)
+            sent = asked if _origin(address) == _origin(offer.page) else _without_token(asked)
+            with session.stream(
+                "GET",
+                address,
+                headers=sent,
+                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+                follow_redirects=False,
+            ) as answer:
+                if not answer.has_redirect_location:
+                    yield answer
+                    return
+                address = urljoin(address, answer.headers["Location"])
+        raise refusal(what, offer.page, f"more than {_REDIRECTS} redirects")
+    except Exception as error:
+        if not is_transport(error):
+            raise
+        raise _Lost(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def is_transport(error: BaseException) -> bool:
+    """Tells whether an error is one of a connection.
+
+    The client's library for HTTP is httpx or httpx2, by its version: the class goes by its name.
+    """
+    return any(base.__name__ == "TransportError" for base in type(error).__mro__)
+
+
+def _origin(address: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _without_token(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() != "authorization"}

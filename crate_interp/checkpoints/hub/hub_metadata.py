@@ -1,0 +1,134 @@
+"""What the Hub says of a file, checked before a byte of it is written.
+
+The client builds paths from these words: an ETag such as "/home/me/.bashrc" would be a path of
+its own. Only what was checked here is used afterwards, and nothing is asked a second time.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from crate_interp.core.errors import CheckpointError
+from crate_interp.core.safe_text import plain
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's, or SHA-256 of a large file
+_SMALL = {".json": 2**26, ".pkl": 2**26}  # bytes that no config and no tokenizer needs
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A file as the Hub offers it.
+
+    file: its name; page: the address that was asked; place: the address it is at; headers: what
+    goes to the origin of `page` alone, the token among it.
+    """
+
+    file: str
+    page: str
+    place: str
+    digest: str
+    commit: str
+    size: int
+    headers: dict[str, str]
+
+
+def ask(
+    repo: str, file: str, revision: str, token: str | bool | None, endpoint: str | None
+) -> Offer | None:
+    """Returns what the Hub offers, or None if what answers does not speak as a Hub does.
+
+    Raises CheckpointError for an answer that no Hub gives, and the client's errors.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers
+
+    page = hub.hf_hub_url(repo, file, revision=revision, endpoint=endpoint)
+    with _plain_warnings():
+        told = hub.get_hf_file_metadata(
+            page, token=token, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint
+        )
+    if told.etag is None and told.commit_hash is None:  # such as the page of a hotel's network
+        return None
+    place = urljoin(page, told.location)
+    _check(told, place, page, revision, f"{repo}/{file}")
+    return Offer(
+        file=file,
+        page=page,
+        place=place,
+        digest=told.etag or "",
+        commit=told.commit_hash or "",
+        size=told.size or 0,
+        headers=build_hf_headers(token=token, library_name="crate_interp"),
+    )
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Keeps what a terminal would obey out of the client's warnings, in this thread alone.
+
+    The client prints the header X-HF-Warning as it comes.
+    """
+    mine = threading.get_ident()
+
+    def shown_plain(record: logging.LogRecord) -> bool:
+        if record.thread == mine:
+            record.msg, record.args = plain(record.getMessage()), ()
+        return True
+
+    log = logging.getLogger("huggingface_hub.utils._http")
+    log.addFilter(shown_plain)
+    try:
+        yield
+    finally:
+        log.removeFilter(shown_plain)
+
+
+def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
+    """Raises CheckpointError unless every word of the answer is of its kind."""
+    for wanted, name, value, said in (
+        (_DIGEST, "ETag", told.etag, "40 or 64 hexadecimal digits"),
+        (COMMIT, "commit", told.commit_hash, "40 hexadecimal digits"),
+    ):
+        if not isinstance(value, str) or not wanted.fullmatch(value):
+            raise refusal(what, page, f"the {name} {shown(value)}, wanted {said}")
+    if COMMIT.fullmatch(revision) and told.commit_hash != revision:
+        raise refusal(what, page, f"the commit {shown(told.commit_hash)}, wanted {revision}")
+    if told.size is None or told.size < 0:
+        raise refusal(what, page, f"the size {told.size!r}, wanted a number of bytes")
+    most = next((most for end, most in _SMALL.items() if what.endswith(end)), None)
+    if most is not None and told.size > most:
+        raise refusal(what, page, f"{told.size} bytes, wanted at most {most} for such a file")
+    check_address(place, page, what)
+
+
+def check_address(address: str, page: str, what: str) -> None:
+    """Raises CheckpointError unless an address is on the web, as safely as the page asked."""
+    try:
+        parts = urlsplit(address)
+        scheme, host, _ = parts.scheme, parts.hostname, parts.port
+    except ValueError:  # such as a port above 65535
+        scheme, host = "", None
+    admitted = ("https",) if page.startswith("https:") else ("http", "https")
+    if scheme not in admitted or not host:
+        raise refusal(what, page, f"the address {shown(address)}, wanted {' or '.join(admitted)}")
+
+
+def shown(value: object) -> str:
+    """Returns a server's word for an error."""
+    return plain(repr(value), 80)
+
+
+def refusal(what: str, page: str, came: str) -> CheckpointError:
+    """Returns the error for an answer that no Hub gives."""
+    host = urlsplit(page).netloc
+    return CheckpointError(
+        f"{host} answered for {what} with {came}: nothing was kept. "
+        "That is no Hub, or a broken one: check HF_ENDPOINT, or try again later."
+    )

@@ -1,0 +1,112 @@
+"""Reads our own format: a folder that save_pretrained wrote (crate_interp/models/saving.py)."""
+
+from pathlib import Path
+from typing import Any
+
+from crate_interp.checkpoints.formats.tensor_files import read_config as read_config_file
+from crate_interp.checkpoints.formats.tensor_files import read_json
+from crate_interp.config import CrateConfig
+from crate_interp.core.errors import CheckpointError
+from crate_interp.core.folders import differs, listed
+from crate_interp.models.sae import SAEConfig
+from crate_interp.models.saving import CONFIG, WEIGHTS
+
+STEPS = "steps"  # of a folder: the weights along a training, steps/step-N.safetensors
+
+# Fields that decide which tensors there are and what they mean: a given one may not contradict
+# the folder's.
+STRUCTURE = (
+    "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
+    "n_classes", "d_features", "channels", "n_ctx", "d_vocab", "bias", "decoder_n_layers",
+    "decoder_n_heads", "d_embed", "text_d_model", "text_n_layers", "text_n_heads",
+    "window_pattern", "output_matrix",
+)  # fmt: skip
+
+
+def is_foreign(path: Path) -> bool:
+    """Tells whether there is a readable config.json that another library wrote."""
+    return bool(read_config_file(path))
+
+
+def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
+    """Returns the config of a folder, with given fields in place of its own.
+
+    Raises CheckpointError if the folder is not ours, and where a given field that decides
+    the shapes of tensors contradicts it.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}: "
+            "give the weight file in it, or a folder made by save_pretrained."
+        )
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("library") != "crate_interp":
+        raise CheckpointError(
+            f"{path} was not written by crate_interp: give the weight file in that folder instead."
+        )
+    if content.get("format") != 1 or not isinstance(content.get("config"), dict):
+        raise CheckpointError(
+            f"{path} has format {content.get('format')!r}; this version reads format 1."
+        )
+    if content["config"].get("family") == "sae":
+        return _sae_config(content["config"], path)
+    try:
+        stored = CrateConfig.from_dict(content["config"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    try:
+        asked = CrateConfig.from_dict(content["config"] | given)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{error} The rest of the config is that of {path}.") from None
+    for name in STRUCTURE:
+        if name in given and getattr(asked, name) != getattr(stored, name):
+            raise CheckpointError(
+                f"{name}={given[name]!r} contradicts {path}, which says {getattr(stored, name)!r}."
+            )
+    return asked
+
+
+def state(*paths: Path) -> list[tuple[int, int, int] | None]:
+    """Returns what tells whether files are still the same ones; None for one that is missing."""
+    found = [path.stat() if path.exists() else None for path in paths]
+    return [one and (one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
+
+
+def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
+    """Returns the path of a folder's weights, or of those after a step of their training.
+
+    elsewhere: where other steps lie. Raises CheckpointError, with the steps that the folder has,
+    for another revision.
+    """
+    found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
+    known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
+    if revision is None:
+        if found and not (folder / WEIGHTS).exists():
+            raise CheckpointError(f"{folder} has no {WEIGHTS}: give revision=, one of {known}.")
+        return folder / WEIGHTS
+    if revision not in found:
+        ways = f"give one of {known}, or None." if known else elsewhere or "it has no steps."
+        raise CheckpointError(f"{folder.name} has no revision {revision!r}: {ways}")
+    return found[revision]
+
+
+def check_files(folder: Path) -> None:
+    """Raises CheckpointError if a file of a folder is not the one that save_pretrained wrote.
+
+    A folder of an earlier version, whose config.json holds no digests, passes.
+    """
+    wrong = differs(folder, listed(folder / CONFIG))
+    if wrong:
+        raise CheckpointError(
+            f"{folder / wrong[0]} does not belong to {folder / CONFIG}: its digest is another. "
+            "Save or download the folder again; or remove `files` from the config to take the "
+            "file as it is."
+        )
+
+
+def _sae_config(values: dict[str, Any], path: Path) -> SAEConfig:
+    try:
+        return SAEConfig(**values)
+    except TypeError as error:
+        raise CheckpointError(f"{path}: {error}") from None

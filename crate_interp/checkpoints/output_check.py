@@ -1,0 +1,101 @@
+"""A fixed input for every kind of model.
+
+It is small, the same on every machine, and drawn from no generator.
+"""
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from crate_interp.config import CrateConfig
+from crate_interp.core.errors import CheckpointError
+from crate_interp.models.clip import HookedCrateCLIP
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.layers.embed import cat_tokens
+from crate_interp.models.sae import SparseAutoencoder
+from crate_interp.models.vision import HookedCrate
+
+Model = TypeVar("Model", HookedModel, SparseAutoencoder)
+
+_TOKENS = 5
+_MOST_SCORES = 2**28  # in the attention of one layer, 1 GiB
+
+
+def wave(*shape: int, model: nn.Module) -> Tensor:
+    """Returns sin(0, 1, 2, ...) in a shape, in the model's dtype and on its device."""
+    first = next(model.parameters())
+    count = int(torch.tensor(shape).prod())
+    return torch.arange(count, dtype=torch.float64).sin().to(first.device, first.dtype).view(shape)
+
+
+def token_ids(cfg: CrateConfig, count: int, device: torch.device) -> Tensor:
+    """Returns ids that jump through the vocabulary, `[1, count]`."""
+    return (torch.arange(count, device=device)[None] * 7919 + 13) % cfg.d_vocab
+
+
+@torch.no_grad()
+def output(model: HookedModel | SparseAutoencoder) -> Tensor:
+    """Returns the output of a model for its fixed input, through every layer.
+
+    A vision model sees two patches and CLS.
+    """
+    if isinstance(model, SparseAutoencoder):
+        return model(wave(2, model.cfg.d_in, model=model))
+    if isinstance(model, HookedCrateCLIP):
+        tokens = token_ids(model.text.cfg, model.cfg.n_ctx, model.cfg.device)
+        image, text = output(model.visual), model.encode_text(tokens)
+        return torch.cat([image.flatten(), text.flatten()])
+    cfg, kind = model.cfg, model.cfg.kind
+    if kind == "text":
+        count = cfg.n_ctx if cfg.family == "clipa-text" else min(_TOKENS, cfg.n_ctx)
+        return model(token_ids(cfg, count, cfg.device))
+    if kind == "mae":
+        height, width = cfg.patch_size
+        images = wave(1, cfg.channels, 2 * height, 2 * width, model=model)
+        return model(images, noise=wave(1, 4, model=model), mask_ratio=0.5).pred
+    return model(tokens_of(model), start_at_layer=0)
+
+
+def whole_is_small(model: HookedModel) -> bool:
+    """Tells whether the attention of `whole` fits in memory on any machine."""
+    cfg: Any = getattr(model, "visual", model).cfg
+    return cfg.kind != "vision" or cfg.n_heads * cfg.n_tokens**2 <= _MOST_SCORES
+
+
+@torch.no_grad()
+def whole(model: HookedModel) -> Tensor:
+    """Returns the output for an input of full size, or `output` where that has full size.
+
+    `output` leaves out the part of a vision model that makes tokens of images.
+    """
+    part: Any = getattr(model, "visual", model)
+    if part.cfg.kind != "vision":
+        return output(model)
+    return part(wave(1, part.cfg.channels, *part.cfg.image_size, model=model))
+
+
+def tokens_of(model: HookedModel) -> Tensor:
+    """Returns Z^0 of a vision model on two patches, `[1, 3, d_model]`.
+
+    This is cheap for any image size.
+    """
+    assert isinstance(model, HookedCrate)
+    height, width = model.cfg.patch_size
+    images = wave(1, model.cfg.channels, height, 2 * width, model=model)
+    patches = model.embed(images)[:, : model.cfg.n_tokens - 1]
+    tokens = cat_tokens(model.cls_token, patches)
+    return tokens + model.pos_embed[:, : tokens.shape[1]]
+
+
+def check_output(model: Model, where: str) -> Model:
+    """Returns the model.
+
+    Raises CheckpointError if its output for the fixed input is not finite.
+    """
+    if not bool(output(model).isfinite().all()):
+        raise CheckpointError(
+            f"{where}: the weights are finite, but the output on a fixed input is not: "
+            "they are damaged, or too large for this dtype."
+        )
+    return model

@@ -1,0 +1,153 @@
+"""The weights of a hooked model where no config lies beside them: what trainers write.
+
+A Lightning checkpoint has the names of the model after that of an attribute, "model.blocks.0...";
+a folder of Hugging Face's Trainer has model.safetensors, or subfolders checkpoint-N with one.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crate_interp.checkpoints import native_format
+from crate_interp.checkpoints.build import build
+from crate_interp.checkpoints.formats.tensor_files import Contents, read_json
+from crate_interp.config import CrateConfig, check_names
+from crate_interp.core.errors import CheckpointError
+from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
+
+Told = CrateConfig | Mapping[str, Any] | str | Path
+_ANCHORS = ("attn.u_proj.weight", "attn.qkv_proj.weight")  # names that only hooked models have
+_STEP = re.compile(r"checkpoint-(\d{1,12})")
+
+
+def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
+    """Returns the fields of a config that was told by `config=`, with those given one by one.
+
+    config: a CrateConfig, its fields, or the path of a config.json or of the folder with one.
+    Raises CheckpointError if it is none of these, and where the same field was given in two ways.
+    """
+    if config is None:
+        return dict(given) | ({} if family is None else {"family": family})
+    if isinstance(config, CrateConfig):
+        fields = config.to_dict()
+    elif isinstance(config, Mapping):
+        fields = _own_fields(config, "config=")
+    elif isinstance(config, (str, Path)):
+        fields = _read(Path(config).expanduser())
+    else:
+        raise CheckpointError(
+            f"config={config!r}: give a CrateConfig such as model.cfg, a dict of its fields, or "
+            "the path of a config.json."
+        )
+    for name, value in {**given, **({"family": family} if family else {})}.items():
+        told = fields.get(name, value)
+        if (list(told) if isinstance(told, tuple) else told) != (
+            list(value) if isinstance(value, tuple) else value
+        ):
+            raise CheckpointError(
+                f"{name}={value!r} contradicts config=, which says {told!r}: give one of them."
+            )
+    return fields | dict(given)
+
+
+def _own_fields(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the fields in the content of a config.json of ours, or in a dict of fields."""
+    fields = content.get("config") if content.get("library") == LIBRARY else content
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("family"), str):
+        raise CheckpointError(
+            f"{where} holds no config of a hooked model: a `family` and its fields are wanted, as "
+            "model.cfg.to_dict() and the config.json of save_pretrained have them."
+        )
+    check_names(fields)
+    return dict(fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    file = path / CONFIG if path.is_dir() else path
+    content = read_json(file)
+    if content is None:
+        raise CheckpointError(f"config={str(path)!r}: there is no {file}.")
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds a {type(content).__name__}, wanted a JSON object.")
+    return _own_fields(content, str(file))
+
+
+def is_hooked(tensors: Mapping[str, Any]) -> bool:
+    """Tells whether keys end as the parameters of hooked models do."""
+    return any(key.endswith(_ANCHORS) for key in tensors)
+
+
+def from_hooked(
+    contents: Contents, fields: Mapping[str, Any], where: str, dtype: torch.dtype
+) -> Any:
+    """Returns the model of tensors that have a hooked model's own names, after any one prefix.
+
+    What lies beside the model, such as the weights of a loss, is left out with a warning. Raises
+    CheckpointError without a family among the fields, and unless the parameters of exactly one
+    model are there.
+    """
+    if not {"family", "d_model", "n_layers"} <= set(fields):
+        raise CheckpointError(
+            f"{where} has no config.json beside it, and its names, those of a hooked model, do "
+            "not say the config. Give all of it: ci.load(..., config=model.cfg), or "
+            "config='path/to/config.json'; or write "
+            "model.save_pretrained(folder) and load the folder."
+        )
+    cfg = CrateConfig.from_dict(dict(fields))
+    prefix = _prefix(contents.tensors, cfg, where)
+    inside = {
+        name.removeprefix(prefix): value
+        for name, value in contents.tensors.items()
+        if name.startswith(prefix)
+    }
+    outside = [name for name in contents.tensors if not name.startswith(prefix)]
+    if outside:
+        warnings.warn(
+            f"{where}: {len(outside)} tensors lie beside the model {prefix.rstrip('.')!r} and are "
+            f"left out: {', '.join(outside[:8])}.",
+            stacklevel=2,
+        )
+    contents.tensors.clear()
+    return build(cfg, inside, None, where, dtype, contents.owned)
+
+
+def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
+    """Returns what stands before the names of the one hooked model among the tensors."""
+    tower = "visual." if cfg.kind == "clip" else ""
+    projection = "u_proj" if cfg.tied or cfg.kind == "clip" else "qkv_proj"
+    anchor = f"{tower}blocks.0.attn.{projection}.weight"
+    found = [key.removesuffix(anchor) for key in tensors if f".{key}".endswith(f".{anchor}")]
+    if len(found) > 1:
+        named = " and ".join(repr(prefix.rstrip(".")) for prefix in found[:4])
+        raise CheckpointError(
+            f"{where} holds several models, {named}: give the state dict of one, "
+            "ci.load({name.removeprefix('...'): value, ...}, config=...)."
+        )
+    return found[0] if found else ""  # if there is none an error will list the missing keys
+
+
+def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
+    """Returns the weights that a Trainer wrote into a folder, and a config of ours beside them.
+
+    They are those of the folder itself or else of its last checkpoint-N. The config may lie in
+    either. None for a folder of another kind.
+    """
+    steps = {
+        int(match[1]): part
+        for part in (folder.iterdir() if folder.is_dir() else ())
+        if (match := _STEP.fullmatch(part.name)) and (part / WEIGHTS).exists()
+    }
+    last = steps[max(steps)] if steps else None
+    place = folder if (folder / WEIGHTS).exists() or last is None else last
+    if not (place / WEIGHTS).exists():
+        return None
+    beside = [one / CONFIG for one in (place, folder, folder.parent)]
+    config = next(
+        (path for path in beside if path.exists() and not native_format.is_foreign(path)), None
+    )
+    return place / WEIGHTS, config

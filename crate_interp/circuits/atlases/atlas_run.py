@@ -1,0 +1,324 @@
+"""ci.atlas: what every dictionary atom fires on, what it changes, and which atoms are like it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from crate_interp.circuits.atlases.atom_ablation import ablated, ablations, agreement
+from crate_interp.circuits.atlases.atom_directions import directions
+from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_on, mean_and_interval
+from crate_interp.circuits.atlases.excerpts import ENTIRE, excerpts
+from crate_interp.circuits.atlases.logit_effects import logit_effects, named
+from crate_interp.core import checks
+from crate_interp.data import Data, Samples
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.result import Result, by, counted, first, sums
+from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Rules, Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
+
+_KEYS = ["layer", "atom"]
+_FEW = ("logits", "ablations", "directions", "tiles", "contexts")  # tables of the last stage
+_SHOWN = ["layer", "atom", "firing_rate", "first_order", "ablation", "raises", "lowers", "nearest"]
+
+
+def _atlas(result: Result) -> pd.DataFrame:
+    """Returns statistics, effects and directions side by side."""
+    effects: Any = result.table("effects")
+    found = mean_and_interval(effects)
+    names = {"mean": "first_order", "low": "first_order_low", "high": "first_order_high"}
+    effects = effects[_KEYS].assign(**{name: found[key] for key, name in names.items()})
+    atoms = result.table("atoms").merge(effects, on=_KEYS)
+    atoms = atoms.merge(ablated(result.table("ablations")), on=_KEYS, how="left")
+    atoms = atoms.assign(ablated=atoms["ablated"].fillna(0).astype(int))
+    sides: Any = result.table("directions")
+    if len(result.table("logits")):
+        measured = sides[_KEYS].merge(named(result.table("logits")), on=_KEYS, how="left")
+        sides = sides.assign(**{side: measured[side] for side in ("raises", "lowers")})
+    return atoms.merge(sides, on=_KEYS)
+
+
+class Atlas(AtomResult):
+    """What is known of every atom: an AtomResult, with effects, neighbours and examples.
+
+    `table()` has a row per layer and atom: the columns of `ci.atoms`, then
+
+    - first_order, first_order_low, first_order_high: what setting the atom to 0 at every token does
+      to the loss of a sample, to first order, in nats, and a 95 % interval of the mean over all
+      samples;
+    - ablation, ablation_low, ablation_high: the same measured by running the model without the
+      atom, over `ablated` samples (NaN and 0 for atoms that were not chosen);
+    - raises, lowers: names of classes or tokens whose logits the atom moves most. Where the stream
+      is a sum (crate-alpha, gpt-baseline, nanochat-crate) on the direct path, `<row of W_out,
+      g * w_t>` less the mean over t (a logit lens), without what later layers make of it. In crate
+      and crate-lm each step re-codes the stream, so that there is no direct path. There it is the
+      first-order effect on the logits, on the samples of `ablate`, with half the width of a 95 %
+      interval, and only if that leaves out 0. It takes a backward for each logit: beyond 16 classes
+      or tokens it is of the 16 that the model answers most often;
+    - nearest: atoms of other layers by the cosine of columns of D, nearest_cosine.
+
+    An effect above 0 says that the loss grows without the atom. Each interval is of its atom alone:
+    of 100 atoms without any effect about 5 intervals leave out 0. `table("agreement")` has the rank
+    correlation of both effects in each layer. `table("tiles")` (images) or `table("contexts")`
+    (text) shows what surrounds the tokens of `table("top")`; a tile of token -1 is the whole image.
+    meta["loss"] names the loss.
+
+    If two atlases merge, each effect is the mean over the samples on which either measured it.
+    """
+
+    KIND = "atlas"
+    META = {**AtomResult.META, "loss": str}
+    MAIN = "atlas"
+    STORED = {
+        **AtomResult.STORED,
+        "effects": sums(*_KEYS),
+        "logits": sums(*_KEYS, "logit", "name"),
+        "ablations": by("sample", *_KEYS),
+        "directions": first,
+        "tiles": by("sample", "token"),
+        "contexts": by("sample", "token"),
+    }
+    DERIVED = {
+        **AtomResult.DERIVED,
+        "atlas": _atlas,
+        "agreement": lambda result: agreement(result.table("ablations")),
+    }
+
+    def row(self, layer: int, atom: int) -> dict[str, Any]:
+        """Returns the main table's row of one atom. Raises ValueError if there is no such atom."""
+        self.top(layer, atom)
+        table: Any = self._table("atlas")
+        return table[(table["layer"] == layer) & (table["atom"] == atom)].iloc[0].to_dict()
+
+    def merge(self, other: Result) -> Any:
+        """Returns the atlas over the samples of both, with the tiles or contexts of its top tokens.
+
+        Raises ValueError as `Result.merge` does.
+        """
+        merged = super().merge(other)
+        places = merged.stored["top"][["sample", "token"]].drop_duplicates()
+        entire = places[["sample"]].drop_duplicates().assign(token=ENTIRE)
+        places = pd.concat([places, entire], ignore_index=True)
+        shown = {
+            name: merged.stored[name].merge(places, on=["sample", "token"])
+            for name in ("tiles", "contexts")
+        }
+        return Atlas({**merged.stored, **shown}, merged.meta)
+
+    def headline(self) -> str:
+        """Returns how many atoms there are and are dead, and what the loss does without one.
+
+        That atom is the one with the largest first-order effects, by their root mean square. If it
+        was set to 0, the sentence has what happened then, on samples that did not choose it.
+        """
+        clear, every = self.clear("ablation")
+        words = f"{super().headline()} {self.largest()}"
+        if not every:
+            return words
+        return (
+            f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval without 0 "
+            f"({0.05 * every:.0f} would by chance)."
+        )
+
+    def largest(self) -> str:
+        """Returns what the loss does without the atom of the largest first-order effects."""
+        table: Any = self._table("atlas")
+        unit, n = self.meta["unit"], self.meta["n_samples"]
+        row = table.loc[self._first_by_the_others(table)]
+        tried = int(row["ablated"]) > 0
+        kind, samples = ("ablation", int(row["ablated"])) if tried else ("first_order", n)
+        low, high = row[f"{kind}_low"], row[f"{kind}_high"]
+        return (
+            f"The largest first-order effects on the loss"
+            f"{f' of other {unit}' * tried}, by root mean square, are those of atom "
+            f"{row['atom']} of layer {row['layer']}: "
+            f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
+            f"loss by {row[kind]:+.2g} nats (95 % interval {low:+.2g} to {high:+.2g}, "
+            f"{counted(samples, unit)})."
+        )
+
+    def clear(self, effect: str) -> tuple[int, int]:
+        """Returns how many intervals of "first_order" or "ablation" leave out 0, and of how many.
+
+        If no atom had an effect, about 5 % would.
+        """
+        checks.one_of("effect", effect, ("first_order", "ablation"))
+        table: Any = self._table("atlas")
+        low, high = table[f"{effect}_low"], table[f"{effect}_high"]
+        return int(((low > 0) | (high < 0)).sum()), int(low.notna().sum())
+
+    def _first_by_the_others(self, table: pd.DataFrame) -> int:
+        """Returns the row of the atom with the largest effects on samples that it was not 0 on."""
+        tried: Any = self._table("ablations")
+        own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
+        own = own.agg(["sum", "count"]).reset_index()
+        every: Any = self._table("effects").merge(own, on=_KEYS, how="left").fillna(0)
+        others = (every["squares"] - every["sum"]) / (every["n"] - every["count"]).clip(lower=1)
+        return int(
+            others[table["ablated"].to_numpy() > 0].idxmax() if len(own) else others.idxmax()
+        )
+
+    def _shown(self) -> pd.DataFrame:
+        table: Any = self._table("atlas")
+        return table.sort_values("first_order", key=abs, ascending=False).head(20)[_SHOWN]
+
+
+@with_weights
+def atlas(
+    model: HookedModel,
+    data: Data,
+    *,
+    top: int = 9,
+    ablate: int = 32,
+    out: str | Path | None = None,
+    batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    workers: int = 0,
+    skip_bad: bool = False,
+    progress: bool = True,
+) -> Perhaps[Atlas]:
+    """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
+
+    Statistics and the `top` tokens of each atom come from one pass over `data` (`ci.atoms`).
+    Effects are changes of the loss of a sample, in nats, if the atom is set to 0 at every token. It
+    is the cross-entropy with the label where the labels of the data are classes of the model, else
+    with the model's own answer; of text it is that of the next token, mean over a window.
+
+    - To first order, `sum_t (0 - z_tj) d loss / d z_tj`, for every atom on all samples: one forward
+      and one backward of a batch give all atoms of all layers.
+    - Exactly, for the 20 atoms of each layer with the largest first-order effects (by their root
+      mean square over samples): by running the layers above without the atom, on `ablate` samples
+      (at most half of them), which lie evenly in the data. The other samples choose the 20.
+
+    `table("agreement")` has the rank correlation of both in each layer. Look at it before you trust
+    first-order effects: a code far from 0 may change the loss otherwise than its slope says, even
+    with the other sign.
+
+    A forward of a sample being 1 and a backward 2, the cost is about 4 for each sample, and for
+    each sample of `ablate` 10 for each layer and 2 for each logit that is followed. With ablate=0
+    neither exact effects nor effects on logits are measured. Memory does not grow with the number
+    of samples. Intervals take samples as independent, which neighbouring windows of a text are not.
+
+    data, limit, out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`. The
+    shard that finishes last measures the `ablate` samples. `ci.viz.atlas_pages(atlas, out)` writes
+    pages of an atlas.
+
+    Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
+    and for windows of one token.
+    """
+    _check_logits(model)
+    ablate = checks.count("ablate", ablate, least=0)
+    checks.count("top", top)
+    checks.count("batch_size", batch_size)
+    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
+    loss = loss_on(model, samples)
+    meta = data_meta(model, samples, batch_size) | {"loss": loss.kind}
+    meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}
+    with open_job(
+        Atlas, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
+        progress=progress, workers=workers, skip_bad=skip_bad, stages=["atoms", "effects", "few"],
+        code={"labels": digest_of_labels(loss.classes)},
+    ) as job:  # fmt: skip
+        return _measured(job, model, samples, meta, loss)
+
+
+def _check_logits(model: HookedModel) -> None:
+    check_model(model)
+    if model.cfg.kind not in ("vision", "text"):
+        raise ValueError(
+            f"{type(model).__name__} has no logits, so that there is no atlas of it: give a "
+            "classifier of images or a language model."
+        )
+
+
+def _measured(
+    job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
+) -> Any:
+    """Runs the stages of an atlas; returns it, or None while chunks of others are missing."""
+    job.run(atom_stage(model, samples, meta))
+    job.run(_stage("effects", model, samples, meta, partial(effect_sums, loss=loss)))
+    found = job.before("atoms", "effects")
+    if found is None:
+        return None
+    of_few = partial(
+        _of_few, ablate=meta["settings"]["ablate"], loss=loss, progress=job.progress,
+        effects=found["effects"]["effects"], places=found["atoms"]["top"],
+        skipped=_skipped(found["atoms"]),
+    )  # fmt: skip
+    job.run(_stage("few", model, samples, meta, of_few))
+    return job.result(atlas_result)
+
+
+# how the tables of each stage merge
+ATLAS_RULES: dict[str, Rules] = {
+    "atoms": AtomResult.STORED,
+    "effects": {"effects": Atlas.STORED["effects"]},
+    "few": {name: Atlas.STORED[name] for name in _FEW},
+}
+
+
+def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
+    """Returns the atlas of the stages "atoms", "effects" and "few"."""
+    others = (found["effects"], found["few"])
+    tables, facts = with_facts(found["atoms"], meta, *others)
+    for own in others:
+        tables |= {name: table for name, table in own.items() if name not in OF_A_CHUNK}
+    return Atlas(tables, facts)
+
+
+def _stage(
+    name: str,
+    model: HookedModel,
+    samples: Samples,
+    meta: Mapping[str, Any],
+    of_chunk: Callable[[Chunk], Tables],
+) -> Stage:
+    rules, size = ATLAS_RULES[name], meta["batch_size"]
+    return Stage(name, model, samples, of_chunk, rules, size, whole=name == "few")
+
+
+def _skipped(tables: Tables) -> set[int]:
+    """Returns the numbers of the samples that were left out."""
+    return set(tables["skipped"]["sample"].tolist()) if "skipped" in tables else set()
+
+
+def _of_few(
+    chunk: Chunk,
+    ablate: int,
+    loss: Loss,
+    effects: pd.DataFrame,
+    places: pd.DataFrame,
+    skipped: set[int],
+    progress: bool,
+) -> Tables:
+    """Returns the tables of what is measured on few samples, and of what the weights say."""
+    model, samples = chunk.model, chunk.samples
+    there = [n for n in range(samples.start, samples.start + samples.n) if n not in skipped]
+    count = min(ablate, len(there) // 2)
+    numbers = [there[place * len(there) // count] for place in range(count)]
+    inputs = None
+    if numbers:
+        inputs = torch.cat([samples.read(number, number + 1) for number in numbers])
+        inputs = inputs.to(model.cfg.device)
+    with torch.no_grad():
+        known = directions(model)
+    tables = {
+        "logits": logit_effects(model, None if model.cfg.residual else inputs),
+        "ablations": ablations(model, inputs, numbers, loss, effects, progress),
+        "directions": known,
+        **excerpts(places, model, samples, progress),
+    }
+    chunk.advance(samples.n)
+    return tables

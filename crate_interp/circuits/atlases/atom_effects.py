@@ -1,0 +1,196 @@
+"""First-order effects of atoms: what setting each code to 0 would do to the loss, by gradients."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_hooks import full_name
+from crate_interp.data import Samples
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.text.losses import next_token_loss
+from crate_interp.sweeps.atom_statistics import CODE
+from crate_interp.sweeps.bootstrap import CONFIDENCE
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.runs.batches import Chunk
+
+LOSSES = {  # what the loss of a sample is, and what a page calls it
+    "labels": "the cross-entropy with the true class",
+    "answers": "the cross-entropy with the class that the unchanged model answers",
+    "tokens": "the cross-entropy of the next token, mean over the window",
+}
+_LOGITS = 2**25  # of the forward of one piece of a batch: 128 MB
+Sums = Float[np.ndarray, "row"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss that effects are measured in, a number for each sample, in nats.
+
+    kind: a key of LOSSES. classes: with "labels", the class of each sample; `start` is the number
+    of the first of them.
+    """
+
+    kind: str
+    classes: Tensor | None = None
+    start: int = 0
+
+    def wanted(self, logits: Tensor, inputs: Tensor, numbers: Sequence[int]) -> Int[Tensor, "..."]:
+        """Returns the right answers to some samples: classes `[batch]` or tokens `[batch, pos]`.
+
+        logits: those of the unchanged model. numbers: those of the samples in the whole data set.
+        """
+        if self.kind == "tokens":
+            return inputs
+        if self.classes is None:
+            return logits.detach().argmax(dim=-1)
+        return self.classes[torch.as_tensor(numbers) - self.start].to(logits.device)
+
+
+def loss_on(model: HookedModel, samples: Samples) -> Loss:
+    """Returns the loss for a data set: with its labels where they are classes of the model.
+
+    Labels with names (of folders, or of a ClassLabel column) count if the model has classes of
+    these names. Those of a ClassLabel column have numbers too, and count if the model has no names
+    and as many classes; nothing says how a training numbered its folders. Numbers without names
+    count if the model has such classes. Otherwise the model's own answers take their place.
+
+    Raises ValueError for windows of one token: they have no next token.
+    """
+    if model.cfg.kind == "text":
+        pos = samples.read(samples.start, samples.start + 1).shape[1]
+        if pos < 2:
+            raise ValueError(
+                "the windows have one token: the loss needs a next one, give at least two tokens."
+            )
+        return Loss("tokens")
+    classes = _classes(model, samples)
+    if classes is None:
+        return Loss("answers")
+    return Loss("labels", torch.tensor(classes), samples.start)
+
+
+def _classes(model: Any, samples: Samples) -> list[int] | None:
+    """Returns the class of each sample, or None unless every label is a class of the model."""
+    labels, known, count = samples.labels, model.cfg.labels, model.W_U.shape[1]
+    if not labels or None in labels:
+        return None
+    if samples.names is not None and not isinstance(labels[0], str):
+        if known is None and len(samples.names) != count:
+            return None
+        if known is not None:
+            labels = [samples.names[label] for label in labels]
+    if all(isinstance(label, str) for label in labels):
+        # two classes of ImageNet are called crane: such a name tells no class
+        once = Counter(known or ())
+        numbers = {name: n for n, name in enumerate(known or ()) if once[name] == 1}
+        found = [numbers.get(label, -1) for label in labels]
+    else:
+        found = [label if isinstance(label, (int, np.integer)) else -1 for label in labels]
+    return [int(one) for one in found] if all(0 <= one < count for one in found) else None
+
+
+def losses(logits: Tensor, wanted: Int[Tensor, "..."]) -> Float[Tensor, "batch"]:
+    """Returns the loss of each sample, in nats; of a window the mean over its tokens."""
+    logits = logits.float() if logits.element_size() < 4 else logits
+    if logits.ndim == 3:
+        return next_token_loss(logits, wanted, per_token=True).mean(dim=1)
+    return F.cross_entropy(logits, wanted, reduction="none")
+
+
+def at_once(model: Any, inputs: Tensor) -> int:
+    """Returns how many of these samples one forward takes: logits of all tokens are large."""
+    if model.cfg.kind != "text":
+        return len(inputs)
+    return max(1, _LOGITS // (inputs.shape[1] * model.W_U.shape[1]))
+
+
+def loss_effects(
+    model: HookedModel, inputs: Tensor, numbers: Sequence[int], loss: Loss
+) -> tuple[Float[Tensor, "batch layer atom"], Float[Tensor, "batch"]]:
+    """Returns the first-order effect of setting each atom to 0 on each sample's loss, and the loss.
+
+    The effect is `sum_t (0 - z_tj) d loss / d z_tj` over the tokens t, in nats: the derivative
+    along the way to a code without the atom. It takes one forward and one backward for all atoms
+    of all layers. An atom whose code is 0 has no effect.
+    """
+    effects, values = [], []
+    size = at_once(model, inputs)
+    for piece, own in zip(inputs.split(size), torch.as_tensor(numbers).split(size), strict=True):
+        with torch.enable_grad():
+            codes, logits = codes_and_logits(model, piece)
+            value = losses(logits, loss.wanted(logits, piece, own.tolist()))
+            gradients = torch.autograd.grad(value.sum(), codes)
+        effects.append(-_over_tokens(codes, gradients))
+        values.append(value.detach().double().cpu())
+    return torch.cat(effects), torch.cat(values)
+
+
+def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Returns the code of each layer `[batch, pos, atom]`, with a gradient, and the logits."""
+    codes: list[Tensor] = []
+
+    def keep(code: Tensor, hook: Any) -> Tensor:
+        # the first is a leaf: nothing below it, and no weight, needs a gradient
+        codes.append(code if code.requires_grad and codes else code.detach().requires_grad_())
+        return codes[-1]
+
+    names = [full_name(CODE, layer) for layer in range(model.cfg.n_layers)]
+    logits = model.run_with_hooks(inputs, fwd_hooks=[(name, keep) for name in names])
+    return codes, logits
+
+
+def _over_tokens(
+    codes: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> Float[Tensor, "batch layer atom"]:
+    products = zip(codes, gradients, strict=True)
+    sums = [(code.detach().double() * grad.double()).sum(dim=1) for code, grad in products]
+    return torch.stack(sums, dim=1).cpu()
+
+
+def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
+    """Returns the table "effects", a row per layer and atom: layer, atom, n, loss, total, squares.
+
+    n: samples. loss: the sum of their losses. total, squares: the sums of the first-order effects
+    and of their squares.
+    """
+    total = squares = torch.zeros(())
+    value, n = 0.0, 0
+    for batch in chunk.batches():
+        numbers = range(batch.start, batch.last + 1)
+        effects, of_each = loss_effects(chunk.model, batch.inputs, numbers, loss)
+        total, squares = total + effects.sum(dim=0), squares + effects.square().sum(dim=0)
+        value, n = value + float(of_each.sum()), n + len(of_each)
+    layers, width = total.shape
+    columns: dict[str, Any] = {
+        "layer": np.repeat(np.arange(layers), width),
+        "atom": np.tile(np.arange(width), layers),
+        "n": n,
+        "loss": value,
+        "total": total.flatten().numpy(),
+        "squares": squares.flatten().numpy(),
+    }
+    return {"effects": pd.DataFrame(columns)}
+
+
+def mean_and_interval(sums: pd.DataFrame) -> Mapping[str, Sums]:
+    """Returns mean, low and high from n, total and squares: a 95 % interval by Student's t.
+
+    The interval is `mean +- t sqrt(s^2 / n)`, with the quantile of n - 1 degrees of freedom; NaN
+    for n < 2.
+    """
+    from scipy.special import stdtrit
+
+    n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
+    mean, more = total / n, np.maximum(n - 1, 1)
+    variance = np.maximum(squares - total * mean, 0) / more
+    half = stdtrit(more, (1 + CONFIDENCE) / 2) * np.sqrt(variance / n)
+    half = np.where(n > 1, half, np.nan)
+    return {"mean": mean, "low": mean - half, "high": mean + half}

@@ -1,0 +1,99 @@
+"""Which logits an atom raises or lowers, to first order on data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from crate_interp.circuits.atlases.atom_directions import NAMED, names_of
+from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits, mean_and_interval
+from crate_interp.models.hooked import HookedModel
+
+MANY = 16  # logits that are followed: each takes a backward of its own
+COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
+
+
+def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
+    """Returns a row per layer, atom and logit: layer, atom, logit, name, n, total, squares.
+
+    total, squares: the sums over samples of `sum_t z_tj d logit / d z_tj` and of its square, where
+    the logit is less the mean of all logits, and in a text the mean over the tokens. A positive
+    sum says that the atom raises the logit, to first order. Logits: all of them if there are at
+    most 16; else the 16 classes or tokens that the model answers most often on these samples,
+    since each takes a backward of its own. The table is empty if there are no inputs.
+    """
+    if inputs is None:
+        return pd.DataFrame({name: [] for name in COLUMNS})
+    chosen = _chosen(model, inputs)
+    total = squares = torch.zeros(())
+    for piece in inputs.split(at_once(model, inputs)):
+        effects = _effects(model, piece, chosen)  # [logit, batch, layer, atom]
+        total, squares = total + effects.sum(dim=1), squares + effects.square().sum(dim=1)
+    layers, width = total.shape[1:]
+    names = names_of(model)
+    logit, layer, atom = np.indices((len(chosen), layers, width)).reshape(3, -1)
+    columns: dict[str, Any] = {
+        "layer": layer,
+        "atom": atom,
+        "logit": np.array(chosen)[logit],
+        "name": np.array([names[one] for one in chosen], dtype=object)[logit],
+        "n": len(inputs),
+        "total": total.flatten().numpy(),
+        "squares": squares.flatten().numpy(),
+    }
+    return pd.DataFrame(columns)
+
+
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per layer and atom: layer, atom, raises, lowers.
+
+    raises, lowers: the names of up to three logits, each with its mean effect and half the width
+    of its 95 % interval; only those whose interval does not hold 0.
+    """
+    known: Any = table.assign(**mean_and_interval(table))
+    clear = known[(known["low"] > 0) | (known["high"] < 0)]
+    keys = ["layer", "atom"]
+    every = known[keys].drop_duplicates().sort_values(keys, ignore_index=True)
+    for word, ascending in (("raises", False), ("lowers", True)):
+        side = clear[(clear["mean"] > 0) != ascending]
+        side = side.sort_values([*keys, "mean"], ascending=[True, True, ascending])
+        side = side.groupby(keys).head(NAMED)
+        texts = [_text(row) for row in side.to_dict("records")]
+        texts = pd.Series(texts, index=side.index, dtype=str)  # text too where there is none
+        joined = side[keys].assign(**{word: texts}).groupby(keys)[word].agg(", ".join)
+        every = every.merge(joined.reset_index(), on=keys, how="left")
+    return every.fillna({"raises": "", "lowers": ""})
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    return f"{row['name']!r} {row['mean']:+.2g} ± {row['high'] - row['mean']:.1g}"
+
+
+def _chosen(model: Any, inputs: Tensor) -> list[int]:
+    """Returns the numbers of the logits that are followed."""
+    count = model.W_U.shape[1]
+    if count <= MANY:
+        return list(range(count))
+    answers = torch.zeros(count, dtype=torch.long)
+    with torch.no_grad():
+        for piece in inputs.split(at_once(model, inputs)):
+            answers += model(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
+    return sorted(answers.topk(MANY).indices.tolist())
+
+
+def _effects(model: HookedModel, inputs: Tensor, chosen: list[int]) -> Tensor:
+    """Returns the effect of each atom on each chosen logit, `[logit, batch, layer, atom]`."""
+    found = []
+    with torch.enable_grad():
+        codes, logits = codes_and_logits(model, inputs)
+        centred = logits - logits.mean(dim=-1, keepdim=True)
+        centred = centred.mean(dim=1) if centred.ndim == 3 else centred
+        for place in chosen:
+            gradients = torch.autograd.grad(centred[:, place].sum(), codes, retain_graph=True)
+            pairs = zip(codes, gradients, strict=True)
+            sums = [(code.detach().double() * grad.double()).sum(dim=1) for code, grad in pairs]
+            found.append(torch.stack(sums, dim=1).cpu())
+    return torch.stack(found)

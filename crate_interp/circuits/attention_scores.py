@@ -1,0 +1,129 @@
+"""What heads look at: how much attention goes to the token before, to a copy, or after one."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.models.cache import CrateCache
+from crate_interp.sweeps.bootstrap import intervals
+
+Targets = Bool[Tensor, "batch query key"]
+
+
+def repeat_targets(
+    tokens: Int[Tensor, "batch pos"], offsets: Sequence[int] = (0, 1)
+) -> dict[str, Targets]:
+    """Returns where the heads of induction look, by name, `[batch, query, key]`.
+
+    "previous" is the token before the query. "copy" is every earlier token that equals the query,
+    where duplicate-token heads look. "copy+1" is the token after such a copy, where induction heads
+    look. offsets: the places around a copy, 0 for itself: -1 adds "copy-1", the token before it.
+
+    Raises ValueError for tokens that are no tensor of whole numbers `[batch, pos]`, and for offsets
+    that are no whole numbers.
+    """
+    if not isinstance(tokens, Tensor):
+        raise ValueError(
+            f"tokens are a {type(tokens).__name__}: give a tensor [batch, pos], such as "
+            "model.to_tokens(text)."
+        )
+    other = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim != 2 or other or 0 in tokens.shape:
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers "
+            "[batch, pos]."
+        )
+    if not isinstance(offsets, (list, tuple, range)) or not all(map(checks.is_int, offsets)):
+        raise ValueError(f"offsets={offsets!r}: give whole numbers, such as (0, 1).")
+    count = tokens.shape[1]
+    query, key = torch.arange(count)[:, None], torch.arange(count)
+    before = (key == query - 1).expand(len(tokens), -1, -1)
+    found = {"previous": before.clone()}
+    same = (tokens[:, :, None] == tokens[:, None]).cpu() & (key < query)  # [batch, query, copy]
+    for offset in offsets:
+        moved = torch.zeros_like(same)
+        low, high = max(0, offset), min(count, count + offset)
+        if low < high:
+            moved[:, :, low:high] = same[:, :, low - offset : high - offset]
+        found[f"copy{offset:+d}" if offset else "copy"] = moved & (key <= query)
+    return found
+
+
+def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFrame:
+    """Returns how much attention each head gives to each kind of target.
+
+    A row per target, layer and head: target, layer, head, score, low, high, even, samples. score:
+    the share of a query's attention that goes to its targets, as the mean over queries that have
+    one, and then over samples. low, high: a 95 % interval of the mean over samples. even: the score
+    of a head that attends evenly to all it may see; it is also the mean score of any head whose
+    keys are permuted. samples: those that have such a query; the others are left out.
+
+    cache: of `model.run_with_cache(tokens)`, with attn.hook_pattern. targets: `[batch, query, key]`
+    by name, such as `repeat_targets(tokens)`, or your own. In language models, keys after the query
+    do not count.
+
+    Raises ValueError for targets of another shape, or that no query has, for a cache of a language
+    model that holds some positions only (`pos_slice`), and KeyError for one without patterns.
+    """
+    if not isinstance(cache, CrateCache) or not isinstance(targets, Mapping) or not targets:
+        raise ValueError(
+            f"head_scores got a {type(cache).__name__} and {checks.shown(targets)}: give the cache "
+            "of model.run_with_cache(tokens), and targets by name, such as repeat_targets(tokens)."
+        )
+    model = cache.model
+    if model.towers:
+        raise ValueError("a CLIP is two models: give the cache of a tower, cache.visual.")
+    heads = range(model.cfg.n_heads)
+    rows: list[tuple] = []
+    for name, given in targets.items():
+        for layer in range(len(model.blocks)):
+            pattern = cache.at("attn.hook_pattern", layer)  # [batch, head, query, key]
+            seen = _seen(pattern, causal=model.cfg.kind == "text")
+            wanted = _fitting(name, given, pattern) & seen
+            there = wanted.any(dim=-1)  # [batch, query]
+            kept = there.any(dim=-1)
+            if not kept.any():
+                raise ValueError(f"no query sees a target {name!r}: give other tokens.")
+            shares = (wanted.sum(dim=-1) / seen.sum(dim=-1))[:, None]
+            scores, even = (
+                _mean_over(values, there)[kept].double().cpu().numpy()
+                for values in ((pattern * wanted[:, None]).sum(dim=-1), shares)
+            )
+            low, high = intervals(scores)
+            for head in heads:
+                own = scores[:, head]
+                row = (float(own.mean()), low[head], high[head], float(even.mean()), len(own))
+                rows.append((name, layer, head, *row))
+    columns = ["target", "layer", "head", "score", "low", "high", "even", "samples"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _seen(pattern: Tensor, causal: bool) -> Bool[Tensor, "query key"]:
+    """Returns which keys a query may see; raises ValueError if that cannot be known."""
+    queries, keys = pattern.shape[-2:]
+    if causal and queries != keys:  # it is not known which of the queries these are
+        raise ValueError(
+            f"the cache holds {queries} of {keys} queries: run_with_cache without pos_slice."
+        )
+    ones = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
+    return ones.tril() if causal else ones
+
+
+def _fitting(name: str, targets: object, pattern: Tensor) -> Targets:
+    """Returns targets on the pattern's device; raises ValueError if they do not fit."""
+    shape = [pattern.shape[0], *pattern.shape[2:]]
+    if not isinstance(targets, Tensor) or targets.dtype != torch.bool:
+        raise ValueError(f"the targets {name!r} are no bool tensor [batch, query, key].")
+    if list(targets.shape) != shape:
+        raise ValueError(f"the targets {name!r} are {list(targets.shape)}, the patterns {shape}.")
+    return targets.to(pattern.device)
+
+
+def _mean_over(values: Tensor, there: Bool[Tensor, "batch query"]) -> Tensor:
+    """Returns the mean of `[batch, head, query]` over the queries that are there."""
+    weights = there[:, None].to(values.dtype)
+    return (values * weights).sum(dim=-1) / weights.sum(dim=-1).clamp(min=1)

@@ -1,0 +1,197 @@
+"""HeadAblation: how much worse a model answers without each head."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.circuits.circuit import head_name
+from crate_interp.results.result import Result, by, counted
+from crate_interp.sweeps.bootstrap import CONFIDENCE, RESAMPLES, holm, studentised
+from crate_interp.sweeps.paired import paired_shares
+
+_HOW = {
+    "mean": "mean ablation: at each position the mean output of the head over all samples takes "
+    "its place.",
+    "zero": "zero ablation: 0 takes the place of the head's output.",
+}
+_UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
+_AT_ONCE = 512  # columns of a bootstrap
+LEVEL = 1 - CONFIDENCE + 1e-12  # of p, adjusted over heads
+FIRM = 0.017  # a third of it, of a bootstrap, whose far tail is up to three times too small
+
+
+def _heads(result: Result) -> pd.DataFrame:
+    base = result.table("base").set_index("sample")["base"]
+    wide: Any = result.table("samples").pivot(
+        index="sample", columns=["layer", "head"], values="ablated"
+    )
+    worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
+    ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
+    drops = worse * (ablated - whole)
+    tested = paired_shares if _flips(result) else _bootstrapped
+    columns = range(0, drops.shape[1], _AT_ONCE)
+    parts = [tested(drops[:, start : start + _AT_ONCE]) for start in columns]
+    low, high, p = np.concatenate(parts, axis=1)
+    places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
+    means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
+    return places.assign(**means, low=low, high=high, p_alone=p, p=holm(p), n=len(wide))
+
+
+def _flips(result: Result) -> bool:
+    """Tells whether a sample has one answer, right or wrong; a text has as many as tokens."""
+    one_answer = result.meta["unit"] == "images"
+    return one_answer and result.meta["settings"]["metric"] == "accuracy"
+
+
+def _bootstrapped(drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns low, high and p of the mean of each column; p is NaN for a single sample."""
+    found = studentised(drops)
+    low, high = found.interval()
+    p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
+    p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
+    return low, high, np.where(np.isnan(found.error), np.nan, p)
+
+
+def _ways(held: Any) -> str:
+    """Returns words such as "4 help and 1 harms"."""
+    counts = {"help": int((held["drop"] > 0).sum()), "harm": int((held["drop"] < 0).sum())}
+    words = [f"{n} {way}{'s' * (n == 1)}" for way, n in counts.items() if n]
+    return " and ".join(words) or "none is shown to help or to harm"
+
+
+class HeadAblation(Result):
+    """How much worse a model answers without each head.
+
+    `table()` has a row per layer and head: base and ablated, the mean of the metric without and
+    with the ablation; drop, how much worse it is, ablated - base of a loss and base - ablated of an
+    accuracy, above 0 for a head that helps; low to high, its 95 % interval; p_alone, twice the
+    smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval and
+    p are the bootstrap-t of the drops paired by sample. Of the accuracy of images, whose answers
+    flip or do not, they are Tango's score interval and the exact sign test
+    (`crate_interp/sweeps/paired.py`).
+
+    Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
+    """
+
+    KIND = "head_ablation"
+    META = {"settings": dict}
+    MAIN = "heads"
+    STORED = {"samples": by("sample", "layer", "head"), "base": by("sample")}
+    DERIVED = {"heads": _heads}
+    INTERVALS = True
+
+    @property
+    def alone(self) -> str:
+        """Returns why this result does not merge, or nothing."""
+        if self.meta["settings"]["how"] == "zero":
+            return ""
+        return (
+            "the mean in a head's place is over all samples: run ci.ablate_heads on all of them, "
+            "or with how='zero', which merges."
+        )
+
+    def heads(self) -> pd.DataFrame:
+        """Returns a row per layer and head.
+
+        Its columns: layer, head, base, ablated, drop, low, high, p_alone, p, n.
+        """
+        return self.table("heads")
+
+    def legend(self) -> str:
+        """Returns what the columns of `heads()` are, in words."""
+        metric, heads = self.meta["settings"]["metric"], len(self._table("heads"))
+        interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
+        least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
+        firm = (
+            f"p of {FIRM} or less shows an effect; to 0.05 it is open, since a bootstrap may give "
+            "a p so small three times too low."
+        )
+        before = "read low to high and p_alone"
+        if _flips(self):
+            interval = "Tango's score interval of how many answers become wrong and right"
+            test, least = "the exact sign test of these", ""
+            firm = "p of 0.05 or less shows an effect."
+            before += " (of few changed answers the test may see no effect where the interval does:"
+            before += " then none is shown)"
+        return (
+            f"base, ablated: the mean {metric} of n samples, of the whole model and without the "
+            f"head. drop: how much worse that is; below 0 the head harms.\n"
+            f"{_HOW[self.meta['settings']['how']]}\n"
+            f"low to high: the 95 % interval of the drop of each head by itself ({interval}).\n"
+            "p_alone: how often a drop at least so far from 0 would come up if the head did "
+            f"nothing; small speaks for an effect. Twice the smaller tail of {test}.\n"
+            f"p: the same, adjusted for all {heads} heads (Holm){least}. {firm} "
+            "1 says only that none is shown.\n"
+            f"Of a head that you chose before you saw any drop, such as the sharpest, {before}; of "
+            "one that you chose for its drop read p."
+        )
+
+    @property
+    def by_chance(self) -> float:
+        """How many intervals would leave out 0 by chance, if no head did anything."""
+        return (1 - CONFIDENCE) * len(self._table("heads"))
+
+    @property
+    def level(self) -> float:
+        """The largest p, adjusted over heads, that shows an effect."""
+        return LEVEL if _flips(self) else FIRM
+
+    def headline(self) -> str:
+        """Returns how many heads matter, how many would seem to by chance, and the first of all."""
+        table: Any = self._table("heads")
+        count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
+        out = int(((table["low"] > 0) | (table["high"] < 0)).sum())
+        level = self.level
+        firm: Any = table[table["p"] <= level]
+        some: Any = table[(table["p"] > level) & (table["p"] <= LEVEL)]
+        words, rule = _ways(firm), f"p of {level:.2g} or less, adjusted over heads"
+        if len(some):
+            words += f", {len(some)} {'is' if len(some) == 1 else 'are'} open"
+            rule += ", to 0.05 open"
+        return (
+            f"{self._worse()}Of {count} of {name}, {words} ({rule}; intervals that leave out 0: "
+            f"{out}, by chance {self.by_chance:.2g}). "
+            + self._largest(firm if len(firm) else some if len(some) else table)
+        )
+
+    def _largest(self, among: Any) -> str:
+        """Returns the largest effect of some heads in words."""
+        settings, unit = self.meta["settings"], _UNITS[self.meta["settings"]["metric"]]
+        best = among.loc[among["drop"].abs().idxmax()]
+        head = head_name(int(best["layer"]), int(best["head"]))
+        low, high, p = best["low"], best["high"], best["p"]
+        ends = "" if np.isnan(low) else f" (by itself {low:+.3g} to {high:+.3g})"
+        which = "The largest of these"
+        if np.isnan(p) or p > LEVEL:
+            firm = "" if np.isnan(p) else f" (p {p:.2g})"
+            which = f"The largest effect, not told from 0 when adjusted for all heads{firm},"
+        return (
+            f"{which} is that of {settings['how']} ablation of {head}: {best['drop']:+.3g} {unit}"
+            f"{ends} beside {best['base']:.3g}."
+        )
+
+    def _worse(self) -> str:
+        """Returns what to say first where answers are worse than by chance, or nothing."""
+        metric, config = self.meta["settings"]["metric"], self.meta["config"]
+        choices = config.get("n_classes") or config.get("d_vocab") or 1
+        table: Any = self._table("heads")
+        base = float(table["base"].mean())
+        even = math.log(choices) if metric == "loss" else 1 / choices
+        if choices == 1 or (base <= even if metric == "loss" else base >= even):
+            return ""
+        return (
+            f"The model answers worse than by chance: {metric} {base:.3g}, by chance {even:.3g}. "
+            "Check that the labels are in the order of its outputs, and that pictures are prepared "
+            "as in its training. "
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        _UNITS[self.meta["settings"]["metric"]]
+        self.alone.strip()
+
+    def _shown(self) -> pd.DataFrame:
+        table: Any = self._table("heads")
+        return table.sort_values("drop", key=abs, ascending=False, kind="stable").head(20)

@@ -1,0 +1,111 @@
+"""The logit lens as a table: the answers that the unembedding reads from the stream by layer."""
+
+import html
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from crate_interp.circuits.atlases.atom_directions import names_of
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
+from crate_interp.models.cache import CrateCache
+from crate_interp.results import sample_ranges
+from crate_interp.results.result import Result, by
+from crate_interp.sweeps.runs.provenance import model_meta
+
+_COLUMNS = ["sample", "layer", "rank", "answer", "probability"]
+
+
+class LogitLens(Result):
+    """The likeliest answers by layer, if the last norm and the unembedding read the stream there.
+
+    `table()` has a row per sample, layer and rank: sample, layer, rank (from 0), answer,
+    probability. Layer l is the stream before that layer; layer n_layers is the final stream.
+    """
+
+    KIND = "logit_lens"
+    META = {"settings": dict}
+    MAIN = "answers"
+    STORED = {"answers": by("sample", "layer", "rank")}
+
+    def headline(self) -> str:
+        """Returns the answer for the first sample, and from which layer on it is the likeliest."""
+        table: Any = self._table("answers")
+        own = table[(table["sample"] == table["sample"].min()) & (table["rank"] == 0)]
+        last = own.iloc[-1]
+        others = own[own["answer"] != last["answer"]]
+        since = 0 if others.empty else int(others["layer"].max()) + 1
+        where = "after the last layer" if since == last["layer"] else f"from layer {since} on"
+        name = plain(self.meta["model"] or "the model")
+        answer = f"{last['answer']!r} ({last['probability']:.0%})"
+        return (
+            f"For sample {last['sample']} {name} answers {answer}, "
+            f"which is the likeliest answer {where}."
+        )
+
+    def _repr_html_(self) -> str:
+        table: Any = self._table("answers")
+        sample = int(table["sample"].min())
+        own = table[table["sample"] == sample]
+        rows = []
+        by_layer: Any = own.groupby("layer")
+        for layer, answers in by_layer:
+            cells = "".join(_cell(row) for row in answers.itertuples())
+            rows.append(f'<tr><th scope="row">{int(layer)}</th>{cells}</tr>')
+        settings = self.meta["settings"]
+        at = "" if settings["position"] is None else f", position {settings['position']}"
+        name = self.meta["model"] or self.meta["config"]["family"]
+        caption = html.escape(f"{plain(name)}: logit lens, sample {sample}{at}")
+        body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
+        return f"<p>{html.escape(self.headline())}</p><table>{body}</table>"
+
+
+def _cell(row: Any) -> str:
+    colour = f"rgba(60, 120, 220, {row.probability:.2f})"
+    words = f"{html.escape(repr(row.answer))} {row.probability:.0%}"
+    return f'<td style="text-align: left; background: {colour}">{words}</td>'
+
+
+def logit_lens(
+    cache: CrateCache, *, sample: int = 0, position: int = -1, count: int = 5
+) -> LogitLens:
+    """Returns the `count` likeliest answers by layer at one token of a sample.
+
+    `softmax(LN(Z^l) W_U + b_U)`, as TransformerLens' `cache.logit_lens()`. sample: its number in
+    the cache. position: the token that is read, in language models and in models that pool the
+    mean; other models read one token of their own, such as CLS. In CRATE and CRATE-LM the stream
+    before the last layer is written in other atoms than the last norm reads, so that early rows
+    may mean nothing.
+
+    Raises ValueError for models without logits, and for samples and positions that the cache does
+    not have. Raises KeyError if the cache lacks hook_resid_pre.
+    """
+    model = getattr(cache, "model", None)
+    if model is None or model.cfg.kind not in ("vision", "text"):
+        raise ValueError(
+            "the logit lens needs the cache of a classifier of images or a language model: "
+            "use model.run_with_cache(x)[1]."
+        )
+    checks.count("count", count)
+    stream = cache.at("hook_resid_pre", 0)
+    n, tokens = stream.shape[:2]
+    if not checks.is_int(sample) or not 0 <= sample < n:
+        raise ValueError(f"sample={sample!r}: the cache has samples 0 to {n - 1}.")
+    if not checks.is_int(position) or not -tokens <= position < tokens:
+        raise ValueError(f"position={position!r}: the cache has positions 0 to {tokens - 1}.")
+    fixed = model.lens_positions is not None
+    place = model.lens_positions if fixed else position
+    values: Tensor = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
+    best = values.softmax(dim=-1).topk(min(count, values.shape[-1]), dim=-1)
+    names = names_of(model)
+    layers = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    rows = [
+        (int(sample), layer, rank, names[answer], value)
+        for layer, (shares, answers) in enumerate(layers)
+        for rank, (value, answer) in enumerate(zip(shares, answers, strict=True))
+    ]
+    settings = {"position": None if fixed else int(position), "count": int(count)}
+    meta = model_meta(model, 1) | {"settings": settings}
+    meta["data"] = sample_ranges.of(None, int(sample), int(sample) + 1)
+    return LogitLens({"answers": pd.DataFrame(rows, columns=_COLUMNS)}, meta)

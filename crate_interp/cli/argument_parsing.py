@@ -1,0 +1,54 @@
+"""What a command line asks for, as objects: networks to compare, one sample of the data."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crate_interp.data import open_data, open_text
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.result_reading import META
+from crate_interp.sweeps.result import SweepResult
+
+Load = Callable[[str], HookedModel]  # of a source, which may say its revision: "NAME@step-100"
+
+
+def networks(asked: str, load: Load) -> tuple[list[HookedModel | SweepResult], str]:
+    """Returns the networks that a text names, with commas between several, and what to call them.
+
+    Each is the folder of a saved sweep, or what `load` takes: a name, a file or a folder. Raises
+    ValueError for a text that names none.
+    """
+    words = [asked] if Path(asked).exists() else [word.strip() for word in asked.split(",")]
+    words = [word for word in words if word]
+    if not words:
+        raise ValueError(
+            f"{asked!r} names no network: give a name of `crate-interp models`, a weight file, or "
+            "the folder of a saved model or sweep; several for seeds, with commas between them."
+        )
+    called = Path(words[0]).name if Path(words[0]).exists() else words[0]
+    more = f" and {len(words) - 1} more" if words[1:] else ""
+    found: list[HookedModel | SweepResult] = [
+        SweepResult.load(word) if (Path(word) / META).is_file() else load(word) for word in words
+    ]
+    return found, called + more
+
+
+def one_sample(model: Any, data: str, sample: int) -> tuple[Any, Any, str]:
+    """Returns a cache of one sample of the data, the sample itself, and what to call it.
+
+    Raises ValueError for a model of several towers, and for a sample that the data lacks.
+    """
+    if getattr(model, "towers", True):
+        raise ValueError("only models of images and of texts can be explored.")
+    text = model.unit == "windows"
+    samples = open_text(data, model.windows) if text else open_data(data, model.preprocess)
+    if not 0 <= sample < samples.n:
+        raise ValueError(f"--sample {sample}: the data has samples 0 to {samples.n - 1}.")
+    inputs = samples.read(sample, sample + 1).to(model.cfg.device)
+    every = {"names_filter": lambda name: not name.endswith("attn_scores")}
+    cache = model.requires_grad_(False).run_with_cache(inputs, **every, **model.full_options)[1]
+    label = None if samples.labels is None else samples.labels[sample]
+    called = samples.names or getattr(model.cfg, "labels", None)
+    if isinstance(label, int) and called is not None and 0 <= label < len(called):
+        label = called[label]
+    return cache, inputs, f"sample {sample} of {data}" + ("" if label is None else f", {label}")

@@ -1,0 +1,161 @@
+"""Commands that look at a checkpoint, or at one sample: explore, convert, verify, models."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import crate_interp as ci
+from crate_interp.cli.error_wording import spoken
+from crate_interp.cli.options import (
+    Config,
+    Data,
+    Device,
+    Dtype,
+    Family,
+    File,
+    Out,
+    Revision,
+    Source,
+    Step,
+    fields,
+    load,
+    revised,
+    say,
+)
+
+
+def explore(
+    source: Source,
+    data: Data,
+    out: Out,
+    family: Family = None,
+    revision: Step = None,
+    config: Config = None,
+    sample: Annotated[int, typer.Option(help="Which sample of the data to show, from 0.")] = 0,
+    circuit: Annotated[
+        Path | None, typer.Option(help="A file of Circuit.save: its heads get a ring.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Write a page to look into one sample with.
+
+    One points at a patch or a token and sees what every head does there.
+    """
+    from crate_interp.cli import argument_parsing
+
+    ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
+    model = load(source, family, revision, config, device, dtype)
+    cache, inputs, name = argument_parsing.one_sample(model, data, sample)
+    page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
+    say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A weight file, a repo on the Hub, or a name of `crate-interp models`."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="A new folder: model.safetensors, config.json and a model card."),
+    ],
+    family: Family = None,
+    file: File = None,
+    revision: Revision = None,
+    config: Config = None,
+) -> None:
+    """Write a checkpoint as a folder that ci.load reads.
+
+    It needs no further options then.
+    """
+    source, revision = revised(source, revision)
+    options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    model = ci.convert(source, out, **options, **fields(config))
+    params = sum(value.numel() for value in model.parameters())
+    say(f"{params:,} parameters in {out}")
+    for words in _lacks(model.cfg):
+        say(words)
+
+
+def _lacks(cfg: Any) -> list[str]:
+    """Returns what the config of a model of images does not say, and what that is needed for."""
+    lacks = []
+    if getattr(cfg, "mean", 0) is None:
+        lacks.append(
+            "It says no mean and std: pictures need --config mean=... and --config std=..."
+        )
+    if getattr(cfg, "labels", "") is None:
+        lacks.append(
+            "It says no labels: losses of pictures in a folder per class (ablate, atlas) need "
+            '--config \'labels=["...", "..."]\', in the order of its outputs.'
+        )
+    return lacks
+
+
+def verify(
+    source: Source,
+    family: Family = None,
+    file: File = None,
+    revision: Revision = None,
+    config: Config = None,
+) -> None:
+    """Check a checkpoint, a saved result or a run.
+
+    Prints a report as JSON. The exit code is 1 if a check fails. Of a checkpoint, fingerprint is
+    the first numbers of its output on a fixed input, at most eight: two that compute the same have
+    the same.
+    """
+    source, revision = revised(source, revision)
+    options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    checked = ci.verify(source, **options, **fields(config))
+    say(json.dumps(_in_words(checked), indent=2, default=str))
+    if not checked["ok"]:
+        raise typer.Exit(1)
+
+
+def _in_words(report: Any) -> Any:
+    """Returns a report whose texts name options of the command line."""
+    if isinstance(report, dict):
+        return {name: _in_words(value) for name, value in report.items()}
+    if isinstance(report, list):
+        return [_in_words(value) for value in report]
+    return spoken(report) if isinstance(report, str) else report
+
+
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the known models.
+
+    Shows name, family, size, licence, status of the layout and location. "verified on fixture": the
+    layout was checked against the authors' code; "layout inferred": no file of it could be.
+    """
+    table = ci.list_models().astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
+    if as_json:
+        say(json.dumps(rows, indent=2, default=str))
+        return
+    lines = [("name", "family", "parameters", "licence", "status", "where")]
+    lines += [_model_line(row) for row in rows]
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if at == 2 else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, wide, strict=True))
+        ]
+        say("  ".join(cells).rstrip())
+
+
+def _model_line(row: dict[str, Any]) -> tuple[str, ...]:
+    where = row["link"] or row["repo"]
+    where = f"{row['repo']}/{row['file']}" if row["file"] else where
+    where = "embedded" if row["embedded"] else where
+    if row["steps"]:
+        where += f", revisions {', '.join(f'step-{step}' for step in row['steps'])}"
+    size = f"{row['params']:,}" if row["params"] else "unknown"
+    return row["name"], row["family"] or "?", size, row["licence"], row["status"], where

@@ -1,0 +1,140 @@
+"""What a comparison found, in words: how many differences hold, and the largest of them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from crate_interp.comparisons.contrasts import LEVEL
+from crate_interp.results.result import Result, counted
+from crate_interp.results.text_table import as_text
+
+_SIGNS = {1: "+", -1: "-", 0: "?", None: "."}
+SHOWN = 3  # of the statistics with the largest differences
+
+
+def headline(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> str:
+    """Returns how many differences hold, and the largest of them with direction and interval.
+
+    named: returns what to call a "probe.statistic".
+    """
+    said = [words.removesuffix(".") for words in sentences(result, named, shown)]
+    return f"{'; '.join([said[0], *(words[0].lower() + words[1:] for words in said[1:])])}."
+
+
+def sign(row: Mapping[str, Any]) -> int | None:
+    """Returns 1 where a is higher, -1 where it is lower, 0 where that is not told; None: no way to.
+
+    A statistic of the weights of single networks has no samples: untrained networks decide.
+    """
+    if row["difference"] == row["low"] == row["high"] == 0:
+        return None
+    known, beyond = not np.isnan(row["p"]), not np.isnan(row["excess_p"])
+    if not known and not beyond:
+        return None
+    value, holds = (
+        (row["difference"], bool(row["holds"]))
+        if known
+        else (row["excess"], row["excess_p"] <= LEVEL)
+    )
+    return int(np.sign(value)) if holds else 0
+
+
+def overview(result: Result) -> str:
+    """Returns a row of signs for each statistic, and the lowest and highest difference, as text."""
+    table: Any = result.table("differences")
+    beside = {"untrained": "untrained", "excess": "training adds"}
+    if not (table["untrained"].fillna(0) != 0).any():
+        beside = {}  # none, or the same on both sides: then training adds the whole difference
+    header = ["statistic", "layers", "a - b", *beside.values()]
+    rows: list[list[str]] = []
+    for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
+        signs = "".join(_SIGNS[sign(row)] for row in own.to_dict("records"))
+        cells = [span(own[name].to_numpy()) for name in ("difference", *beside)]
+        rows.append([f"{probe}.{statistic}", signs, *cells])
+    return as_text(header, rows)
+
+
+def span(values: np.ndarray) -> str:
+    """Returns the lowest and the highest value, such as "-0.3 to +2", or "" if there is none."""
+    if np.isnan(values).all():
+        return ""
+    low, high = (signed(float(end)) for end in (np.nanmin(values), np.nanmax(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def signed(value: float) -> str:
+    """Returns a number with its sign and three digits; 0 has none."""
+    return "0" if value == 0 else f"{value:+.3g}"
+
+
+def sentences(result: Result, named: Callable[[str], str] = str, shown: int = SHOWN) -> list[str]:
+    """Returns the finding as sentences: how many differences hold, then the largest."""
+    table: Any = result.table("differences")
+    one, two = (result.meta[side]["name"] for side in "ab")
+    # not what is the same in every sample, such as the log of the number of tokens
+    constant = (table[["difference", "low", "high"]] == 0).all(axis=1)
+    tested = table["p"].notna() & ~constant
+    count, held = int(tested.sum()), int(table["holds"].sum())
+    start = f"{one} against {two}: "
+    if len(table) and not (table["difference"].fillna(0) != 0).any():
+        return [f"{start}every difference is 0."]
+    if not count:
+        return [f"{start}no difference has an interval."]
+    among = f"of {counted(count, 'differences')}"
+    if not held:
+        return [f"{start}none {among} holds at 95 %, adjusted over layers."]
+    words = f"{start}{held} {among} hold at 95 %, adjusted over layers"
+    if table["excess_p"].notna().any():
+        changed = int((table["holds"] & (table["excess_p"] <= LEVEL)).sum())
+        # where both sides have the same twins, these tell how much trainings scatter
+        same = not (table["untrained"].fillna(0) != 0).any()
+        words += (
+            f"; {changed} of them are more than untrained networks scatter"
+            if same
+            else f"; in {changed} of them training has changed what untrained networks differ by"
+        )
+    most = "; ".join(list_of_largest(result, named, shown))
+    return [f"{words}.", f"The largest, as shares of the larger mean: {most}."]
+
+
+def list_of_largest(
+    result: Result, named: Callable[[str], str] = str, shown: int = SHOWN
+) -> list[str]:
+    """Returns the largest differences that hold in words, with direction and interval."""
+    return [_said(row, named) for row in largest(result, shown)]
+
+
+def largest(result: Result, shown: int = SHOWN) -> list[dict[str, Any]]:
+    """Returns the rows of the largest differences that hold, one for each statistic.
+
+    Large is what is a large share of the larger of the two means: statistics have many units.
+    Those that are not what untrained networks differ by come first.
+    """
+    table: Any = result.table("differences")
+    rows = table[table["holds"]]
+    most = np.maximum(rows["a"].abs(), rows["b"].abs())
+    share = rows["difference"].abs() / most.where(most > 0, 1.0)
+    unlike = rows["excess_p"] <= LEVEL
+    ordered = rows.assign(share=share, unlike=unlike).sort_values(
+        ["unlike", "share"], ascending=False, kind="stable"
+    )
+    return ordered.drop_duplicates(["probe", "statistic"]).head(shown).to_dict("records")
+
+
+def _said(row: dict[str, Any], named: Callable[[str], str]) -> str:
+    way = "higher" if row["difference"] > 0 else "lower"
+    name = named(f"{row['probe']}.{row['statistic']}")
+    beside = ""
+    if not np.isnan(row["untrained"]) and row["untrained"] != 0:
+        beside = f"; untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}"
+    return (
+        f"{name}: {way} in {place(row)}, {row['a']:.4g} against {row['b']:.4g} "
+        f"({signed(row['difference'])}, {signed(row['low'])} to {signed(row['high'])}{beside})"
+    )
+
+
+def place(row: dict[str, Any]) -> str:
+    """Returns which layers a row is of, such as "layer 3" or "layers 3 and 6"."""
+    own, other = int(row["layer"]), int(row["layer_b"])
+    return f"layer {own}" if own == other else f"layers {own} and {other}"

@@ -1,0 +1,1 @@
+"""What any room may use: checks of arguments, errors, safe text, files, folders, progress."""

@@ -1,0 +1,154 @@
+"""Checks of plain arguments: counts, sizes and names, with what to type instead."""
+
+import difflib
+import reprlib
+from collections.abc import Collection, Iterable
+from numbers import Integral, Real
+from typing import Any
+
+from crate_interp.core import safe_text
+
+_MOST = 2**31
+_REPR = reprlib.Repr()  # its cost is bounded, however large or deep a value is
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 50
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 2 * safe_text.LONGEST
+
+
+def is_int(value: object) -> bool:
+    """Tells whether a value is an integer. NumPy's integers are; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """Returns a value as an error shows it: its repr on one plain line, cut if it is long."""
+    try:
+        return safe_text.plain(_REPR.repr(value))
+    except ValueError:  # an int of thousands of digits
+        return f"a value of type {type(value).__name__}"
+
+
+def is_number(value: object) -> bool:
+    """Tells whether a value is a finite real number, NumPy's included. True and False are not."""
+    number: Any = value
+    return isinstance(value, Real) and not isinstance(value, bool) and -1e38 < number < 1e38
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """Returns a count as an int.
+
+    Raises ValueError, with the argument's `name`, unless `value` is an integer of at least `least`.
+    """
+    if not is_int(value) or not least <= value < _MOST:
+        raise ValueError(f"{name}={shown(value)}: give a whole number of at least {least}.")
+    return int(value)
+
+
+def size(name: str, value: Any) -> tuple[int, int]:
+    """Returns a size as (height, width); an int stands for a square.
+
+    Raises ValueError, with the argument's `name`, for anything else.
+    """
+    pair = (value, value) if is_int(value) else tuple(value) if _is_list(value) else ()
+    if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
+        raise ValueError(f"{name}={shown(value)}: give an int, or (height, width).")
+    return int(pair[0]), int(pair[1])
+
+
+MOST_PIXELS = 50_000_000  # of one picture: with the copies that Pillow makes about 1 GB
+MOST_PATCHES = 65_536  # of one picture: one head's pattern of so many takes 17 GB
+
+
+def pixels(what: str, height: int, width: int) -> None:
+    """Raises ValueError, naming `what`, for a picture of more than 50,000,000 pixels.
+
+    It holds for pictures in files and for what a config makes of them.
+    """
+    if height * width > MOST_PIXELS:
+        raise ValueError(
+            f"{what} is {height:,} x {width:,}, which is too large: "
+            f"a picture may have {MOST_PIXELS:,} pixels. Make it smaller, or leave it out."
+        )
+
+
+def patches(what: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Raises ValueError, naming `what`, for a picture of more than 65,536 patches."""
+    count = (size[0] // patch[0]) * (size[1] // patch[1])
+    if count > MOST_PATCHES:
+        raise ValueError(
+            f"{what} is {size[0]:,} x {size[1]:,}, which is {count:,} patches: "
+            f"a model takes {MOST_PATCHES:,}. Make it smaller."
+        )
+
+
+def flag(name: str, value: Any) -> bool:
+    """Returns a value that is True or False.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={shown(value)}: give True or False.")
+    return value
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Returns a finite number of at least 0.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not is_number(value) or value < 0:
+        raise ValueError(f"{name}={shown(value)}: give a finite number of at least 0.")
+    return _plain(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """Returns a finite number above 0.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not is_number(value) or value <= 0:
+        raise ValueError(f"{name}={shown(value)}: give a finite number above 0.")
+    return _plain(value)
+
+
+def one_of(name: str, value: Any, choices: Collection[str]) -> str:
+    """Returns a value that is one of `choices`.
+
+    Raises ValueError, with the argument's `name` and the nearest choices, for any other value.
+    """
+    if not isinstance(value, str) or value not in choices:
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise ValueError(f"{name}={shown(value)} is none of {', '.join(choices)}. {hint}".rstrip())
+    return value
+
+
+def one_line(name: str, value: object) -> str:
+    """Returns a text on one line, of at most 200 characters, without control characters.
+
+    Raises ValueError, with the argument's `name`, for any other value.
+    """
+    if not isinstance(value, str) or not safe_text.is_plain(value):
+        raise ValueError(
+            f"{name}={shown(value)}: give a text on one line, of at most {safe_text.LONGEST} "
+            "characters and without control characters."
+        )
+    return value
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Returns a question with up to three names near to `name`, or `otherwise` if none is near.
+
+    A name that ends in a dot and `name` is near: "attention.entropy" to "entropy".
+    """
+    names = list(known)
+    near = [full for full in names if full.endswith(f".{name}")][:3]
+    near = near or difflib.get_close_matches(name[: safe_text.LONGEST], names, n=3)
+    return f"Did you mean {', '.join(near)}?" if near else otherwise
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy as Python's; ints and floats stay what they are."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))

@@ -1,0 +1,27 @@
+"""The errors of a checkpoint, and of text that a model cannot take."""
+
+from crate_interp.core.safe_text import plain
+
+_LONGEST = 1500
+
+
+class CheckpointError(ValueError):
+    """A file, folder, name or config that cannot become a model.
+
+    The text says what came, what was wanted and what to type instead. It is one line of at most
+    1,500 characters without control characters, whatever the names in a file are.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message, _LONGEST))
+
+
+class NoTokenizerError(CheckpointError):
+    """A model whose tokenizer lies beside its weights, where there is none."""
+
+
+class TextError(ValueError, AssertionError):
+    """Text that a model cannot take, or a token that is not there.
+
+    It is an AssertionError too, since TransformerLens raises one in these places.
+    """

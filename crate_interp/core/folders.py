@@ -1,0 +1,307 @@
+"""Folders that are whole or not there: their files change together, and one writer at a time.
+
+The index of a folder, a JSON file such as meta.json, holds the digest of every other file. It is
+removed first and written last, so that a folder whose writer died has none. Before the first change
+a journal says which files there were and which there will be; the next writer reads it.
+"""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from crate_interp.core.files import digest, flush, publish, stays_inside, write_text
+from crate_interp.core.safe_text import plain
+
+LOCK, _STAGE, _JOURNAL = ".crate-interp.lock", ".crate-interp-new-", ".crate-interp-change-"
+_LONGEST_INDEX = 2**28  # bytes
+# What this library writes. Nothing else is removed, whatever an index says.
+_SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".safetensors")
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[Path]:
+    """Makes this thread the only writer of a folder, which is made if there is none.
+
+    The lock ends with the process, however it ends. A thread may take a lock that it has. A folder
+    that was made here and is still empty at the end goes.
+
+    Raises ValueError if the folder cannot be written, or another process or thread writes it.
+    """
+    out = Path(folder)
+    lock, nested, made = _acquire(out)
+    try:
+        if not nested:
+            (out / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield out
+    finally:
+        if not nested:
+            with suppress(OSError):
+                (out / LOCK).unlink()
+        lock.release()
+        if made:
+            with suppress(OSError):
+                out.rmdir()
+
+
+def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
+    """Returns the lock of a folder, which this thread now holds.
+
+    Also returns whether it did before, and whether the folder was made here.
+    """
+    try:
+        str(out).encode()  # what writes tables takes no name that is no text
+        made = not out.exists()
+        out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
+        nested = lock.is_locked
+        lock.acquire()
+        return lock, nested, made
+    except Timeout:
+        raise ValueError(
+            f"{str(out)!r} is being written by {_holder(out)}: wait until it ends, "
+            "or give another folder."
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL, or one that is no text
+        odd = isinstance(error, UnicodeEncodeError)
+        reason = "its name holds bytes that are no text here" if odd else ""
+        reason = reason or getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"cannot write into {str(out)!r}: {reason}. Give another folder."
+        ) from None
+
+
+@contextmanager
+def replacing(
+    folder: str | Path,
+    index: str,
+    content: Mapping[str, Any],
+    kept: Collection[str] = (),
+    owned: Collection[str] = (),
+) -> Iterator[Path]:
+    """Yields an empty folder whose files take their place in `folder` when the block is done.
+
+    At the end the index holds `content`, and under "files" the digest of every new file and of the
+    `kept` ones, which the old index names too. Files of the old index that are neither new nor kept
+    are removed, and so are `owned` ones; but if all new files are there already, the others stay.
+    Files that no index names stay too. Until the block is done nothing in `folder` changes, and
+    after an error in it nothing has. What a dead writer began is removed.
+
+    Raises ValueError if the folder cannot be written, is being written by another process, or has a
+    link or a folder in the place of a file.
+    """
+    with locked(folder) as out:
+        for dead in _stages(out):
+            shutil.rmtree(dead, ignore_errors=True)  # follows no link
+        stage = Path(tempfile.mkdtemp(prefix=_STAGE, dir=out))
+        try:
+            yield stage
+            change = _prepare(stage, out, index, content, kept, owned)
+            try:
+                _commit(stage, out, index, change)
+            except KeyboardInterrupt:
+                _commit(stage, out, index, change)  # goes on where it was
+                raise
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+def discard(folder: Path, index: str) -> None:
+    """Removes the files that the index of a folder names, the index first; other files stay."""
+    if not folder.is_dir():
+        return
+    with locked(folder) as out:
+        before = _before(out, index, listed(out / index))
+        if before:
+            gone = [name for name, digests in before.items() if _is(out / name, digests)]
+            for name in gone:
+                _check_place(out, name)
+            with tempfile.TemporaryDirectory(prefix=_STAGE, dir=out) as stage:
+                _write_journal(Path(stage), index, before, {})
+                os.replace(_journal(Path(stage), index), _journal(out, index))
+            (out / index).unlink(missing_ok=True)
+            _remove(out, gone)
+            _journal(out, index).unlink()
+
+
+def is_free(folder: Path, index: str) -> bool:
+    """Tells whether a folder is missing, is empty, or holds what a dead writer began in it."""
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or (folder / index).exists():
+        return False
+    names = [path.name for path in folder.iterdir()]
+    return bool(_stages(folder)) or all(name == LOCK for name in names)
+
+
+def _stages(out: Path) -> list[Path]:
+    return [path for path in out.glob(f"{_STAGE}*") if path.is_dir() and not path.is_symlink()]
+
+
+def listed(path: Path) -> dict[str, str]:
+    """Returns the digests that an index holds by the names of files; none if it holds none."""
+    return named(read_index(path).get("files"))
+
+
+def named(files: object) -> dict[str, str]:
+    """Returns the digests of files by their names.
+
+    Names that lead out of the folder, and files that are not of our kinds, are left out.
+    """
+    items = files.items() if isinstance(files, dict) else ()
+    return {name: value for name, value in items if is_inside(name) and isinstance(value, str)}
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file, or nothing if the file holds none."""
+    try:
+        if not path.is_file() or path.stat().st_size > _LONGEST_INDEX:
+            return {}
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_inside(name: object) -> bool:
+    """Tells whether a name is that of a file of ours inside a folder, such as "figures/a.png"."""
+    if not isinstance(name, str) or len(name) > 1000 or not stays_inside(name):
+        return False
+    path = PurePosixPath(name)
+    spelled = path.as_posix() == name and not path.name.startswith(".")
+    return spelled and path.suffix in _SUFFIXES
+
+
+def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Returns, of files and their digests, the names whose file is missing or another one."""
+    return [name for name, wanted in files.items() if not _is(folder / name, [wanted])]
+
+
+def _holder(out: Path) -> str:
+    try:
+        with open(out / LOCK, encoding="utf-8", errors="replace") as file:
+            return plain(file.read(300)) or "another process"
+    except OSError:
+        return "another process"
+
+
+def _is(path: Path, wanted: Collection[str]) -> bool:
+    try:
+        return digest(path) in wanted
+    except OSError:
+        return False
+
+
+def _journal(out: Path, index: str) -> Path:
+    return out / f"{_JOURNAL}{index}"
+
+
+def _write_journal(
+    stage: Path, index: str, before: Mapping[str, Collection[str]], after: Mapping[str, str]
+) -> None:
+    lists = [{name: list(digests) for name, digests in before.items()}]
+    lists.append({name: [value] for name, value in after.items()})
+    write_text(_journal(stage, index), json.dumps({"files": lists}))
+
+
+def _before(out: Path, index: str, old: Mapping[str, str]) -> dict[str, list[str]]:
+    """Returns the digests that files of ours may have, by name: of the index and of a journal."""
+    found = {name: [value] for name, value in old.items()}
+    lists = read_index(_journal(out, index)).get("files")
+    for files in lists if isinstance(lists, list) else ():
+        for name, digests in files.items() if isinstance(files, dict) else ():
+            if is_inside(name) and isinstance(digests, list):
+                found.setdefault(name, []).extend(map(str, digests))
+    return found
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a commit does: files to move in, files to remove, and whether old ones change."""
+
+    moved: list[str]
+    gone: list[str]
+    replaces: bool
+
+
+def _prepare(
+    stage: Path,
+    out: Path,
+    index: str,
+    content: Mapping[str, Any],
+    kept: Collection[str],
+    owned: Collection[str],
+) -> _Change:
+    """Writes the index into the stage and returns what has to be moved and removed."""
+    new = sorted(path for path in stage.rglob("*") if path.is_file())
+    digests = {path.relative_to(stage).as_posix(): digest(path) for path in new}
+    old = listed(out / index)
+    before = _before(out, index, old)
+    same = {name for name in digests if old.get(name) == digests[name]}
+    same -= set(differs(out, {name: digests[name] for name in same}))
+    moved = [name for name in digests if name not in same]
+    if not moved:  # the same files again: what lies beside them stays
+        kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
+    others = {name for name in before if name not in digests and name not in kept}
+    # a file of that name that is another one by now is the user's
+    gone = [name for name in others if _is(out / name, before[name])]
+    gone += [name for name in owned if name not in digests and name not in gone]
+    for name in (*moved, *gone, index):
+        _check_place(out, name)
+    for name in moved:
+        publish(stage / name)
+    after = {name: old[name] for name in kept} | digests
+    write_text(stage / index, json.dumps({**content, "files": after}, indent=2) + "\n")
+    _write_journal(stage, index, before, after)
+    return _Change(moved, gone, not old or bool(set(old) - same - set(kept)))
+
+
+def _commit(stage: Path, out: Path, index: str, change: _Change) -> None:
+    """Puts the staged files into their places, the index last. May be called again."""
+    if not (stage / index).exists():
+        return
+    if _journal(stage, index).exists():
+        os.replace(_journal(stage, index), _journal(out, index))
+        flush(out)
+    if change.replaces:
+        (out / index).unlink(missing_ok=True)
+        flush(out)
+    _remove(out, change.gone)
+    for name in change.moved:
+        if (stage / name).exists():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(stage / name, out / name)
+    flush(out)
+    os.replace(stage / index, out / index)
+    _journal(out, index).unlink(missing_ok=True)
+    flush(out)
+
+
+def _remove(out: Path, names: Collection[str]) -> None:
+    for name in names:
+        (out / name).unlink(missing_ok=True)
+        if (out / name).parent != out:
+            with suppress(OSError):
+                (out / name).parent.rmdir()  # if nothing else is in it
+
+
+def _check_place(out: Path, name: str) -> None:
+    """Raises ValueError if a name is not to be written: behind a link, or where a folder is."""
+    path = out / name
+    above = [up for up in path.parents if out in up.parents and os.path.lexists(up)]
+    for up in above:
+        if up.is_symlink() or not up.is_dir():
+            kind = "a link" if up.is_symlink() else "no folder"
+            raise ValueError(f"{str(up)!r} is {kind}: remove it, or give another folder.")
+    if not os.access((*above, out)[0], os.W_OK | os.X_OK):
+        raise ValueError(f"cannot write into {str((*above, out)[0])!r}: give another folder.")
+    if path.is_dir() and not path.is_symlink():
+        raise ValueError(f"{str(path)!r} is a folder, wanted a file: remove it.")

@@ -1,0 +1,257 @@
+"""Files of pictures, opened by Pillow within limits, and what errors say of the others.
+
+Formats are named: Pillow knows a file by its first bytes, and would start Ghostscript for one
+that is EPS, whatever its name. Size and format are checked before pixels are decoded.
+"""
+
+import errno
+import re
+import stat
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
+
+# What data sets of pictures carry. Each is decoded by Pillow and the libraries in its wheel; none
+# starts a program. Only the first picture of a file that holds several is read.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff",
+    ".ppm", ".pgm", ".pbm", ".pnm",
+)  # fmt: skip
+MOST_BYTES = 2**30  # of one file
+MOST_SCANS = 100  # of a JPEG file: 75 bytes make libjpeg go through all pixels once more
+_LOADED_AS = (*FORMATS, "MPO")  # what Pillow calls a JPEG file of several pictures
+_TURNS = {  # EXIF orientation -> what turns the picture upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)
+# errors of the system that tell of the file; others, such as EIO, tell of the machine
+_OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_SCAN = b"\xff\xda"
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # but for those that stand in data
+_WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+
+
+class Undecodable(ValueError):
+    """A picture that cannot be decoded: a sample that may be left out, where a user says so."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """A picture that `make` makes when it is needed, so that not all of a batch are in memory.
+
+    what: how errors call it.
+    """
+
+    make: Callable[[], Image.Image]
+    what: str
+
+
+Picture = Image.Image | str | Path | Later
+
+
+def quoted(name: str | Path) -> str:
+    """Returns the name of a file in quotation marks, fit to be shown."""
+    return f"'{plain(name, 1000)}'"
+
+
+def check_file(path: Path, what: str) -> None:
+    """Raises Undecodable, naming `what`, unless a path leads to a file that can be read at once.
+
+    Folders, pipes, sockets and devices are refused before they are opened, and so are empty
+    files and files above 1 GiB. Links are followed.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise _unread(what, error, f"{getattr(error, 'strerror', None) or error}.") from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
+        raise Undecodable(f"cannot read {what}: it is {kind}, not a file.")
+    if not found.st_size:
+        raise Undecodable(f"cannot read {what}: the file is empty.")
+    if found.st_size > MOST_BYTES:
+        raise Undecodable(
+            f"cannot read {what}: it has {found.st_size:,} bytes, and {MOST_BYTES:,} are the most."
+        )
+
+
+def loaded(image: Picture, kind: str = "image") -> tuple[Image.Image, str]:
+    """Returns a picture whose pixels are in memory, upright, and what errors call it.
+
+    It is turned as its EXIF orientation says, PIL images that still have one included. Raises
+    Undecodable, a ValueError, if it cannot be read, is of no format in FORMATS, or has more than
+    50,000,000 pixels, and ValueError if it is neither a picture nor a path.
+    """
+    what = "an image" if kind == "image" else f"a {kind}"
+    if isinstance(image, Later):
+        return image.make(), image.what
+    if isinstance(image, Image.Image):
+        _check_opened(image, what)
+        return _upright(image, what), what
+    if not isinstance(image, (str, Path)):
+        raise ValueError(
+            f"cannot read {what} from {type(image).__name__}: "
+            "give PIL images, paths or one uint8 array [n, channels, height, width]"
+            + (', such as data[:]["image"].' if hasattr(image, "features") else ".")
+        )
+    what = f"the {kind} {quoted(image)}"
+    with opened(Path(image), what) as found:
+        return _upright(found, what), what
+
+
+def decoded(data: bytes, what: str) -> Image.Image:
+    """Returns the picture in the bytes of a file, as `loaded` does, and raises as it does."""
+    with opened(BytesIO(data), what) as found:
+        return _upright(found, what)
+
+
+def opened(file: Path | BytesIO, what: str) -> Image.Image:
+    """Returns a picture of which no more than the header is read. It must be closed.
+
+    Raises Undecodable, calling the picture `what`, where `loaded` would.
+    """
+    if isinstance(file, Path):
+        check_file(file, what)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise Undecodable(
+            f"cannot read {what}: it is no picture in one of the formats {', '.join(FORMATS)}, "
+            "or its first bytes are damaged."
+        ) from None
+    except Exception as error:  # every decoder of Pillow has its own
+        raise _unread(what, error) from None
+    try:
+        _check_opened(image, what)
+    except ValueError:
+        image.close()
+        raise
+    return image
+
+
+def header(file: Path | BytesIO, what: str) -> tuple[str, tuple[int, int]]:
+    """Returns the mode of a picture and its (width, height) when it is upright.
+
+    Only its first bytes are read. Raises Undecodable for a file that is no picture.
+    """
+    with opened(file, what) as image:
+        if _orientation(image) not in _SIDEWAYS:
+            return image.mode, image.size
+        if image.format == "TIFF":  # some versions of Pillow turn it, and its size, themselves
+            return image.mode, _upright(image, what).size
+        return image.mode, (image.height, image.width)
+
+
+def check_depth(mode: str, what: str) -> None:
+    """Raises Undecodable, calling the picture `what`, if it has more than 8 bits per channel.
+
+    Such files do not say which number is white.
+    """
+    if mode.startswith("I;16") or mode in ("I", "F"):
+        raise Undecodable(
+            f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first."
+        )
+
+
+def check_image(path: Path) -> tuple[int, int]:
+    """Returns the upright (width, height) of a picture that a model's `preprocess` can take.
+
+    Raises Undecodable for other files, which their first bytes give away.
+    """
+    what = f"the image {quoted(path)}"
+    mode, size = header(path, what)
+    check_depth(mode, what)
+    return size
+
+
+def _check_opened(image: Image.Image, what: str) -> None:
+    """Raises Undecodable for a picture that is not to be decoded."""
+    if image.format is not None and image.format not in _LOADED_AS:
+        raise Undecodable(
+            f"{what} was opened from a file of format {plain(image.format)}, and only "
+            f"{', '.join(FORMATS)} are decoded: if you trust it, give image.convert('RGB')."
+        )
+    _check_pixels(what, image.height, image.width)
+    tags: Any = getattr(image, "tag_v2", {})
+    try:  # a tile of a TIFF file is decoded whole, however small the picture is
+        tile = [int(tags.get(side, 1)) for side in (322, 323)]
+    except Exception as error:  # Pillow parses a tag when it is asked for
+        raise Undecodable(f"cannot read {what}: {plain(error)}") from None
+    _check_pixels(f"a tile of {what}", *tile)
+
+
+def _unread(what: str, error: Exception, reason: object = None) -> ValueError:
+    """Returns what to raise: Undecodable, but where the machine failed, not the file."""
+    failed = isinstance(error, MemoryError) or getattr(error, "errno", None) not in _OF_THE_FILE
+    kind = ValueError if failed else Undecodable
+    return kind(f"cannot read {what}: {plain(reason or error)}")
+
+
+def _check_pixels(what: str, height: int, width: int) -> None:
+    try:
+        checks.pixels(what, height, width)
+    except ValueError as error:
+        raise Undecodable(str(error)) from None
+
+
+def _upright(image: Image.Image, what: str) -> Image.Image:
+    """Returns a picture with its pixels in memory, turned as its EXIF orientation says."""
+    try:
+        orientation = _orientation(image)
+        _check_scans(image)
+        image.load()
+        if image.format == "TIFF":  # Pillow has turned it, and forgotten the orientation
+            orientation = _orientation(image)
+        if orientation not in _TURNS:
+            return image
+        turned = image.transpose(_TURNS[orientation])
+    except Exception as error:  # every decoder of Pillow has its own
+        raise _unread(what, error) from None
+    turned.info = {name: kept for name, kept in image.info.items() if name not in _WHERE_EXIF_IS}
+    return turned
+
+
+def _check_scans(image: Image.Image) -> None:
+    """Raises ValueError for a JPEG file of very many scans, before they are decoded."""
+    file: Any = getattr(image, "fp", None)
+    if file is None or image.format not in ("JPEG", "MPO"):
+        return
+    file.seek(0)
+    data = file.read()
+    if data.count(_SCAN) <= MOST_SCANS:  # the usual case, also where chance wrote some of them
+        return
+    place, scans = 2, 0
+    while marker := _MARKER.search(data, place):
+        place, scans = marker.end(), scans + (marker[0] == _SCAN)
+        if scans > MOST_SCANS:
+            raise ValueError(f"a JPEG file of more than {MOST_SCANS} scans")
+        if marker[0] == b"\xff\xd9":  # the end; what follows is not decoded
+            return
+        place += int.from_bytes(data[place : place + 2], "big")  # the length of the segment
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns the EXIF orientation; 1, upright, where there is none or it cannot be read."""
+    try:
+        # PNG files have a getexif of their own, which decodes all pixels
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+    except Exception:  # damaged EXIF data is common, and the pixels are sound
+        return 1
+    return value if isinstance(value, int) else 1

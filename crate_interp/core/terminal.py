@@ -1,0 +1,126 @@
+"""What a command line says: text that fits any terminal, and one line for whatever goes wrong."""
+
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any
+
+from crate_interp.core.safe_text import plain
+
+FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
+_LONGEST = 1500
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOBODY = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
+
+
+class _Stream:
+    """A stream of text that goes on where nobody reads any more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes text."""
+        return self._do(self._stream.write, text) or len(text)
+
+    def flush(self) -> None:
+        """Writes what is still held."""
+        self._do(self._stream.flush)
+
+    def _do(self, act: Callable[..., Any], *values: str) -> Any:
+        try:
+            return act(*values)
+        except OSError as error:
+            # what is still held would fail again when Python ends
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if error.errno not in _NOBODY:
+                raise
+            return None
+
+
+@contextmanager
+def any_terminal() -> Iterator[None]:
+    """Lets any text be printed: signs that the encoding lacks as escapes, warnings as one line."""
+    with (
+        redirect_stdout(_open(sys.stdout)),
+        redirect_stderr(_open(sys.stderr)),
+        warnings.catch_warnings(),
+    ):
+        warnings.showwarning = _warn
+        yield
+
+
+def complain(words: object) -> None:
+    """Prints one line on stderr."""
+    with suppress(OSError):
+        sys.stderr.write(f"crate-interp: {plain(words, _LONGEST)}\n")
+        sys.stderr.flush()
+
+
+def code_of(
+    run: Callable[[], Any], place: Callable[[], Any], debug: bool, spoken: Callable[[str], str]
+) -> int:
+    """Runs a command and returns its exit code; an error is one line on stderr.
+
+    place: returns the folder that it has written into, or None. debug: lets errors through.
+    spoken: puts what the library says to Python into the words of the command line.
+    """
+    try:
+        run()
+        sys.stdout.flush()
+        return 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BaseException as error:
+        if debug:
+            raise
+        return _said(error, place, spoken)
+    if code == INTERRUPTED:  # typer makes an exit of an interrupt
+        complain(f"interrupted; {_finished(place)}")
+    return code
+
+
+def _finished(place: Callable[[], Any]) -> str:
+    where = place()
+    return "nothing was finished" if where is None else f"what was finished is in {where}"
+
+
+def _said(error: BaseException, place: Callable[[], Any], spoken: Callable[[str], str]) -> int:
+    """Prints an error as one line and returns its exit code."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        complain(f"{error}: make room, or give another folder; {_finished(place)}")
+        return FAILED
+    if isinstance(error, (ValueError, OSError, KeyError)):
+        said = error.args[0] if isinstance(error, KeyError) and error.args else error
+        complain(spoken(str(said)))
+        return FAILED
+    kind = type(error).__name__
+    text = plain(error, _LONGEST)
+    complain(f"unexpected {kind}{': ' * bool(text)}{text} (--debug shows the traceback)")
+    return UNEXPECTED
+
+
+def _open(stream: Any) -> Any:
+    """Returns a stream that takes any text; a closed one becomes nothing.
+
+    The file that stands for a closed one also keeps its number from the next file that is opened.
+    """
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    return _Stream(stream)
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    complain(f"warning: {message}")

@@ -1,0 +1,81 @@
+"""Samples as they are read for one batch: contiguous runs around those that cannot be decoded."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from crate_interp.core.pictures import Undecodable
+from crate_interp.data.samples import Samples
+
+
+@dataclass(frozen=True)
+class Run:
+    """Contiguous samples from number `start` on, and their masks where masks are read."""
+
+    start: int
+    inputs: Tensor
+    masks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of some samples. bad: why the others cannot be decoded, by their numbers."""
+
+    runs: list[Run]
+    bad: dict[int, str]
+
+
+def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> Found:
+    """Returns the samples start to stop - 1 in contiguous runs of those that can be decoded.
+
+    masks: whether to read masks; a sample whose mask cannot be decoded is bad too. Raises
+    ValueError where samples that can be decoded cannot be read otherwise.
+    """
+    try:
+        return Found([_run(samples, start, stop, masks)], {})
+    except Undecodable:
+        bad = bad_ones(samples, start, stop, masks)
+    runs = [_run(samples, *ends, masks) for ends in _between(start, stop, bad)]
+    return Found(runs, bad)
+
+
+def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, str]:
+    """Returns why samples cannot be decoded, by the numbers of those that cannot."""
+    bad: dict[int, str] = {}
+    for number in range(start, stop):
+        try:
+            _run(samples, number, number + 1, masks)
+        except Undecodable as error:
+            bad[number] = str(error)
+    return bad
+
+
+def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
+    """Returns what `read` gives of the sample after one of `of` samples, the first after the last.
+
+    skip_bad: of the next one that can be decoded. Raises Undecodable if there is none.
+    """
+    for step in range(1, of + 1):
+        following = (number + step) % of
+        try:
+            return read(following, following + 1)
+        except Undecodable:
+            if not skip_bad or step == of:
+                raise
+    raise ValueError(f"there is no sample after number {number} of {of}.")
+
+
+def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
+    inputs = samples.read(start, stop)
+    if not masks or samples.masks is None:
+        return Run(start, inputs)
+    return Run(start, inputs, samples.masks(start, stop))
+
+
+def _between(start: int, stop: int, bad: dict[int, str]) -> Iterator[tuple[int, int]]:
+    """Yields the first number and the one behind the last of each run without a bad sample."""
+    for end in (*sorted(bad), stop):
+        if start < end:
+            yield start, end
+        start = end + 1

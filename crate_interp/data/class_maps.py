@@ -1,0 +1,55 @@
+"""Class maps from masks as data sets store them."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from crate_interp.core.pictures import Picture
+from crate_interp.data.samples import Preprocess
+
+MODES = ("1", "L", "P")
+IGNORE = 255
+
+
+def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], what: str) -> None:
+    """Raises ValueError for a mask of colours, or of another size than its image.
+
+    Sizes are (width, height). `what` is how the error calls the image.
+    """
+    if mode not in MODES:
+        raise ValueError(
+            f"the mask of {what} has mode {mode!r}: give one number per pixel, 8-bit grey or a "
+            "palette (Pillow's modes L and P), or black and white (mode 1)."
+        )
+    if size != image_size:
+        raise ValueError(
+            f"the mask of {what} is {size[1]} x {size[0]}, "
+            f"its image {image_size[1]} x {image_size[0]}: a mask has the size of its image."
+        )
+
+
+def is_binary(masks: Iterable[Image.Image]) -> bool:
+    """Tells whether masks hold nothing but 0 and 255, so that 255 is the object, not "ignore".
+
+    Pass the masks of the whole data set: a single image may have only background and ignored
+    pixels. Black and white masks (mode "1") do not count: their white is class 1 either way.
+    """
+    for mask in masks:
+        values = np.asarray(mask) if mask.mode in ("L", "P") else np.zeros(1)
+        if ((values != 0) & (values != IGNORE)).any():
+            return False
+    return True
+
+
+def class_maps(
+    preprocess_masks: Preprocess, masks: Sequence[Picture], binary: bool
+) -> UInt8[Tensor, "batch height width"]:
+    """Returns class maps of pictures or paths, after the model's resize and crop.
+
+    In binary masks 255 becomes class 1.
+    """
+    maps = preprocess_masks(list(masks))
+    return maps.where(maps != IGNORE, 1) if binary else maps

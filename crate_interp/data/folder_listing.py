@@ -1,0 +1,128 @@
+"""The files of a folder, listed once: names and sizes, in memory and in a file."""
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crate_interp.core.files import write
+from crate_interp.core.pictures import quoted
+from crate_interp.data.picture_files import bytes_of, inside, names_under, print_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_UNREAD = -1  # the size of what is no file, such as a broken link; reading it says what it is
+_ROWS_PER_BYTE = 64  # a file that claims more is none of ours
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The names (bytes) and sizes of the pictures under a folder, as Arrow arrays.
+
+    A file takes about as many bytes as its name has, and 16.
+    """
+
+    folder: Path
+    names: "pyarrow.LargeBinaryArray"
+    sizes: "pyarrow.Int64Array"
+
+    @classmethod
+    def of(cls, folder: Path) -> "Listing":
+        """Returns what is under a folder now. No file is opened."""
+        import pyarrow as pa
+
+        text, ends, sizes = bytearray(), array("q", [0]), array("q")
+        for name in names_under(folder):
+            text += bytes_of(name)
+            ends.append(len(text))
+            sizes.append(_size(folder / name))
+        count, nothing = len(sizes), None
+        buffers = [nothing, pa.py_buffer(ends), pa.py_buffer(text)]
+        names = pa.Array.from_buffers(pa.large_binary(), count, buffers)
+        return cls(folder, names, pa.Array.from_buffers(
+            pa.int64(), count, [nothing, pa.py_buffer(sizes)]
+        ))  # fmt: skip
+
+    @classmethod
+    def kept(cls, path: Path, folder: Path) -> "Listing | None":
+        """Returns the listing in a file; None if there is none that can be read, of this folder."""
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        try:
+            if path.is_symlink() or not path.is_file():
+                return None
+            with parquet.ParquetFile(path) as file:
+                if file.metadata.num_rows > _ROWS_PER_BYTE * path.stat().st_size:
+                    return None
+                table = file.read()
+        except (OSError, ValueError, pa.ArrowException):
+            return None
+        if table.schema != _schema(folder) or table.schema.metadata != _schema(folder).metadata:
+            return None
+        names, sizes = (table[name].combine_chunks() for name in ("name", "size"))
+        return None if names.null_count or sizes.null_count else cls(folder, names, sizes)
+
+    def keep(self, path: Path) -> None:
+        """Writes the listing into a file, unless it is there."""
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        if not path.exists():
+            table = pa.Table.from_arrays([self.names, self.sizes], schema=_schema(self.folder))
+            write(path, lambda part: parquet.write_table(table, part))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, number: int) -> str:
+        """Returns the path of a file below the folder, with /."""
+        content: bytes = self.names[number].as_py()
+        return content.decode("utf-8", "surrogateescape")
+
+    def every_name(self) -> Iterator[str]:
+        """Yields the names in their order."""
+        return map(self.name, range(len(self)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of names and sizes. No content is read."""
+        pairs = ((bytes_of(self.name(n)), self.sizes[n].as_py()) for n in range(len(self)))
+        return print_of(pairs)
+
+    def paths(self, numbers: Iterable[int]) -> list[Path]:
+        """Returns the paths of files by their numbers.
+
+        Raises ValueError if one has vanished, or has another size, since the folder was listed.
+        """
+        found = []
+        for number in numbers:
+            path = inside(self.folder, self.name(number), self.folder)
+            was, now = self.sizes[number].as_py(), _size(path)
+            if was != now:
+                what = "is gone" if now == _UNREAD else f"has {now:,} bytes"
+                raise ValueError(
+                    f"{quoted(path)} {what} and had {was:,} bytes when the folder was listed: this "
+                    "is other data. Put the file back, or give another folder for the result, or "
+                    "resume=False (--restart), to start over."
+                )
+            found.append(path)
+        return found
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return _UNREAD
+
+
+def _schema(folder: Path) -> "pyarrow.Schema":
+    import pyarrow as pa
+
+    columns = [("name", pa.large_binary()), ("size", pa.int64())]
+    return pa.schema(columns, metadata={"folder": bytes_of(os.path.abspath(folder))})

@@ -1,0 +1,80 @@
+"""Data sets that a name stands for: the embedded ones and those on the Hub."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
+from crate_interp.data.samples import Preprocess, Samples
+from crate_interp.data.tables import Table, table_samples
+
+if TYPE_CHECKING:  # an import of a second, only made where a data set is opened
+    import datasets
+
+EMBEDDED = {  # name -> file in assets/
+    "fashion": "fashion.parquet",
+    "cutouts": "cutouts.parquet",
+    "held-out-text": "held-out-text.parquet",
+}
+_ASSETS = Path(__file__).parent.parent / "assets"
+
+
+def embedded(name: str) -> "datasets.Dataset":
+    """Returns the embedded data set `name`: images with labels (and masks), or texts.
+
+    Raises ValueError, with the nearest names, where there is none of that name.
+    """
+    import datasets
+    import pyarrow.parquet
+
+    # straight from the table: Dataset.from_parquet would write a copy into the user's cache
+    return datasets.Dataset(pyarrow.parquet.read_table(_embedded_file(name)))
+
+
+def embedded_samples(
+    name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
+) -> Samples:
+    """Returns the images of an embedded data set; its fingerprint is the digest of its file."""
+    data = embedded(name)
+    digest = hashlib.sha256(_embedded_file(name).read_bytes()).hexdigest()
+    fingerprint = f"embedded:{name}:sha256:{digest}"
+    return table_samples(data, preprocess, preprocess_masks, fingerprint)
+
+
+def _embedded_file(name: str) -> Path:
+    if name not in EMBEDDED:
+        hint = checks.did_you_mean(name, EMBEDDED)
+        raise ValueError(
+            f"no embedded data is called {name!r}: there is {', '.join(EMBEDDED)}. {hint}".rstrip()
+        )
+    path = _ASSETS / EMBEDDED[name]
+    if not path.is_file():
+        raise ValueError(
+            f"the file of embedded:{name}, {str(path)!r}, is missing: install crate_interp again."
+        )
+    return path
+
+
+def from_hub(name: str) -> Table:
+    """Returns the data set "owner/name:split", fetched from the Hub by datasets.
+
+    Raises ValueError for another form of name, and for a data set that cannot be loaded.
+    """
+    repo, _, split = name.partition(":")
+    if repo.count("/") != 1 or not split:
+        raise ValueError(f"'hf:{name}': write hf:owner/name:split, such as hf:ylecun/mnist:test.")
+    import datasets
+
+    try:
+        return datasets.load_dataset(repo, split=split)
+    except Exception as error:  # of many libraries: network, missing repository, wrong split
+        raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
+
+
+def hub_samples(name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
+    """Returns the images of the data set "owner/name:split" on the Hub.
+
+    Its tables must hold the bytes of the pictures (data/tables.py says what else to type).
+    """
+    return table_samples(from_hub(name), preprocess, preprocess_masks)

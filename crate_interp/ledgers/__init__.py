@@ -1,1 +1,0 @@
-"""Long work on the disk: chunks, their ledger, shards, and the order in which chunks are folded."""

@@ -1,0 +1,79 @@
+"""What Hugging Face's libraries give a model and take from it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from crate_interp.models.compat.tracing import readable
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
+
+
+def one_of(input: object, input_ids: Tensor | None) -> Any:
+    """Returns what the model is to read; raises ValueError unless exactly one of the two is given.
+
+    input_ids: tokens under the name that Hugging Face's libraries use, which go with no text.
+    """
+    if (input is None) == (input_ids is None):
+        raise ValueError("give the model tokens or text, or token ids as input_ids=: one of them.")
+    if input_ids is not None and not isinstance(input_ids, Tensor):
+        raise ValueError(
+            f"input_ids is a tensor of token ids, got {type(input_ids).__name__}: give text as the "
+            "first argument."
+        )
+    return input if input_ids is None else input_ids
+
+
+def causal_output(
+    logits: Float[Tensor, "batch pos d_vocab"], loss: Float[Tensor, "..."] | None
+) -> "CausalLMOutput":
+    """Returns a transformers `CausalLMOutput`; without labels it has no loss."""
+    from transformers.modeling_outputs import CausalLMOutput  # heavy, and for those who train
+
+    fields: Any = {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
+    return CausalLMOutput(**fields)
+
+
+def image_output(
+    logits: Float[Tensor, "batch n_classes"], labels: Tensor | Sequence[Any] | None
+) -> "ImageClassifierOutput":
+    """Returns a transformers `ImageClassifierOutput`; without labels it has no loss.
+
+    The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 where there is
+    none. Raises ValueError for another shape, and for classes that the model does not have.
+    """
+    from transformers.modeling_outputs import (
+        ImageClassifierOutput,  # heavy, and for those who train
+    )
+
+    if labels is None:
+        return ImageClassifierOutput(logits=logits)  # pyright: ignore[reportArgumentType]
+    wanted = _class_labels(labels, logits)
+    loss: Any = F.cross_entropy(logits, wanted)
+    return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
+
+
+def _class_labels(labels: Any, logits: Float[Tensor, "batch n"]) -> Int[Tensor, "batch"]:
+    if not isinstance(labels, Tensor):
+        raise ValueError(
+            f"labels are a {type(labels).__name__}: give a tensor of class numbers, such as "
+            "torch.tensor([model.cfg.labels.index(name) for name in names])."
+        )
+    whole = not labels.is_floating_point() and labels.dtype != torch.bool
+    if not whole or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {list(labels.shape)}: give one class index for "
+            f"each image, [{logits.shape[0]}]."
+        )
+    told = labels[labels != -100] if readable(labels) else labels[:0]
+    if told.numel() and (int(told.min()) < 0 or int(told.max()) >= logits.shape[1]):
+        raise ValueError(
+            f"labels go from {int(told.min())} to {int(told.max())}, the classes from 0 to "
+            f"{logits.shape[1] - 1}: -100 is left out."
+        )
+    return labels.to(logits.device, torch.long)

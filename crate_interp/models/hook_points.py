@@ -1,0 +1,204 @@
+"""Which hook points a model has, by which names, and which of them fire as it is switched."""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.core import checks
+from crate_interp.models.compat import hook_aliases
+
+NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+
+Hooks = Sequence[tuple[str | Callable[[str], bool], Callable]]
+
+# Points that fire only while a switch of model.cfg is on, and how to switch it on.
+GATED = {
+    "attn.hook_result": ("use_attn_result", "model.set_use_attn_result(True)"),
+    "attn.hook_q_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
+    "attn.hook_k_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
+    "attn.hook_v_input": ("use_split_qkv_input", "model.set_use_split_qkv_input(True)"),
+    "attn.hook_attn_in": ("use_attn_in", "model.set_use_attn_in(True)"),
+    "hook_mlp_in": ("use_hook_mlp_in", "model.set_use_hook_mlp_in(True)"),
+}
+
+
+def set_runtime(cfg: CrateConfig, **values: object) -> None:
+    """Sets fields of a model's own config that change while it lives.
+
+    These are device, dtype and TransformerLens' switches.
+    """
+    for name, value in values.items():
+        object.__setattr__(cfg, name, value)
+
+
+def without_batch(hook: Callable) -> Callable:
+    """Returns a hook that sees and returns an activation of one sample without its batch axis.
+
+    An activation of several samples is left as it is.
+    """
+
+    def one_sample(value: Any, **point: HookPoint) -> Any:
+        if len(value) != 1:
+            return hook(value, **point)
+        out = hook(value[0], **point)
+        return None if out is None else out[None]
+
+    return one_sample
+
+
+class PointsMixin:
+    """Names and switches of hook points; a model has `cfg` and `hook_dict`."""
+
+    cfg: CrateConfig
+    hook_dict: Any
+
+    def matching_points(self, names_filter: NamesFilter) -> list[str]:
+        """Returns the hook points that a filter selects, in the model's order.
+
+        None and functions select among the points that fire with the switches as they are; a
+        function that selects none of our names is asked for TransformerLens' aliases. Raises
+        KeyError if nothing is selected, and for a name that is not a point or cannot fire.
+        """
+        firing = [name for name in self.hook_dict if self._why_silent(name) is None]
+        if names_filter is None:
+            return firing
+        if callable(names_filter):
+            chosen = hook_aliases.matching(firing, names_filter)
+            if not chosen:
+                raise KeyError(
+                    f"names_filter matches none of the {len(self.hook_dict)} hook points: see "
+                    "model.hook_dict."
+                )
+            return chosen
+        asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        if not asked:
+            raise KeyError(
+                "names_filter is empty: name a hook point, or pass None for all of them."
+            )
+        meant = {hook_aliases.resolve(name, self.hook_dict) for name in asked}
+        for name in meant:
+            self.check_point(name)
+        return [name for name in self.hook_dict if name in meant]
+
+    def check_point(self, name: str) -> None:
+        """Raises KeyError if no hook point has this name, or if it cannot fire as switched."""
+        self._check_name(name)
+        silent = self._why_silent(name)
+        if silent:
+            raise KeyError(f"{name!r} {silent}.")
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.hook_dict.keys():  # an alias is no name
+            # cache["pattern", 3] takes the short name, and so people try it here
+            short = [full for full in self.hook_dict if full.endswith(f".hook_{name}")][:2]
+            hint = (
+                f"Did you mean {', '.join(short)}, ...?"
+                if short
+                else checks.did_you_mean(name, self.hook_dict, "See model.hook_dict.")
+            )
+            raise KeyError(f"no hook point is called {name!r}. {self._layers_of(name) or hint}")
+
+    def _layers_of(self, name: str) -> str:
+        """Returns which layers have a point, if there is no layer of its number alone."""
+        found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
+        if found is None:
+            return ""
+        like = re.compile(rf"{found[1]}\.(\d+)\.{re.escape(found[2])}")
+        layers = [int(one[1]) for key in self.hook_dict.keys() if (one := like.fullmatch(key))]
+        return f"It is in the layers {min(layers)} to {max(layers)}." if layers else ""
+
+    def _why_silent(self, name: str) -> str | None:
+        """Returns why a point does not fire with the switches as they are, or None if it does."""
+        for point, (switch, call) in GATED.items():
+            if name.endswith(point) and not getattr(self.cfg, switch):
+                return f"is gated-off: it fires only after {call}"
+        if name.endswith("attn.hook_u"):
+            for switch in ("use_split_qkv_input", "use_attn_in"):
+                if getattr(self.cfg, switch):
+                    return f"does not fire with split inputs: call model.set_{switch}(False)"
+        return None
+
+    def check_hooks_to_add(
+        self, hook_point: HookPoint, hook_point_name: str, *args: object, **kwargs: object
+    ) -> None:
+        """Raises ValueError for a hook that would never be called, as TransformerLens does."""
+        silent = self._why_silent(hook_point_name)
+        if silent:
+            raise ValueError(f"cannot add a hook: {hook_point_name!r} {silent}.")
+
+    def hookable(self, name: str | Callable[[str], bool]) -> list[str]:
+        """Returns the points that a hook is to be added to.
+
+        A patch that is never called would look like one without effect: a point that is named and
+        does not fire raises ValueError. Among those that a function selects they are left out, with
+        a warning if none is left, since hooking all points is usual. A tower shares its points with
+        the larger model: each carries the name by which it was hooked last. Raises KeyError for a
+        name that is not a hook point.
+        """
+        if isinstance(name, str):
+            chosen = [hook_aliases.resolve(name, self.hook_dict)]
+            self._check_name(chosen[0])
+            self.check_hooks_to_add(self.hook_dict[chosen[0]], chosen[0])
+        else:
+            asked = hook_aliases.matching(self.hook_dict, name)
+            chosen = [point for point in asked if self._why_silent(point) is None]
+            if asked and not chosen:
+                more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+                warnings.warn(
+                    f"no hook was added: {asked[0]!r}{more} {self._why_silent(asked[0])}.",
+                    stacklevel=4,
+                )
+        for point in chosen:
+            self.hook_dict[point].name = point
+        return chosen
+
+    def get_hook_point(self, hook_name: str) -> HookPoint | None:
+        """Returns the hook point of a name or alias, or None if there is none."""
+        return self.hook_dict.get(hook_aliases.resolve(hook_name, self.hook_dict))
+
+    def set_use_attn_result(self, on: bool) -> None:
+        """Sets whether `attn.hook_result` fires.
+
+        It holds the output of each head on its own, `[batch, pos, head, d_model]`.
+        """
+        self._switch("use_attn_result", on)
+
+    def set_use_split_qkv_input(self, on: bool) -> None:
+        """Sets whether `attn.hook_q_input`, `k` and `v` fire.
+
+        They hold the stream per role and head, `[batch, pos, head, d_model]`. Raises ValueError
+        while use_attn_in is on.
+        """
+        self._switch("use_split_qkv_input", on, excludes="use_attn_in")
+
+    def set_use_attn_in(self, on: bool) -> None:
+        """Sets whether `attn.hook_attn_in` fires.
+
+        It holds the stream per head, `[batch, pos, head, d_model]`, as all three roles read it.
+        Raises ValueError while use_split_qkv_input is on.
+        """
+        self._switch("use_attn_in", on, excludes="use_split_qkv_input")
+
+    def set_use_hook_mlp_in(self, on: bool) -> None:
+        """Sets whether `hook_mlp_in` fires.
+
+        It holds the stream as the sparse step alone reads it, before ln2, `[batch, pos, d_model]`.
+        """
+        self._switch("use_hook_mlp_in", on)
+
+    def _switch(self, name: str, on: bool, excludes: str | None = None) -> None:
+        if on and excludes and getattr(self.cfg, excludes):
+            raise ValueError(
+                f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False) "
+                "first."
+            )
+        for cfg in self.runtime_configs():
+            set_runtime(cfg, **{name: on})
+
+    def runtime_configs(self) -> list[CrateConfig]:
+        """Returns the configs that follow the model's switches and device, its parts' too."""
+        return [self.cfg]

@@ -1,0 +1,129 @@
+"""What models of images share: checks of their input, preprocessing, and padding."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped, UInt8
+from torch import Tensor
+
+from crate_interp.config import CrateConfig
+from crate_interp.core import checks
+from crate_interp.core.pictures import Picture
+from crate_interp.models.mask_preprocessing import preprocess_masks
+from crate_interp.models.preprocess import preprocess
+
+Images = Picture | Sequence[Picture] | np.ndarray | Tensor
+
+
+class ImageMixin:
+    """`preprocess`, `pad`, and refusals of images that the model does not take."""
+
+    cfg: CrateConfig
+    has_cls: bool = True
+
+    def _allows_other_sizes(self) -> bool:
+        return self.cfg.interpolate_pos
+
+    def _check_images(self, images: Tensor) -> Float[Tensor, "batch channels height width"]:
+        if not isinstance(images, Tensor):
+            raise ValueError(
+                f"the model takes a tensor, got {type(images).__name__}: use "
+                "model(model.preprocess(images))."
+            )
+        cfg, shape = self.cfg, tuple(images.shape)
+        if not images.is_floating_point():
+            raise ValueError(
+                f"images are {images.dtype}, the model takes floats: use "
+                "model(model.preprocess(images))."
+            )
+        if images.ndim != 4 or shape[1] != cfg.channels:
+            raise ValueError(
+                f"images have shape {shape}, the model takes [batch, {cfg.channels}, height, "
+                f"width] ({cfg.channels} channel{'s' if cfg.channels > 1 else ''})."
+            )
+        if shape[0] == 0:
+            raise ValueError(f"images have shape {shape}: there is no image in the batch.")
+        size = shape[2:]
+        if size == cfg.image_size:
+            return self._check_dtype(images)
+        if not self._allows_other_sizes():
+            raise ValueError(
+                f"images are {size[0]} x {size[1]}, the model was built for {cfg.image_size[0]} x "
+                f"{cfg.image_size[1]}: resize them (model.preprocess), or load the model with "
+                "interpolate_pos=True."
+            )
+        if any(
+            side % patch or side < patch for side, patch in zip(size, cfg.patch_size, strict=True)
+        ):
+            raise ValueError(_no_whole_patches((size[0], size[1]), cfg.patch_size))
+        return self._check_dtype(images)
+
+    def _check_dtype(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if x.dtype != self.cfg.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(
+                f"the input is {x.dtype}, the model {self.cfg.dtype}: use x.to(model.cfg.dtype)."
+            )
+        return x
+
+    def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
+        """Returns the model's input from PIL images, paths or integer arrays.
+
+        It is preprocessed as in training: crate_interp/models/preprocess.py.
+        """
+        return preprocess(self.cfg, images).to(device=self.cfg.device, dtype=self.cfg.dtype)
+
+    def preprocess_masks(self, masks: Images) -> UInt8[Tensor, "batch height width"]:
+        """Returns class maps of masks, resized and cropped as their pictures are, on the CPU.
+
+        See crate_interp/models/mask_preprocessing.py.
+        """
+        return preprocess_masks(self.cfg, masks)
+
+    def pad(
+        self, images: Shaped[Tensor, "... height width"]
+    ) -> Shaped[Tensor, "... padded_height padded_width"]:
+        """Returns images whose sides are multiples of this model's patch, by `pad_to_patch`."""
+        return pad_to_patch(images, self.cfg.patch_size)
+
+
+def pad_to_patch(
+    images: Shaped[Tensor, "... height width"], patch_size: int | tuple[int, int]
+) -> Shaped[Tensor, "... padded_height padded_width"]:
+    """Returns images, or masks, whose sides are multiples of the patch.
+
+    The last row and column are repeated below and at the right. Any dtype is accepted, and images
+    that fit already are returned unchanged. The model's maps of the added pixels mean nothing: cut
+    them to the old height and width. Raises ValueError for images without pixels, and for a
+    patch that makes them larger than 50,000,000.
+    """
+    height, width = images.shape[-2:]
+    if 0 in (height, width):
+        raise ValueError(f"images are {height} x {width}: there is no pixel to repeat.")
+    patch = checks.size("patch_size", patch_size)
+    above = [side + -side % step for side, step in zip((height, width), patch, strict=True)]
+    if above == [height, width]:
+        return images
+    checks.pixels("a padded image", *above)
+    rows, columns = (
+        torch.arange(wanted, device=images.device).clamp(max=side - 1)
+        for wanted, side in zip(above, (height, width), strict=True)
+    )
+    return images[..., rows, :][..., columns]
+
+
+def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
+    """Returns what is wrong with images of this size, and the calls that mend it."""
+    below = [side // step * step for side, step in zip(size, patch, strict=True)]
+    above = [side + -side % step for side, step in zip(size, patch, strict=True)]
+    fits = (
+        f"{above[0]} x {above[1]} above"
+        if 0 in below
+        else f"{below[0]} x {below[1]} below, {above[0]} x {above[1]} above"
+    )
+    return (
+        f"images are {size[0]} x {size[1]}: both sides must be multiples of the patch {patch}. "
+        f"The nearest sizes that fit: {fits}. Pad them, model(model.pad(images)), or load the "
+        f"model with resize=({above[0]}, {above[1]}), crop=None, interpolate_pos=True and give "
+        "pictures to model.preprocess."
+    )

@@ -1,0 +1,1 @@
+"""The layers of a network: attention, sparse steps, blocks, norms, embeddings."""

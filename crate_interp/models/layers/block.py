@@ -1,0 +1,78 @@
+"""One layer: compress (MSSA), then sparsify. Plain transformer layers have the same shape."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.layers.attention import MSSA
+from crate_interp.models.layers.baseline import SelfAttention
+from crate_interp.models.layers.context import Context
+from crate_interp.models.layers.norm import is_hooked, make_norm
+from crate_interp.models.layers.sparse_step import SparseStep
+from crate_interp.models.layers.sparsify import STEPS
+
+
+class Layer(nn.Module):
+    """What measures read of a layer: norm, attention, norm, and a sparse step or an MLP."""
+
+    attn: Any
+    mlp: Any
+    ln1: Any
+    ln2: Any
+
+
+class CrateBlock(Layer):
+    """One layer: `Z^{l+1/2} = Z^l + MSSA(LN(Z^l))`, then the sparse step.
+
+    In crate, crate-mae and crate-lm the code, or what is decoded from it, replaces the stream,
+    `Z^{l+1} = step(LN(Z^{l+1/2}))`; in the other families it is added,
+    `Z^{l+1} = Z^{l+1/2} + step(LN(Z^{l+1/2}))`. Where it replaces the stream, `hook_mlp_out` is the
+    virtual difference to Z^{l+1/2}: TransformerLens' additive bookkeeping adds up, and an edit of
+    it reaches the stream.
+    """
+
+    hook_out_is_single_residual_stream = True  # read by TransformerLens' logit lens
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg, self.residual = cfg, cfg.residual
+        self.ln1 = make_norm(cfg, cfg.ln_eps)
+        self.attn = MSSA(cfg) if cfg.tied else SelfAttention(cfg)
+        self.ln2 = make_norm(cfg, cfg.ln_eps)
+        self.mlp: SparseStep = STEPS[cfg.sparse_step](cfg)
+        self.hook_resid_pre = HookPoint()
+        self.hook_attn_out = HookPoint()
+        self.hook_resid_mid = HookPoint()
+        self.hook_mlp_in = HookPoint()
+        self.hook_mlp_out = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    @property
+    def mssa(self) -> MSSA | SelfAttention:
+        """Attention, by the paper's name."""
+        return self.attn
+
+    @property
+    def ista(self) -> SparseStep:
+        """The sparse step, by the paper's name."""
+        return self.mlp
+
+    def forward(
+        self, z: Float[Tensor, "batch pos d_model"], context: Context | None = None
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the stream after attention and the sparse step, Z^{l+1}."""
+        z = self.hook_resid_pre(z)
+        mid = self.hook_resid_mid(z + self.hook_attn_out(self.attn.of_stream(z, self.ln1, context)))
+        read = self.hook_mlp_in(mid.clone()) if self.cfg.use_hook_mlp_in else mid
+        out = self.mlp(self.ln2(read))
+        if self.residual:
+            return self.hook_resid_post(mid + self.hook_mlp_out(out))
+        if is_hooked(self.hook_mlp_out):
+            change = out - mid
+            # the difference between what the hook returned and what it saw is 0 if it changed
+            # nothing, so that then no bit of the stream changes
+            out = out + (self.hook_mlp_out(change.clone()) - change)
+        return self.hook_resid_post(out)

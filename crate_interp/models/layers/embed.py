@@ -1,0 +1,137 @@
+"""Images or ids to tokens, position embeddings for other image sizes, and the head of classes."""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.compat.offload import at_hand
+from crate_interp.models.layers.norm import is_hooked
+
+
+class TokenEmbed(nn.Embedding):
+    """A table of token embeddings; rows past d_vocab only pad it."""
+
+    def __init__(self, rows: int, cfg: CrateConfig) -> None:
+        super().__init__(rows, cfg.d_model)
+        self.d_vocab = cfg.d_vocab
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
+        """The embedding of each token."""
+        table = at_hand(self)
+        return table if len(table) == self.d_vocab else table[: self.d_vocab]
+
+
+class ClassHead(nn.Linear):
+    """A linear map to classes, with TransformerLens' names of its weights."""
+
+    @property
+    def W_U(self) -> Float[Tensor, "width n_classes"]:
+        """The map of the pooled token, or of the features that are made from it."""
+        return at_hand(self).T
+
+    @property
+    def b_U(self) -> Float[Tensor, "n_classes"]:
+        """The bias; zeros if there is none."""
+        if self.bias is None:
+            return torch.zeros_like(at_hand(self)[:, 0])
+        return at_hand(self, "bias")
+
+
+class CratePatchEmbed(nn.Module):
+    """`LN(LN(patch) W^T + b)` on patches flattened as (row, column, channel).
+
+    Code: CRATE `model/crate.py`.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.patch_size = cfg.patch_size
+        values = cfg.patch_size[0] * cfg.patch_size[1] * cfg.channels
+        self.norm_patch = nn.LayerNorm(values)
+        self.proj = nn.Linear(values, cfg.d_model)
+        self.norm_token = nn.LayerNorm(cfg.d_model)
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patch d_model"]:
+        """Returns the patches of images as tokens, between two norms."""
+        height, width = self.patch_size
+        pattern = "batch channels (h p1) (w p2) -> batch (h w) (p1 p2 channels)"
+        patches = rearrange(images, pattern, p1=height, p2=width)
+        return self.norm_token(self.proj(self.norm_patch(patches)))
+
+    @property
+    def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        """The embedding, `[patch_values, d_model]`."""
+        return at_hand(self.proj).T
+
+
+class ConvPatchEmbed(nn.Module):
+    """A strided convolution without normalisation.
+
+    Code: CRATE-alpha `torch_inference/model/crate_alpha.py`.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            cfg.channels,
+            cfg.d_model,
+            kernel_size=cfg.patch_size,
+            stride=cfg.patch_size,
+            bias=cfg.conv_bias,
+        )
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch patch d_model"]:
+        """Returns the patches of images as tokens."""
+        return self.conv(images).flatten(2).transpose(1, 2)  # [batch, patch, d_model]
+
+    @property
+    def W_E(self) -> Float[Tensor, "patch_values d_model"]:
+        """The embedding, `[patch_values, d_model]`."""
+        return at_hand(self.conv).flatten(1).T  # patch values in the order (channel, row, column)
+
+
+def interpolate_positions(
+    table: Float[Tensor, "1 pos d_model"], grid: tuple[int, int], wanted: tuple[int, int]
+) -> Float[Tensor, "1 new_pos d_model"]:
+    """Returns position embeddings of a `grid` (h, w) of patches, resampled bicubically to `wanted`.
+
+    The CLS entry stays. The rule is DINO's, which CRATE's own scripts follow: the scale for the
+    resampler is (wanted + 0.1) / grid, not wanted / grid. The 0.1 guards against a floor one too
+    low and shifts every sampling point a little, so the result differs from a plain resize to
+    `wanted` (by a few per cent of the table's spread for small grids). A grid that is already right
+    is returned untouched.
+    """
+    if grid == wanted:
+        return table
+    cls, patches = table[:, :1], table[:, 1:]
+    image = rearrange(patches, "one (h w) d_model -> one d_model h w", h=grid[0])
+    scale = ((wanted[0] + 0.1) / grid[0], (wanted[1] + 0.1) / grid[1])
+    image = F.interpolate(image, scale_factor=scale, mode="bicubic")
+    return cat_tokens(cls, rearrange(image, "one d_model h w -> one (h w) d_model"))
+
+
+def hooked_positions(
+    point: HookPoint, table: Float[Tensor, "*one pos d_model"], batch: int
+) -> Float[Tensor, "..."]:
+    """Returns the position embeddings as the point's hooks leave them.
+
+    If the point is hooked they get a copy per sample `[batch, pos, d_model]`: an edit must reach
+    neither the weights nor another sample.
+    """
+    return point(table.expand(batch, -1, -1).clone()) if is_hooked(point) else table
+
+
+def cat_tokens(
+    cls: Float[Tensor, "batch one d_model"], patches: Float[Tensor, "batch patch d_model"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """Returns the CLS token, then the patches."""
+    return torch.cat([cls, patches], dim=1)

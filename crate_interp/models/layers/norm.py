@@ -1,0 +1,129 @@
+"""The norms with TransformerLens' two hook points, and the test of whether a point is hooked."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.compat.tracing import readable
+
+
+def is_hooked(point: HookPoint) -> bool:
+    """Tells whether the point has any forward or backward hook, TransformerLens' or torch's own."""
+    return bool(point._forward_hooks or point._backward_hooks)
+
+
+def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
+    """Returns a scale as the point's hooks leave it, and whether the fused kernel may stand in.
+
+    It may if they returned the same values and no gradient is at stake: a scale cut from the graph
+    is meant as a constant, and a backward hook wants the gradient of the scale itself. Nor may it
+    where the values cannot be compared (crate_interp/models/compat/tracing.py).
+    """
+    edited = point(scale.clone())
+    same = (
+        readable(edited)
+        and torch.equal(edited, scale)
+        and edited.requires_grad == scale.requires_grad
+    )
+    return edited, same and not (point._backward_hooks and scale.requires_grad)
+
+
+class HookedLayerNorm(nn.LayerNorm):
+    """`(x - mean) / scale * weight + bias` with scale = sqrt(var + eps), observed and editable.
+
+    `hook_scale` `[..., 1]` is computed only if it is hooked, and torch's fused kernel makes the
+    output unless the hook changed the scale: looking at it changes no bit. A scale that comes back
+    detached, or from another run, is a constant to gradients. `hook_normalized` `[..., d_model]` is
+    after the affine map.
+    """
+
+    def __init__(self, width: int, eps: float, bias: bool = True) -> None:
+        super().__init__(width, eps=eps, bias=bias)
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    @property
+    def w(self) -> Float[Tensor, "d_model"]:
+        """The weight, by TransformerLens' name."""
+        return self.weight
+
+    @property
+    def b(self) -> Float[Tensor, "d_model"]:
+        """The bias, by TransformerLens' name; zeros if there is none."""
+        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+
+    def forward(self, input: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns tokens centred and scaled, with weight and bias."""
+        out = self._rescaled(input) if is_hooked(self.hook_scale) else self.plain(input)
+        return self.hook_normalized(out)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns what forward returns without hooks, and fires no hook point."""
+        return super().forward(x)
+
+    def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
+        scale = (variance + self.eps).sqrt()
+        edited, seen = shown(self.hook_scale, scale)
+        if seen:
+            return self.plain(x)
+        out = (x - mean) / edited * self.weight
+        return out if self.bias is None else out + self.bias
+
+
+class HookedRMSNorm(nn.Module):
+    """`x / scale` with scale = sqrt(mean(x^2) + eps); nothing is learned.
+
+    The hook points and their rules are those of HookedLayerNorm.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns tokens divided by their root mean square."""
+        if not is_hooked(self.hook_scale):
+            return self.hook_normalized(self.plain(x))
+        scale = (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
+        edited, seen = shown(self.hook_scale, scale)
+        return self.hook_normalized(self.plain(x) if seen else x / edited)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns what forward returns without hooks, and fires no hook point."""
+        return F.rms_norm(x, (self.width,), eps=self.eps)
+
+
+class NoNorm(nn.Module):
+    """The identity with the hook points of a norm: its scale is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns tokens as they are; an edit of the scale still acts."""
+        if is_hooked(self.hook_scale):
+            edited, seen = shown(self.hook_scale, torch.ones_like(x[..., :1]))
+            x = x if seen else x / edited
+        return self.hook_normalized(x)
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Returns x, and fires no hook point."""
+        return x
+
+
+HookedNorm = HookedLayerNorm | HookedRMSNorm | NoNorm
+
+
+def make_norm(cfg: CrateConfig, eps: float) -> HookedLayerNorm | HookedRMSNorm:
+    """Returns the norm of a family, at the width of its stream."""
+    if cfg.normalization_type == "RMS":
+        return HookedRMSNorm(cfg.d_model, eps)
+    return HookedLayerNorm(cfg.d_model, eps, bias=cfg.tied or cfg.output_bias)

@@ -1,0 +1,199 @@
+"""The sparse steps: ISTA, two steps on an overcomplete dictionary, one with learned thresholds."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from crate_interp.config import CrateConfig
+from crate_interp.models.compat.offload import at_hand
+from crate_interp.models.layers.baseline import MLP
+from crate_interp.models.layers.sparse_step import Lasso, SparseStep
+
+
+class ISTA(SparseStep):
+    """One proximal gradient step of the non-negative lasso, started at its own input.
+
+    The code is the new stream: `ISTA(y) = ReLU(y - eta D^T (D y - y) - eta lambd)` for y =
+    LN(Z^{l+1/2}) as columns; in rows D y is `y @ D.T`. Paper: arXiv 2306.01129 eq. 17; code: CRATE
+    `model/crate.py` `FeedForward`. The sums are associated as in the code, so that outputs agree
+    bit for bit.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.eta, self.lambd = cfg.eta, cfg.lambd
+        self.D = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.hook_recon = HookPoint()
+        self.hook_gram = HookPoint()
+        self.hook_corr = HookPoint()
+        self.hook_grad = HookPoint()
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        """Returns the code after one step of ISTA, `relu(y + eta D^T (y - D y) - eta lambda)`."""
+        pre = self.hook_pre(y + self._step(y))
+        return self.hook_post(F.relu(pre))
+
+    def _step(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_mlp"]:
+        """Returns `-eta grad - eta lambd`.
+
+        It is a function of its own so that the summands are freed before the sum is used.
+        """
+        gram = self.hook_gram(F.linear(self.hook_recon(F.linear(y, self.D)), self.D.T))
+        corr = self.hook_corr(F.linear(y, self.D.T))
+        # the bits of -(eta * grad), one pass cheaper
+        step = self.hook_grad(gram - corr) * -self.eta
+        step -= self.eta * self.lambd
+        return step
+
+    def lasso(self) -> Lasso:
+        """Returns its lasso: one step, started at its own input."""
+        return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=True, count=1)
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `y - eta (D^T D y - D^T y)` in rows."""
+        return y - self.eta * ((y @ self.D.T) @ self.D - y @ self.D)
+
+    def written(self) -> Float[Tensor, "d_mlp d_model"]:
+        """Returns the axes of the stream: the code is the stream."""
+        return torch.eye(self.D.shape[1]).to(self.D)
+
+    def __getattr__(self, name: str) -> Any:
+        # TransformerLens reads these of an MLP; torch would hide the error of a property
+        if name in ("W_in", "W_out"):
+            raise AttributeError(
+                f"this layer has no {name}: in CRATE the sparse code is the next stream, no "
+                "decoder follows it. Read blocks.{l}.mlp.hook_post, or mlp.D for the "
+                "dictionary."
+            )
+        return super().__getattr__(name)
+
+
+class OvercompleteODL(SparseStep):
+    """Two ISTA steps from zero on an overcomplete dictionary, decoded with a second one.
+
+    `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output
+    `D1 z2`, for y = LN(Z^{l+1/2}) as columns; D and D1 are `[d_model, d_mlp]`. Paper: CRATE-alpha,
+    arXiv 2405.20299; code: CRATE-alpha `torch_inference/model/crate_alpha.py`. With
+    `sparse_step="tied-odl"` D1 is D: CRATE-LM `crate_overcomplete.py`, whose `ista.weight` is D^T.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.eta, self.lambd = cfg.eta, cfg.lambd
+        self.D = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.tied = cfg.sparse_step == "tied-odl"
+        if not self.tied:
+            self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.hook_corr = HookPoint()
+        self.hook_pre_init = HookPoint()
+        self.hook_post_init = HookPoint()
+        self.hook_recon = HookPoint()
+        self.hook_error = HookPoint()
+        self.hook_grad = HookPoint()
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the stream after two steps of ISTA in an overcomplete dictionary."""
+        threshold = self.eta * self.lambd
+        corr = self.hook_corr(y @ self.D)
+        code = self.hook_post_init(F.relu(self.hook_pre_init(self.eta * corr - threshold)))
+        error = self.hook_error(self.hook_recon(code @ self.D.T) - y)
+        grad = self.hook_grad(error @ self.D)
+        code = self.hook_post(F.relu(self.hook_pre(code + (grad * -self.eta - threshold))))
+        return code @ self.W_out
+
+    def lasso(self) -> Lasso:
+        """Returns its lasso: two steps, started at zero."""
+        return Lasso(self.D.detach(), self.eta, self.D.new_tensor(self.lambd), warm=False, count=2)
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `D1 (z1 - eta D^T (D z1 - y))` for `z1 = eta D^T y`, in rows."""
+        code = self.eta * (y @ self.D)
+        return (code - self.eta * ((code @ self.D.T - y) @ self.D)) @ self.W_out
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The dictionary that encodes, `[d_model, d_mlp]`."""
+        return at_hand(self, "D")
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The dictionary that decodes, `[d_mlp, d_model]`."""
+        return at_hand(self, "D" if self.tied else "D1").T
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        """Zeros: the step has no bias."""
+        return at_hand(self, "D").new_zeros(self.D.shape[0])
+
+
+class ThresholdODL(SparseStep):
+    """One step from zero with a learned threshold per atom, decoded with a second dictionary.
+
+    `z = ReLU(D^T y - threshold)`, output `D1 z`, for y = rms(Z^{l+1/2}) as columns; D and D1 are
+    `[d_model, d_mlp]`. Code: nanochat-crate `nanochat/crate.py`, which calls it ODL: unlike
+    CRATE-alpha's there is no second step, no eta and no lambd.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.D = _kaiming(cfg.d_model, cfg.d_mlp)
+        self.D1 = nn.Parameter(torch.zeros(cfg.d_model, cfg.d_mlp))
+        self.threshold = nn.Parameter(torch.zeros(cfg.d_mlp))
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns what the thresholded code stands for, `relu(D^T y - threshold) D1^T`."""
+        return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
+
+    def lasso(self) -> Lasso | str:
+        """Returns its lasso, one step of size 1 from zero, unless a threshold is negative.
+
+        The penalty of each atom is its threshold.
+        """
+        if bool((self.threshold < 0).any()):
+            return "some learned thresholds are negative: no penalty has them"
+        return Lasso(self.D.detach(), 1.0, self.threshold.detach(), warm=False, count=1)
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `D1 D^T y` in rows."""
+        return (y @ self.W_in) @ self.W_out
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The dictionary that encodes, `[d_model, d_mlp]`."""
+        return at_hand(self, "D")
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The dictionary that decodes, `[d_mlp, d_model]`."""
+        return at_hand(self, "D1").T
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        """Zeros: the step has no bias."""
+        return at_hand(self, "D").new_zeros(self.D.shape[0])
+
+
+def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:
+    """Returns a dictionary with the official initialisation: uniform, variance 2 / d_mlp."""
+    return nn.Parameter(nn.init.kaiming_uniform_(torch.empty(d_model, d_mlp)))
+
+
+# `sparse_step` of a config -> what follows attention
+STEPS: dict[str, type[SparseStep]] = {
+    "ista": ISTA,
+    "odl": OvercompleteODL,
+    "tied-odl": OvercompleteODL,
+    "threshold": ThresholdODL,
+    "mlp-relu": MLP,
+    "mlp-gelu": MLP,
+}

@@ -1,0 +1,1 @@
+"""Texts in and out of language models: tokens, padding, windows, generation."""

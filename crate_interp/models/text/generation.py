@@ -1,0 +1,356 @@
+"""Generation: a language model continues text or tokens, under TransformerLens' names."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.core.progress import tqdm
+from crate_interp.models.layers.context import Past
+from crate_interp.models.text.padding import check_side
+from crate_interp.models.text.sampling import Sampling
+from crate_interp.models.text.stopping import Stops, stops
+from crate_interp.models.text.text_methods import TextMixin, is_text
+from crate_interp.models.text.tokenizer import is_hugging_face, separator
+
+if TYPE_CHECKING:
+    from transformers import StoppingCriteria
+
+    from crate_interp.models.cache import CrateCache
+
+_RETURNS = ("input", "str", "tokens")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What generation begins with: token ids, and which of them are real (None is all)."""
+
+    tokens: Int[Tensor, "batch pos"]
+    real: Bool[Tensor, "batch pos"] | None
+    as_text: bool
+
+    def mask(self, count: int) -> Bool[Tensor, "batch pos"] | None:
+        """Returns the attention mask when there are `count` tokens: what is generated is real."""
+        if self.real is None:
+            return None
+        new = self.real.new_ones(len(self.real), count - self.real.shape[1])
+        return torch.cat([self.real, new], dim=1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What generation was asked for, checked: kind is "str" or "tokens"."""
+
+    prompt: Prompt
+    kind: str
+    sampling: Sampling
+    ending: Stops
+
+
+class GenerateMixin(TextMixin):
+    """`generate` and `generate_stream`, on a causal model.
+
+    Arguments and defaults are those of TransformerLens' bridge. Tokens are drawn from
+    softmax(logits / temperature), among the `top_k` likeliest or the likeliest that make up
+    `top_p`; `do_sample=False` takes the likeliest. `repetition_penalty` and `freq_penalty` weaken
+    tokens that occurred. Rows end at `eos_token_id`, by default the tokenizer's, or where
+    `stop_strings` or `stopping_criteria` say so, and are then filled up with it.
+
+    Texts of unequal length are padded on the left. Tokens that are padded already need
+    `attention_mask` `[batch, pos]`, or `padding_side="left"` to read it off the pad tokens. Keys
+    and values of earlier tokens are kept (`use_past_kv_cache`); past n_ctx the last n_ctx tokens
+    are read anew at each step, as nanoGPT does. Hooks on the model act. `generator` makes the
+    random numbers, which TransformerLens takes from torch's global state. Different from it:
+    padding counts in no penalty, and `top_k` with `top_p` raises ValueError.
+    """
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input: str | Sequence[str] | Tensor = "",
+        max_new_tokens: int = 10,
+        stop_at_eos: bool = True,
+        eos_token_id: int | Sequence[int] | None = None,
+        do_sample: bool = True,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        freq_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        use_past_kv_cache: bool = True,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        return_type: str = "input",
+        verbose: bool = True,
+        output_logits: bool = False,
+        return_cache: bool = False,
+        return_input_tokens: bool = False,
+        names_filter: str | Sequence[str] | Callable[[str], bool] | None = None,
+        device: torch.device | str | None = None,
+        pixel_values: Tensor | None = None,
+        stop_strings: str | Sequence[str] | None = None,
+        stopping_criteria: "StoppingCriteria | Sequence[StoppingCriteria] | None" = None,
+        attention_mask: Tensor | None = None,
+        forced_bos_token_id: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Any:
+        """Returns the input with up to `max_new_tokens` more: text for text, ids for ids.
+
+        return_type: "str" (without special tokens) or "tokens"; "input" is like the input.
+        `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch, d_vocab]`
+        per step. `return_cache` adds the cache of a run over the result, of one row (`names_filter`
+        and `device` as in run_with_cache); `return_input_tokens` the tokens that were read. Raises
+        for what a model of text has no use for.
+        """
+        _check_possible(input, pixel_values, forced_bos_token_id)
+        sampling = Sampling(
+            do_sample, top_k, top_p, temperature, freq_penalty, repetition_penalty, generator
+        )
+        ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
+        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
+        job = _job(self, prompt, return_type, sampling, ends)
+        if return_cache:
+            _check_cached(self, prompt, max_new_tokens)
+        tokens, logits = prompt.tokens, []
+        for chosen, scores in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
+            tokens = torch.cat([tokens, chosen[:, None]], dim=1)
+            logits += [scores] if output_logits else []
+        more = [_cache(self, prompt, tokens, names_filter, device)] if return_cache else []
+        more += [prompt.tokens] if return_input_tokens else []
+        out = _shaped(self, tokens, job.kind, logits if output_logits else None)
+        return (out, *more) if more else out
+
+    @torch.no_grad()
+    def generate_stream(
+        self,
+        input: str | Sequence[str] | Tensor = "",
+        max_new_tokens: int = 10,
+        max_tokens_per_yield: int = 25,
+        stop_at_eos: bool = True,
+        eos_token_id: int | Sequence[int] | None = None,
+        do_sample: bool = True,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        freq_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        use_past_kv_cache: bool = True,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        return_type: str = "input",
+        verbose: bool = True,
+        stop_strings: str | Sequence[str] | None = None,
+        stopping_criteria: "StoppingCriteria | Sequence[StoppingCriteria] | None" = None,
+        attention_mask: Tensor | None = None,
+        forced_bos_token_id: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Any]:
+        """Yields the input and its continuation in parts, as they are made.
+
+        A part has at least `max_tokens_per_yield` tokens, but the last; the first begins with the
+        input. Parts are ids `[batch, part]`, or text, in which a character that several tokens
+        share comes whole; texts make a list per part. The other arguments are as in `generate`.
+        """
+        checks.count("max_tokens_per_yield", max_tokens_per_yield)
+        _check_possible(input, None, forced_bos_token_id)
+        sampling = Sampling(
+            do_sample, top_k, top_p, temperature, freq_penalty, repetition_penalty, generator
+        )
+        ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
+        prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
+        job = _job(self, prompt, return_type, sampling, ends)
+        text = _Writer(self) if job.kind == "str" else None
+        part: Tensor = prompt.tokens
+        for chosen, _ in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
+            part = torch.cat([part, chosen[:, None]], dim=1)
+            if part.shape[1] >= max_tokens_per_yield:
+                yield part if text is None else text.write(part)
+                part = part[:, :0]
+        if part.shape[1]:
+            yield part if text is None else text.write(part)
+        held = None if text is None else text.rest()
+        if held:
+            yield held
+
+
+def _steps(
+    model: Any, job: Job, max_new_tokens: int, use_past: bool, verbose: bool
+) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
+    """Yields the token of each row, and the logits it was chosen by, until every row has ended."""
+    checks.count("max_new_tokens", max_new_tokens, least=0)
+    prompt, ending = job.prompt, job.ending
+    tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx
+    over = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    steps = tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
+    for step in steps:
+        mask = prompt.mask(tokens.shape[1])
+        if use_past and tokens.shape[1] <= n_ctx:  # the past remembers what of it is padding
+            mask = None if step else mask
+            logits = model(tokens[:, past.length :], past=past, attention_mask=mask)
+        else:
+            cut = None if mask is None else mask[:, -n_ctx:]
+            logits = model(tokens[:, -n_ctx:], attention_mask=cut)
+        logits = logits[:, -1]
+        chosen = job.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
+        if ending.active:
+            chosen = chosen.masked_fill(over, ending.filler)
+        tokens = torch.cat([tokens, chosen[:, None]], dim=1)
+        if ending.active:
+            over = over | ending.ended(chosen, tokens, logits)
+        yield chosen, logits
+        if ending.active and bool(over.all()):
+            return
+
+
+def _check_possible(input: object, pixel_values: object, forced_bos_token_id: object) -> None:
+    """Raises for what TransformerLens takes and a causal model of text has no meaning for."""
+    if isinstance(input, Tensor) and input.is_floating_point():
+        raise NotImplementedError(
+            "generate reads token ids or text, and inputs_embeds has neither: give tokens, or run "
+            "model(stream, start_at_layer=0) step by step."
+        )
+    if pixel_values is not None:
+        raise NotImplementedError(
+            "pixel_values belong to multimodal models, and this one reads text alone: leave them "
+            "out."
+        )
+    if forced_bos_token_id is not None:
+        raise ValueError(
+            "forced_bos_token_id belongs to encoder-decoder models: put the token at the end of "
+            "the input."
+        )
+
+
+def _prompt(
+    model: TextMixin,
+    input: str | Sequence[str] | Tensor,
+    prepend_bos: bool | None,
+    padding_side: str | None,
+    attention_mask: Tensor | None,
+) -> Prompt:
+    """Returns what generation begins with; texts are padded on the left, whatever is asked for."""
+    check_side(padding_side)
+    text = is_text(input)
+    if text:
+        texts: Any = input
+        tokens, mask = model._rows(texts, prepend_bos, "left", truncate=False)
+        tokens = tokens.to(model.cfg.device)
+    else:
+        tokens, mask = model._read(input, prepend_bos, None, None, None)
+        tokens = tokens.to(model.cfg.device)
+        if padding_side is not None and attention_mask is None:
+            mask = model._padding_in(tokens, padding_side, prepend_bos)
+    mask = mask if attention_mask is None else attention_mask
+    if mask is None:
+        return Prompt(tokens, None, text)
+    if mask.shape != tokens.shape:
+        raise ValueError(
+            f"attention_mask of shape {list(mask.shape)} does not match the prompt shape "
+            f"{list(tokens.shape)}: give a number per token; what is generated is real."
+        )
+    mask = mask.to(tokens.device)
+    if not bool((mask[:, -1] != 0).all()):
+        raise ValueError(
+            "a row of the prompt ends in padding, and generation goes on from its last token: pad "
+            "on the left."
+        )
+    return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
+
+
+def _job(
+    model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
+) -> Job:
+    """Returns what is to be done; raises ValueError for what cannot be, before work starts."""
+    if return_type not in _RETURNS:
+        raise ValueError(
+            f"return_type={return_type!r}: give 'input', 'str' or 'tokens'; the stream of the "
+            "tokens is model(tokens, stop_at_layer=0)."
+        )
+    stop_at_eos, eos_token_id, strings, criteria = ends
+    ending = stops(model, stop_at_eos, eos_token_id, strings, criteria, len(prompt.tokens))
+    kind = return_type
+    if kind == "input":
+        kind = "str" if prompt.as_text else "tokens"
+    if kind == "str":
+        model._tokenizer()  # or say now that there is none
+    return Job(prompt, kind, sampling, ending)
+
+
+def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
+    """Raises, before work starts, where there will be no cache of the whole result."""
+    if len(prompt.tokens) > 1:
+        raise NotImplementedError(
+            "return_cache=True is for one row, not batched: use run_with_cache on the result."
+        )
+    count = prompt.tokens.shape[1] + max_new_tokens
+    if count > model.cfg.n_ctx:
+        raise ValueError(
+            f"return_cache=True runs the model on all of up to {count} tokens, and it takes "
+            f"n_ctx={model.cfg.n_ctx}: give fewer max_new_tokens."
+        )
+
+
+def _cache(
+    model: Any, prompt: Prompt, tokens: Tensor, names_filter: Any, device: Any
+) -> "CrateCache":
+    """Returns the cache of a run over what was generated, with the mask that it was made with."""
+    mask = prompt.mask(tokens.shape[1])
+    return model.run_with_cache(
+        tokens, names_filter=names_filter, device=device, attention_mask=mask
+    )[1]
+
+
+def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:
+    """Returns what was generated as it was asked for."""
+    if logits is not None:
+        from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+        fields: Any = {"sequences": tokens, "logits": tuple(logits)}
+        return GenerateDecoderOnlyOutput(**fields)
+    if kind == "tokens":
+        return tokens
+    texts = [_text(model, row) for row in tokens.tolist()]
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _text(model: TextMixin, ids: list[int]) -> str:
+    """Returns the text of a row without special tokens."""
+    tokenizer = model._tokenizer()
+    if is_hugging_face(tokenizer):
+        return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return tokenizer.decode([index for index in ids if index != separator(tokenizer)])
+
+
+class _Writer:
+    """Makes text of parts of token ids; what ends in a piece of a character waits for its rest."""
+
+    def __init__(self, model: TextMixin) -> None:
+        self.model, self.rows, self.written = model, [], []
+
+    def write(self, part: Int[Tensor, "batch part"]) -> str | list[str]:
+        """Returns the text that is new with these tokens: a string, or one per row of a batch."""
+        self.rows = self.rows or [[] for _ in part]
+        self.written = self.written or [0 for _ in part]
+        for row, ids in zip(self.rows, part.tolist(), strict=True):
+            row += ids
+        return self._new(hold=True)
+
+    def rest(self) -> str | list[str] | None:
+        """Returns what still waits, or None."""
+        new = self._new(hold=False)
+        return new if any(new) else None
+
+    def _new(self, hold: bool) -> str | list[str]:
+        parts = []
+        for row, ids in enumerate(self.rows):
+            text = _text(self.model, ids)
+            text = text.rstrip("\ufffd") if hold else text
+            parts.append(text[self.written[row] :])
+            self.written[row] = max(len(text), self.written[row])
+        return parts[0] if len(parts) == 1 else parts

@@ -1,0 +1,67 @@
+"""The loss of a language model: the cross-entropy of each token given those before it."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from crate_interp.models.compat.tracing import readable
+
+IGNORED = -100  # the label of a token that no loss counts, as in torch and transformers
+
+
+def next_token_loss(
+    logits: Float[Tensor, "batch pos d_vocab"],
+    tokens: Int[Tensor, "batch pos"],
+    per_token: bool = False,
+    real: Bool[Tensor, "batch pos"] | None = None,
+    labels: Int[Tensor, "batch pos"] | None = None,
+) -> Float[Tensor, "..."]:
+    """Returns the cross-entropy in nats of each token given those before it.
+
+    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: the tokens that are no
+    padding; a prediction counts if the token it is made at and the one it is of are both real.
+    labels: what is predicted in place of the tokens, -100 where nothing is. What does not count
+    is 0 by token. Raises ValueError if nothing counts.
+    """
+    if tokens.shape[1] < 2:
+        raise ValueError(
+            "the loss needs at least two tokens: the second is predicted from the first."
+        )
+    wanted = (tokens if labels is None else labels)[:, 1:]
+    losses = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORED
+    ).unflatten(0, wanted.shape)
+    if real is None and labels is None:
+        return losses if per_token else losses.mean()
+    counted = wanted != IGNORED
+    if real is not None:
+        counted = counted & real[:, :-1] & real[:, 1:]
+    losses, n = losses.masked_fill(~counted, 0.0), counted.sum()
+    if per_token:
+        return losses
+    if readable(n) and not bool(n):
+        raise ValueError("the loss counts no token: all of them are padding, or labelled -100.")
+    return losses.sum() / n
+
+
+def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "batch pos"]:
+    """Returns labels, which are token ids or -100, on the device of the tokens.
+
+    Raises ValueError for another shape or dtype than the tokens', and for other numbers.
+    """
+    if labels.ndim == 1:
+        labels = labels[None]
+    if labels.shape != tokens.shape or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {list(labels.shape)}: give a token id, or -100, "
+            f"for each of the tokens {list(tokens.shape)}. They are shifted inside."
+        )
+    if readable(labels):
+        told = labels[labels != IGNORED]
+        if told.numel() and (int(told.min()) < 0 or int(told.max()) >= d_vocab):
+            raise ValueError(
+                f"labels go from {int(told.min())} to {int(told.max())}, the vocabulary from 0 to "
+                f"{d_vocab - 1}: -100 is left out."
+            )
+    return labels.to(tokens.device, torch.long)

@@ -1,0 +1,108 @@
+"""Padding: which tokens of a batch are real, and where each stands among the real ones."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from crate_interp.models.compat.tracing import readable
+from crate_interp.models.layers.context import Padding, Past
+
+SIDES = ("left", "right")
+
+
+def padding_of(
+    mask: Tensor | None, batch: int, n_new: int, past: Past | None, device: torch.device
+) -> Padding | None:
+    """Returns the padding that an attention mask describes, or None if every token is real.
+
+    mask: `[batch, pos]` of 0 and 1, or False and True, over the tokens of the past and the new
+    ones. Without one the tokens of the past are as they were, and the new ones are real. A zero
+    may stand anywhere. Raises ValueError for another shape, other values, a row without any real
+    token, and a mask that contradicts what the past was read with.
+    """
+    before, length = past.mask if past else None, past.length if past else 0
+    if mask is None:
+        if before is None:
+            return None
+        return Padding(torch.cat([before, before.new_ones(batch, n_new)], dim=1))
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"attention_mask is {type(mask).__name__}: give a tensor of 0 and 1.")
+    mask = mask[None] if mask.ndim == 1 else mask
+    if mask.shape != (batch, length + n_new):
+        whole = f", the {length} of the past first" if length else ""
+        raise ValueError(
+            f"attention_mask has shape {list(mask.shape)}: give one row per text and one number "
+            f"per token{whole}, [{batch}, {length + n_new}]. What a token sees of those before it "
+            "is the model's."
+        )
+    real = mask.to(device).bool()
+    if readable(mask):
+        _check_values(mask, real, before, length)
+        if before is None and bool(real.all()):
+            return None  # the same bits, and the same cost, as without a mask
+    return Padding(real)
+
+
+def after_past(mask: Tensor, past: Past | None) -> Tensor:
+    """Returns the attention mask of new tokens with that of the past before it."""
+    if past is None or not past.length:
+        return mask
+    before = past.mask if past.mask is not None else mask.new_ones(len(mask), past.length)
+    return torch.cat([before.to(mask), mask], dim=1)
+
+
+def _check_values(mask: Tensor, real: Tensor, before: Tensor | None, length: int) -> None:
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(
+            "attention_mask holds other numbers than 0 and 1: give 1 for the tokens that are real."
+        )
+    if not bool(real.any(dim=1).all()):
+        row = int(real.any(dim=1).logical_not().nonzero()[0])
+        raise ValueError(f"attention_mask hides every token of row {row}: leave that row out.")
+    known = torch.ones_like(real[:, :length]) if before is None else before
+    if not torch.equal(real[:, :length], known):
+        raise ValueError(
+            f"attention_mask tells otherwise of the {length} tokens of the past than the mask they "
+            "were read with: give that one, followed by the new tokens, or none."
+        )
+
+
+def check_side(side: str | None) -> None:
+    """Raises ValueError for anything but "left", "right" and None."""
+    if side is not None and side not in SIDES:
+        raise ValueError(f"padding_side={side!r}: give 'left' or 'right'.")
+
+
+def padded(
+    rows: list[list[int]], pad: int, side: Literal["left", "right"]
+) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+    """Returns rows of token ids as one tensor, shorter ones padded, and which tokens are real."""
+    longest = max(map(len, rows))
+    tokens = torch.full((len(rows), longest), pad, dtype=torch.long)
+    real = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, ids in enumerate(rows):
+        place = slice(longest - len(ids), None) if side == "left" else slice(len(ids))
+        tokens[row, place], real[row, place] = torch.tensor(ids), True
+    return tokens, real
+
+
+def read_off(
+    tokens: Int[Tensor, "batch pos"], pad: int, side: str, separator: int | None
+) -> Int[Tensor, "batch pos"]:
+    """Returns the attention mask of tokens that are padded already.
+
+    The pad tokens at the beginning of a row are padding (side "left"), or those at its end
+    ("right"). separator: the id with which texts begin, or None; if it is that of the pad token,
+    the last of the pads at the beginning is the separator. As in TransformerLens
+    `get_attention_mask`.
+    """
+    other = (tokens != pad).long()
+    if side == "right":
+        return (other.flip(1).cumsum(dim=1).flip(1) > 0).long()
+    leading = other.cumsum(dim=1) == 0
+    if separator == pad:
+        leading = leading & leading.roll(-1, dims=1)
+        leading[:, -1] = False
+    return (~leading).long()

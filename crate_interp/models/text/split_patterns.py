@@ -1,0 +1,53 @@
+"""Which regular expressions of strangers may split a text: those that take time in proportion.
+
+Oniguruma, the engine of the `tokenizers` library, goes back over what it has matched: `(a+)+$`
+takes for ever, `a+b|a` the square of the text. So a pattern is read here before it is used. It is
+a list of alternatives, and each may go on without bound only where nothing that must follow can
+still fail: what was read once is then never read again. Ends of white space break that rule in
+public models, in few and known ways.
+"""
+
+import re
+
+from crate_interp.core.errors import CheckpointError
+
+_LONGEST = 1000
+# quantifiers are possessive: the pattern that reads patterns never goes back itself
+_CLASS = r"\\[pP]\{\w{1,20}\}|\\[sSwWdDrnt]|\\[^\w\s]"
+_ATOM = rf"(?:{_CLASS}|\[\^?(?:{_CLASS}|[^\\\[\]&])++\]|[^\\\[\](){{}}|*+?.^$])"
+_PLAIN = rf"(?:{_ATOM}(?![?*+{{]))"  # once
+_GROUP = rf"\(\?i?:{_PLAIN}++(?:\|{_PLAIN}++)*+\)"
+_FIRM = rf"(?:{_PLAIN}|{_GROUP}(?![?*+{{]))"
+# `x{1,3}+` is left out: Oniguruma takes it for (x{1,3})+, others for a possessive x{1,3}
+_SOME = rf"(?:{_ATOM}|{_GROUP})(?:\?\+?|\{{1,[1-9]\}})(?![?*+{{])"
+_ENDLESS = rf"{_ATOM}[+*]\+?(?![?*+{{])(?:{_ATOM}[*?]\+?(?![?*+{{]))*+"
+_ALTERNATIVE = rf"{_FIRM}*+(?:{_SOME}{_FIRM}*+){{0,2}}+(?:{_ENDLESS})?+"
+_ALTERNATIVES = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*+")
+# each ends by taking the white space that the others looked at
+_ENDS = (
+    r"\s*[\r\n]|\s+(?!\S)|\s+",
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    r"\s+(?!\S)|\s+",
+)
+# o200k, by whose second alternative what the first gave back is taken
+_WHOLE = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises CheckpointError for a pattern that may take more than time in proportion."""
+    if pattern in _WHOLE:
+        return
+    end = next((end for end in _ENDS if f"|{pattern}".endswith(f"|{end}")), None)
+    rest = pattern if end is None else pattern.removesuffix(end).removesuffix("|")
+    if len(pattern) > _LONGEST or not _ALTERNATIVES.fullmatch(rest):
+        raise CheckpointError(
+            f"the tokenizer splits text by {pattern[:200]!r}, which may take for ever: wanted "
+            "alternatives as those of GPT-2 and nanochat. Give token ids."
+        )

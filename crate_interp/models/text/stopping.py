@@ -1,0 +1,130 @@
+"""When generation ends: at a stop token, at a text, or where a criterion says so."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.core.errors import CheckpointError, TextError
+from crate_interp.models.text.tokenizer import is_hugging_face
+
+if TYPE_CHECKING:
+    from transformers import StoppingCriteria
+
+    from crate_interp.models.text.text_methods import TextMixin
+
+
+@dataclass(frozen=True)
+class Stops:
+    """The tokens that end a row, what fills a row that has ended, and further criteria."""
+
+    ends: tuple[int, ...] = ()
+    filler: int = 0
+    criteria: Callable[..., Tensor] | None = None  # a transformers StoppingCriteriaList
+
+    @property
+    def active(self) -> bool:
+        """Whether a row can end before the last step."""
+        return bool(self.ends) or self.criteria is not None
+
+    def ended(
+        self,
+        chosen: Int[Tensor, "batch"],
+        tokens: Int[Tensor, "batch pos"],
+        logits: Float[Tensor, "batch d_vocab"],
+    ) -> Bool[Tensor, "batch"]:
+        """Returns the rows that end with the chosen tokens, which are the last of `tokens`."""
+        ended = torch.isin(chosen, torch.tensor(self.ends, dtype=torch.long, device=chosen.device))
+        if self.criteria is None:
+            return ended
+        told = self.criteria(tokens, logits).to(device=chosen.device, dtype=torch.bool)
+        if told.shape != ended.shape:
+            raise ValueError(
+                f"a stopping criterion returned shape {list(told.shape)}: wanted a per-row bool of "
+                f"shape {list(ended.shape)}."
+            )
+        return ended | told
+
+
+def stops(
+    model: "TextMixin",
+    stop_at_eos: bool,
+    eos_token_id: int | Sequence[int] | None,
+    stop_strings: str | Sequence[str] | None,
+    stopping_criteria: "StoppingCriteria | Sequence[StoppingCriteria] | None",
+    batch: int,
+) -> Stops:
+    """Returns when rows end.
+
+    Raises ValueError if the end of a text is asked for and no token is known for it, if strings
+    are to end it without a tokenizer, and if rows of a batch may end with nothing to fill them.
+    """
+    ends = _ends(model, eos_token_id) if stop_at_eos else ()
+    criteria = _criteria(model, stop_strings, stopping_criteria)
+    if ends:
+        return Stops(ends, ends[0], criteria)
+    if criteria is None:
+        return Stops()
+    tokenizer = model.tokenizer
+    known = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+    filler = next((index for index in known if index is not None), None)
+    if filler is None and batch > 1:
+        raise ValueError(
+            "rows that end first need a padding token, and the model has no tokenizer that names "
+            "one: give stop_at_eos=True with eos_token_id=, or one row at a time."
+        )
+    return Stops((), filler or 0, criteria)
+
+
+def _ends(model: "TextMixin", told: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the tokens that end a text, those told or the tokenizer's."""
+    if told is None:
+        try:
+            told = getattr(model.tokenizer, "eos_token_id", None)
+            reason = "the model has no tokenizer that names one"
+        except CheckpointError as error:
+            reason = str(error).rstrip(".")
+        if told is None:
+            raise TextError(
+                f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=, or "
+                "stop_at_eos=False."
+            )
+    ends: Any = told if _is_list(told) else [told]
+    if not ends or not all(checks.is_int(index) for index in ends):
+        raise ValueError(f"eos_token_id={checks.shown(told)}: give a token id, or several.")
+    return tuple(int(index) for index in ends)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
+    """Returns a transformers StoppingCriteriaList, or None if there is nothing in it."""
+    strings = [strings] if isinstance(strings, str) else [one for one in strings or () if one]
+    if not strings and criteria is None:
+        return None
+    from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+
+    found = StoppingCriteriaList()
+    if strings:
+        tokenizer = model.tokenizer
+        if not is_hugging_face(tokenizer):
+            raise ValueError(
+                "stop_strings needs a tokenizer of Hugging Face's, which this model lacks: give "
+                "stopping_criteria= that reads token ids."
+            )
+        found.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+    if criteria is not None:
+        given = list(criteria) if _is_list(criteria) else [criteria]
+        if not all(isinstance(one, StoppingCriteria) for one in given):
+            raise TypeError(
+                f"stopping_criteria is {type(criteria).__name__}: give a transformers "
+                "StoppingCriteria, or a list of them."
+            )
+        found.extend(given)
+    return found

@@ -1,0 +1,295 @@
+"""Text in and out of a language model, under TransformerLens' names."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from crate_interp.config import CrateConfig
+from crate_interp.core.errors import NoTokenizerError, TextError
+from crate_interp.models.layers.context import Past
+from crate_interp.models.text.padding import after_past, check_side, padded, read_off
+from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
+from crate_interp.models.text.windows import rows_of, stacked
+
+# what a model has of its tokenizer: itself, once it has been asked for or set, and how to get it
+_HELD = "_tokenizer_held"
+TOKENIZER_STATE = (_HELD, "fetch_tokenizer")
+
+
+class TextMixin:
+    """Text to tokens and back; a model has `cfg` and perhaps a tokenizer.
+
+    prepend_bos: whether the separator token comes first; None is as the model was trained
+    (nanochat-crate and crate-tiny-lm yes, CRATE-LM and its baseline no). Text never becomes a
+    special token: "<|endoftext|>" in a text is a few tokens like any other. To put the token there,
+    give token ids.
+    """
+
+    cfg: CrateConfig
+    unit: str = "windows"
+    fetch_tokenizer: Callable[[], Any] | None = None  # of ci.load, for the first touch
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer, a `PreTrainedTokenizerFast`; None if the model has none.
+
+        It is read, or fetched from the Hub, when it is first asked for; CheckpointError if that
+        fails. `model.tokenizer = ...` sets another: one of Hugging Face's, or anything with
+        `encode`, `decode` and `bos`. Different from Hugging Face's default, the names of special
+        tokens are text: `tokenizer(text, split_special_tokens=False)` makes tokens of them.
+        """
+        try:
+            return self._held()
+        except NoTokenizerError:
+            return None
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: object) -> None:
+        self.__dict__[_HELD] = tokenizer
+
+    def _held(self) -> Any:
+        held = self.__dict__
+        if _HELD not in held:
+            if self.fetch_tokenizer is None:
+                return None
+            held[_HELD] = self.fetch_tokenizer()
+        return held[_HELD]
+
+    def _tokenizer(self) -> Any:
+        """Returns the tokenizer; raises ValueError, with the reason, if there is none."""
+        held = self._held()
+        if held is None:
+            raise TextError(
+                "the model has no tokenizer: give token ids, or load it with one: ci.load(..., "
+                "tokenizer='gpt2') (CRATE-LM and its baseline were trained with that of GPT-2)."
+            )
+        return held
+
+    @property
+    def tokenizer_prepends_bos(self) -> bool:
+        """Whether `tokenizer(text)` begins with the separator, as that of BERT does.
+
+        `to_tokens` does as `prepend_bos` says, whatever the tokenizer does.
+        """
+        tokenizer = self._tokenizer()
+        ids = tokenizer.encode("")
+        return bool(ids) and ids[0] == separator(tokenizer)
+
+    def to_tokens(
+        self,
+        input: str | Sequence[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        move_to_device: bool = True,
+        truncate: bool = True,
+    ) -> Int[Tensor, "batch pos"]:
+        """Returns token ids `[batch, pos]` of one text or several.
+
+        Shorter texts are padded on the `padding_side`, that of the tokenizer if it is None; the
+        model reads which tokens are padding from texts alone, so give it those, or an
+        attention mask. truncate: whether a text is cut to n_ctx tokens, with a warning.
+        move_to_device: whether the ids go to the model's device. Raises ValueError for an empty
+        text without a separator, and for padding with a tokenizer that has no token for it.
+        """
+        tokens, _ = self._rows(input, prepend_bos, padding_side, truncate)
+        return tokens.to(self.cfg.device) if move_to_device else tokens
+
+    def _rows(
+        self,
+        input: str | Sequence[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        truncate: bool = True,
+    ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
+        """Returns token ids of texts and which are real; None if all are."""
+        check_side(padding_side)
+        texts = [input] if isinstance(input, str) else list(input)
+        if not texts:
+            raise ValueError("there is no text: the list is empty.")
+        rows = [self._encode(one, prepend_bos) for one in texts]
+        longest, n_ctx = max(map(len, rows)), self.cfg.n_ctx
+        if truncate and longest > n_ctx:
+            warnings.warn(
+                f"a text has {longest} tokens and is cut to n_ctx={n_ctx}, the most that the "
+                "model takes: cut it into parts, which ci.data.open_text does.",
+                stacklevel=3,
+            )
+            rows = [row[:n_ctx] for row in rows]
+        if len({len(row) for row in rows}) == 1:
+            return torch.tensor(rows, dtype=torch.long), None
+        side: Any = padding_side or getattr(self._tokenizer(), "padding_side", "right")
+        return padded(rows, self._pad(), side)
+
+    def _pad(self) -> int:
+        """Returns the id of the token that pads; raises ValueError if there is none."""
+        tokenizer = self._tokenizer()
+        pad = tokenizer.pad_token_id if is_hugging_face(tokenizer) else tokenizer.bos
+        if pad is None:
+            raise ValueError(
+                "the tokenizer has no pad_token_id: give texts of equal length, or set "
+                "model.tokenizer.pad_token."
+            )
+        return pad
+
+    def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
+        """Returns texts, joined by the separator token, in windows of n_ctx tokens.
+
+        The last window is dropped if it is short. If the model was trained with the separator
+        before each window (`cfg.prepend_bos`) a window is the separator and n_ctx - 1 tokens. There
+        is no padding. Raises ValueError if the texts do not fill one window, and for several texts
+        if the tokenizer has no separator.
+        """
+        return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
+
+    def window_rows(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yields the rows of `windows` one by one, while the texts come."""
+        bos = separator(self._tokenizer())
+        ids = (self._encode(text, prepend_bos=False) if text else [] for text in texts)
+        return rows_of(ids, self.cfg.n_ctx, bos, bos if self.cfg.prepend_bos else None)
+
+    def _encode(self, text: Any, prepend_bos: bool | None) -> list[int]:
+        if not isinstance(text, str):
+            raise ValueError(
+                f"cannot make tokens of {type(text).__name__}: give a string or a list of strings."
+            )
+        tokenizer = self._tokenizer()
+        wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
+        first = separator(tokenizer) if wanted else None
+        if wanted and first is None:
+            raise ValueError("prepend_bos=True: this model's tokenizer has no separator token.")
+        ids = ([] if first is None else [first]) + encode(tokenizer, text)
+        if not ids:
+            raise ValueError("the text is empty: there is no token in it.")
+        return ids
+
+    def _read(
+        self,
+        input: Any,
+        prepend_bos: bool | None,
+        padding_side: str | None,
+        mask: Tensor | None,
+        past: Past | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns token ids and their attention mask: the one given, or that of the padding."""
+        check_side(padding_side)
+        if isinstance(input, Tensor):
+            tokens, real = _long(input), None
+            if mask is None and padding_side is not None:
+                real = self._padding_in(tokens, padding_side, prepend_bos)
+        elif is_text(input):
+            tokens, real = self._rows(input, prepend_bos, padding_side)
+            tokens = tokens.to(self.cfg.device)
+        else:
+            raise ValueError(
+                f"the model takes a tensor of token ids or text, got {type(input).__name__}."
+            )
+        if mask is None and real is not None:
+            mask = after_past(real, past)
+        return tokens, mask
+
+    def _padding_in(self, tokens: Tensor, side: str, prepend_bos: bool | None) -> Tensor:
+        """Returns the attention mask of tokens whose pad tokens at one side are padding."""
+        wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
+        first = separator(self._tokenizer()) if wanted else None
+        return read_off(tokens, self._pad(), side, first)
+
+    def to_string(
+        self,
+        tokens: int | np.integer | Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]],
+    ) -> str | list[str]:
+        """Returns the text of token ids: a string for one row, a list for several."""
+        rows = _nested(tokens)
+        if rows and isinstance(rows[0], list):
+            return [decode(self._tokenizer(), row) for row in rows]
+        return decode(self._tokenizer(), rows)
+
+    def to_str_tokens(
+        self,
+        input: str | Tensor | np.ndarray | Sequence[str] | Sequence[Tensor] | Sequence[int],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+    ) -> Any:
+        """Returns each token as text, with a list per text for a list, or per row for many rows.
+
+        Pieces of a character that several tokens share are replacement marks. A text in a list is
+        taken alone and never padded.
+        """
+        if isinstance(input, (list, tuple)) and not all(isinstance(one, int) for one in input):
+            parts: Any = input
+            return [self.to_str_tokens(one, prepend_bos, padding_side) for one in parts]
+        if isinstance(input, str):
+            ids = self.to_tokens(input, prepend_bos, padding_side)[0].tolist()
+        else:
+            ids = _nested(input)
+        if ids and isinstance(ids[0], list):
+            named = [self.to_str_tokens(row) for row in ids]
+            return named[0] if len(named) == 1 else named
+        return [decode(self._tokenizer(), [index]) for index in ids]
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """Returns the text of one token."""
+        return decode(self._tokenizer(), [int(int_token)])
+
+    def to_single_token(self, string: str) -> int:
+        """Returns the id of a text that is one token; raises ValueError for a text of several."""
+        ids = self._encode(string, prepend_bos=False)
+        if len(ids) != 1:
+            raise TextError(
+                f"{string!r} is {len(ids)} tokens, {self.to_str_tokens(string, False)}: give one."
+            )
+        return ids[0]
+
+    def get_token_position(
+        self,
+        single_token: str | int | Tensor,
+        input: str | Tensor,
+        mode: str = "first",
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+    ) -> int:
+        """Returns where a token stands in a text, or in a row of token ids.
+
+        mode: "first" or "last" of several places. Raises ValueError if it is not there, and for
+        more than one row.
+        """
+        if mode not in ("first", "last"):
+            raise ValueError(f"mode={mode!r}: give 'first' or 'last'.")
+        text = isinstance(input, str)
+        ids = _nested(self.to_tokens(input, prepend_bos, padding_side) if text else input)
+        if ids and isinstance(ids[0], list):
+            if len(ids) != 1:
+                raise TextError(f"input has {len(ids)} rows of tokens: give one.")
+            ids = ids[0]
+        wanted = self.to_single_token(single_token) if isinstance(single_token, str) else None
+        wanted = int(single_token) if wanted is None else wanted
+        if wanted not in ids:
+            raise TextError(f"token {single_token!r} does not occur in the {len(ids)} tokens.")
+        return ids.index(wanted) if mode == "first" else len(ids) - 1 - ids[::-1].index(wanted)
+
+
+def is_text(value: object) -> bool:
+    """Tells whether a value is a text, or a list of texts."""
+    return isinstance(value, str) or (
+        isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    )
+
+
+def _long(tokens: Tensor) -> Tensor:
+    """Returns token ids as the model takes them: of torch.long if they are whole, with a batch."""
+    if tokens.dtype in (torch.uint8, torch.int16, torch.int32):
+        tokens = tokens.long()
+    return tokens[None] if tokens.ndim == 1 else tokens
+
+
+def _nested(tokens: Any) -> list[Any]:
+    """Returns token ids as a list of ints, or a list of such lists for a batch."""
+    if isinstance(tokens, (Tensor, np.ndarray)):
+        tokens = tokens.tolist()
+    if isinstance(tokens, (list, tuple)):
+        return [_nested(one) if isinstance(one, (list, tuple)) else int(one) for one in tokens]
+    return [int(tokens)]

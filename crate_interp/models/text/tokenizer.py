@@ -1,0 +1,154 @@
+"""Text to token ids and back, by Hugging Face tokenizers whose parts have been checked."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from crate_interp.core.errors import CheckpointError
+from crate_interp.models.text.tokenizer_rules import check_added, check_content, lone_surrogate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# the names by which published tokenizers know what Hugging Face calls bos, eos, ...; the first
+# that a tokenizer has counts
+ROLES = {
+    "bos_token": ("<|bos|>", "<|endoftext|>", "[CLS]"),
+    "eos_token": ("<|endoftext|>", "[SEP]", "<|bos|>"),
+    "pad_token": ("<|pad|>", "[PAD]", "<|endoftext|>", "<|bos|>", "[SEP]"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "mask_token": ("[MASK]",),
+}
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+def encode(tokenizer: object, text: str) -> list[int]:
+    """Returns token ids of a text, with nothing added.
+
+    tokenizer: one of Hugging Face's, or anything with `encode`. Raises ValueError for a text with
+    half of a surrogate pair, and CheckpointError if the library fails.
+    """
+    if half := lone_surrogate(text):
+        raise ValueError(
+            f"character {half.start()} of the text is half of a surrogate pair, "
+            f"U+{ord(half.group()):04X}: no tokenizer has a token for it. To put a "
+            "replacement mark there: text.encode('utf-16', 'surrogatepass')"
+            ".decode('utf-16', 'replace')."
+        )
+    options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
+    held: Any = tokenizer
+    return safely(lambda: held.encode(text, **options))
+
+
+def decode(tokenizer: object, ids: Sequence[int]) -> str:
+    """Returns the text of token ids, special tokens by their names.
+
+    Raises ValueError for an id that no token has.
+    """
+    held: Any = tokenizer
+    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no odd id
+    if core is None:
+        return held.decode(ids)
+    for index in ids:
+        if not 0 <= index < 2**32 or core.id_to_token(index) is None:
+            raise ValueError(f"no token has the id {index}: the tokenizer has {len(held)} tokens.")
+    return safely(lambda: core.decode(ids, skip_special_tokens=False))
+
+
+def separator(tokenizer: object) -> int | None:
+    """Returns the id of the separator that may begin a text, or None."""
+    held: Any = tokenizer
+    return held.bos_token_id if is_hugging_face(tokenizer) else held.bos
+
+
+def is_hugging_face(tokenizer: object) -> bool:
+    """Tells whether a tokenizer has what Hugging Face's have, and not `encode` and `bos` alone."""
+    return hasattr(tokenizer, "bos_token_id")
+
+
+def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Returns the content of a tokenizer.json, for `parse` and Hugging Face's libraries.
+
+    Raises CheckpointError for a tokenizer that `parse` would not read back.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    text = json.dumps(content | {"truncation": None, "padding": None}, ensure_ascii=False)
+    check(text)
+    return text
+
+
+def safely(call: Callable[[], Any]) -> Any:
+    """Returns what a call of the library returns.
+
+    Raises CheckpointError if it fails: a panic of its Rust code is no Exception. The panic has
+    written to stderr by then, which nothing in Python can prevent.
+    """
+    try:
+        return call()
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise CheckpointError(f"the tokenizers library fails: {error}.") from None
+        raise
+
+
+def parse(text: str) -> "PreTrainedTokenizerFast":
+    """Returns the tokenizer of a tokenizer.json.
+
+    Raises CheckpointError for parts that are not admitted; any other exception means that the
+    text is no tokenizer.json.
+    """
+    return build(check(text))
+
+
+def check(text: str) -> dict[str, Any]:
+    """Returns what a tokenizer.json says, of what is admitted; raises as `parse` does."""
+    content = json.loads(text)
+    added = content.pop("added_tokens", None) or []
+    check_added(added)
+    if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
+        raise ValueError("the ids of added tokens are no ids")
+    # the tokens of a text are all of them, and no others
+    complete = {"added_tokens": added, "truncation": None, "padding": None}
+    return check_content(content) | complete
+
+
+def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
+    """Returns the Hugging Face tokenizer of what a tokenizer.json says, which has been checked.
+
+    Text never becomes a special token, whose name is text like any other. That is different from
+    Hugging Face's default, which `tokenizer(text, split_special_tokens=False)` asks for. Its
+    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. Where nothing is made
+    for padding, the separator pads, as TransformerLens does.
+    """
+    from tokenizers import Tokenizer as Core
+    from transformers import PreTrainedTokenizerFast
+
+    added = sorted(content["added_tokens"], key=lambda token: token["id"])
+    specials = {token["content"]: token["id"] for token in added if token["special"]}
+    content = content | {"added_tokens": [_with_flags(token) for token in added]}
+    core = safely(lambda: Core.from_str(json.dumps(content)))
+    for name, index in specials.items():
+        if core.token_to_id(name) != index:
+            raise CheckpointError(
+                f"the tokenizer gives the special token {name!r} the id {index}, and the "
+                f"tokenizers library reads it as {core.token_to_id(name)}: give token ids."
+            )
+    found = {
+        role: next(name for name in names if name in specials)
+        for role, names in ROLES.items()
+        if set(names) & set(specials)
+    }
+    unknown = content["model"].get("unk_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        **found | ({"unk_token": unknown} if unknown else {}),
+    )
+
+
+def _with_flags(token: dict[str, Any]) -> dict[str, Any]:
+    """Returns an added token as the library takes it: a special one matches no text."""
+    return token | dict.fromkeys(_FLAGS, False) if token["special"] else token

@@ -1,0 +1,53 @@
+"""What is computed of a model's weights, kept for as long as they are unchanged."""
+
+import json
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from crate_interp.models.compat.offload import onloaded
+from crate_interp.models.hooked import HookedModel
+
+T = TypeVar("T")
+_COLUMNS = 512  # words in a row of a check sum
+
+# by model: the marks of the weights, and what was made of them; it goes when the model goes
+_KEPT: WeakKeyDictionary[HookedModel, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
+
+
+def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
+    """Returns make(), or what it returned before for this name, if config and weights are the same.
+
+    The weights are read each time, and summed as whole numbers in two ways: torch's count of edits
+    knows nothing of an edit through `.data`. What `make` returns must not hold the model.
+    """
+    marks = _marks(model)
+    if model not in _KEPT or _KEPT[model][0] != marks:
+        _KEPT[model] = marks, {}
+    made = _KEPT[model][1]
+    if name not in made:
+        made[name] = make()
+    return made[name]
+
+
+def _marks(model: HookedModel) -> tuple:
+    """Returns what changes when config, place or weights of a model do."""
+    with onloaded(model):
+        tensors = tuple(
+            (name, value.dtype, value.shape, value.device, _sums(value.detach()))
+            for name, value in model.state_dict().items()
+        )
+    return json.dumps(model.cfg.to_dict(), sort_keys=True), tensors
+
+
+def _sums(value: Tensor) -> bytes:
+    """Returns sums of the bits of a tensor by row and by column, and the bits that fill no row."""
+    bits = value.contiguous().reshape(-1).view(torch.uint8)
+    bits = bits.clone() if bits.storage_offset() % 8 else bits  # words begin at whole words
+    whole = bits.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
+    rows = bits[:whole].view(torch.int64).view(-1, _COLUMNS)
+    parts = (rows.sum(dim=0), rows.sum(dim=1), bits[whole:])  # whole numbers wrap, and are exact
+    return b"".join(part.cpu().numpy().tobytes() for part in parts)

@@ -1,0 +1,77 @@
+"""How sparse codes and attention are where nothing is exactly zero, as in a GELU network."""
+
+from functools import partial
+
+from torch import Tensor
+
+from crate_interp.measures import effective_support, gini, support_for_energy, zero_fraction
+from crate_interp.probes.layer_reading import Block, Tokens, check_tokens, picked, visible_keys
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+NEAR, ENERGY = 0.01, 0.9
+
+_STATISTICS: dict[str, Statistic] = {
+    "gini": (
+        "",
+        0.0,
+        1.0,
+        "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single one. "
+        "Gaussian noise has 0.41, its ReLU 0.71.",
+    ),
+    "near_zero": (
+        "share of entries",
+        0.0,
+        1.0,
+        "Entries below 1 % of the token's largest, mean over tokens. Gaussian noise of a few "
+        "hundred entries has about 0.03, its ReLU 0.51.",
+    ),
+    "energy_support": (
+        "share of entries",
+        0.0,
+        1.0,
+        "The fewest entries with 90 % of the token's squares, mean over tokens. Gaussian noise has "
+        "0.44, its ReLU half of that.",
+    ),
+    "attention_support": (
+        "share of tokens",
+        0.0,
+        1.0,
+        "Effective support 1 / sum p^2 over the number of tokens that a query sees, mean over "
+        "queries: 1 is even attention, 1 / N a single token.",
+    ),
+}
+
+
+def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
+    """Returns a probe of sparsity that needs no exact zeros and depends on no scale.
+
+    Of `mlp.hook_post`: the Gini index, the share of entries with |a| below 1 % of the token's
+    largest, and the share of entries that hold 90 % of its squares. Of attention: how many of the
+    visible tokens it is spread over, as a share. So networks with ReLU and with GELU compare, and
+    codes of different width. tokens: "all", "patches" (without CLS) or positions; of attention,
+    the queries. The levels that the statistics name are those of noise; an untrained twin is that
+    of the architecture.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("mlp.hook_post", "attn.hook_pattern"),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"tokens": tokens, "near": NEAR, "energy": ENERGY},
+    )
+
+
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    code = picked(acts["mlp.hook_post"], tokens, block)
+    largest = code.abs().amax(dim=-1, keepdim=True)
+    scaled = code / largest.masked_fill(largest == 0, 1)
+    queries = picked(acts["attn.hook_pattern"], tokens, block, axis=2)
+    visible = visible_keys(queries) if block.attn.cfg.causal else queries.shape[-1]
+    per_token = {
+        "gini": gini(code),
+        "near_zero": zero_fraction(scaled, NEAR),
+        "energy_support": support_for_energy(code, ENERGY) / code.shape[-1],
+        "attention_support": effective_support(queries) / visible,
+    }
+    return {name: value.mean(dim=-1) for name, value in per_token.items()}

@@ -1,0 +1,108 @@
+"""Alignment: whether subspaces and dictionary are as the theory assumes, and where tokens lie."""
+
+from functools import partial
+
+from torch import Tensor
+
+from crate_interp.measures import (
+    completeness_defect,
+    dictionary_defect,
+    head_overlap,
+    orthonormality_defect,
+    scale_free_defect,
+)
+from crate_interp.measures.subspaces import energy_of_codes
+from crate_interp.probes.layer_reading import (
+    Block,
+    Tokens,
+    check_tokens,
+    dictionary,
+    orthonormal_codes,
+    picked,
+    subspaces,
+)
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+_STATISTICS: dict[str, Statistic] = {
+    "orthonormality": (
+        "",
+        0.0,
+        None,
+        "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes. "
+        "Scale counts: at the start of training U_k^T U_k is about I/3, which alone gives 0.67.",
+    ),
+    "completeness": (
+        "",
+        0.0,
+        None,
+        "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly, and at "
+        "scale one; even cover at the scale of the start of training, I/3, has 0.67.",
+    ),
+    "head_overlap": (
+        "",
+        0.0,
+        1.0,
+        "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is "
+        "disjoint.",
+    ),
+    "dictionary_defect": (
+        "",
+        0.0,
+        None,
+        "|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
+        "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. "
+        "Scale counts, since c is not divided out: see dictionary_shape.",
+    ),
+    "dictionary_shape": (
+        "",
+        0.0,
+        None,
+        "dictionary_defect over c, whatever the scale: 0 where D is a scaled orthonormal "
+        "dictionary, or a scaled tight frame. A random D has about sqrt(short side / long side): "
+        "1 if it is square.",
+    ),
+    "energy_head": (
+        "share of energy",
+        0.0,
+        1.0,
+        "Share of a token of Z^{l+1/2} in the head's subspace, mean over tokens; chance is p/d.",
+    ),
+}
+
+
+def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
+    """Returns a probe of defects and overlap of weights, and of the energy in each subspace.
+
+    The weights are measured once per layer; the energy is that of Z^{l+1/2}. tokens: "all",
+    "patches" (without CLS) or positions. The probe needs layers whose queries, keys and values are
+    one code.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        # the second is not read: a layer without it has no U
+        points=("hook_resid_mid", "attn.hook_u"),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        weights=_of_weights,
+        settings={"tokens": tokens},
+        subspaces=True,
+    )
+
+
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    codes = picked(orthonormal_codes(block, acts, "hook_resid_mid"), tokens, block, axis=2)
+    z = picked(acts["hook_resid_mid"], tokens, block)
+    return {"energy_head": energy_of_codes(codes, z).mean(dim=-2)}
+
+
+def _of_weights(block: Block) -> dict[str, Tensor]:
+    u, d = subspaces(block), dictionary(block)
+    answer: dict[str, Tensor] = {}
+    if d is not None:
+        answer |= {"dictionary_defect": dictionary_defect(d)}
+        answer |= {"dictionary_shape": scale_free_defect(d)}
+    if u is None:
+        return answer
+    answer |= {"orthonormality": orthonormality_defect(u), "completeness": completeness_defect(u)}
+    return answer | ({"head_overlap": head_overlap(u)} if len(u) > 1 else {})

@@ -1,0 +1,132 @@
+"""How sharply each head attends."""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from crate_interp.measures import attention_entropy, effective_support, top_mass
+from crate_interp.probes.layer_reading import (
+    Block,
+    Tokens,
+    check_tokens,
+    has_cls,
+    n_special,
+    picked,
+    visible_keys,
+)
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+_STATISTICS: dict[str, Statistic] = {
+    "entropy": (
+        "nats",
+        0.0,
+        None,
+        "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
+        "attention, the most.",
+    ),
+    "entropy_uniform": (
+        "nats",
+        0.0,
+        None,
+        "What uniform attention over the keys a query sees would have: ln N, less where causal.",
+    ),
+    "entropy_cls": (
+        "nats",
+        0.0,
+        None,
+        "Entropy of the CLS token's attention, CLS itself among its keys, at most entropy_uniform; "
+        "low where the head singles out a few tokens.",
+    ),
+    "top1_cls": (
+        "share of attention",
+        0.0,
+        1.0,
+        "Mass on the token the CLS token attends to most, which may be CLS itself.",
+    ),
+    "top5_cls": (
+        "share of attention",
+        0.0,
+        1.0,
+        "Mass on the five tokens the CLS token attends to most.",
+    ),
+    "support_cls": ("tokens", 1.0, None, "How many tokens the CLS token attends to, 1 / sum p^2."),
+    "entropy_patches": (
+        "nats",
+        0.0,
+        None,
+        "Entropy of how the CLS token divides among the patches what it gives to them; 0 is one "
+        "patch, ln of their number is even. It tells whether a head is sharp on the picture.",
+    ),
+    "self_cls": (
+        "share of attention",
+        0.0,
+        1.0,
+        "Mass that the CLS token gives to itself; a head may be sharp by that alone.",
+    ),
+}
+
+
+def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
+    """Returns a probe of how sharply each head attends.
+
+    It measures the entropy over the queries of `tokens`, the entropy that uniform attention would
+    have, and of the CLS query the entropy over all keys and over the patches alone, the mass on one
+    and on five tokens, the effective support, and the mass on CLS itself. tokens: the queries,
+    "all", "patches" (without CLS) or positions; the keys are all tokens. Models of text have no CLS
+    statistics.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("attn.hook_pattern",),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"tokens": tokens},
+    )
+
+
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
+    queries = picked(pattern, tokens, block, axis=2)
+    entropy = attention_entropy(queries)  # [batch, head, query]
+    answer = {
+        "entropy": entropy.mean(dim=-1),
+        "entropy_uniform": pattern.new_full(
+            (len(pattern),), _uniform(queries, bool(block.attn.cfg.causal))
+        ),
+    }
+    if not has_cls(block):
+        return answer
+    cls = pattern[:, :, :1]
+    answer |= _cls(cls, (entropy if tokens == "all" else attention_entropy(cls))[..., 0])
+    return answer | {"entropy_patches": _among(cls[..., 0, n_special(block) :])}
+
+
+def _among(shares: Tensor) -> Tensor:
+    """Returns the entropy of shares `[..., patch]` of a whole; 0 where there is nothing to share.
+
+    It is computed in float64: what CLS leaves to the patches may be a millionth.
+    """
+    shares = shares.double()
+    whole = shares.sum(dim=-1, keepdim=True)
+    shares = shares / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    return torch.special.entr(shares).sum(dim=-1)
+
+
+def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    return {
+        "entropy_cls": entropy,
+        "top1_cls": top_mass(cls, 1)[..., 0],
+        "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
+        "support_cls": effective_support(cls)[..., 0],
+        "self_cls": cls[..., 0, 0],
+    }
+
+
+def _uniform(queries: Tensor, causal: bool) -> float:
+    """Returns the mean over queries of ln(number of keys it sees)."""
+    if not causal:
+        return math.log(queries.shape[-1])
+    return float(torch.log(visible_keys(queries).double()).mean())

@@ -1,0 +1,202 @@
+"""Compression: the coding rates of the stream before and after MSSA."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor
+
+from crate_interp.measures import coding_rate
+from crate_interp.measures.rates import (
+    head_codes,
+    in_other_basis,
+    official_rate_and_zeros,
+    rate_of_codes,
+)
+from crate_interp.probes.layer_reading import (
+    Block,
+    Tokens,
+    as_attention_reads,
+    check_tokens,
+    orthonormal_basis,
+    orthonormal_codes,
+    picked,
+    stored_codes,
+    subspaces,
+)
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+_OFFICIAL: dict[str, Statistic] = {
+    "official_rate": (
+        "nats per token",
+        0.0,
+        None,
+        "The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's code "
+        "of each token at length one; at most K p/2 ln(1 + 1/0.01).",
+    ),
+    "official_rate_head": ("nats per token", 0.0, None, "The authors' number for one head."),
+    "zero_codes": (
+        "tokens x heads",
+        0.0,
+        None,
+        "How many codes are all zero: they add nothing here, the authors' script returns NaN. "
+        "Summed in result.meta['counts'], without a row in a table.",
+    ),
+}
+# place: (its hook point, how it is written, what it is)
+_PLACES = {
+    "pre": ("hook_resid_pre", "Z^l", "the layer's input"),
+    "mid": (
+        "hook_resid_mid",
+        "Z^{l+1/2}",
+        "after MSSA (in a MAE decoder: between dictionary and MSSA)",
+    ),
+    "post": ("hook_resid_post", "Z^{l+1}", "the layer's output"),
+}
+
+
+def compression(
+    eps: float = 0.1,
+    at: Sequence[str] = ("pre", "mid"),
+    norm: bool = False,
+    tokens: Tokens = "all",
+    basis: str = "stored",
+    name: str = "compression",
+) -> Probe:
+    """Returns a probe of the coding rates R, R^c and R - R^c of the stream.
+
+    It also measures the number that the authors plot. eps: as in the paper. at: "pre" (Z^l), "mid"
+    (Z^{l+1/2}), "post" (Z^{l+1}, against the subspaces of layer l). norm: the rates are of LN(Z)
+    and not of Z, at every place by the same LayerNorm, the one before the layer's own attention
+    (ln1; in a MAE decoder ln2), so that they compare. The model itself reads Z^{l+1/2} through ln2
+    and Z^{l+1} through the next layer's ln1. Hooks on the norm are not seen. tokens: "all",
+    "patches" (without CLS) or positions. basis: of R^c, U as "stored" or "orthonormal" (Q of U_k =
+    Q_k R_k); the official number's is stored.
+
+    With "pre" and without norm Z^L is measured too, as layer n_layers, with rate_pre only. Layers
+    whose queries, keys and values are three codes have no U, and only R is measured. `zero_codes`
+    is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or basis.
+    """
+    _check(eps, at, basis)
+    tokens = check_tokens(tokens)
+    settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
+    points = {place: _PLACES[place][0] for place in at}
+    return Probe(
+        name=name,
+        points=tuple(points.values()),
+        optional=("attn.hook_u",),
+        measure=partial(_measure, eps=eps, points=points, norm=norm, tokens=tokens, basis=basis),
+        statistics=_statistics(at, norm),
+        counts=("zero_codes",),
+        final=partial(_final, eps=eps, tokens=tokens) if "pre" in at and not norm else None,
+        settings=settings,
+        final_block=True,
+        subspaces=True,
+    )
+
+
+def _check(eps: float, at: Sequence[str], basis: str) -> None:
+    if not eps > 0:
+        raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
+    if isinstance(at, str) or not len(at) or set(at) - set(_PLACES) or len(set(at)) < len(at):
+        raise ValueError(
+            f"at={at!r}: give some of {', '.join(_PLACES)}, each once, such as ('pre', 'mid')."
+        )
+    if basis not in ("stored", "orthonormal"):
+        raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
+
+
+def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
+    words: dict[str, Statistic] = {}
+    for place in at:
+        symbol, where = _PLACES[place][1:]
+        z = f"LN({symbol})" if norm else symbol
+        where += ", normalised as the layer's attention does" if norm else ""
+        words |= {
+            f"rate_{place}": (
+                "nats per token",
+                0.0,
+                None,
+                f"R of {z}, {where}: its cost as one Gaussian; theory wants it high while R^c "
+                "falls.",
+            ),
+            f"subspace_rate_{place}": (
+                "nats per token",
+                0.0,
+                None,
+                f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
+            ),
+            f"subspace_rate_{place}_head": (
+                "nats per token",
+                0.0,
+                None,
+                f"R^c of {z} against the subspace of one head.",
+            ),
+            f"reduction_{place}": (
+                "nats per token",
+                None,
+                None,
+                f"R - R^c of {z}: theory wants it large; at most d/2 ln K for complete "
+                "orthonormal U. With other U its sign is mostly that of their scale: compare it "
+                "with random subspaces, which have the same, and not with 0.",
+            ),
+        }
+    return words | _OFFICIAL
+
+
+def _measure(
+    block: Block,
+    acts: Acts,
+    eps: float,
+    points: dict[str, str],
+    norm: bool,
+    tokens: Tokens,
+    basis: str,
+) -> dict[str, Tensor]:
+    u = subspaces(block)
+    used = u if u is None or basis == "stored" else orthonormal_basis(block, acts)[0]
+    answer: dict[str, Tensor] = {}
+    for place, point in points.items():
+        z = picked(acts[point], tokens, block)
+        z = as_attention_reads(block, z) if norm else z
+        rate = coding_rate(z, eps)
+        answer[f"rate_{place}"] = rate
+        if used is not None:
+            codes = (
+                head_codes(z, used)
+                if norm
+                else picked(_codes(block, acts, point, basis), tokens, block, axis=2)
+            )
+            per_head = rate_of_codes(codes, z, used, eps)
+            total = per_head.sum(dim=-1)
+            answer |= {
+                f"subspace_rate_{place}": total,
+                f"subspace_rate_{place}_head": per_head,
+                f"reduction_{place}": rate - total,
+            }
+    return answer | _official(block, acts, tokens)
+
+
+def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
+    """Returns the tokens in the coordinates of each subspace, `[batch, head, pos, d_head]`."""
+    if basis == "orthonormal":
+        return orthonormal_codes(block, acts, point)
+    if point != "hook_resid_mid":
+        return stored_codes(block, acts, point)
+    # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
+    return in_other_basis(orthonormal_codes(block, acts, point), orthonormal_basis(block, acts)[1])
+
+
+def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    if "attn.hook_u" not in acts:
+        return {}
+    codes = picked(acts["attn.hook_u"], tokens, block).transpose(1, 2)  # [batch, head, pos, d_head]
+    rate, zeros = official_rate_and_zeros(codes)  # [batch, head] each
+    return {
+        "official_rate": rate.sum(dim=-1),
+        "official_rate_head": rate,
+        "zero_codes": zeros.sum(dim=-1),
+    }
+
+
+def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    return {"rate_pre": coding_rate(picked(z, tokens, block), eps)}

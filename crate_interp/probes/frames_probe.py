@@ -1,0 +1,65 @@
+"""Frames: what attention does to R^c, in the three frames of the audit."""
+
+from functools import partial
+
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.measures import subspace_coding_rate
+from crate_interp.probes.layer_reading import (
+    FRAMES,
+    Block,
+    Tokens,
+    check_tokens,
+    in_frames,
+    picked,
+    subspaces,
+)
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+_STATISTICS: dict[str, Statistic] = {
+    f"change_{frame}": (
+        "nats per token",
+        None,
+        None,
+        f"R^c after attention less R^c before it, of {words.format(z='Z')}; the theory says below "
+        "0.",
+    )
+    for frame, words in FRAMES.items()
+}
+
+
+def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Probe:
+    """Returns a probe of what attention does to R^c: R^c(Z^{l+1/2}) - R^c(Z^l), in three frames.
+
+    Both are against U of layer l, as stored. A rate depends on the length of Z, so a layer may
+    lower it in one frame and raise it in another. "stream": Z as it is. "read": LN(Z) by the norm
+    before the layer's own attention. "unit": Z scaled to |Z|_F = sqrt(pos d_model). They are the
+    frames of `ci.audit`, which also holds them against nulls; here is the number alone.
+
+    eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
+    keys and values are three codes have no U and are left out. Raises ValueError for eps <= 0.
+    """
+    eps, tokens = checks.positive("eps", eps), check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("hook_resid_pre", "hook_resid_mid"),
+        measure=partial(_measure, eps=eps, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"eps": eps, "tokens": tokens},
+        subspaces=True,
+    )
+
+
+def _measure(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
+    u = subspaces(block)
+    if u is None:
+        return {}
+    before, after = (
+        {
+            frame: subspace_coding_rate(z, u, eps).sum(dim=-1)
+            for frame, z in in_frames(block, picked(acts[point], tokens, block)).items()
+        }
+        for point in ("hook_resid_pre", "hook_resid_mid")
+    )
+    return {f"change_{frame}": after[frame] - before[frame] for frame in FRAMES}

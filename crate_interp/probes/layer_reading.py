@@ -1,0 +1,196 @@
+"""What probes share: the tokens they measure, where blocks keep things, and work done once."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from crate_interp.measures.checks import qr
+from crate_interp.measures.rates import head_codes
+from crate_interp.models.autoencoder import CrateDecoderBlock
+from crate_interp.models.layers.block import Layer
+
+
+class StandIn:
+    """A module with some of its attributes replaced; a user's own probe may read any other."""
+
+    def __init__(self, real: "nn.Module | StandIn", **replaced: "Tensor | StandIn") -> None:
+        self.__dict__ |= {"_real": real, **replaced}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+Block = Layer | CrateDecoderBlock | StandIn
+Tokens = str | Sequence[int]  # "all", "patches" (without CLS and its like), or positions
+Store = dict[str, Tensor | tuple[Tensor, ...]]
+
+
+class LayerActs(dict[str, Tensor]):
+    """One layer's activations on one batch, and what has been computed from them.
+
+    `made` lives as long as the batch, `of_weights` as long as the sweep: weights do not change
+    while it runs.
+    """
+
+    def __init__(
+        self,
+        acts: Mapping[str, Tensor],
+        of_weights: Store,
+        made: Store | None = None,
+    ):
+        super().__init__(acts)
+        self.of_weights = of_weights
+        self.made: Store = {} if made is None else made
+
+    def only(self, points: Iterable[str]) -> "LayerActs":
+        """Returns the activations of some points; what has been computed is shared."""
+        return LayerActs(
+            {point: self[point] for point in points if point in self}, self.of_weights, self.made
+        )
+
+
+def has_cls(block: Block) -> bool:
+    """Tells whether the first token is CLS, as in models of images."""
+    return block.attn.cfg.kind in ("vision", "mae")
+
+
+def n_special(block: Block) -> int:
+    """Returns how many tokens come before the patches, CLS first; 0 in models of text."""
+    return block.attn.cfg.n_special if has_cls(block) else 0
+
+
+def subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
+    """Returns U, or None if queries, keys and values are three codes.
+
+    In a black box it is the maps that stand in for U by choice
+    (crate_interp/bridge/bridged_layers.py).
+    """
+    return getattr(block.attn, "U", None)
+
+
+def tied_subspaces(block: Block) -> Float[Tensor, "head d_model d_head"] | None:
+    """Returns U where it is query, key and value at once, as the papers' claims need; else None."""
+    return subspaces(block) if block.attn.cfg.tied else None
+
+
+def dictionary(block: Block) -> Float[Tensor, "d_model d_mlp"] | None:
+    """Returns D of the sparse step, or of a decoder's layer; None for an MLP."""
+    return getattr(block, "D", None) if hasattr(block, "D") else getattr(block.mlp, "D", None)
+
+
+def around_attention(block: Block) -> tuple[str, str, str]:
+    """Returns the points of the stream before attention, of its LayerNorm, and after attention."""
+    if hasattr(block, "mlp"):
+        return "hook_resid_pre", "ln1.hook_normalized", "hook_resid_mid"
+    # the decoder of a masked autoencoder
+    return "hook_resid_mid", "ln2.hook_normalized", "hook_resid_post"
+
+
+def as_attention_reads(
+    block: Block, z: Float[Tensor, "batch pos d_model"]
+) -> Float[Tensor, "batch pos d_model"]:
+    """Returns LN(z) by the norm before the layer's attention, whatever hooks are on it."""
+    norm = getattr(block, around_attention(block)[1].split(".")[0])
+    return norm.plain(z)
+
+
+# what each frame of the audit shows of tokens, which stand for {z}
+FRAMES = {
+    "stream": "{z} as it is",
+    "read": "LN({z}), normalised as the layer's attention does",
+    "unit": "{z} with a mean square of one",
+}
+
+
+def in_frames(block: Block, z: Float[Tensor, "batch pos d_model"]) -> dict[str, Tensor]:
+    """Returns tokens in each of `FRAMES`; in "unit" they have |Z|_F = sqrt(pos d_model)."""
+    length = torch.linalg.matrix_norm(z, keepdim=True)
+    stretch = (z.shape[-2] * z.shape[-1]) ** 0.5 / length.masked_fill(length == 0, 1)
+    return {"stream": z, "read": as_attention_reads(block, z), "unit": z * stretch}
+
+
+def orthonormal_basis(block: Block, acts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns Q `[head, d_model, d_head]` and R `[head, d_head, d_head]` with U_k = Q_k R_k."""
+    store = acts.of_weights if isinstance(acts, LayerActs) else {}
+    u: Any = block.attn.U
+    return _once(store, "qr", lambda: tuple(part.contiguous() for part in qr(u.detach())))
+
+
+def stored_codes(
+    block: Block, acts: Mapping[str, Tensor], point: str
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Returns what a point holds in the coordinates of U_k as stored, for all tokens."""
+    store = acts.of_weights if isinstance(acts, LayerActs) else {}
+    u: Any = block.attn.U
+    return head_codes(acts[point], _once(store, "U", lambda: u.detach().contiguous()))
+
+
+def orthonormal_codes(
+    block: Block, acts: Mapping[str, Tensor], point: str
+) -> Float[Tensor, "batch head pos d_head"]:
+    """Returns what a point holds in the orthonormal bases Q_k, for all tokens."""
+    store = acts.made if isinstance(acts, LayerActs) else {}
+    basis, _ = orthonormal_basis(block, acts)
+    return _once(store, f"codes of {point}", lambda: head_codes(acts[point], basis))
+
+
+def check_tokens(tokens: Tokens) -> Tokens:
+    """Returns the tokens to measure: "all", "patches", or a list of positions.
+
+    Raises ValueError for anything else, and for positions that come twice.
+    """
+    if tokens in ("all", "patches"):
+        return tokens
+    places = list(tokens) if isinstance(tokens, (list, tuple, range)) else []
+    if not places or not all(type(place) is int for place in places):
+        raise ValueError(
+            f"tokens={tokens!r}: give 'all', 'patches' (without CLS) or positions such as [1, 5, "
+            "-1]."
+        )
+    if len(set(places)) < len(places):
+        raise ValueError(f"tokens={tokens!r}: a position comes twice.")
+    return places
+
+
+def picked(tensor: Tensor, tokens: Tokens, block: Block, axis: int = 1) -> Tensor:
+    """Returns the tokens to measure along an axis; a view for all of them, or all but CLS.
+
+    Raises ValueError for positions that there are not, positions that are named twice, and
+    "patches" in a model without CLS.
+    """
+    if tokens == "all":
+        return tensor
+    if tokens == "patches":
+        if not has_cls(block):
+            raise ValueError(
+                "tokens='patches' leaves out CLS, and this model has none: give 'all' or positions."
+            )
+        first = n_special(block)
+        return tensor.narrow(axis, first, tensor.shape[axis] - first)
+    count = tensor.shape[axis]
+    wrong = [place for place in tokens if not -count <= int(place) < count]
+    if wrong:
+        raise ValueError(
+            f"tokens has the position {wrong[0]}: there are {count} tokens, 0 to {count - 1}."
+        )
+    places = [int(place) % count for place in tokens]
+    if len(set(places)) < len(places):
+        raise ValueError(f"tokens={list(tokens)} names a position twice, of {count}.")
+    return tensor.index_select(axis, tensor.new_tensor(places).long())
+
+
+def _once(store: Store, key: str, make: Callable[[], Any]) -> Any:
+    if key not in store:
+        store[key] = make()
+    return store[key]
+
+
+def visible_keys(queries: Float[Tensor, "batch head query key"]) -> Int[Tensor, "query"]:
+    """Returns how many keys each query of a causal pattern sees, at least 1.
+
+    A masked key has no mass in any head.
+    """
+    return (queries.amax(dim=(0, 1)) > 0).sum(dim=-1).clamp(min=1)

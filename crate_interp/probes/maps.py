@@ -1,0 +1,251 @@
+"""Maps over the patches of images, read from a cache: attention, atoms, components, roll-out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.core.progress import tqdm
+from crate_interp.measures import attention_map, attention_rollout, pca_map
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.hooked import HookedModel, NamesFilter
+
+__all__ = [
+    "attention", "attention_map", "attention_rollout", "codes", "components", "pca_map", "rollout",
+    "windowed",
+]  # fmt: skip
+
+Grid = tuple[int, int]
+Size = int | Sequence[int]  # (rows, columns); an int stands for a square
+# the number of a token, 0 for CLS, or (row, column) of a patch
+Query = int | np.integer | Sequence[int]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def attention(
+    cache: CrateCache,
+    layer: int,
+    *,
+    query: Query = 0,
+    scaled: bool = True,
+    cls_key: bool = True,
+    grid: Size | None = None,
+) -> Float[Tensor, "batch head h w"]:
+    """Returns what one query of a layer attends to, per head, over the grid of patches.
+
+    The weights are those of `ci.measures.attention_map`. cache: of `model.run_with_cache(images)`,
+    with attn.hook_pattern of the layer; if scaled or cls_key is False, with attn.hook_q and
+    attn.hook_k. query: 0 for CLS, or (row, column) of a patch. grid: rows and columns of patches,
+    needed if the images do not have the model's own size. Raises KeyError for points that were not
+    cached, ValueError for a layer, query or grid that does not fit.
+    """
+    if scaled and cls_key:  # what the model computed, with the edits that hooks made
+        pattern = _whole_pattern(cache, layer)
+        first = cache.model.cfg.n_special
+        grid = _grid(cache, pattern.shape[-1] - first, grid)
+        return pattern[:, :, _position(query, grid, first), first:].unflatten(-1, grid)
+    q, k = (_point(cache, layer, f"attn.hook_{role}").transpose(1, 2) for role in "qk")
+    first = cache.model.cfg.n_special
+    grid = _grid(cache, q.shape[2] - first, grid)
+    place = _position(query, grid, first)
+    return attention_map(q, k, place, scaled, cls_key, first).unflatten(-1, grid)
+
+
+def codes(
+    cache: CrateCache,
+    layer: int,
+    atoms: int | Sequence[int | np.integer] | Tensor | np.ndarray,
+    *,
+    point: str = "mlp.hook_post",
+    grid: Size | None = None,
+) -> Float[Tensor, "batch atom h w"]:
+    """Returns how strongly each patch uses some atoms of a layer, over the grid of patches.
+
+    The numbers are entries of the sparse code. atoms: their numbers, 0 to d_mlp - 1. point: another
+    code, such as "mlp.hook_pre" before the ReLU. grid, and what is raised: as in `attention`;
+    ValueError for atoms that the layer does not have.
+    """
+    values = _point(cache, layer, point)  # [batch, pos, d_mlp]
+    listed: Any = atoms.tolist() if isinstance(atoms, (Tensor, np.ndarray)) else atoms
+    wanted = list(listed) if isinstance(listed, (list, tuple, range)) else [listed]
+    count = values.shape[-1]
+    if not wanted or not all(checks.is_int(atom) and 0 <= atom < count for atom in wanted):
+        raise ValueError(f"atoms={atoms!r}: give whole numbers from 0 to {count - 1}.")
+    first = cache.model.cfg.n_special
+    patches = values[:, first:, wanted].transpose(1, 2)  # [batch, atom, patch]
+    return patches.unflatten(-1, _grid(cache, patches.shape[-1], grid))
+
+
+def components(
+    cache: CrateCache,
+    layer: int,
+    n_components: int = 3,
+    *,
+    point: str = "attn.hook_k",
+    grid: Size | None = None,
+) -> Float[Tensor, "batch component h w"]:
+    """Returns the patches' codes on their first principal components, over the grid of patches.
+
+    The components are those of all images of the cache (`ci.measures.pca_map`). point:
+    "attn.hook_k" (keys; in CRATE the codes of all heads side by side), or one of the stream, such
+    as "hook_resid_post". grid, and what is raised: as in `attention`.
+    """
+    values = _point(cache, layer, point)
+    features = values.flatten(2)[:, cache.model.cfg.n_special :]  # [batch, patch, d]
+    return pca_map(features, _grid(cache, features.shape[1], grid), n_components)
+
+
+def rollout(
+    cache: CrateCache, *, query: Query = 0, grid: Size | None = None
+) -> Float[Tensor, "batch h w"]:
+    """Returns what reaches one query through the attention of all layers, over the grid of patches.
+
+    It is `ci.measures.attention_rollout`. In CRATE the sparse step re-codes the stream between
+    layers, which no roll-out sees. query, grid, and what is raised: as in `attention`.
+    """
+    count = len(cache.model.blocks)
+    patterns = torch.stack([_whole_pattern(cache, layer) for layer in range(count)], dim=1)
+    first = cache.model.cfg.n_special
+    grid = _grid(cache, patterns.shape[-1] - first, grid)
+    place = _position(query, grid, first)
+    return attention_rollout(patterns)[:, place, first:].unflatten(-1, grid)
+
+
+def windowed(
+    model: HookedModel,
+    images: Float[Tensor, "batch channels height width"],
+    read: Callable[[CrateCache], Tensor],
+    *,
+    stride: Size | None = None,
+    names: NamesFilter = None,
+    progress: bool = True,
+) -> Float[Tensor, "batch map h w"]:
+    """Returns maps of images larger than the model's, from overlapping windows of its own size.
+
+    Where windows overlap, their maps are averaged. read: takes the cache of one window and returns
+    maps `[batch, map, h, w]`, such as `lambda cache: ci.maps.attention(cache, 4)`. stride: pixels
+    between windows, or (rows, columns), multiples of the patch; None is half a window. The last
+    window of a row ends at the edge. names: the names_filter of the caches; one cache is held at a
+    time. Attention is a share within its window: a window without the object attends elsewhere.
+    Raises ValueError for images smaller than a window, sides that are not multiples of the patch,
+    and a stride that leaves gaps.
+    """
+    corners = _corners(model, images, stride)
+    (height, width), patch = model.cfg.image_size, model.cfg.patch_size
+    seen = torch.zeros(
+        images.shape[2] // patch[0], images.shape[3] // patch[1], device=images.device
+    )
+    total: Tensor | None = None
+    for top, left in tqdm(corners, desc="windows", disable=not progress):
+        window = images[:, :, top : top + height, left : left + width]
+        with torch.no_grad():
+            _, cache = model.run_with_cache(window, names_filter=names, **model.full_options)
+        maps = read(cache)
+        if maps.ndim != 4:
+            raise ValueError(
+                f"read(cache) returned shape {list(maps.shape)}: maps of one window are [batch, "
+                "map, h, w]."
+            )
+        rows = slice(top // patch[0], top // patch[0] + maps.shape[-2])
+        columns = slice(left // patch[1], left // patch[1] + maps.shape[-1])
+        total = maps.new_zeros(*maps.shape[:2], *seen.shape) if total is None else total
+        total[:, :, rows, columns] += maps
+        seen[rows, columns] += 1
+    assert total is not None  # there is at least one window
+    return total / seen
+
+
+def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tuple[int, int]]:
+    """Returns the top left corner of every window."""
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images are [batch, channels, height, width], got {got}.")
+    sides, window, patch = images.shape[2:], model.cfg.image_size, model.cfg.patch_size
+    if any(side < w or side % p for side, w, p in zip(sides, window, patch, strict=True)):
+        raise ValueError(
+            f"images are {sides[0]} x {sides[1]}: windows of {window[0]} x {window[1]} need at "
+            f"least that, in multiples of the patch {patch}; model.pad(images) makes multiples."
+        )
+    half = [max(w // 2 // p, 1) * p for w, p in zip(window, patch, strict=True)]
+    steps = half if stride is None else checks.size("stride", stride)
+    if any(step % p or step > w for step, p, w in zip(steps, patch, window, strict=True)):
+        raise ValueError(
+            f"stride={stride}: give a multiple of the patch {patch} that is at most a window, "
+            f"{window[0]} x {window[1]}."
+        )
+    tops, lefts = (_starts(*sizes) for sizes in zip(sides, window, steps, strict=True))
+    return [(top, left) for top in tops for left in lefts]
+
+
+def _starts(length: int, window: int, step: int) -> list[int]:
+    """Returns where windows begin along one side; the last one ends at the edge."""
+    return sorted({*range(0, length - window + 1, step), length - window})
+
+
+def _point(cache: CrateCache, layer: int, point: str) -> Tensor:
+    if not isinstance(cache, CrateCache):
+        raise ValueError(
+            "maps are read from the cache of model.run_with_cache(images), got "
+            f"{type(cache).__name__}."
+        )
+    if not cache.model.has_cls:
+        raise ValueError(
+            "maps over patches are read from the cache of a model of images; of a CLIP give "
+            "cache.visual."
+        )
+    return cache.at(point, layer)
+
+
+def _whole_pattern(cache: CrateCache, layer: int) -> Tensor:
+    """Returns the attention of all queries `[batch, head, query, key]`.
+
+    Raises ValueError for a slice of them, in which other tokens take each one's place.
+    """
+    pattern = _point(cache, layer, "attn.hook_pattern")
+    if pattern.shape[-2] != pattern.shape[-1]:
+        raise ValueError(
+            f"the cache holds {pattern.shape[-2]} of {pattern.shape[-1]} tokens: run_with_cache "
+            "without pos_slice."
+        )
+    return pattern
+
+
+def _grid(cache: CrateCache, patches: int, grid: Size | None) -> Grid:
+    rows, columns = cache.model.cfg.grid if grid is None else checks.size("grid", grid)
+    if rows * columns != patches:
+        raise ValueError(
+            f"there are {patches} patches, the grid is {rows} x {columns}: give grid=(rows, "
+            f"columns), the image's sides divided by the patch {cache.model.cfg.patch_size}."
+        )
+    return rows, columns
+
+
+def _position(query: Query, grid: Grid, first: int) -> int:
+    """Returns the place of a query among the tokens: CLS, then the patches row by row.
+
+    first: the place of the first patch, 1 but in models with other special tokens.
+    """
+    count = grid[0] * grid[1] + first
+    if isinstance(query, (tuple, list)) and len(query) == 2 and all(map(checks.is_int, query)):
+        row, column = query
+        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+            raise ValueError(
+                f"query={query}: the grid has rows 0 to {grid[0] - 1} and columns 0 to "
+                f"{grid[1] - 1}."
+            )
+        return first + row * grid[1] + column
+    if not checks.is_int(query):
+        raise ValueError(
+            f"query={query!r}: give 0 for CLS, the number of a token, or (row, column) of a patch."
+        )
+    place: Any = query
+    if not -count <= place < count:
+        raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
+    return int(place)

@@ -1,0 +1,116 @@
+"""How many directions tokens, codes, attention and weights have, without a threshold."""
+
+from functools import partial
+
+from torch import Tensor
+
+from crate_interp.measures import effective_rank, stable_rank
+from crate_interp.probes.layer_reading import (
+    Block,
+    Tokens,
+    check_tokens,
+    dictionary,
+    picked,
+    subspaces,
+)
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+_GAUSS = "a Gaussian m x n matrix has about m n / (sqrt m + sqrt n)^2"
+_STATISTICS: dict[str, Statistic] = {
+    "stream": (
+        "directions",
+        0.0,
+        None,
+        "Effective rank of Z^l, exp of the entropy of its singular values; at most min(N, d). 1 is "
+        "all tokens along one line.",
+    ),
+    "code": (
+        "directions",
+        0.0,
+        None,
+        "Effective rank of the codes of an image's or text's tokens (mlp.hook_post); at most "
+        "min(N, d_mlp).",
+    ),
+    "pattern": (
+        "directions",
+        0.0,
+        None,
+        "Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, N "
+        "where each looks at itself alone.",
+    ),
+    "stable_u": (
+        "directions",
+        0.0,
+        None,
+        f"Stable rank of each U_k: at most d_head, where all directions count alike; {_GAUSS}.",
+    ),
+    "stable_out": (
+        "directions",
+        0.0,
+        None,
+        f"Stable rank of each head's output map W_O: at most d_head; {_GAUSS}.",
+    ),
+    "stable_in_mlp": (
+        "directions",
+        0.0,
+        None,
+        f"Stable rank of the dictionary D, in an MLP of W_in; {_GAUSS}.",
+    ),
+    "stable_out_mlp": (
+        "directions",
+        0.0,
+        None,
+        f"Stable rank of the decoder W_out, where there is one; {_GAUSS}.",
+    ),
+}
+
+
+def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
+    """Returns a probe of effective and stable ranks: of the stream, codes, attention and weights.
+
+    None of them depends on a scale, so that a CRATE and a black box compare. The effective rank
+    (`ci.measures.effective_rank`) is that of the tokens of one sample, without centring; the stable
+    rank (`ci.measures.stable_rank`) that of an attention pattern or a weight. What a random network
+    has is the level to compare with: measure an untrained twin. tokens: those of stream and code,
+    "all", "patches" (without CLS) or positions.
+
+    Z^L is measured too, as layer n_layers. A MAE decoder, whose layers have no sparse step, has no
+    `code`; a layer without a map has no rank of it. Not one of the default probes: a singular value
+    decomposition costs as much as a layer.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("hook_resid_pre", "attn.hook_pattern"),
+        optional=("mlp.hook_post",),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        final=partial(_final, tokens=tokens),
+        weights=_of_weights,
+        settings={"tokens": tokens},
+        final_block=True,
+        subspaces=True,
+    )
+
+
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    answer = _final(acts["hook_resid_pre"], block, tokens)
+    if "mlp.hook_post" in acts:
+        answer["code"] = effective_rank(picked(acts["mlp.hook_post"], tokens, block))
+    return answer | {"pattern": stable_rank(acts["attn.hook_pattern"])}
+
+
+def _final(z: Tensor, block: Block, tokens: Tokens) -> dict[str, Tensor]:
+    return {"stream": effective_rank(picked(z, tokens, block))}
+
+
+def _of_weights(block: Block) -> dict[str, Tensor]:
+    mlp = getattr(block, "mlp", None)
+    d = dictionary(block)
+    found = {
+        "stable_u": subspaces(block),
+        "stable_out": getattr(block.attn, "W_O", None),
+        "stable_in_mlp": getattr(mlp, "W_in", None) if d is None else d,
+        "stable_out_mlp": getattr(mlp, "W_out", None),
+    }
+    return {name: stable_rank(w.detach()) for name, w in found.items() if w is not None}

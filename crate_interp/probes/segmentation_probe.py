@@ -1,0 +1,201 @@
+"""How well attention maps segment: the mask of each head against the masks of the data."""
+
+from functools import partial
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from crate_interp.core import checks
+from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
+from crate_interp.probes.layer_reading import Block, has_cls, n_special
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+IGNORED = 255
+RULES = ("mass", "top")
+RESOLUTIONS = ("token", "pixel")
+_RULE = {
+    "mass": "of the fewest patches that hold a share `mass` of the attention",
+    "top": "of a share `fraction` of the patches, those attended to most",
+}
+CHANCE = {
+    "": "with the mask of an object",
+    "_random": "in random order, with the mask of an object: what a map without places scores",
+    "_other": "with the mask of the next image: what a map of where objects tend to be scores",
+}
+
+
+def _statistics() -> dict[str, Statistic]:
+    """Returns what is known of each statistic, for each rule, resolution and level of chance."""
+    answer: dict[str, Statistic] = {}
+    for rule in RULES:
+        for resolution in RESOLUTIONS:
+            for chance, words in CHANCE.items():
+                name = f"{rule}_{resolution}{chance}"
+                what = f"Overlap, in {resolution}s, {_RULE[rule]}, {words}"
+                answer[name] = ("", 0.0, 1.0, f"{what}. Mean over the classes of an image.")
+                best = f"{what}. Of the best head for each class, chosen by the mask itself."
+                answer[f"{name}_best"] = ("", 0.0, 1.0, best)
+    return answer
+
+
+STATISTICS = _statistics()
+
+
+def segmentation(
+    mass: float = 0.6,
+    fraction: float = 0.6,
+    query: int = 0,
+    scaled: bool = True,
+    cls_key: bool = True,
+    name: str = "segmentation",
+) -> Probe:
+    """Returns a probe of the Jaccard indices of each head's attention mask with the data's masks.
+
+    The data's masks are uint8 class maps, in which 255 is not judged. `{rule}_{resolution}`
+    `[batch, head]` is the mean over the classes in the image. Rule: "mass" (`mass_mask` with the
+    share `mass`) or "top" (`top_mask` with `fraction`). Resolution: "token", where a patch has the
+    class that covers more than half of it, and a class without such a patch has the one that it
+    covers most; or "pixel". `..._best` `[batch]` is the best head for each class, which the mask
+    itself chooses (arXiv 2308.16271 eq. 13): it is biased upward with the number of heads.
+
+    Both have two chance levels: `..._random`, with the patches of an image's maps in a random order
+    (one for all heads, drawn from the number of the sample), and `..._other`, with the maps of an
+    image judged by the mask of the next one. An image without any class has no score; one whose
+    next image has none has no `..._other`. Patches of which more than half is 255 belong to neither
+    side, unless they are the class's.
+
+    query, scaled, cls_key: as in `attention_map`. If both switches are True the probe reads the
+    pattern that the model computed, with the edits of hooks. Eq. 10 is scaled=False, cls_key=False,
+    here on codes of the model's LayerNorm. The probe needs masks and so is not one of the default
+    probes. Raises ValueError for shares outside (0, 1] and a query that is not an integer.
+    """
+    settings = dict(mass=mass, fraction=fraction, query=query, scaled=scaled, cls_key=cls_key)
+    for rule, share in ((mass_mask, mass), (top_mask, fraction)):
+        rule(torch.ones(2), share)  # refuses a share outside (0, 1] before work starts
+    if not checks.is_int(query):
+        raise ValueError(f"query={query!r}: give the number of a token, 0 for CLS.")
+    settings["query"] = int(query)
+    return Probe(
+        name=name,
+        points=("attn.hook_pattern",) if scaled and cls_key else ("attn.hook_q", "attn.hook_k"),
+        measure=partial(_measure, **settings),
+        statistics=STATISTICS,
+        settings=settings,
+        per_head=[key for key in STATISTICS if not key.endswith("_best")],
+        masks=True,
+        partial=True,
+    )
+
+
+def _measure(
+    block: Block, acts: Acts, mass: float, fraction: float, query: int, scaled: bool, cls_key: bool
+) -> dict[str, Tensor]:
+    if not has_cls(block):
+        raise ValueError("maps of attention are read from a model of images with a CLS token.")
+    maps = _maps(acts, query, scaled, cls_key, n_special(block))  # [batch, head, patch]
+    orders = torch.stack(
+        [random_order(maps.shape[-1], int(sample)) for sample in acts["sample"]]
+    ).to(maps.device)
+    own, others = (
+        Targets(acts[name], block.attn.cfg.patch_size) for name in ("masks", "other_masks")
+    )
+    masks = {"mass": mass_mask(maps, mass), "top": top_mask(maps, fraction)}
+    # but for ties, the mask of the shuffled map is the shuffled mask
+    shuffled = {
+        rule: mask.gather(2, orders[:, None].expand_as(mask)) for rule, mask in masks.items()
+    }
+    answer: dict[str, Tensor] = {}
+    for suffix, drawn, targets in (
+        ("", masks, own),
+        ("_random", shuffled, own),
+        ("_other", masks, others),
+    ):
+        for rule in RULES:
+            for resolution in RESOLUTIONS:
+                # [pair, head], pairs of an image and a class
+                scores = targets.jaccard(drawn[rule], resolution)
+                answer[f"{rule}_{resolution}{suffix}"] = targets.mean(scores)
+                answer[f"{rule}_{resolution}{suffix}_best"] = targets.mean(
+                    scores.amax(dim=1, keepdim=True)
+                )[:, 0]
+    for value in answer.values():
+        value[~own.any()] = torch.nan  # without an object of its own, whatever the next image has
+    return answer
+
+
+def _maps(acts: Acts, query: int, scaled: bool, cls_key: bool, special: int) -> Tensor:
+    if "attn.hook_pattern" not in acts:
+        q, k = (acts[point].transpose(1, 2) for point in ("attn.hook_q", "attn.hook_k"))
+        return attention_map(q, k, query, scaled, cls_key, special)
+    pattern = acts["attn.hook_pattern"]
+    count = pattern.shape[-2]
+    if not -count <= query < count:
+        raise ValueError(f"query={query}: there are {count} tokens, 0 (CLS) to {count - 1}.")
+    return pattern[:, :, query, special:]
+
+
+def random_order(count: int, sample: int) -> Tensor:
+    """Returns the random order of `count` patches for the chance level of a sample.
+
+    It is the same in every layer and model.
+    """
+    return torch.randperm(count, generator=torch.Generator().manual_seed(sample))
+
+
+class Targets:
+    """The classes of a batch's masks, a row for each pair of an image and a class in it."""
+
+    def __init__(self, masks: Tensor, patch_size: tuple[int, int]) -> None:
+        classes = [
+            (i, int(c))
+            for i, mask in enumerate(masks)
+            for c in mask.unique()
+            if c not in (0, IGNORED)
+        ]
+        self.n, self.size = len(masks), patch_size[0] * patch_size[1]
+        images, which = [i for i, _ in classes], [c for _, c in classes]
+        self.image = torch.tensor(images, dtype=torch.long, device=masks.device)  # of each pair
+        ids = torch.tensor(which, dtype=masks.dtype, device=masks.device)
+        own = masks[self.image] == ids[:, None, None]
+        self.pixels = _per_patch(own, patch_size)  # of the class [pair, patch]
+        self.judged = _per_patch(masks != IGNORED, patch_size)  # [batch, patch]
+
+    def any(self) -> Tensor:
+        """Returns which images have a class, bool `[batch]`."""
+        return torch.bincount(self.image, minlength=self.n) > 0
+
+    def tokens(self) -> Tensor:
+        """Returns the patches of each pair's class, one at least, bool `[pair, patch]`."""
+        tokens = 2 * self.pixels > self.size
+        if not len(tokens):
+            return tokens
+        most = torch.nn.functional.one_hot(self.pixels.argmax(dim=1), tokens.shape[1]).bool()
+        return torch.where(tokens.any(dim=1, keepdim=True), tokens, most)
+
+    def jaccard(self, masks: Tensor, resolution: str) -> Tensor:
+        """Returns the scores `[pair, head]` of masks of patches `[batch, head, patch]`.
+
+        Patches or pixels that are not judged belong to neither side.
+        """
+        if resolution == "token":
+            target = self.tokens()
+            kept = (2 * self.judged[self.image] >= self.size) | target
+            return jaccard(masks[self.image] & kept[:, None], target[:, None])
+        # each pixel has what its patch has, so that counts of pixels in each patch are enough
+        taken = masks[self.image].double()  # [pair, head, patch]
+        both = torch.einsum("ihp,ip->ih", taken, self.pixels.double())
+        size = torch.einsum("ihp,ip->ih", taken, self.judged[self.image].double())
+        return both / (size + self.pixels.sum(dim=1, keepdim=True) - both)
+
+    def mean(self, scores: Tensor) -> Tensor:
+        """Returns means `[batch, head]` over the classes of each image; NaN if it has none."""
+        total = scores.new_zeros(self.n, scores.shape[1]).index_add_(0, self.image, scores)
+        count = torch.bincount(self.image, minlength=self.n).to(scores)
+        return total / count[:, None]
+
+
+def _per_patch(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """Returns how many pixels of each patch are on, `[n, patch]`, of bool `[n, height, width]`."""
+    pattern = "n (h p1) (w p2) -> n (h w) (p1 p2)"
+    return rearrange(pixels, pattern, p1=patch_size[0], p2=patch_size[1]).sum(dim=-1)

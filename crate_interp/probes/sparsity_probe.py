@@ -1,0 +1,56 @@
+"""Sparsity of the code that the sparse step leaves."""
+
+from functools import partial
+
+from torch import Tensor
+
+from crate_interp.measures import zero_fraction
+from crate_interp.measures.sparsity import l1_and_hoyer
+from crate_interp.probes.layer_reading import Block, Tokens, check_tokens, picked
+from crate_interp.probes.probe import Acts, Probe, Statistic
+
+_STATISTICS: dict[str, Statistic] = {
+    "zero_fraction": (
+        "share of entries",
+        0.0,
+        1.0,
+        "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves.",
+    ),
+    "l1": (
+        "units of the code",
+        0.0,
+        None,
+        "The sum of a token's code entries, mean over tokens: what the threshold penalises.",
+    ),
+    "hoyer": (
+        "",
+        0.0,
+        1.0,
+        "0 for equal entries, 1 for a single one, mean over tokens; blind to the scale of the "
+        "code.",
+    ),
+}
+
+
+def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
+    """Returns a probe of the sparsity of `mlp.hook_post`.
+
+    It measures the zero fraction, the l1 norm and Hoyer's sparsity, each the mean over the tokens.
+    tokens: "all", "patches" (without CLS) or positions. The authors' script counts the zeros of all
+    tokens.
+    """
+    tokens = check_tokens(tokens)
+    return Probe(
+        name=name,
+        points=("mlp.hook_post",),
+        measure=partial(_measure, tokens=tokens),
+        statistics=_STATISTICS,
+        settings={"tokens": tokens},
+    )
+
+
+def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
+    code = picked(acts["mlp.hook_post"], tokens, block)
+    size, sparse = l1_and_hoyer(code)
+    per_token = {"zero_fraction": zero_fraction(code), "l1": size, "hoyer": sparse}
+    return {name: value.mean(dim=-1) for name, value in per_token.items()}

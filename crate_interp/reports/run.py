@@ -1,0 +1,152 @@
+"""ci.report: sweeps a model and its untrained twins, audits it if asked, and writes pages."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crate_hooks import PATTERN, every_layer
+from crate_interp.audits import audit as run_audit
+from crate_interp.audits.result import AuditResult
+from crate_interp.core import checks
+from crate_interp.core.folders import discard, locked
+from crate_interp.core.progress import note, tqdm
+from crate_interp.data import Data, Samples
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.hooked import HookedModel
+from crate_interp.probes import resolve
+from crate_interp.results.result_reading import META
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.run import Probes, sweep
+from crate_interp.sweeps.runs.batches import check_model, samples_of
+from crate_interp.sweeps.runs.untrained_twins import first_samples, other_start, twin
+from crate_interp.sweeps.sweep_findings import sharpest
+from crate_interp.viz.figures.attention_images import attention_on_image
+from crate_interp.viz.pages.audit_pages import audit_page
+from crate_interp.viz.pages.report_page import AttentionPictures, report_page
+
+_SHOWN_IMAGES, _SHOWN_LAYERS = 4, 2
+_SHARP = "entropy_cls"
+
+
+@with_weights
+def report(
+    model: HookedModel,
+    data: Data,
+    out: str | Path,
+    *,
+    probes: Probes = None,
+    limit: int | None = None,
+    untrained: int = 5,
+    audit: bool = False,
+    batch_size: int = 32,
+    progress: bool = True,
+) -> Path:
+    """Writes a report of a model on data into a folder, and returns the path of its report.html.
+
+    Sweeps the model over `data`, and `untrained` random twins over its first 64 samples. A twin is
+    the same architecture with the official random initialisation, seeds 0, 1, ...; the global
+    random state does not change.
+    data, probes, limit, batch_size: as in `ci.sweep`. Beside the page lie the result as
+    SweepResult.save writes it, summary.txt (means by layer, what its columns are, the controls),
+    layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit: write a second
+    page too, audit/audit.html (`ci.audit`, beside as many twins). With `progress` lines on stderr
+    tell what comes, and at the end how long each part took.
+
+    Raises ValueError, before work starts, if `out` cannot be written into or holds something else
+    than a report; and as `ci.sweep` does.
+    """
+    untrained = checks.count("untrained", untrained, least=0)
+    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
+    checks.count("batch_size", batch_size)
+    chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
+    check_model(model)
+    samples = samples_of(model, data, limit)
+    with ExitStack() as locks:
+        folder = locks.enter_context(locked(out))
+        SweepResult.check_folder(folder)
+        if audit:
+            AuditResult.check_folder(locks.enter_context(locked(folder / "audit")))
+        name = data if isinstance(data, str) else ""
+        return _write(model, samples, folder, chosen, untrained, audit, options, name)
+
+
+def _write(
+    model: HookedModel,
+    samples: Samples,
+    out: Path,
+    probes: Probes,
+    untrained: int,
+    audit: bool,
+    options: dict[str, Any],
+    name: str,
+) -> Path:
+    """Measures and writes; what is measured is saved before the next measurement begins."""
+    compared = first_samples(samples)
+    took: dict[str, float] = {}  # seconds of each part
+    started = time.perf_counter()
+
+    progress = options["progress"]
+    if progress:
+        last = "; then the audit, which takes most of the time" if audit else ""
+        twins_too = f", {_counted_twins(untrained)}" if untrained else ""
+        note(f"report: first the sweep{twins_too} and the pages{last}")
+    result = sweep(model, samples, probes=probes, **options)
+    result.save(out)  # before the twins: an interrupt must not cost what has been measured
+    took["sweep"] = time.perf_counter() - started
+    twins = []
+    if compared is not None:
+        seeds = tqdm(
+            range(untrained), desc="untrained twins", disable=not progress or not untrained
+        )
+        twins = [
+            sweep(twin(model, seed), compared, probes=probes, controls=0, **options)
+            for seed in seeds
+        ]
+    if twins:
+        took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
+    if audit:
+        discard(out / "audit", META)  # of an earlier report
+    attention = _attention(model, samples, result) if model.cfg.kind == "vision" else None
+    start = other_start(model) if twins else ""
+    shown: Any = {"attention": attention, "audited": audit, "data": name, "start": start}
+    page = report_page(result, twins, out, **shown)
+    took["pages"] = time.perf_counter() - started - sum(took.values())
+    if audit:  # last, as it takes longest: what dies in it costs nothing else
+        audited = run_audit(model, samples, untrained=untrained, **options)
+        audit_page(audited, out / "audit")
+        took["audit"] = time.perf_counter() - started - sum(took.values())
+    if progress:
+        _say(took)
+    return page
+
+
+def _say(took: dict[str, float]) -> None:
+    """Prints how long each part took."""
+    parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in took.items())
+    note(f"report: {parts}")
+
+
+def _counted_twins(count: int) -> str:
+    return f"{count} untrained {'twin' if count == 1 else 'twins'}"
+
+
+def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures:
+    """Returns the CLS attention of each head over the first images, in a few layers.
+
+    They are that of the head whose CLS attends most sharply, if that was measured, and the last.
+    """
+    first = samples.start
+    images = samples.read(first, first + min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
+    count = len(model.blocks)
+    sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
+    shown = sorted([*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS])
+    points = every_layer(model, PATTERN, shown)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(images, names_filter=points)
+    figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
+    name_of, even = samples.name_of, 1 / cache[points[0]].shape[-1]
+    names = [] if name_of is None else [name_of(first + place) for place in range(len(images))]
+    return AttentionPictures(figures, len(images), even, names)

@@ -1,0 +1,152 @@
+"""ci.verify: a report on a checkpoint, on a saved result, or on the folder of a run."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from crate_interp.checkpoints import verify as checkpoints
+from crate_interp.core.files import digest
+from crate_interp.core.folders import differs, named, read_index
+from crate_interp.core.safe_text import plain
+from crate_interp.results import result_hash
+from crate_interp.results.result import Result
+from crate_interp.results.result_reading import META, table_from
+from crate_interp.sweeps.ledgers.ledger import CHUNKS, RUN, Ledger
+
+# the kinds of results: where their classes are
+KINDS: dict[str, tuple[str, str]] = {
+    "atlas": ("crate_interp.circuits.atlases.atlas_run", "Atlas"),
+    "atoms": ("crate_interp.sweeps.atom_statistics", "AtomResult"),
+    "audit": ("crate_interp.audits.result", "AuditResult"),
+    "circuit_scores": ("crate_interp.circuits.circuit_scores", "CircuitScores"),
+    "comparison": ("crate_interp.comparisons.result", "Comparison"),
+    "composition": ("crate_interp.circuits.compositions", "Composition"),
+    "head_ablation": ("crate_interp.circuits.head_ablation_result", "HeadAblation"),
+    "linear_probe": ("crate_interp.sweeps.linear_probes", "LinearProbeResult"),
+    "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),
+    "logit_lens": ("crate_interp.circuits.lens_table", "LogitLens"),
+    "saes": ("crate_interp.saes.result", "SaeResult"),
+    "segmentation": ("crate_interp.segmentation.result", "SegmentResult"),
+    "store": ("crate_interp.sweeps.stores.activation_store", "ActivationStore"),
+    "surgery": ("crate_interp.surgeries.result", "SurgeryResult"),
+    "sweep": ("crate_interp.sweeps.result", "SweepResult"),
+    "watch": ("crate_interp.training.watch_result", "WatchResult"),
+}
+Check = dict[str, Any]
+
+
+def verify(
+    source: checkpoints.Source, *, progress: bool = True, **options: object
+) -> dict[str, Any]:
+    """Checks a checkpoint, or the folder of a saved result or of a run, and returns a report.
+
+    Its values are JSON-native. Of a checkpoint it is as in crate_interp/checkpoints/verify.py;
+    options are those of `ci.load`. Of a folder its keys are source, ok, result (the kind), digests
+    (of the files), hash (of the result: `Result.digest()`, computed anew from its tables), checks
+    (name, ok and detail of each) and cannot_check. Every byte of a run's chunks is read.
+
+    Raises ValueError for options beside a folder of results.
+    """
+    folder = Path(source) if isinstance(source, (str, Path)) else None
+    index = {} if folder is None else read_index(folder / META)
+    run = {} if folder is None else read_index(folder / RUN)
+    if folder is None or not ("result" in index or "stages" in run):
+        return checkpoints.verify(source, progress=progress, **options)
+    if any(value is not None for value in options.values()):
+        raise ValueError(f"{', '.join(options)}: options are for checkpoints, not for results.")
+    checks, more, limits = [], {}, []
+    if "result" in index:
+        found, more, limits = _result(folder, index)
+        checks += found
+    else:
+        limits.append("the result: it is not written before all chunks are there")
+    if "stages" in run:
+        checks += _run(folder, run)
+    kind = plain(index.get("result", run.get("kind")), 80)
+    return {
+        "source": str(source),
+        "ok": all(check["ok"] for check in checks),
+        "result": kind,
+        **more,
+        "checks": checks,
+        "cannot_check": limits,
+    }
+
+
+def _result(folder: Path, index: Mapping[str, Any]) -> tuple[list[Check], dict[str, Any], list]:
+    """Returns the checks of a saved result, its digests and hash, and what cannot be checked."""
+    files = named(index.get("files"))
+    wrong = differs(folder, files)
+    detail = f"{len(files)} files" + (f"; differ: {', '.join(map(plain, wrong))}" if wrong else "")
+    checks = [_check("files are those that were saved", not wrong and bool(files), detail)]
+    there = {name: digest(folder / name) for name in files if (folder / name).is_file()}
+    more: dict[str, Any] = {"digests": there, "hash": None}
+    module, name = KINDS.get(str(index["result"]), ("", ""))
+    if not module:
+        kind = plain(index["result"], 80)
+        return [*checks, _check("is a result", False, f"no kind {kind!r}")], more, []
+    of_kind: type[Result] = getattr(import_module(module), name)
+    checks.append(_passes("can be loaded", lambda: of_kind.load(folder).headline()))
+    wanted, limits = index.get("hash"), []
+    try:
+        more["hash"] = result_hash.digest_of(_tables(folder, of_kind), index)
+    except Exception as error:  # whatever a stranger's table makes of it
+        checks.append(_check("hash of tables and meta", False, plain(error, 300)))
+        return checks, more, limits
+    if wanted is None:
+        limits.append("the hash of tables and meta: an older version saved the result without one")
+    else:
+        same = wanted == more["hash"]
+        words = "computed anew" if same else f"{META} says {plain(wanted, 80)}"
+        checks.append(_check("hash of tables and meta", same, words))
+    return checks, more, limits
+
+
+def _tables(folder: Path, of_kind: type[Result]) -> dict[str, pd.DataFrame]:
+    names = list(of_kind.STORED)
+    return {name: table_from((folder / f"{name}.parquet").read_bytes()) for name in names}
+
+
+def _run(folder: Path, run: Mapping[str, Any]) -> list[Check]:
+    """Returns the checks of the chunks of a run."""
+    ledger, checks = Ledger(folder), []
+    stages = list(dict.fromkeys([*map(str, run["stages"]), *ledger.lengths()]))
+    for stage in stages:
+        missing = ledger.missing(stage)
+        if missing is None:
+            checks.append(_check(f"chunks of {plain(stage)}", False, "nobody knows how many"))
+            continue
+        total = ledger.lengths()[stage]
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if missing[8:] else "")
+        detail = f"{total - len(missing)} of {total}"
+        detail += f"; missing or damaged: {shown}" if missing else ""
+        checks.append(_check(f"chunks of {plain(stage)}", not missing, detail))
+        entries = ledger.entries(stage)
+        chunks = [chunk for chunk in range(total) if chunk not in set(missing)]
+        beside = [ledger.read(stage, chunk, entries).get("files") for chunk in chunks]
+        named_there = [table for table in beside if table is not None and "sha256" in table]
+        if named_there:
+            checks.append(_beside(folder, pd.concat(named_there)))
+    return checks
+
+
+def _beside(folder: Path, table: pd.DataFrame) -> Check:
+    """Checks the files that the tables of chunks name."""
+    pairs = zip(table["file"], table["sha256"], strict=True)
+    wrong = differs(folder / CHUNKS, dict(pairs))
+    detail = f"{len(table)} files" + (f"; differ: {', '.join(map(plain, wrong))}" if wrong else "")
+    return _check("files of activations", not wrong, detail)
+
+
+def _passes(name: str, load: Callable[[], str]) -> Check:
+    try:
+        return _check(name, True, load())
+    except Exception as error:
+        return _check(name, False, plain(error, 300))
+
+
+def _check(name: str, ok: bool, detail: str) -> Check:
+    return {"name": name, "ok": bool(ok), "detail": detail}

@@ -1,0 +1,349 @@
+"""What every result is: named tables, where they come from, and one folder on the disk."""
+
+import html
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.core import checks
+from crate_interp.core.folders import locked, replacing
+from crate_interp.core.safe_text import in_markdown, plain, visible
+from crate_interp.results import result_hash, sample_ranges
+from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
+
+ENOUGH = (
+    32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
+)
+# What may differ between results that merge: it belongs to a run and not to what was measured.
+_OF_A_RUN = {
+    "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
+    "threads", "engine", "command", "run", "skipped",
+}  # fmt: skip
+_LONGEST = 200  # characters of a value that an error quotes
+
+Table = pd.DataFrame
+Merge = Callable[[Table, Table, Mapping[str, Any]], Table]  # ours, theirs, the meta of both
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """Named tables of numbers and where they come from: what every measurement returns.
+
+    `stored` holds the tables that were measured, `meta` the model, data, settings and versions.
+    `table(name)` also gives the tables that are computed from the stored ones. Two results of
+    different samples merge into the result of all of them: `a.merge(b)`.
+
+    A kind of result is a subclass with literal tables: MAIN is the table that `table()` returns,
+    STORED says how each stored table merges, DERIVED how the others are computed, META which types
+    some entries of meta have, and ALONE, if it is not empty, why results of this kind do not merge.
+
+    meta holds `format` (1), `result` (the kind) and `data`, a list of {fingerprint, start, stop}:
+    the samples start to stop - 1 of the data with this fingerprint. The fingerprint is None where
+    the data is not known, such as for numbers measured on a cache.
+    """
+
+    stored: Mapping[str, Table]
+    meta: dict[str, Any]
+    _computed: dict[str, Table] = field(default_factory=dict, init=False)
+
+    KIND: ClassVar[str] = ""
+    MAIN: ClassVar[str] = ""
+    STORED: ClassVar[Mapping[str, Merge]] = {}
+    DERIVED: ClassVar[Mapping[str, Callable[[Any], Table]]] = {}
+    ALONE: ClassVar[str] = ""
+    INTERVALS: ClassVar[bool] = False  # whether the tables hold intervals over samples
+    META: ClassVar[Mapping[str, type]] = {}
+
+    def __post_init__(self) -> None:
+        if set(self.stored) != set(self.STORED):
+            raise ValueError(
+                f"a result of kind {self.KIND!r} is made of the tables {', '.join(self.STORED)}; "
+                f"got {', '.join(self.stored) or 'none'}."
+            )
+        meta = {"format": FORMAT, "result": self.KIND} | self.meta
+        object.__setattr__(
+            self, "meta", json.loads(json.dumps(meta, default=_plain))
+        )  # in the form that loading gives
+        object.__setattr__(self, "stored", {name: self.stored[name] for name in self.STORED})
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """Returns every table by its name, stored ones first."""
+        return {name: self.table(name) for name in (*self.STORED, *self.DERIVED)}
+
+    def table(self, name: str | None = None) -> Table:
+        """Returns a copy of one table; None stands for the main one.
+
+        Raises ValueError if there is no table of this name.
+        """
+        return self._table(self.MAIN if name is None else name).copy()
+
+    def _table(self, name: str) -> Table:
+        if name in self.stored:
+            return self.stored[name]
+        checks.one_of("name", name, (*self.STORED, *self.DERIVED))
+        if name not in self._computed:
+            self._computed[name] = self.DERIVED[name](self)
+        return self._computed[name]
+
+    @property
+    def alone(self) -> str:
+        """Returns why this result does not merge, or nothing."""
+        return self.ALONE
+
+    def headline(self) -> str:
+        """Returns the finding in one sentence."""
+        raise NotImplementedError
+
+    def caution(self) -> str:
+        """Returns a line of warning: edits of the model, too few samples for good intervals."""
+        n, found = self.meta["n_samples"], self.meta.get("edits")
+        words = f"Measured with edits: {', '.join([*found][:4])}. " if found else ""
+        if not self.INTERVALS or n >= ENOUGH:
+            return words.strip()
+        return words + (
+            f"Intervals of fewer than {ENOUGH} samples may be too narrow: here are "
+            f"{counted(n, self.meta['unit'])}."
+        )
+
+    def _words(self) -> str:
+        return plain(f"{self.headline()} {self.caution()}", longest=2000)  # it may quote names
+
+    def __repr__(self) -> str:
+        others = [name for name in (*self.STORED, *self.DERIVED) if name != self.MAIN]
+        return (
+            f"{type(self).__name__}: {self._words()}\n"
+            f"  table(): {self.MAIN}. table(name): {', '.join(others) or 'there is no other'}."
+            f"{self._statistics()}\n  save(folder), to_csv(), to_markdown(), to_latex()."
+        )
+
+    def _statistics(self) -> str:
+        """Returns a line with the names of the statistics, if the result has some."""
+        names = [plain(name) for name in self.meta.get("statistics", {})]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
+        return f"\n  statistics: {shown}." if names else ""
+
+    def _written(self, name: str | None) -> pd.DataFrame:
+        """Returns the table that is written as text; None stands for the main one."""
+        return self._table(self.MAIN if name is None else name)
+
+    def to_csv(self, name: str | None = None) -> str:
+        """Returns a table as CSV; None stands for the main one."""
+        return self._written(name).to_csv(index=False)
+
+    def to_markdown(self, name: str | None = None) -> str:
+        """Returns a table in Markdown, numbers with four digits; None stands for the main one."""
+        table = self._written(name)
+        rows = ([_cell(value) for value in row] for row in table.itertuples(index=False))
+        return in_markdown(map(_cell, table.columns), rows) + "\n"
+
+    def to_latex(self, name: str | None = None) -> str:
+        """Returns a table in LaTeX, numbers with four digits; None stands for the main one.
+
+        It needs the package booktabs.
+        """
+        table = self._written(name).astype(object)
+        return table.map(_cell).to_latex(index=False, escape=True)
+
+    def _repr_html_(self) -> str:
+        cells = self._shown().map(lambda value: visible(value) if type(value) is str else value)
+        shown = cells.to_html(index=False, float_format=lambda value: f"{value:.4g}")
+        return self._in_notebook(shown)
+
+    def _in_notebook(self, table: str) -> str:
+        # the classes keep a notebook from reading a $ in a name as the beginning of a formula
+        words = f"<p>{html.escape(self._words())}</p>"
+        return f'<div class="tex2jax_ignore mathjax_ignore">{words}{table}</div>'
+
+    def _shown(self) -> Table:
+        """Returns what a notebook shows below the headline."""
+        return self._table(self.MAIN).head(20)
+
+    def digest(self) -> str:
+        """Returns "sha256:" and the SHA-256 of the stored tables and of meta.
+
+        It is the same for two results with the same numbers, of the same model, data, settings and
+        versions. Who computed them, how long it took and on which device does not count, nor
+        whether the result was loaded from a folder (crate_interp/results/result_hash.py).
+        """
+        return result_hash.digest_of(self.stored, self.meta)
+
+    @classmethod
+    def check_folder(cls, folder: str | Path) -> None:
+        """Raises ValueError if `save` would refuse a folder for what it holds."""
+        check_place(Path(folder), cls.KIND)
+
+    def _check(self) -> None:
+        """Raises any error if the tables and settings of a loaded result cannot be read."""
+        self._repr_html_()
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes a parquet file for each table and meta.json into a folder, and returns the folder.
+
+        meta.json comes last and holds the digest of each of the other files, as "files", and that
+        of the result, as "hash", for `ci.verify(folder)`. A result that was
+        there is replaced as a whole, its pages too; other files stay.
+        Raises ValueError if the folder cannot be written, another process is writing it, or it
+        holds something else, which would be lost: another kind of result, or another meta.json.
+        """
+        self.check_folder(folder)
+        with replacing(folder, META, self._index()) as stage:
+            for name in (*self.STORED, *self.DERIVED):
+                self._table(name).to_parquet(stage / f"{name}.parquet", index=False)
+        return Path(folder)
+
+    @contextmanager
+    def saved_with_pages(self, folder: str | Path) -> Iterator[Path]:
+        """Saves the result, then yields an empty folder, whose files are put beside it at the end.
+
+        The result stays if that fails. Raises ValueError as `save` does.
+        """
+        with locked(folder):
+            self.save(folder)
+            tables = [f"{name}.parquet" for name in self.tables]
+            with replacing(folder, META, self._index(), kept=tables) as stage:
+                yield stage
+
+    def _index(self) -> dict[str, Any]:
+        """Returns what meta.json holds, but for the digests of the other files."""
+        return {**self.meta, "hash": self.digest()}
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Any:
+        """Returns the result that `save` wrote into a folder.
+
+        Warns if a page beside it was changed. Raises ValueError if the folder holds no result, one
+        of another kind or of a newer format, or a table that is missing or not the one that was
+        saved.
+        """
+        folder = Path(folder)
+        meta = read_meta(folder, cls.__name__, cls.KIND, cls.META)
+        tables = read_tables(folder, cls.__name__, cls.STORED, meta.pop("files", None))
+        meta.pop("hash", None)
+        result = cls(tables, meta)
+        try:
+            result._check()
+        except Exception as error:  # from a table or a setting that a stranger made
+            raise ValueError(
+                f"{str(folder)!r} is no saved {cls.__name__}: {type(error).__name__} where its "
+                "tables are read. Save the result again."
+            ) from error
+        return result
+
+    def merge(self, other: "Result") -> Any:
+        """Returns the result over the samples of both.
+
+        If both are of one data set, samples keep their numbers. Else the samples of `other` are
+        numbered after ours, and meta says that nobody checked whether the data overlap.
+
+        Raises ValueError if results of this kind do not merge, if the two differ in kind, model,
+        settings or versions, or if a sample is in both.
+        """
+        if self.alone:
+            raise ValueError(self.alone)
+        if type(other) is not type(self):
+            raise ValueError(
+                f"cannot merge {type(other).__name__} into {type(self).__name__}: "
+                "give a result of the same kind."
+            )
+        _check_same(self.meta, other.meta)
+        shift = sample_ranges.shift(self.meta["data"], other.meta["data"])
+        theirs = {name: _renumbered(table, shift) for name, table in other.stored.items()}
+        pairs = {name: (self.stored[name], theirs[name]) for name in self.STORED}
+        tables = {name: rule(*pairs[name], self.meta) for name, rule in self.STORED.items()}
+        return type(self)(tables, _merged_meta(self.meta, other.meta))
+
+
+def _cell(value: Any) -> str:
+    """Returns a value as a table shows it: a float with four digits, a missing one as nothing."""
+    if value is None or value is pd.NA or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else plain(value)
+
+
+def counted(n: int, unit: str) -> str:
+    """Returns a number and its unit, such as "1 image" and "1,024 images"."""
+    return f"{n:,} {unit.removesuffix('s') if n == 1 else unit}"
+
+
+def by(*keys: str) -> Merge:
+    """Returns a way to merge tables: the rows of both, in the order of these columns."""
+
+    def merge(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
+        parts = [table for table in (mine, theirs) if len(table)] or [mine]
+        rows = pd.concat(parts, ignore_index=True)
+        present = [key for key in keys if key in rows]
+        # neighbours are in order already; sorting would copy them once more
+        if not present or _in_order(rows, present):
+            return rows
+        return rows.sort_values(present, kind="stable", ignore_index=True)
+
+    return merge
+
+
+def _in_order(rows: Table, keys: list[str]) -> bool:
+    """Tells whether rows stand in the order of these columns; False if they are not numbers."""
+    tied = np.ones(max(len(rows) - 1, 0), dtype=bool)  # with the row before, in the keys so far
+    for key in keys:
+        values = rows[key].to_numpy()
+        if values.dtype.kind not in "iu":
+            return False
+        if (tied & (values[1:] < values[:-1])).any():
+            return False
+        tied &= values[1:] == values[:-1]
+    return True
+
+
+def first(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
+    """Merges tables that do not depend on the data: both are the same, and one is kept."""
+    return mine if len(mine) else theirs
+
+
+def sums(*keys: str) -> Merge:
+    """Returns a way to merge tables: rows with the same keys are added up, column by column."""
+
+    def merge(mine: Table, theirs: Table, meta: Mapping[str, Any]) -> Table:
+        both: Any = pd.concat([mine, theirs], ignore_index=True)
+        return both.groupby(list(keys), sort=False, dropna=False, as_index=False).sum()
+
+    return merge
+
+
+def _plain(value: Any) -> Any:
+    """Returns NumPy's numbers as Python's, for JSON."""
+    return value.item()
+
+
+def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for name in dict.fromkeys([*mine, *theirs]):
+        if name not in _OF_A_RUN and mine.get(name) != theirs.get(name):
+            values = " and ".join(repr(meta.get(name))[:_LONGEST] for meta in (mine, theirs))
+            raise ValueError(
+                f"the results differ in {name}: {values}. "
+                "Results merge if model, settings and versions are the same."
+            )
+
+
+def _renumbered(table: Table, shift: int) -> Table:
+    return table.assign(sample=table["sample"] + shift) if shift and "sample" in table else table
+
+
+def _merged_meta(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    meta = mine | {"data": sample_ranges.joined(mine["data"], theirs["data"])}
+    for name in ("n_samples", "seconds"):
+        if name in mine and name in theirs:
+            meta[name] = mine[name] + theirs[name]
+    if "counts" in mine:
+        names = dict.fromkeys([*mine["counts"], *theirs["counts"]])
+        meta["counts"] = {
+            name: mine["counts"].get(name, 0) + theirs["counts"].get(name, 0) for name in names
+        }
+    if sample_ranges.different(mine["data"], theirs["data"]):
+        meta["disjoint"] = "not checked"
+    return meta

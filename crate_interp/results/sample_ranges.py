@@ -1,0 +1,75 @@
+"""The samples that a result is of: lists of {fingerprint, start, stop}.
+
+An entry stands for the samples start to stop - 1 of the data with this fingerprint. Where results
+of different data were merged, `first` is the number in the result of the entry's first sample.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from crate_interp.core import checks
+
+Range = dict[str, Any]
+
+
+def of(fingerprint: str | None, start: int, stop: int) -> list[Range]:
+    """Returns the samples start to stop - 1 of one data set; None stands for unknown data."""
+    return [{"fingerprint": fingerprint, "start": start, "stop": stop}]
+
+
+def different(mine: Sequence[Range], theirs: Sequence[Range]) -> bool:
+    """Tells whether two lists are not of one and the same known data set."""
+    prints = {entry["fingerprint"] for entry in (*mine, *theirs)}
+    return len(prints) > 1 or None in prints
+
+
+def shift(mine: Sequence[Range], theirs: Sequence[Range]) -> int:
+    """Returns what to add to the sample numbers of `theirs`, so that they follow those of `mine`.
+
+    Samples of one data set keep their numbers. Raises ValueError if a sample is in both lists.
+    """
+    for entry in theirs:
+        for own in mine:
+            same = entry["fingerprint"] == own["fingerprint"] is not None
+            low, high = max(entry["start"], own["start"]), min(entry["stop"], own["stop"])
+            if same and low < high:
+                raise ValueError(
+                    f"samples {low} to {high - 1} are in both results: "
+                    "give results of different samples."
+                )
+    if not mine or not theirs or not different(mine, theirs):
+        return 0
+    following = max(_first(entry) + entry["stop"] - entry["start"] for entry in mine)
+    return following - min(_first(entry) for entry in theirs)
+
+
+def joined(mine: Sequence[Range], theirs: Sequence[Range]) -> list[Range]:
+    """Returns both lists as one; ranges of one data set that touch become one."""
+    if different(mine, theirs):
+        added = shift(mine, theirs)
+        return [*mine, *({**entry, "first": _first(entry) + added} for entry in theirs)]
+    entries = sorted((dict(entry) for entry in (*mine, *theirs)), key=lambda e: e["start"])
+    kept: list[Range] = entries[:1]
+    for entry in entries[1:]:
+        if entry["start"] == kept[-1]["stop"]:
+            kept[-1]["stop"] = entry["stop"]
+        else:
+            kept.append(entry)
+    return kept
+
+
+def is_valid(data: Any) -> bool:
+    """Tells whether a value read from a file is such a list."""
+    return isinstance(data, list) and all(
+        isinstance(entry, dict)
+        and isinstance(entry.get("fingerprint", 0), (str, type(None)))
+        and checks.is_int(entry.get("start"))
+        and checks.is_int(entry.get("stop"))
+        and 0 <= entry["start"] <= entry["stop"]
+        and checks.is_int(entry.get("first", 0))
+        for entry in data
+    )
+
+
+def _first(entry: Range) -> int:
+    return entry.get("first", entry["start"])

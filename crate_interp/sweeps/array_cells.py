@@ -1,0 +1,40 @@
+"""Arrays in the cells of a table, as the bytes of their float64 numbers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from crate_interp.results.result import Merge
+
+
+def to_bytes(values: Tensor) -> bytes:
+    """Returns the numbers of a tensor as float64, row by row."""
+    return values.detach().cpu().double().contiguous().numpy().tobytes()
+
+
+def from_bytes(content: bytes, *shape: int) -> np.ndarray:
+    """Returns a new float64 array of a shape; one length may be -1."""
+    return np.frombuffer(content, dtype=np.float64).reshape(shape).copy()
+
+
+def added(array: str, *keys: str) -> Merge:
+    """Returns a way to merge tables: the arrays of one column are added where the keys are equal.
+
+    Rows keep the order of the first table. Columns beside the keys are added up too.
+    """
+
+    def merge(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+        both = pd.concat([mine, theirs], ignore_index=True)
+        rows = [_sum(own, array, keys) for _, own in both.groupby(list(keys), sort=False)]
+        return pd.DataFrame(rows, columns=mine.columns)
+
+    return merge
+
+
+def _sum(rows: pd.DataFrame, array: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    total = rows.drop(columns=[array, *keys]).sum().to_dict()
+    cells = sum(from_bytes(cell, -1) for cell in rows[array])
+    return {**rows.iloc[0][list(keys)].to_dict(), **total, array: np.asarray(cells).tobytes()}

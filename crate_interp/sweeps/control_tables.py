@@ -1,0 +1,149 @@
+"""The negative controls of a sweep in words and tables, beside the model on the same samples."""
+
+import math
+from typing import Any
+
+from crate_interp.results.result import Result, counted
+from crate_interp.results.text_table import as_text
+
+EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
+_GOLDEN = (5**0.5 - 1) / 2
+_TELLS = 10  # of so many samples all are better by chance once in 512
+# the statistics that are shown, and what they are called in a sentence
+CONTROLLED = {
+    "compression.subspace_rate_mid": "R^c",
+    "compression.reduction_mid": "R - R^c",
+    "compression.official_rate": "the authors' R^c",
+}
+
+
+KINDS = {
+    "random weights": "one untrained network, seed 0. What is the same there is not learned.",
+    "random subspaces": "random U_k with the singular values of the model's, drawn anew for each "
+    "sample. If the model is no better, its subspaces compress its tokens no better than random "
+    "ones. It may also be better because its subspaces hold less of the tokens: see the share of a "
+    "token in each head's subspace.",
+    "permuted heads": "each head's result is written by the output map of the head before it. If "
+    "the model is better in about half of the samples, it does not matter through which map a "
+    "result is written; if in nearly all, its own maps compress more than these do; if in nearly "
+    "none, less.",
+    "tight frame": "a stream of the same energy, spread evenly over as many directions as it can "
+    "have, so R is the highest. It has no structure; tokens that fill few directions (see the "
+    "probe ranks) have a lower R and a lower R^c.",
+}
+IN_BRACKETS = (
+    "In brackets: in how many samples the model is better, that is, has less R^c, or more R - R^c."
+)
+
+
+def controls_table(result: Result, name: str) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows for "probe.statistic": the model and every control, a row per layer.
+
+    Before controls of the same samples stands the model on these samples. There are no rows if no
+    control applies to the statistic.
+    """
+    probe, _, statistic = name.partition(".")
+    table: Any = result.table("controls")
+    rows = table[(table["probe"] == probe) & (table["statistic"] == statistic)]
+    lines = {layer: [str(layer)] for layer in sorted(set(rows["layer"]))}
+    header = ["layer"]
+    for n in sorted(set(rows["n"]), reverse=True):
+        seen = rows[rows["n"] == n]
+        kinds, unit = list(dict.fromkeys(seen["control"])), str(result.meta["unit"])
+        header += [f"model, {counted(n, unit)}", *kinds]
+        found = {(row.control, row.layer): row for row in seen.itertuples()}
+        for layer, cells in lines.items():
+            there = [found.get((kind, layer)) for kind in kinds]
+            own = next((f"{row.model_mean:.4g}" for row in there if row is not None), "")
+            cells += [own, *("" if row is None else _control(row) for row in there)]
+    return header, list(lines.values())
+
+
+def _control(row: Any) -> str:
+    """Returns the mean under a control, and in how many samples the model is better."""
+    if not hasattr(row, "lower"):  # a result that was saved earlier does not say in how many
+        return f"{row.control_mean:.4g}"
+    return f"{row.control_mean:.4g} ({_better(row)}/{row.n})"
+
+
+def _better(row: Any) -> int:
+    """Returns in how many samples the model is better: R - R^c is to be high, the others low."""
+    return row.n - row.lower if row.statistic.startswith("reduction") else row.lower
+
+
+def an_eighth(start: int, count: int) -> list[int]:
+    """Returns which of the samples start, start + 1, ... the controls within a layer see.
+
+    Samples 0, 5, 13, 18, ..., 5 of the first 32 and about an eighth of many, by the golden ratio: a
+    fixed step would go with the classes of data whose classes come in turn, and see one alone.
+    """
+    return [place for place in range(count) if (start + place) * _GOLDEN % 1 < 1 / EVERY]
+
+
+def few_controlled(result: Result) -> str:
+    """Returns a caution where so few samples were controlled that all may agree by chance."""
+    counts: Any = result.table("controls")["n"]
+    least, asked, n = int(counts.min()), result.meta["controls"], result.meta["n_samples"]
+    if least > _TELLS:
+        return ""
+    words = f"With {least} of them, all or none are better by chance once in {2 ** (least - 1):,}"
+    if n <= asked:
+        return f"{words}; for more, measure more {result.meta['unit']}."
+    more = len(an_eighth(0, n))
+    return f"{words}. `crate-interp sweep` with `--controls {n}` measures them on {more}."
+
+
+def by_rate(result: Result) -> str:
+    """Returns in how many samples the model is better than random subspaces, by each rate."""
+    table: Any = result.table("controls")
+    if "lower" not in table:
+        return ""
+    said = []
+    for name, words in CONTROLLED.items():
+        rows = table[(table["probe"] + "." + table["statistic"] == name)]
+        rows = rows[rows["control"] == "random subspaces"]
+        if len(rows):
+            better = ", ".join(str(_better(row)) for row in rows.itertuples())
+            said.append(f"by {words} in {better} of {rows['n'].max()}")
+    if len(said) < 2:
+        return ""
+    return (
+        f"Better than random subspaces, layer by layer: {'; '.join(said)}. R^c and R - R^c see how "
+        "long tokens are, and so how much of them a subspace holds; the authors' R^c sees the "
+        "directions of the codes alone. They may disagree."
+    )
+
+
+def controls_text(result: Result) -> str:
+    """Returns the controls of the first measure that has any, as lines of text, or ""."""
+    for name in CONTROLLED:
+        header, rows = controls_table(result, name)
+        if rows:
+            bound = rate_reduction_bound(result)
+            of_each = "\n".join(f"{kind}: {KINDS[kind]}" for kind in header if kind in KINDS)
+            return (
+                f"\nNegative controls: {name} over {controlled(result)}, beside the model on the "
+                f"same {result.meta['unit']}. {IN_BRACKETS} {few_controlled(result)}\n"
+                f"{as_text(header, rows)}\n{by_rate(result)}\n\n{of_each}\n"
+                f"d/2 ln K = {bound:.4g} nats per token is the most that R - R^c can be for "
+                "complete orthonormal subspaces; other subspaces may exceed it.\n"
+            )
+    return ""
+
+
+def controlled(result: Result) -> str:
+    """Returns how many samples the controls have seen, in words."""
+    counts: Any = result.table("controls")["n"]
+    most, least, unit = counts.max(), counts.min(), result.meta["unit"]
+    words = f"the first {most} {unit}"
+    if least == most:
+        return words
+    return f"{words} (random weights; the others on {least} of them, evenly spread)"
+
+
+def rate_reduction_bound(result: Result) -> float:
+    """Returns d/2 ln K in nats per token, the most of R - R^c for complete orthonormal U."""
+    config = result.meta["config"]
+    grouped = config.get("subspaces", "query") != "query"  # there is one U_k for a group of heads
+    heads = config["value_heads"] if grouped else config["n_heads"]
+    return config["d_model"] / 2 * math.log(heads)

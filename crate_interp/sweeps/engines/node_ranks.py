@@ -1,0 +1,111 @@
+"""One process of a node fetches a model while the others wait: a file tells them when it is done.
+
+torchrun sets LOCAL_RANK, RANK and WORLD_SIZE. torch.distributed is never initialised.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from crate_interp.core.files import write_text
+from crate_interp.core.folders import read_index
+from crate_interp.core.progress import stream, tqdm
+from crate_interp.core.safe_text import file_name
+
+_LOOK = 0.1  # seconds
+_LONG = 600.0  # seconds that a first process may take until it says that it has begun
+
+
+@contextmanager
+def after_rank_0(out: str | Path | None) -> Iterator[None]:
+    """Lets the process with LOCAL_RANK 0 go first, on each node, and the others when it is done.
+
+    out: the folder of the run, which all of them see. If the first one fails, the others go ahead
+    and say so. A process that is no rank, or has no folder, goes at once.
+    """
+    rank = os.environ.get("LOCAL_RANK")
+    if out is None or rank is None or int(os.environ.get("LOCAL_WORLD_SIZE", "2")) < 2:
+        yield
+        return
+    marker = _marker(Path(out))
+    if int(rank) != 0:
+        _wait(marker)
+        yield
+        return
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    _remove_old(marker)
+    _say(marker, "fetches")
+    try:
+        yield
+    except BaseException:
+        _say(marker, "failed")
+        raise
+    _say(marker, "done")
+
+
+def device_of_rank() -> str:
+    """Returns the GPU of this process, "cuda:N" for LOCAL_RANK N, or "cpu" where there is none.
+
+    Where there are fewer GPUs than ranks, since each rank sees its own alone, they are counted
+    round.
+    """
+    if not torch.cuda.is_available():
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+
+
+def _marker(out: Path) -> Path:
+    """Returns a file of this launch on this node: its processes have one parent."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    launch = "-".join(os.environ.get(name, "") for name in names)
+    return out / f"{_prefix()}{os.getppid()}-{file_name(launch)}.json"
+
+
+def _prefix() -> str:
+    return f".crate-interp-fetched-{file_name(socket.gethostname())}-"
+
+
+def _say(marker: Path, state: str) -> None:
+    write_text(marker, json.dumps({"pid": os.getpid(), "state": state}))
+
+
+def _wait(marker: Path) -> None:
+    """Waits until the first process is done, has failed, or is gone."""
+    until = time.monotonic() + _LONG
+    while True:
+        found = read_index(marker)
+        state = found.get("state")
+        if state == "done":
+            return
+        if state == "fetches" and _lives(found.get("pid")):
+            until = time.monotonic() + _LONG
+        elif state is not None or time.monotonic() > until:
+            tqdm.write("rank 0 of this node could not load: going ahead.", file=stream())
+            return
+        time.sleep(_LOOK)
+
+
+def _remove_old(marker: Path) -> None:
+    """Removes what launches on this node left whose first process is gone."""
+    for path in marker.parent.iterdir():
+        if path.name.startswith(_prefix()) and not _lives(read_index(path).get("pid")):
+            path.unlink(missing_ok=True)
+
+
+def _lives(pid: object) -> bool:
+    if type(pid) is not int or pid <= 0:
+        return False
+    try:
+        if os.name != "nt":  # there it would end the process
+            os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    except OverflowError:
+        return False
+    return True

@@ -1,0 +1,342 @@
+"""The folder of a run: its settings, a file for each chunk, and a ledger of their digests.
+
+run.json holds the settings. A chunk is a file that is written beside its place and moved into it;
+then a line with its digest goes into the ledger of the process that made it. A chunk counts if its
+file has a digest that a ledger holds. So a process may die at any moment, several may work at once,
+and no clock is asked.
+"""
+
+import errno
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from crate_interp.core.files import digest_of, flush, write, write_text
+from crate_interp.core.folders import read_index
+from crate_interp.core.safe_text import file_name
+from crate_interp.sweeps.ledgers.chunk_files import Tables, packed, unpacked
+from crate_interp.sweeps.ledgers.run_settings import check_same
+from crate_interp.sweeps.ledgers.shards import Shard
+
+# LISTING: the names and sizes of the files that are measured, where these were listed
+RUN, CHUNKS, LISTING = "run.json", "chunks", "listing.parquet"
+_LEDGERS = "ledger-*.jsonl"
+_LOCK = ".crate-interp-shard-"
+_MOST = 10**7  # chunks of a stage
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a ledger about a chunk: the samples start to stop - 1, and the file's digest."""
+
+    start: int
+    stop: int
+    sha256: str
+    seconds: float
+
+
+@dataclass
+class Ledger:
+    """What is there of a run.
+
+    fresh: whether it started over. damaged: the files of chunks that are not the ones in a ledger.
+    """
+
+    out: Path
+    fresh: bool = False
+    damaged: list[str] = field(default_factory=list)
+    _seen: dict[tuple[str, int], tuple[Any, str]] = field(default_factory=dict)
+
+    def path(self, stage: str, chunk: int) -> Path:
+        """Returns the file of a chunk."""
+        return self.out / CHUNKS / f"{stage}-{chunk:06d}.parquet"
+
+    def write(
+        self, stage: str, chunk: int, start: int, stop: int, tables: Tables, seconds: float
+    ) -> None:
+        """Keeps the tables of a chunk; they are on the disk when this returns."""
+        content, path = packed(tables), self.path(stage, chunk)
+        digest = digest_of(content)
+        with writable(self.out):
+            write(path, lambda part: part.write_bytes(content))
+            flush(path.parent)
+            self._note(
+                stage=stage, chunk=chunk, start=start, stop=stop, file=path.name, sha256=digest,
+                seconds=round(seconds, 3),
+            )  # fmt: skip
+
+    def begin(self, stage: str, chunks: int) -> None:
+        """Notes how many chunks a stage has.
+
+        Raises ValueError if a ledger says another number, or there are too many.
+        """
+        if chunks > _MOST:
+            raise ValueError(
+                f"{stage!r} has {chunks:,} chunks, more than {_MOST:,}: give a larger chunk_size."
+            )
+        known = self.lengths().get(stage, chunks)
+        if known != chunks:
+            raise ValueError(
+                f"the ledgers in {str(self.out)!r} say that {stage!r} has {known:,} chunks, and "
+                f"the data has {chunks:,}: one of them has changed. resume=False (--restart) "
+                "starts over."
+            )
+        if stage not in self.lengths():
+            with writable(self.out):
+                self._note(stage=stage, chunks=chunks)
+
+    def read(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> Tables:
+        """Returns the tables of a chunk; entries: what `entries(stage)` returns.
+
+        Raises ValueError if its file is missing, or is not one that a ledger knows.
+        """
+        path = self.path(stage, chunk)
+        try:
+            content = _read(path)
+            digest = digest_of(content)
+            if digest not in {entry.sha256 for entry in entries.get(chunk, ())}:
+                raise ValueError("its digest is in no ledger")
+            return unpacked(content)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{str(path)!r} is damaged ({error}): run the same command again, which measures "
+                "this chunk anew."
+            ) from None
+
+    def has(self, stage: str, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
+        """Tells whether a chunk is there, as one of its entries says."""
+        wanted = {entry.sha256 for entry in entries.get(chunk, ())}
+        path = self.path(stage, chunk)
+        try:
+            found = path.stat()
+            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if self._seen.get((stage, chunk), (None, ""))[0] != mark:
+                digest = digest_of(_read(path))
+                self._seen[stage, chunk] = (mark, digest)
+        except OSError:
+            return False
+        whole = self._seen[stage, chunk][1] in wanted
+        if wanted and not whole and path.name not in self.damaged:
+            self.damaged.append(path.name)
+        return whole
+
+    def missing(self, stage: str) -> list[int] | None:
+        """Returns the chunks of a stage that are not there; None if nobody knows how many it has.
+
+        Damaged chunks are missing.
+        """
+        count = self.lengths().get(stage)
+        if count is None:
+            return None
+        entries = self.entries(stage)
+        return [chunk for chunk in range(count) if not self.has(stage, chunk, entries)]
+
+    def lengths(self) -> dict[str, int]:
+        """Returns how many chunks each stage has, of those where that is known."""
+        return {
+            line["stage"]: line["chunks"]
+            for line in self._lines()
+            if type(line.get("chunks")) is int and 0 < line["chunks"] <= _MOST
+        }
+
+    def entries(self, stage: str) -> dict[int, list[Entry]]:
+        """Returns what the ledgers hold of the chunks of a stage."""
+        found: dict[int, list[Entry]] = {}
+        for line in self._lines():
+            if line["stage"] == stage and type(line.get("chunk")) is int:
+                with suppress(KeyError, TypeError, ValueError, OverflowError):
+                    numbers = int(line["start"]), int(line["stop"])
+                    entry = Entry(*numbers, str(line["sha256"]), float(line.get("seconds", 0)))
+                    found.setdefault(line["chunk"], []).append(entry)
+        return found
+
+    def _note(self, **line: Any) -> None:
+        """Appends a line to the ledger of this process."""
+        host = file_name(socket.gethostname()) or "host"
+        path = self.out / f"ledger-{host}-{os.getpid()}.jsonl"
+        with open(path, "ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            torn = file.read() not in (b"", b"\n")  # a process with this number died in a line
+            file.write(b"\n" * torn + json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if not size:
+            flush(self.out)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of all ledgers; what a process that died left half is passed over."""
+        for path in sorted(self.out.glob(_LEDGERS)):
+            for text in _read(path).splitlines() if path.is_file() else ():
+                try:
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(line, dict) and isinstance(line.get("stage"), str):
+                    yield line
+
+
+def _read(path: Path) -> bytes:
+    """Returns the bytes of a file. Raises OSError if it is none: a pipe would never end."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no file", str(path))
+    return path.read_bytes()
+
+
+@contextmanager
+def opened(out: Path, settings: Mapping[str, Any], shard: Shard, resume: bool) -> Iterator[Ledger]:
+    """Yields the ledger of a run whose settings are these, in a folder that is made if needed.
+
+    Nobody else works on the same shard meanwhile. resume=False removes what is there of a run.
+
+    Raises ValueError if the folder cannot be written, if it holds a run with other settings, if
+    another process works on this shard, and for resume=False of a part of a run.
+    """
+    if not resume and shard.total > 1:
+        raise ValueError(
+            f"resume=False in shard {shard} would remove what other shards have made: remove "
+            f"{str(out)!r} before you start them, or give another folder."
+        )
+    with writable(out):
+        (out / CHUNKS).mkdir(parents=True, exist_ok=True)
+    with _working(out, shard):
+        if not resume:
+            with writable(out):
+                _check_alone(out, shard)
+                discard(out)
+        with writable(out):
+            (out / CHUNKS).mkdir(exist_ok=True)
+            _agree(out, settings)
+        yield Ledger(out, fresh=not resume)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Waits until nobody else folds chunks, or writes pages, in a folder."""
+    with FileLock(out / ".crate-interp-fold.lock"):
+        yield
+
+
+@contextmanager
+def writable(out: Path) -> Iterator[None]:
+    """Raises ValueError for an OSError in the block: what keeps a folder from being written."""
+    try:
+        yield
+    except OSError as error:
+        advice = "Give another folder."
+        if error.errno in _FULL:
+            advice = "What is done stays: make room, then run the same command again."
+        elif isinstance(error, IsADirectoryError):
+            advice = f"{str(error.filename2 or error.filename)!r} is a folder: remove it."
+        reason = error.strerror or error
+        raise ValueError(f"cannot write into {str(out)!r}: {reason}. {advice}") from None
+
+
+def discard(out: Path) -> None:
+    """Removes the settings, the ledgers and the chunks of a run; its result stays.
+
+    The ledgers go first: without them chunks count for nothing.
+    """
+    for path in [*out.glob(_LEDGERS), out / LISTING, out / RUN]:
+        path.unlink(missing_ok=True)
+    if not (out / CHUNKS).is_symlink():
+        shutil.rmtree(out / CHUNKS, ignore_errors=True)
+
+
+def settings_of(out: Path) -> dict[str, Any]:
+    """Returns the settings of the run in a folder. Raises ValueError if it holds none."""
+    found = read_index(out / RUN)
+    if not found:
+        raise ValueError(
+            f"{str(out)!r} holds no run: there is no readable {RUN}. Give the folder that `--out` "
+            "of crate-interp sweep, audit, segment, atoms or atlas named."
+        )
+    return found
+
+
+def _agree(out: Path, settings: Mapping[str, Any]) -> None:
+    """Writes the settings, or raises ValueError if others are there.
+
+    Chunks whose settings are gone may be of any: they are refused too.
+    """
+    begun = any(out.glob(_LEDGERS))  # asked first: another process writes run.json before a ledger
+    if begun and not os.path.lexists(out / RUN):
+        raise _damaged(out, "is missing, and there are chunks that it belongs to")
+    name = f".{RUN}.{file_name(socket.gethostname())}-{os.getpid()}.part"
+    part = out / name
+    write_text(part, json.dumps(settings, indent=2) + "\n")
+    try:
+        os.link(part, out / RUN)  # whole or not at all, and only the first of several
+    except FileExistsError:
+        _compare(out, settings)
+    except OSError:  # a disk without hard links
+        with alone(out):
+            if not os.path.lexists(out / RUN):
+                os.replace(part, out / RUN)
+        _compare(out, settings)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _compare(out: Path, settings: Mapping[str, Any]) -> None:
+    found = read_index(out / RUN)
+    if not found:
+        raise _damaged(out, "cannot be read")
+    try:
+        check_same(found, json.loads(json.dumps(settings)), str(out))
+    except RecursionError:
+        raise _damaged(out, "is nested too deeply") from None
+
+
+def _damaged(out: Path, what: str) -> ValueError:
+    return ValueError(
+        f"{str(out / RUN)!r} {what}: resume=False (--restart) starts over. Or give another folder."
+    )
+
+
+def _check_alone(out: Path, shard: Shard) -> None:
+    """Raises ValueError if somebody works on another shard: its chunks would be removed."""
+    for path in out.glob(f"{_LOCK}*.lock"):
+        if path != _lock(out, shard):
+            try:
+                with FileLock(path, timeout=0):
+                    pass
+            except Timeout:
+                raise ValueError(
+                    f"another process works in {str(out)!r}, and resume=False would remove what "
+                    "it makes: wait until it ends, or give another folder."
+                ) from None
+
+
+def _lock(out: Path, shard: Shard) -> Path:
+    return out / f"{_LOCK}{shard.place}-of-{shard.total}.lock"
+
+
+@contextmanager
+def _working(out: Path, shard: Shard) -> Iterator[None]:
+    """Lets nobody else work on a shard; the lock ends with the process."""
+    path = _lock(out, shard)
+    lock = FileLock(path, timeout=0)
+    with writable(out):
+        try:
+            lock.acquire()
+        except Timeout:  # an OSError too
+            raise ValueError(
+                f"another process works on shard {shard} of {str(out)!r}: wait until it ends, give "
+                "each process a shard of its own (shard='i/n'), or give another folder."
+            ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        lock.release()

@@ -1,0 +1,273 @@
+"""ci.linear_probe: what a linear classifier reads from each layer, beside chance."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+
+from crate_hooks import full_name
+from crate_interp.core import checks
+from crate_interp.core.progress import tqdm
+from crate_interp.data import Data, Samples
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.hooked import HookedModel
+from crate_interp.sweeps.accumulators import Tally
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.runs.batches import Forward, check_model
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
+from crate_interp.sweeps.stores.replay import Replay, opened
+from crate_interp.sweeps.sweep_tables import tables_of
+from crate_interp.sweeps.token_features import POOLED, POOLS, by_layer, pooled
+
+_STATISTICS = {
+    "linear.accuracy": [
+        "share right", 0.0, 1.0, "Held-out accuracy of logistic regression on the layer's stream."
+    ],
+    "linear.permuted": [
+        "share right", 0.0, 1.0,
+        "The same with labels permuted among samples: at chance, as there is nothing to learn.",
+    ],
+    "linear.chance": [
+        "share right", 0.0, 1.0,
+        "Held-out accuracy of always naming the commonest class of the training part.",
+    ],
+}  # fmt: skip
+_ROWS = 256  # features that are widened to float64 at once
+
+
+class LinearProbeResult(SweepResult):
+    """The accuracy of a linear classifier by layer: a SweepResult of the statistics "linear.*"."""
+
+    KIND = "linear_probe"
+    ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
+
+    def headline(self) -> str:
+        """Returns the layer with the highest accuracy, beside chance and permuted labels."""
+        table: Any = self._table("layers")
+        wide = table.pivot(index="layer", columns="statistic", values="mean")
+        best = wide["accuracy"].idxmax()
+        row = wide.loc[best]
+        return (
+            f"A linear classifier names the class best from Z^{best}: held-out accuracy "
+            f"{row['accuracy']:.3f} over {int(table['n'].iloc[0])} samples, {row['permuted']:.3f} "
+            f"with permuted labels, {row['chance']:.3f} by the commonest class."
+        )
+
+
+@with_weights
+def linear_probe(
+    model: HookedModel,
+    data: Data,
+    *,
+    labels: Sequence[Any] | None = None,
+    pool: str | None = None,
+    test: float = 0.25,
+    seed: int = 0,
+    out: str | Path | None = None,
+    batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    progress: bool = True,
+) -> Perhaps[LinearProbeResult]:
+    """Fits a linear classifier to Z^l for l = 0 to n_layers and reports its held-out accuracy.
+
+    The statistics are `linear.accuracy`, `linear.permuted` and `linear.chance`, by layer. The
+    classifier is scikit-learn's logistic regression (l2, C = 1) on standardised features of one
+    token per sample. pool: "cls", "mean" (over tokens) or "last"; None is "cls" if there is one,
+    else "last". labels: one per sample; None takes those of the data. The split is stratified and
+    the same for every layer, and equal samples lie on one side of it. Means and scales are those of
+    the training part. Permuted: the same with labels permuted among samples. It is at chance by
+    construction, because a held-out sample shares nothing with the training part: it shows the
+    noise of the accuracy and not what the classifier could learn by heart. `result.samples()` has 1
+    or 0 for held-out samples and NaN for the others; std and n are over held-out samples.
+
+    out, chunk_size, resume, shard, engine: as in `ci.sweep`. Features are kept, n x (n_layers + 1)
+    x d_model numbers in float32: whoever finds all chunks fits the classifiers and needs that
+    memory. data may be a store, as in `ci.sweep`.
+
+    Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
+    too few samples to split.
+    """
+    checks.count("batch_size", batch_size)
+    seed = checks.count("seed", seed, least=0)
+    if not checks.is_number(test) or not 0 < test <= 0.5:
+        raise ValueError(f"test={test}: give a share above 0 and at most 0.5.")
+    check_model(model)
+    wanted = _pool(model, pool)
+    samples, forward = _samples(model, data, limit)
+    classes = _classes(samples.labels if labels is None else list(labels), samples.n)
+    settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
+    meta = data_meta(model, samples, batch_size) | {
+        "statistics": _STATISTICS,
+        "probes": {"linear": {"points": ["hook_resid_pre"], "settings": settings}},
+        "blocks": "blocks",
+    }
+    meta |= forward.meta if isinstance(forward, Replay) else {}
+    of_chunk = partial(pooled, pool=wanted, classes=classes, first=samples.start)
+    with open_job(
+        LinearProbeResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, stages=["features"],
+        code={"labels": digest_of_labels(classes)},
+    ) as job:  # fmt: skip
+        job.run(Stage("features", model, samples, of_chunk, POOLED, batch_size, forward=forward))
+        return job.result(partial(linear_result, progress=progress))
+
+
+def _samples(model: HookedModel, data: Data, limit: int | None) -> tuple[Samples, Forward]:
+    """Returns the samples and what shows them to the model; of a store, if it has the stream."""
+    samples, forward = opened(model, data, limit)
+    assert isinstance(samples, Samples)  # streams are left to ci.sweep
+    if isinstance(forward, Replay):
+        count = len(model.blocks)
+        names = [full_name("hook_resid_pre", layer) for layer in range(count)]
+        forward.check_points([*names, full_name("hook_resid_post", count - 1)])
+    return samples, forward
+
+
+def linear_result(
+    found: Mapping[str, Tables], meta: dict[str, Any], progress: bool = False
+) -> LinearProbeResult:
+    """Returns the result of the stage "features": fits a classifier in each layer."""
+    # taken out, so that nothing else holds its bytes while they are let go
+    table = found["features"].pop("features")
+    own, meta = with_facts(found["features"], meta)
+    samples: Any = own["samples"]
+    settings = meta["probes"]["linear"]["settings"]
+    classes = np.unique(np.array(samples["named"].tolist()), return_inverse=True)[1]
+    groups = samples["digest"].factorize()[0]  # equal samples have the same number
+    train = _split(classes, groups, settings["test"], settings["seed"])
+    features = by_layer(table, meta["n_layers"], train)
+    shuffled = np.random.default_rng(settings["seed"]).permutation(classes)
+    layers = range(meta["n_layers"] + 1)
+    columns: dict[str, list[np.ndarray]] = {"accuracy": [], "permuted": []}
+    for _ in tqdm(layers, desc="linear probes", unit="layer", disable=not progress):
+        right = _of_layer(features.pop(0), train, (classes, shuffled))
+        for name, values in zip(columns, right, strict=True):
+            columns[name].append(values)
+    commonest = np.bincount(classes[train]).argmax()
+    columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
+    return LinearProbeResult(_tables(columns, ~train, samples), meta)
+
+
+def _pool(model: HookedModel, pool: str | None) -> str:
+    wanted = pool or ("cls" if model.has_cls else "last")
+    if wanted not in POOLS or (wanted == "cls" and not model.has_cls):
+        raise ValueError(
+            f"pool={pool!r}: give one of {', '.join(POOLS)}; 'cls' needs a model with a CLS token."
+        )
+    return wanted
+
+
+def _classes(labels: Any, n: int) -> list[str]:
+    """Returns the label of each sample as a text."""
+    if labels is None:
+        raise ValueError(
+            "a linear probe needs labels: the data has none, give labels=[...], one per sample."
+        )
+    if None in labels[:n]:
+        raise ValueError(
+            f"sample {labels.index(None)} has no label: leave out the samples without one."
+        )
+    if len(labels) < n:
+        raise ValueError(f"there are {len(labels)} labels for {n} samples: give one per sample.")
+    classes = [str(label) for label in labels[:n]]
+    if len(set(classes)) < 2:
+        raise ValueError(
+            f"all {n} samples have the label {classes[0]!r}: there is nothing to classify."
+        )
+    return classes
+
+
+def _split(
+    classes: np.ndarray, groups: np.ndarray, test: float, seed: int
+) -> Bool[np.ndarray, "sample"]:
+    """Returns which samples are in the training part."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    folds = max(2, round(1 / test))
+    least = min(len(set(groups[classes == kind])) for kind in np.unique(classes))
+    if least < folds:
+        raise ValueError(
+            f"a class has {least} different samples, and each of the {folds} parts needs one: "
+            "give more data."
+        )
+    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    train = np.zeros(len(classes), dtype=bool)
+    train[next(iter(splitter.split(classes, classes, groups)))[0]] = True
+    return train
+
+
+def _of_layer(
+    features: Float[np.ndarray, "sample d_model"],
+    train: Bool[np.ndarray, "sample"],
+    answers: Sequence[Int[np.ndarray, "sample"]],
+) -> list[Float[np.ndarray, "held"]]:
+    """Returns 1 for each held-out sample that is classified rightly, 0 for the others.
+
+    For each of several kinds of right answers a classifier is fitted. features: those of the
+    training part first. They are standardised where they are.
+    """
+    count = int(train.sum())
+    middle, scale = _scaling(features[:count])
+    features -= middle
+    features /= scale
+    probes = [_fitted(features[:count], wanted[train]) for wanted in answers]
+    pairs = zip(probes, answers, strict=True)
+    return [
+        (probe.predict(features[count:]) == wanted[~train]).astype(float) for probe, wanted in pairs
+    ]
+
+
+def _scaling(
+    values: Float[np.ndarray, "row d_model"],
+) -> tuple[Float[np.ndarray, "d_model"], Float[np.ndarray, "d_model"]]:
+    """Returns mean and standard deviation of each column; 1 for one that does not vary.
+
+    scikit-learn's scaler would make float64 copies of all rows.
+    """
+    origin = values[0].astype(float)
+    total, squares = np.zeros_like(origin), np.zeros_like(origin)
+    for start in range(0, len(values), _ROWS):
+        moved = values[start : start + _ROWS] - origin  # exactly 0 where nothing varies
+        total, squares = total + moved.sum(axis=0), squares + (moved**2).sum(axis=0)
+    off = total / len(values)
+    scale = np.sqrt(np.maximum(squares / len(values) - off**2, 0))
+    return origin + off, np.where(scale == 0, 1, scale)
+
+
+def _fitted(features: Float[np.ndarray, "row d_model"], classes: Int[np.ndarray, "row"]) -> Any:
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        # there is nothing to converge to in permuted labels
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return LogisticRegression(max_iter=1000).fit(features, classes)
+
+
+def _tables(
+    columns: dict[str, list[np.ndarray]], held: Bool[np.ndarray, "sample"], samples: pd.DataFrame
+) -> Tables:
+    """Returns a sweep's tables; samples are right (1), wrong (0) or not held out (NaN)."""
+    tally = Tally(len(samples))
+    for name, layers in columns.items():
+        for layer, right in enumerate(layers):
+            values = np.full(len(samples), np.nan)
+            values[held] = right
+            tally.samples["linear", name, layer] = values
+    count = len(columns["accuracy"])
+    tables = tables_of(tally, samples["label"].tolist(), count)
+    numbers = np.repeat(samples["sample"].to_numpy(), count)
+    return {**tables, "samples": tables["samples"].assign(sample=numbers)}

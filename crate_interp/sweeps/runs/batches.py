@@ -1,0 +1,256 @@
+"""One pass of a model over a chunk of data, batch by batch, while readings read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crate_hooks import full_name, read
+from crate_interp.data import Data, Samples, open_data, open_text
+from crate_interp.data.batch_reading import Found, bad_ones, next_of, read_runs
+from crate_interp.data.samples import Preprocess
+from crate_interp.data.streams import Stream, image_stream, is_stream, text_stream
+from crate_interp.measures.checks import all_finite
+from crate_interp.models.autoencoder import DecoderView
+from crate_interp.models.hooked import HookedModel, check_hooked
+from crate_interp.models.preprocess import preprocess
+from crate_interp.core.pictures import Undecodable
+from crate_interp.sweeps.stores.activation_store import facts_of
+
+Forward = Callable[[Any, Tensor], Any]
+_SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Contiguous samples on the model's device; `start` is the number of the first.
+
+    masks: their masks, on the CPU, in a stage that reads them.
+    """
+
+    inputs: Tensor
+    start: int
+    masks: Tensor | None = None
+
+    @property
+    def last(self) -> int:
+        """Returns the number of the last sample."""
+        return self.start + len(self.inputs) - 1
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Points of a layer that are read together, and the function that measures them.
+
+    `measure(layer, acts, batch)` is called once a layer and batch, as soon as the last of the
+    points has fired. `layers` None stands for all.
+    """
+
+    points: str | Sequence[str]
+    measure: Callable[..., Any]
+    layers: Sequence[int] | None = None
+
+
+def advised(error: Undecodable) -> str:
+    """Returns what is wrong with a sample, and what leaves it out."""
+    return f"{str(error).rstrip('.')}: {_SKIP}."
+
+
+def ranges_of(samples: Samples, batch_size: int) -> Iterator[tuple[int, int]]:
+    """Yields the first number, and the one behind the last, of each batch of samples."""
+    stop = samples.start + samples.n
+    for start in range(samples.start, stop, batch_size):
+        yield start, min(start + batch_size, stop)
+
+
+def run(model: HookedModel, batch: Tensor) -> None:
+    """Runs every layer on every token of a batch: `model.full_forward(batch)`."""
+    model.full_forward(batch)
+
+
+def _nothing(count: int) -> None:
+    """Is told how many samples have been measured."""
+
+
+def nobody(start: int, stop: int) -> None:
+    """Tells that nobody has read these samples yet."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Samples that are measured in one piece; their number fixes the batches, so the arithmetic.
+
+    number: from 0, in the order of the data. once: what is computed once for all chunks of a stage,
+    by name. advance(n): is told that n more samples are done. masks: whether batches have masks.
+    skip_bad: whether samples that cannot be decoded are left out. bad: why those that `batches`
+    left out cannot be decoded, by their numbers. ahead: returns the samples start to stop - 1, and
+    their masks, where somebody else has read them, else None.
+    """
+
+    model: HookedModel
+    samples: Samples
+    batch_size: int
+    blocks: str = "blocks"
+    forward: Forward = run
+    number: int = 0
+    once: dict[str, Any] = field(default_factory=dict)
+    advance: Callable[[int], Any] = _nothing
+    masks: bool = False
+    skip_bad: bool = False
+    bad: dict[int, str] = field(default_factory=dict)
+    ahead: Callable[[int, int], Found | None] = nobody
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields the samples batch by batch.
+
+        A batch is batch_size samples, or, where some of them are left out, the contiguous ones
+        around those: which samples share a batch depends on the data alone. In a chunk of which no
+        sample can be decoded there is no batch.
+
+        Raises ValueError if an image holds NaN or Inf, and for samples that cannot be decoded,
+        unless skip_bad leaves them out.
+        """
+        for start, end in ranges_of(self.samples, self.batch_size):
+            found = self.ahead(start, end) or read_runs(self.samples, start, end, self.masks)
+            if found.bad and not self.skip_bad:
+                self._refuse(found.bad)
+            self.bad.update(found.bad)
+            for piece in found.runs:
+                inputs = piece.inputs.to(self.model.cfg.device)
+                _check_finite(inputs, piece.start)
+                yield Batch(inputs, piece.start, piece.masks)
+            self.advance(end - start)
+
+    def _refuse(self, bad: dict[int, str]) -> None:
+        """Raises ValueError with the bad samples of a batch, and how many the chunk has."""
+        first, n = self.samples.start, self.samples.n
+        count = len(bad_ones(self.samples, first, first + n, self.masks))
+        raise ValueError(
+            f"{' '.join(text.rstrip('.') + '.' for text in bad.values())} Of the samples {first} "
+            f"to {first + n - 1}, {count} cannot be decoded: {_SKIP}."
+        )
+
+    def after(self, number: int, read: Callable[[int, int], Tensor]) -> Tensor:
+        """Returns what `read` gives of the sample after one, the first after the last of the data.
+
+        read: `samples.read` or `samples.masks`. Where samples are left out, it is the next one of
+        which `read` can decode something.
+        """
+        try:
+            return next_of(read, number, self.samples.of, self.skip_bad)
+        except Undecodable as error:
+            raise ValueError(advised(error)) from None
+
+    def measure(self, batch: Batch, readings: Sequence[Reading]) -> None:
+        """Runs the model on one batch while the readings read; without readings nothing runs."""
+        if not readings:
+            return
+        with torch.no_grad(), ExitStack() as stack:
+            for reading in readings:
+                measure = partial(reading.measure, batch=batch)
+                context = read(self.model, reading.points, measure, reading.layers, self.blocks)
+                stack.enter_context(context)
+            self.forward(self.model, batch.inputs)
+
+    def measure_all(self, *readings: Reading) -> None:
+        """Runs the model over the chunk, batch by batch, while the readings read."""
+        for batch in self.batches():
+            self.measure(batch, readings)
+
+
+def check_model(model: HookedModel, blocks: str = "blocks") -> None:
+    """Raises ValueError for anything but a hooked model with such layers and finite weights."""
+    check_hooked(model)
+    if model.towers:
+        raise ValueError(
+            "a CLIP is two models: measure its towers, "
+            "model.visual on images and model.text on texts."
+        )
+    lists = [name for name in ("blocks", "decoder_blocks") if hasattr(model, name)]
+    if blocks not in lists:
+        raise ValueError(
+            f"blocks={blocks!r}: this {type(model).__name__} has {' and '.join(lists)}."
+        )
+    for name, value in model.named_parameters():
+        if not all_finite(value):
+            raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
+
+
+def samples_of(
+    model: HookedModel,
+    data: Data,
+    limit: int | None,
+    *,
+    skip_bad: bool = False,
+    kept: Path | None = None,
+) -> Samples:
+    """Returns the samples of `data` as this model takes them: images, or windows of tokens.
+
+    Of a datasets.IterableDataset the first `limit` are kept in memory. skip_bad, kept: as in
+    `open_data`. They are on the CPU, whatever the model's device.
+    """
+    if facts_of(data) is not None:
+        raise ValueError(
+            "a store of activations is data for ci.sweep and ci.linear_probe alone: give the data "
+            "that it was written from."
+        )
+    reader: Any = model  # has windows, or preprocess and preprocess_masks
+    given: Any = data
+    if model.unit == "windows":
+        if is_stream(data):
+            return text_stream(given, reader.window_rows, limit).kept()
+        return open_text(given, reader.windows, limit)
+    try:
+        return open_data(
+            given, on_cpu(model), limit, reader.preprocess_masks, skip_bad=skip_bad, kept=kept
+        )
+    except Undecodable as error:
+        raise ValueError(advised(error)) from None
+
+
+def data_of(
+    model: HookedModel,
+    data: Data,
+    limit: int | None,
+    *,
+    skip_bad: bool = False,
+    kept: Path | None = None,
+) -> Samples | Stream:
+    """Returns what `samples_of` returns, and a datasets.IterableDataset as a stream.
+
+    It is for what looks at each sample once.
+    """
+    if not is_stream(data):
+        return samples_of(model, data, limit, skip_bad=skip_bad, kept=kept)
+    reader: Any = model
+    given: Any = data
+    if model.unit == "windows":
+        return text_stream(given, reader.window_rows, limit)
+    return image_stream(given, on_cpu(model), limit)
+
+
+def on_cpu(model: HookedModel) -> Preprocess:
+    """Returns the model's `preprocess`, without the way to its device.
+
+    Worker processes cannot reach an accelerator. Batches are taken there before they are measured.
+    """
+    reader: Any = model
+    if torch.device(model.cfg.device).type == "cpu":
+        return reader.preprocess
+    return lambda pictures: preprocess(model.cfg, pictures).to(model.cfg.dtype)
+
+
+def last_point(model: HookedModel | DecoderView, blocks: str = "blocks") -> str:
+    """Returns the name of the point that holds Z^L."""
+    return full_name("hook_resid_post", len(getattr(model, blocks)) - 1, blocks)
+
+
+def _check_finite(inputs: Tensor, start: int) -> None:
+    if inputs.is_floating_point() and not all_finite(inputs):
+        bad = [start + index for index, image in enumerate(inputs) if not all_finite(image)]
+        raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")

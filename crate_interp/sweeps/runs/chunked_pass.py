@@ -1,0 +1,178 @@
+"""A stage: one pass of a network over samples, as chunks whose tables merge."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+
+from crate_interp.results import sample_ranges
+from crate_interp.data import Samples, part
+from crate_interp.data.batch_reading import Found
+from crate_interp.data.streams import Row, Stream
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.result import Merge, by, sums
+from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run
+from crate_interp.sweeps.runs.untrained_twins import twin
+from crate_interp.core.safe_text import plain
+
+Ahead = Callable[[int, int], Found | None]
+Rules = Mapping[str, Merge]  # how each table of a stage merges
+
+
+@dataclass(frozen=True)
+class Task:
+    """A chunk that is to be measured. rows: those of its samples, of a stream."""
+
+    number: int
+    samples: Samples
+    rows: Sequence[Row] | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pass of a network over samples.
+
+    of_chunk: returns the tables of a chunk, also of one without a batch. rules: how each of them
+    merges. whole: whether all samples are one chunk, whatever the size of the job's chunks; the
+    first process that comes to it measures it. seed: that of the untrained twin that is measured in
+    the model's place, if any. masks: whether batches have masks. skip_bad: whether samples that
+    cannot be decoded are left out. workers: how many processes decode samples beside this one.
+    intact(tables): tells whether what the tables of a chunk in a folder stand for, such as files
+    beside them, is there.
+    """
+
+    name: str
+    model: HookedModel
+    samples: Samples | Stream
+    of_chunk: Callable[[Chunk], Tables]
+    rules: Rules
+    batch_size: int
+    blocks: str = "blocks"
+    forward: Forward = run
+    once: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    seed: int | None = None
+    masks: bool = False
+    skip_bad: bool = False
+    workers: int = 0
+    intact: Callable[[Tables], bool] | None = None
+
+    def tasks(self, chunk_size: int) -> Iterator[Task]:
+        """Yields the chunks in order: the first chunk_size samples, the next, ..."""
+        if isinstance(self.samples, Stream):
+            for number, (start, rows) in enumerate(self.samples.chunks(chunk_size)):
+                yield self.task(number, start, start + len(rows), rows)
+            return
+        first, stop = self.samples.start, self.samples.start + self.samples.n
+        chunk_size = self.samples.n if self.whole else chunk_size
+        for number, start in enumerate(range(first, stop, chunk_size)):
+            yield self.task(number, start, min(start + chunk_size, stop))
+
+    def task(self, number: int, start: int, stop: int, rows: Sequence[Row] = ()) -> Task:
+        """Returns chunk `number`, of the samples start to stop - 1; rows: theirs, of a stream."""
+        if isinstance(self.samples, Stream):
+            return Task(number, self.samples.held(rows, start), rows)
+        return Task(number, part(self.samples, start, stop))
+
+    def measured(self, task: Task, advance: Callable[[int], Any], ahead: Ahead = nobody) -> Tables:
+        """Returns the tables of a chunk, and what every stage has beside them (`OF_A_CHUNK`).
+
+        Samples that were left out have no row in a table. A table without rows is left out of a
+        chunk without a batch, since it lacks columns. ahead: as in `Chunk`.
+        """
+        started, samples = time.perf_counter(), task.samples
+        chunk = Chunk(
+            self.network(), samples, self.batch_size, self.blocks, self.forward, task.number,
+            self.once, advance, self.masks, self.skip_bad, ahead=ahead,
+        )  # fmt: skip
+        tables = self.of_chunk(chunk)
+        if chunk.bad:
+            tables = _without(tables, samples, chunk.bad)
+        row = {"start": samples.start, "stop": samples.start + samples.n}
+        row |= {"seconds": time.perf_counter() - started}
+        return {**tables, "chunk": pd.DataFrame([row])}
+
+    def network(self) -> HookedModel:
+        """Returns the network that is measured. A twin is made when it is needed first."""
+        if self.seed is None:
+            return self.model
+        if "twin" not in self.once:
+            self.once["twin"] = twin(self.model, self.seed)
+        return self.once["twin"]
+
+    def merged(self, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
+        """Returns the tables of two neighbouring chunks as one; either may lack some."""
+        return merged(self.rules, mine, theirs, meta)
+
+
+def twins_of(stage: Stage, count: int) -> list[Stage]:
+    """Returns the stages "untrained-0", ... of a model's untrained twins, as that of the model."""
+    return [replace(stage, name=f"untrained-{seed}", seed=seed, once={}) for seed in range(count)]
+
+
+def _without(tables: Tables, samples: Samples, bad: Mapping[int, str]) -> Tables:
+    """Returns tables without the samples that were left out, and the table "skipped" of these."""
+    kept: dict[str, Any] = {
+        name: table[~table["sample"].isin(list(bad))].reset_index(drop=True)
+        if "sample" in table
+        else table
+        for name, table in tables.items()
+    }
+    if len(bad) == samples.n:
+        kept = {name: table for name, table in kept.items() if len(table)}
+    name_of = samples.name_of or (lambda number: "")
+    rows = [(number, name_of(number), plain(why, 1000)) for number, why in sorted(bad.items())]
+    return kept | {"skipped": pd.DataFrame(rows, columns=["sample", "name", "why"])}
+
+
+def merged(rules: Rules, mine: Tables, theirs: Tables, meta: Mapping[str, Any]) -> Tables:
+    """Returns the tables of two neighbouring chunks as one, by rules and `OF_A_CHUNK`."""
+    every = {**rules, **OF_A_CHUNK}
+    both = {name: every[name](mine[name], theirs[name], meta) for name in mine if name in theirs}
+    return {**theirs, **mine, **both}
+
+
+def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) -> pd.DataFrame:
+    both = pd.concat([mine, theirs], ignore_index=True)
+    row = {"start": both["start"].min(), "stop": both["stop"].max()}
+    return pd.DataFrame([row | {"seconds": both["seconds"].sum()}])
+
+
+# beside the tables of a stage: the samples of a chunk and the seconds that it took; sums for the
+# meta; samples that could not be decoded
+OF_A_CHUNK: dict[str, Merge] = {
+    "chunk": _whole,
+    "counts": sums("name"),
+    "skipped": by("sample"),
+}
+
+
+def with_facts(
+    tables: Tables, meta: Mapping[str, Any], *others: Tables
+) -> tuple[Tables, dict[str, Any]]:
+    """Returns the tables that a result stores, and its meta: which samples, counts, seconds.
+
+    others: the tables of other stages of the same job, whose seconds count too.
+    Raises ValueError if no sample could be decoded.
+    """
+    own = {name: table for name, table in tables.items() if name not in OF_A_CHUNK}
+    every = (tables, *others)
+    row: Any = tables["chunk"].iloc[0]
+    start, stop = int(row["start"]), int(row["stop"])
+    skipped = tables["skipped"].to_dict("records") if "skipped" in tables else []
+    if len(skipped) == stop - start:
+        raise ValueError(
+            f"none of the {stop - start} samples can be decoded. The first: {skipped[0]['why']}"
+        )
+    facts = {
+        "data": sample_ranges.of(meta["data"][0]["fingerprint"], start, stop),
+        "n_samples": stop - start - len(skipped),
+        "seconds": round(sum(float(one["chunk"]["seconds"].iloc[0]) for one in every), 3),
+    }
+    if "counts" in tables:
+        pairs = zip(tables["counts"]["name"], tables["counts"]["value"], strict=True)
+        facts["counts"] = {name: int(v) if float(v).is_integer() else float(v) for name, v in pairs}
+    return own, {**meta, **facts} | ({"skipped": skipped} if skipped else {})

@@ -1,0 +1,317 @@
+"""A job: the stages of one measurement, in memory or in a folder that resumes."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+
+from crate_interp.core import checks, files
+from crate_interp.core.progress import stream, tqdm
+from crate_interp.data.streams import Stream
+from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
+from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
+from crate_interp.sweeps.ledgers.pairwise_merge import folded
+from crate_interp.results.result import Result
+from crate_interp.sweeps.engines import ENGINES, Engine
+from crate_interp.sweeps.runs.time_estimate import Forecast
+from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, Task, merged
+from crate_interp.core.safe_text import plain
+
+if TYPE_CHECKING:
+    T = TypeVar("T")
+    # A shard of a run returns None where chunks of others are missing. A checker that saw the None
+    # would ask everybody else to test for it.
+    Perhaps = Annotated[T, "or None, in a shard"]
+else:
+    Perhaps = Optional
+
+# what a folder does not need to agree on: it belongs to a run and does not change numbers
+_FREE = ("seconds", "device", "command", "engine", "counts")
+_THEN = (
+    "The result is written when all are: run the other shards, or the same command without --shard"
+)
+_THEN_AGAIN = "The next stage needs all: run the other shards, then the same command again"
+
+
+@dataclass
+class Job:
+    """The stages of one measurement; a ledger keeps their chunks, or else they stay in memory."""
+
+    kind: type[Result]
+    meta: dict[str, Any]
+    chunk_size: int
+    engine: Engine
+    ledger: Ledger | None = None
+    shard: Shard = WHOLE
+    progress: bool = True
+    workers: int = 0
+    skip_bad: bool = False
+    stages: dict[str, Stage] = field(default_factory=dict)
+    _kept: dict[str, Tables] = field(default_factory=dict)
+    _chunks: int = 0  # of all stages so far
+
+    def run(self, stage: Stage, what: str | None = None) -> None:
+        """Measures the chunks of a stage that are this process's and are not there yet.
+
+        what: the name of the progress bar.
+        """
+        stage = replace(stage, workers=self.workers, skip_bad=self.skip_bad)
+        self.stages[stage.name] = stage
+        if self.ledger and stage.samples.listing:
+            stage.samples.listing.keep(self.ledger.out / ledgers.LISTING)
+        own = self._noting(stage)
+        name, unit = what or stage.name, stage.model.unit
+        streamed = isinstance(stage.samples, Stream)
+        todo = None if streamed else self.left([stage])[0]
+        bar = tqdm(
+            total=todo, desc=name, unit=unit.removesuffix("s"),
+            disable=not self.progress,
+        )  # fmt: skip
+        forecast = Forecast(name, unit, todo or 0, bar.update)
+        with bar:
+            found = self.engine(stage, own, forecast if self.progress else bar.update)
+            if self.ledger is None:
+                merge = lambda one, two: stage.merged(one, two, self.meta)  # noqa: E731
+                tables = folded((tables for _, tables in _in_order(found)), merge)
+                assert tables is not None  # no data is empty
+                self._kept[stage.name] = tables
+            else:
+                self._write(stage, found)
+        stage.once.clear()  # a twin, and what was computed of weights: the next stage has its own
+
+    def left(self, stages: Iterable[Stage]) -> list[int]:
+        """Returns how many samples of each of the next stages this process has to measure."""
+        chunks, found = self._chunks, []
+        for stage in stages:
+            tasks = list(stage.tasks(self.chunk_size))
+            found.append(sum(task.samples.n for task in self._own(stage, tasks, chunks)))
+            chunks += len(tasks)
+        return found
+
+    def tables(self, name: str) -> Tables | None:
+        """Returns the folded tables of a stage, or None if chunks of it are missing."""
+        if self.ledger is None:
+            return self._kept[name]
+        if self.ledger.missing(name) != []:
+            return None
+        return folded_tables(self.ledger, name, self.stages[name].rules, self.meta)
+
+    def before(self, *names: str) -> dict[str, Tables] | None:
+        """Returns the folded tables of stages that the next one needs.
+
+        None if chunks of them are missing, which is told on stderr.
+        """
+        found = {name: self.tables(name) for name in names}
+        ready = {name: tables for name, tables in found.items() if tables is not None}
+        if len(ready) == len(names):
+            return ready
+        assert self.ledger is not None  # in memory nothing is missing
+        missing = {name: self.ledger.missing(name) for name in names}
+        self._say(missing, _THEN_AGAIN)
+        return None
+
+    def result(self, finish: Callable[[Mapping[str, Tables], dict[str, Any]], Any]) -> Any:
+        """Returns what `finish` makes of the tables of all stages and the meta.
+
+        In a folder it is saved there; None if chunks are missing, which is told on stderr.
+        """
+        if self.ledger is None:
+            return finish({name: self._kept[name] for name in self.stages}, self.meta)
+        missing = {name: self.ledger.missing(name) for name in self.stages}
+        if any(gone != [] for gone in missing.values()):
+            self._say(missing)
+            return None
+        rules = {name: stage.rules for name, stage in self.stages.items()}
+        return finished(self.kind, self.ledger, rules, self.meta, finish)
+
+    def _noting(self, stage: Stage) -> Iterator[Task]:
+        """Yields the tasks of this shard that are not done, then notes how many tasks there are."""
+        numbers = count()
+        tasks = (task for task, _ in zip(stage.tasks(self.chunk_size), numbers))  # noqa: B905
+        yield from self._own(stage, tasks, self._chunks)
+        total = next(numbers)
+        self._chunks += total
+        if self.ledger is not None:
+            self.ledger.begin(stage.name, total)
+
+    def _own(self, stage: Stage, tasks: Iterable[Task], chunks: int) -> Iterator[Task]:
+        """Yields the tasks of this shard that are not done; chunks: of the stages before."""
+        if self.ledger is None:
+            yield from tasks
+            return
+        entries, last = self.ledger.entries(stage.name), -1
+        for task in tasks:
+            last = task.number
+            # one chunk that waits for others: whose turn it was may have ended before it could run
+            mine = stage.whole or (chunks + task.number) % self.shard.total == self.shard.place
+            if mine and not self._has(stage, task.number, entries):
+                yield task
+            ends = {(entry.start, entry.stop) for entry in entries.get(last, ())}
+            if task.rows is not None and ends and _ends(task) not in ends:
+                self._refuse_other_data(f"chunk {last} has {task.samples.n} samples")
+        known = max(self.ledger.lengths().get(stage.name, 0), *(n + 1 for n in entries), 0)
+        if isinstance(stage.samples, Stream) and last + 1 < known:
+            self._refuse_other_data(f"it ends after {last + 1} chunks of {known}")
+
+    def _refuse_other_data(self, found: str) -> None:
+        assert self.ledger is not None
+        raise ValueError(
+            f"the stream is not the one that {str(self.ledger.out)!r} began with: {found} now. "
+            "Give it as it was, another folder, or resume=False (--restart) to start over."
+        )
+
+    def _has(self, stage: Stage, chunk: int, entries: Mapping[int, Sequence[Entry]]) -> bool:
+        """Tells whether a chunk is there, and what its tables stand for."""
+        assert self.ledger is not None
+        if not self.ledger.has(stage.name, chunk, entries):
+            return False
+        if stage.intact is None or stage.intact(self.ledger.read(stage.name, chunk, entries)):
+            return True
+        self.ledger.damaged.append(self.ledger.path(stage.name, chunk).name)
+        return False
+
+    def _write(self, stage: Stage, found: Iterator[tuple[Task, Tables]]) -> None:
+        assert self.ledger is not None
+        try:
+            for task, tables in found:
+                seconds = float(tables["chunk"]["seconds"].iloc[0])
+                self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
+        except KeyboardInterrupt:
+            self._tell("interrupted. What is done stays; the same call goes on from there")
+            raise
+        if self.ledger.damaged:
+            names = ", ".join(sorted(self.ledger.damaged))
+            self._tell(f"damaged chunks were measured anew: {names}")
+            self.ledger.damaged.clear()
+
+    def _say(self, missing: Mapping[str, list[int] | None], then: str = _THEN) -> None:
+        assert self.ledger is not None
+        lengths = self.ledger.lengths()
+        parts = []
+        for name, gone in missing.items():
+            total = lengths.get(name)
+            done = "?" if gone is None or total is None else total - len(gone)
+            parts.append(f"{name} {done} of {total or '?'}")
+        self._tell(f"shard {self.shard} is done; chunks that are there: {', '.join(parts)}. {then}")
+
+    def _tell(self, words: str) -> None:
+        assert self.ledger is not None
+        tqdm.write(f"{self.ledger.out}: {words}.", file=stream())
+
+
+@contextmanager
+def open_job(
+    kind: type[Result],
+    meta: Mapping[str, Any],
+    *,
+    out: str | Path | None,
+    chunk_size: int,
+    shard: str | None,
+    engine: str,
+    resume: bool,
+    progress: bool,
+    workers: int = 0,
+    skip_bad: bool = False,
+    stages: Iterable[str] = (),
+    code: object = None,
+) -> Iterator[Job]:
+    """Yields a job. meta: what is known of the result before it is measured.
+
+    stages: the names of all its stages, for `ci.merge`. code: further JSON that the chunks in a
+    folder depend on, such as digests of probes; it is in no result.
+
+    Raises ValueError for a chunk_size, shard or engine that is none, for a shard without a folder,
+    if the folder holds another kind of result or a run with other settings, or cannot be written.
+    """
+    chunk_size = checks.count("chunk_size", chunk_size)
+    checks.one_of("engine", engine, tuple(ENGINES))
+    checks.flag("resume", resume)
+    decoding: dict[str, Any] = {
+        "workers": checks.count("workers", workers, least=0),
+        "skip_bad": checks.flag("skip_bad", skip_bad),
+    }
+    if out is None and shard is not None:
+        raise ValueError(f"shard={shard!r} needs a folder that all shards share: give out=DIR.")
+    full = {**meta, "chunk_size": chunk_size}
+    if out is None:
+        with ENGINES[engine]() as measure:
+            yield Job(kind, full, chunk_size, measure, progress=progress, **decoding)
+        return
+    folder, place = Path(out), shard_of(shard)
+    kind.check_folder(folder)
+    plain_meta = json.loads(json.dumps(full, default=lambda value: value.item()))
+    settings = {name: value for name, value in plain_meta.items() if name not in _FREE}
+    settings["device"] = str(plain_meta["device"]).partition(":")[0]
+    run = {"format": 1, "kind": kind.KIND, "stages": list(stages), "settings": settings}
+    run = json.loads(json.dumps(run | {"code": code}))
+    full |= {"engine": engine, "command": plain(shlex.join(sys.argv), 1000)}
+    full |= {"run": digest_of(run)}
+    with ledgers.opened(folder, run, place, resume) as ledger, ENGINES[engine]() as measure:
+        yield Job(kind, full, chunk_size, measure, ledger, place, progress, **decoding)
+
+
+def digest_of(run: Mapping[str, Any]) -> str:
+    """Returns the digest of the settings of a run."""
+    text = json.dumps(run, sort_keys=True)
+    return files.digest_of(text.encode())
+
+
+def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, Any]) -> Tables:
+    """Returns the tables of a stage whose chunks are all there."""
+    entries = ledger.entries(stage)
+    parts = (ledger.read(stage, chunk, entries) for chunk in range(ledger.lengths()[stage]))
+    tables = folded(parts, lambda one, two: merged(rules, one, two, meta))
+    assert tables is not None  # a stage has at least one chunk
+    return tables
+
+
+def finished(
+    kind: type[Result],
+    ledger: Ledger,
+    rules: Mapping[str, Rules],
+    meta: dict[str, Any],
+    finish: Callable[[Mapping[str, Tables], dict[str, Any]], Any],
+) -> Any:
+    """Returns the result of a run whose chunks are all there, and saves it; rules: of each stage.
+
+    Of several processes that are done at once, one does this and the others load it.
+    """
+    with ledgers.alone(ledger.out), ledgers.writable(ledger.out):
+        try:
+            saved = kind.load(ledger.out)
+            if saved.meta.get("run") == meta["run"] and not ledger.fresh:
+                return saved
+        except ValueError:
+            pass  # none, or a damaged one
+        found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
+        result = finish(found, meta)
+        result.save(ledger.out)
+        return result
+
+
+def listing_in(out: str | Path | None, resume: bool) -> Path | None:
+    """Returns the file of the listing that an earlier call has kept, if this one goes on."""
+    return Path(out) / ledgers.LISTING if out is not None and resume else None
+
+
+def _ends(task: Task) -> tuple[int, int]:
+    """Returns the first sample of a chunk, and the one behind its last."""
+    return task.samples.start, task.samples.start + task.samples.n
+
+
+def _in_order(found: Iterable[tuple[Task, Tables]]) -> Iterator[tuple[Task, Tables]]:
+    """Yields tasks in the order of their chunks; those that come too early wait."""
+    waiting: dict[int, tuple[Task, Tables]] = {}
+    following = 0
+    for task, tables in found:
+        waiting[task.number] = (task, tables)
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1

@@ -1,0 +1,159 @@
+"""Worker processes that decode samples, in order, before the process that measures asks for them.
+
+They are those of a torch DataLoader, forked from this process, so that they have its data set and
+its model's preprocessing. At most two batches for each of them wait.
+"""
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import tee
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from crate_interp.data.batch_reading import Found, read_runs
+from crate_interp.data.streams import Row, Stream
+from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
+from crate_interp.sweeps.runs.batches import nobody, ranges_of
+
+
+class _Wanted(NamedTuple):
+    """Samples of a chunk; rows: theirs, of a stream."""
+
+    chunk: int
+    start: int
+    stop: int
+    rows: Sequence[Row] | None
+
+
+@contextmanager
+def read_ahead(
+    stage: Stage, tasks: Iterable[Task]
+) -> Iterator[tuple[Iterable[Task], Callable[[Task], Ahead]]]:
+    """Yields tasks, and what gives each of them the samples that workers have read.
+
+    The workers end with the context. Raises ValueError if a worker is killed.
+    """
+    if not stage.workers:
+        yield tasks, lambda task: nobody
+        return
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise ValueError(
+            f"workers={stage.workers} needs processes that fork, which this system lacks: give "
+            "workers=0."
+        )
+    mine, theirs = tee(tasks)
+    queue = _Queue(stage, theirs)
+    try:
+        yield mine, lambda task: lambda start, stop: queue.take(task.number, start, stop)
+    except Exception as error:
+        reason = _ended(error)
+        if reason is None:
+            raise
+        raise ValueError(
+            f"a process that decodes samples ended ({reason}). Perhaps memory, or shared memory "
+            "(/dev/shm), is short: give fewer workers, or workers=0. What is done stays: the same "
+            "call with out=DIR goes on from there."
+        ) from None
+    finally:
+        queue.close()
+
+
+def _ended(error: BaseException | None) -> str | None:
+    """Returns what torch says of a worker that ended, or None.
+
+    It raises that wherever this process is, so that others may have raised something else from it.
+    """
+    while error is not None:
+        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+            return str(error).splitlines()[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class _Queue:
+    """What the workers have read, in the order of the chunks."""
+
+    def __init__(self, stage: Stage, tasks: Iterable[Task]) -> None:
+        self.stage, self.tasks = stage, tasks
+        self.found: Any = None  # the iterator of the loader; its workers end with it
+        self.head: tuple[_Wanted, Found | Exception] | None = None
+
+    def take(self, chunk: int, start: int, stop: int) -> Found | None:
+        """Returns samples of a chunk; None if the workers were not asked for them, or not again.
+
+        Raises what reading them raised.
+        """
+        if self.found is None:  # no process is forked where nothing is measured
+            self.found = _started(self.stage, self.tasks)
+        while self.head is None or self.head[0][:2] < (chunk, start):
+            self.head = next(self.found, None)
+            if self.head is None:
+                return None
+        wanted, found = self.head
+        if wanted[:3] != (chunk, start, stop):
+            return None
+        self.head = None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.found = self.head = None
+
+
+class _Reader(Dataset):
+    """Reads samples in a worker."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def __getitem__(self, wanted: _Wanted) -> tuple[_Wanted, Found | Exception]:
+        samples = self.stage.samples
+        if isinstance(samples, Stream):
+            samples = samples.held(wanted.rows or (), wanted.start)
+        place = wanted._replace(rows=None)
+        try:
+            return place, read_runs(samples, wanted.start, wanted.stop, self.stage.masks)
+        except Exception as error:  # raised again in the process that measures
+            return place, _sendable(error)
+
+
+def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Found | Exception]]:
+    wanted: Any = (
+        _Wanted(task.number, start, stop, _rows(task, start, stop))
+        for task in tasks
+        for start, stop in ranges_of(task.samples, stage.batch_size)
+    )
+    with warnings.catch_warnings():  # of more workers than processors, and of forks beside threads
+        warnings.simplefilter("ignore")
+        loader = DataLoader(
+            _Reader(stage), batch_size=None, sampler=wanted, num_workers=stage.workers,
+            collate_fn=_as_it_is, prefetch_factor=2, multiprocessing_context="fork",
+            generator=torch.Generator(),
+        )  # fmt: skip
+        return iter(loader)
+
+
+def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
+    first = task.samples.start
+    return None if task.rows is None else task.rows[start - first : stop - first]
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
+def _sendable(error: Exception) -> Exception:
+    """Returns an exception that goes from one process to another, with the words of this one."""
+    kind = type(error)
+    simple = all(isinstance(part, (str, int, type(None))) for part in error.args)
+    if kind.__module__ == "builtins" and simple:
+        return error
+    if isinstance(error, ValueError):
+        return ValueError(str(error))
+    return RuntimeError(f"{kind.__name__}: {error}")

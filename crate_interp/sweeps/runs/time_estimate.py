@@ -1,0 +1,87 @@
+"""What is said at the beginning of long work: how long it takes, and that the machine is busy."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from crate_interp.core.progress import note
+
+LONG = 600.0  # seconds of work that are worth a word
+_TRIAL = 10.0  # seconds that are measured first
+
+
+def _load() -> float:
+    """Returns how many processes run or wait on this machine; 0 where that is not known."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+@dataclass
+class Forecast:
+    """Counts samples as they are measured; after ten seconds it may write a line or two, once.
+
+    The first batch is left out, because weights and controls are measured with it. n: the samples
+    of this process. advance: is told what is counted.
+    """
+
+    what: str
+    unit: str
+    n: int
+    advance: Callable[[int], object]
+    busy: float = field(default_factory=_load)  # before this work began
+    _done: int = 0
+    _first: tuple[float, int] | None = None  # when the first batch was done, and its samples
+    _said: bool = False
+
+    def __call__(self, count: int) -> None:
+        """Counts samples."""
+        self.advance(count)
+        self._done += count
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, self._done)
+            return
+        started, before = self._first
+        if self._said or now - started < _TRIAL:
+            return
+        self._said = True
+        pace = (now - started) / (self._done - before)
+        for line in (self._long(pace * (self.n - before)), crowded(self.busy)):
+            if line:
+                note(line)
+
+    def _long(self, seconds: float) -> str:
+        if seconds < LONG:
+            return ""
+        hours, minutes = divmod(round(seconds / 60), 60)
+        takes = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        threads = torch.get_num_threads()
+        return (
+            f"{self.what}: about {takes} for {self.n:,} {self.unit} on this machine "
+            f"({threads} thread{'s' * (threads > 1)}); --limit n, more shards or --engine ray "
+            "shorten it."
+        )
+
+
+def crowded(busy: float) -> str:
+    """Returns advice if more threads want to run than there are cores, or nothing.
+
+    busy: how many other processes run on this machine.
+    """
+    threads, cores = torch.get_num_threads(), _cores()
+    ours = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if threads == 1 or ours + busy <= 1.25 * cores:
+        return ""
+    return (
+        f"{ours} threads here and a load of {busy:.0f} share {cores} cores: threads that wait for "
+        "one another can take ten times as long. Set OMP_NUM_THREADS=1 (--threads 1)."
+    )
+
+
+def _cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,75 @@
+"""Untrained twins: the same network with random weights, to be measured beside a trained one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+import torch
+
+from crate_interp.data import Samples, part
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.text.text_methods import TOKENIZER_STATE
+
+SAMPLES = 64  # on which twins are measured
+_SMALLER = 1 / 3  # training from the official start does not shrink positions so far
+
+
+def first_samples(samples: Samples) -> Samples | None:
+    """Returns those of the samples, if any, that twins are measured on: the first 64 of the data.
+
+    That is enough for a mean to compare with, and networks differ more than samples.
+    """
+    stop = min(SAMPLES, samples.start + samples.n)
+    return part(samples, samples.start, stop) if samples.start < stop else None
+
+
+def twin(model: HookedModel, seed: int) -> Any:
+    """Returns the same architecture with the official random initialisation.
+
+    torch's global random state is left as it was.
+    """
+    with _seeded(seed):
+        other: Any = model.fresh()
+    for name in TOKENIZER_STATE:
+        if name in vars(model):
+            vars(other)[name] = vars(model)[name]
+    return other.to(device=model.cfg.device, dtype=model.cfg.dtype).eval()
+
+
+def other_start(model: HookedModel) -> str:
+    """Returns a caution where a model's positions are far smaller than its twins', or "".
+
+    Rates depend on how long tokens are, and so on how a training began.
+    """
+    drawn, own = (getattr(one, "pos_embed", None) for one in (twin(model, 0), model))
+    if not isinstance(drawn, torch.Tensor) or not isinstance(own, torch.Tensor):
+        return ""
+    first, now = (float(one.detach().double().std()) for one in (drawn, own))
+    if not now < first * _SMALLER:
+        return ""
+    return (
+        f"Untrained twins draw positions with a standard deviation of {first:.2g}, as the "
+        f"authors' code does; this model's have {now:.2g}. If its training began with smaller "
+        "ones, its start has other rates than its twins: compare it with a checkpoint of its own "
+        "start (`crate-interp compare`)."
+    )
+
+
+def stacked(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
+    """Returns the tables of the twins as one, with their seed.
+
+    keys: the columns that it has even without twins.
+    """
+    parts = [table.assign(seed=seed) for seed, table in enumerate(tables)]
+    if not parts:
+        return pd.DataFrame({name: [] for name in (*keys, "seed")})
+    return pd.concat(parts, ignore_index=True)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's global generator while the context is open."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

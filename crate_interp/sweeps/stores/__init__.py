@@ -1,0 +1,1 @@
+"""Activations on the disk: written, mapped into memory, and measured again."""

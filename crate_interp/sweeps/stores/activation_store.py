@@ -1,0 +1,147 @@
+"""A folder of activations: its index, and what opens it."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from crate_interp.core.files import digest
+from crate_interp.core.folders import read_index
+from crate_interp.core.safe_text import plain
+from crate_interp.results.result import Result, by, counted
+from crate_interp.sweeps.ledgers.ledger import CHUNKS, RUN, Ledger
+from crate_interp.sweeps.stores import arrow_files
+
+if TYPE_CHECKING:
+    import datasets
+
+STAGE = "activations"
+_NAME = re.compile(rf"{STAGE}-\d{{6,9}}\.arrow")
+
+
+class ActivationStore(Result):
+    """The index of stored activations: `files` has a row per Arrow file, with its digest.
+
+    meta: points (the shape of one sample by point), stored (their dtype on the disk), model, data.
+    """
+
+    KIND = "store"
+    META = {"points": dict, "stored": str}
+    MAIN = "files"
+    STORED = {"files": by("chunk")}
+    ALONE = "stores do not merge: datasets.concatenate_datasets joins what ci.open_store returns."
+
+    def headline(self) -> str:
+        """Returns how many samples of how many points there are, and their size."""
+        table: Any = self._table("files")
+        samples = counted(self.meta["n_samples"], self.meta["unit"])
+        points = counted(len(self.meta["points"]), "points")
+        size = size_of(int(table["bytes"].sum()))
+        return f"{samples} of {points} in {self.meta['stored']}: {size}."
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Returns the Arrow files, in the order of their samples."""
+        return [folder / CHUNKS / name for name in self._table("files")["file"]]
+
+    def description(self) -> str:
+        """Returns what a datasets.Dataset says of itself: JSON of model, points and data."""
+        names = ("model", "model_digest", "points", "stored", "dtype", "data", "unit")
+        facts = {name: self.meta[name] for name in names}
+        return json.dumps({"crate_interp": self.KIND, **facts, "hash": self.digest()}, indent=1)
+
+    def _check(self) -> None:
+        super()._check()
+        table: Any = self._table("files")
+        names = list(table["file"])
+        if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+            raise ValueError("it names files that are none of a store")
+        ends = [(int(row.start), int(row.stop)) for row in table.itertuples()]
+        ours = self.meta["data"][0]
+        gaps = [one[1] != two[0] for one, two in zip(ends, ends[1:], strict=False)]
+        if any(gaps) or (ends[0][0], ends[-1][1]) != (ours["start"], ours["stop"]):
+            raise ValueError("its files are not those of its samples")
+        for shape in self.meta["points"].values():
+            [int(size) for size in shape]
+        table["bytes"].astype("int64")
+
+
+def open_store(folder: str | Path) -> "datasets.Dataset":
+    """Returns the activations that `ci.store` wrote, mapped into memory: nothing is read yet.
+
+    A row is a sample: `sample` (its number in the data), `label` if the data has labels, `input`
+    (the SHA-256 of what the model took), and a column per hook point, with the shape of its
+    activation. `.with_format("torch")` gives tensors, in float32; a torch DataLoader takes that.
+    `.info.description` is JSON: model, model_digest, points with shapes, dtype, data. `ci.sweep`
+    and `ci.linear_probe` take the store in the place of data. Others may read it at the same time.
+
+    Raises ValueError if the folder holds no store, if it is not finished, or if a file is missing
+    or has another size. Digests of the index are checked; `ci.verify(folder)` checks all bytes.
+    """
+    out = Path(folder)
+    _check_finished(out)
+    index = ActivationStore.load(out)
+    paths = index.paths(out)
+    try:
+        for path, row in zip(paths, index.stored["files"].itertuples(), strict=True):
+            size: Any = row.bytes
+            if path.stat().st_size != size:
+                raise ValueError(f"{path.name!r} has {path.stat().st_size} bytes, not {size}")
+        data = arrow_files.mapped(
+            paths, index.description(), index.digest().removeprefix("sha256:")[:16]
+        )
+        lacking = set(index.meta["points"]) - set(data.column_names)
+        if lacking or len(data) != index.meta["n_samples"]:
+            raise ValueError("its files hold other points or samples than its index says")
+    except (OSError, ValueError) as error:  # pyarrow's are these too
+        raise ValueError(
+            f"the store in {str(out)!r} is damaged: {plain(error, 300)}. The same ci.store call "
+            "writes the files anew that are not whole."
+        ) from None
+    return data
+
+
+def facts_of(data: object) -> dict[str, Any] | None:
+    """Returns what `open_store` wrote into the description of a dataset; None for other data."""
+    text = getattr(getattr(data, "info", None), "description", None)
+    if not isinstance(text, str) or '"crate_interp"' not in text[:30]:
+        return None
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return None
+    return facts if facts.get("crate_interp") == ActivationStore.KIND else None
+
+
+def intact(out: Path, table: pd.DataFrame) -> bool:
+    """Tells whether the Arrow files of a chunk are the ones that its table names."""
+    try:
+        return all(
+            digest(out / CHUNKS / name) == sha256
+            for name, sha256 in zip(table["file"], table["sha256"], strict=True)
+        )
+    except OSError:
+        return False
+
+
+def size_of(count: int) -> str:
+    """Returns a number of bytes in words, such as "1.2 GB"."""
+    size, units = float(count), ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
+
+
+def _check_finished(out: Path) -> None:
+    """Raises ValueError if a folder holds the run of a store without its result."""
+    run = read_index(out / RUN)
+    if run.get("kind") != ActivationStore.KIND or (out / "meta.json").exists():
+        return
+    ledger = Ledger(out)
+    total, missing = ledger.lengths().get(STAGE), ledger.missing(STAGE)
+    done = "some" if total is None or missing is None else f"{total - len(missing)} of {total}"
+    raise ValueError(
+        f"the store in {str(out)!r} is not finished: {done} chunks are there. The same ci.store "
+        "call goes on; other shards may still be at work."
+    )

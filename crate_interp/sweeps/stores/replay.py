@@ -1,0 +1,150 @@
+"""Stored activations in the place of a run of the model: the same hooks see the same numbers."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crate_hooks import full_name
+from crate_interp.data import Data, Samples
+from crate_interp.data.samples import check_limit, first
+from crate_interp.data.streams import Stream
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.model_digest import model_digest
+from crate_interp.probes import Probe
+from crate_interp.sweeps.runs.batches import Forward, run, samples_of
+from crate_interp.sweeps.stores import arrow_files
+from crate_interp.sweeps.stores.activation_store import facts_of
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A forward that hands stored activations to the model's hook points; no layer runs.
+
+    It takes the numbers of samples in the place of inputs. stored: what `ci.open_store` returns.
+    shapes: of one sample, by point, in the order in which they fire.
+    """
+
+    stored: "datasets.Dataset"
+    shapes: dict[str, tuple[int, ...]]
+    start: int
+
+    def __call__(self, model: HookedModel, numbers: Tensor) -> None:
+        """Hands the stored activations of samples to the hooks, as a forward of the model would."""
+        begin, cfg = int(numbers[0]) - self.start, model.cfg
+        for name, shape in self.shapes.items():
+            column = arrow_files.rows_of(self.stored, begin, begin + len(numbers), [name])[name]
+            value = arrow_files.tensor_of(column, shape).to(cfg.device, cfg.dtype)
+            model.hook_dict[name](value)
+
+    def input_digests(self, numbers: Tensor) -> list[str]:
+        """Returns the SHA-256 of what the model took for each sample."""
+        begin = int(numbers[0]) - self.start
+        rows = arrow_files.rows_of(self.stored, begin, begin + len(numbers), [arrow_files.INPUT])
+        return rows[arrow_files.INPUT].to_pylist()
+
+    def check_points(self, names: Sequence[str]) -> None:
+        """Raises KeyError if the store lacks one of the points with these full names."""
+        missing = [name for name in dict.fromkeys(names) if name not in self.shapes]
+        if missing:
+            shown = ", ".join(missing[:4]) + (", ..." if missing[4:] else "")
+            held = ", ".join(list(self.shapes)[:4]) + (", ..." if len(self.shapes) > 4 else "")
+            raise KeyError(
+                f"the store lacks {len(missing)} hook points that are read: {shown}. It holds "
+                f"{held}: write another one with ci.store(points=...)."
+            )
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Returns what a result says of the activations: the hash of their index, their dtype."""
+        facts = facts_of(self.stored) or {}
+        return {"store": {"hash": facts.get("hash"), "dtype": facts.get("stored")}}
+
+
+def digests_of(forward: Forward, inputs: Tensor) -> list[str]:
+    """Returns the SHA-256 of what the model takes, or took, for each sample of a batch."""
+    if isinstance(forward, Replay):
+        return forward.input_digests(inputs)
+    return list(arrow_files.input_digests(inputs))
+
+
+def readable(
+    probes: list[Probe], forward: Forward, model: HookedModel, blocks: str, *, some: bool = False
+) -> list[Probe]:
+    """Returns the probes as a forward can show them their points; of a store some may be missing.
+
+    some: leave out the probes that read a point which the store lacks, unless all do. Raises
+    KeyError if it lacks a point of the others.
+    """
+    if not isinstance(forward, Replay):
+        return probes
+    layers, has = range(len(getattr(model, blocks))), forward.shapes
+    wanted = {item.name: _points(item, layers, blocks) for item in probes}
+    if some:
+        kept = [item for item in probes if all(name in has for name in wanted[item.name])]
+        probes = kept or probes
+    forward.check_points([name for item in probes for name in wanted[item.name]])
+
+    def stored(point: str) -> bool:
+        return all(full_name(point, layer, blocks) in has for layer in layers)
+
+    return [
+        dataclasses.replace(item, optional=tuple(filter(stored, item.optional))) for item in probes
+    ]
+
+
+def _points(probe: Probe, layers: Sequence[int], blocks: str) -> list[str]:
+    """Returns the full names of what a probe reads."""
+    names = [full_name(point, layer, blocks) for layer in layers for point in probe.points]
+    return [*names, full_name("hook_resid_post", layers[-1], blocks)] if probe.final else names
+
+
+def opened(
+    model: HookedModel,
+    data: Data,
+    limit: int | None,
+    forward: Forward = run,
+    find: Callable[[HookedModel, Data, int | None], Samples | Stream] = samples_of,
+) -> tuple[Samples | Stream, Forward]:
+    """Returns the samples of `data`, and the forward that shows them to a model.
+
+    What `ci.open_store` returned is shown by a `Replay`; all other data is what `find`
+    makes of it, and is shown by `forward`.
+
+    Raises ValueError for the store of another model, for a part of one, and beside a forward.
+    """
+    facts = facts_of(data)
+    if facts is None:
+        return find(model, data, limit), forward
+    if forward is not run:
+        raise ValueError("a store is not run through the model: leave out forward=.")
+    if facts["model_digest"] != model_digest(model):
+        raise ValueError(
+            f"the store is of {facts['model']!r} ({facts['model_digest'][:19]}...), and this is "
+            f"{model.cfg.model_name!r} ({model_digest(model)[:19]}...): give the model that it was "
+            "written with, with the same weights and config."
+        )
+    check_limit(limit)
+    stored: Any = data
+    ours, n = facts["data"][0], len(stored)
+    numbers = stored.with_format("numpy", columns=[arrow_files.SAMPLE])[:][arrow_files.SAMPLE]
+    if not np.array_equal(numbers, np.arange(ours["start"], ours["stop"])):
+        raise ValueError(
+            "this is a part of a store, or one in another order: give what ci.open_store returns, "
+            "and limit=n for the first n samples."
+        )
+    labels = (
+        stored.with_format(None)[arrow_files.LABEL][:]
+        if arrow_files.LABEL in stored.features
+        else None
+    )
+    samples = Samples(n, labels, ours["fingerprint"], torch.arange, start=ours["start"])
+    shapes = {name: tuple(shape) for name, shape in facts["points"].items()}
+    return first(samples, limit), Replay(stored, shapes, ours["start"])

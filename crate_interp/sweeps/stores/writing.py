@@ -1,0 +1,217 @@
+"""ci.store: activations on the disk, for those who do want them."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from crate_interp.core import checks, folders
+from crate_interp.core.files import digest, flush, write
+from crate_interp.core.progress import note
+from crate_interp.data import Data, Samples
+from crate_interp.models.compat.offload import with_weights
+from crate_interp.models.hook_points import NamesFilter
+from crate_interp.models.hooked import HookedModel
+from crate_interp.results.result import by, counted
+from crate_interp.results.result_reading import META
+from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.sweeps.ledgers.ledger import CHUNKS
+from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
+from crate_interp.sweeps.runs.provenance import data_meta
+from crate_interp.sweeps.stores import arrow_files
+from crate_interp.sweeps.stores.activation_store import (
+    STAGE,
+    ActivationStore,
+    intact,
+    open_store,
+    size_of,
+)
+
+if TYPE_CHECKING:
+    import datasets
+
+_HIGHEST = 65504  # of float16
+Shapes = dict[str, tuple[int, ...]]  # of one sample, by point
+
+
+@with_weights
+def store(
+    model: HookedModel,
+    data: Data,
+    *,
+    points: NamesFilter,
+    out: str | Path,
+    dtype: torch.dtype | str | None = None,
+    batch_size: int = 32,
+    chunk_size: int = 256,
+    limit: int | None = None,
+    resume: bool = True,
+    shard: str | None = None,
+    engine: str = "local",
+    progress: bool = True,
+) -> "Perhaps[datasets.Dataset]":
+    """Writes the activations of hook points for every sample, and returns `ci.open_store(out)`.
+
+    points: names of hook points, or a function of a name, as `run_with_cache(names_filter=)` takes
+    them; None for all. dtype: torch.float32 (None), or torch.float16 for half the size: that rounds
+    each number to 11 significant bits, an error of at most 1/2048 of it (of 3e-8 below 6e-5).
+    Numbers of other types become float32. The size is estimated from one sample and shown first.
+
+    The samples are written in chunks of chunk_size, an Arrow file each, whose digests the folder
+    keeps. The same call goes on where an earlier one ended; files that are missing or damaged are
+    written anew. The other arguments are those of `ci.sweep`. Memory holds one batch. With several
+    machines all of them need the folder at one place.
+
+    Sweeps do not need this: `ci.sweep` keeps numbers alone, and its memory does not grow.
+
+    Raises KeyError for points that the model lacks or that do not fire, and ValueError, before work
+    starts, if the disk is too small or the folder holds something else. Raises ValueError, with
+    point and samples, for NaN and for what float16 cannot hold.
+    """
+    kept = str(dtype or torch.float32).removeprefix("torch.")
+    checks.one_of("dtype", kept, tuple(arrow_files.DTYPES))
+    checks.count("batch_size", batch_size)
+    check_model(model)
+    names = model.matching_points(points)
+    samples = samples_of(model, data, limit)
+    shapes, options = _tried(model, samples, names)
+    features = arrow_files.features_of(shapes, kept, samples.labels)
+    meta = data_meta(model, samples, batch_size) | {"points": shapes, "stored": kept}
+    meta["versions"] |= {name: version(name) for name in ("pyarrow", "datasets")}
+    folder = Path(out).absolute()
+    given: dict[str, Any] = {"features": features, "out": folder, "options": options}
+    rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
+    with open_job(
+        ActivationStore, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
+        resume=resume, progress=progress, stages=[STAGE],
+    ) as job:  # fmt: skip
+        if not resume:
+            folders.discard(folder, META)  # the index of files that are gone
+        _check_space(job, samples, shapes, kept)
+        rules = {"files": by("chunk")}
+        whole = partial(_whole, folder)
+        job.run(Stage(STAGE, model, samples, rows, rules, batch_size, intact=whole))
+        index = job.result(lambda found, own: ActivationStore(*with_facts(found[STAGE], own)))
+    stored: Any = None if index is None else open_store(out)
+    return stored
+
+
+def _whole(out: Path, tables: Tables) -> bool:
+    return intact(out, tables["files"])
+
+
+def _tried(
+    model: HookedModel, samples: Samples, names: Sequence[str]
+) -> tuple[Shapes, dict[str, Any]]:
+    """Returns the shape of each point for the first sample, and how to run the model for them.
+
+    The forward through the layers is enough for most points; those behind it need all of it.
+    """
+    first = samples.read(samples.start, samples.start + 1).to(model.cfg.device)
+    ways = [model.full_options, {}] if model.cfg.kind == "text" else [model.full_options]
+    found: dict[str, Tensor] = {}
+    for options in ways:
+        found = _cached(model, first, names, options)
+        if len(found) == len(names):
+            return {name: tuple(found[name].shape[1:]) for name in names}, options
+    missing = next(name for name in names if name not in found)
+    raise KeyError(f"the point {missing!r} does not fire in a run of this model: leave it out.")
+
+
+def _cached(
+    model: HookedModel, inputs: Tensor, names: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return model.run_with_cache(
+            inputs, names_filter=names, return_cache_object=False, **options
+        )[1]
+
+
+def _check_space(job: Job, samples: Samples, shapes: Shapes, kept: str) -> None:
+    """Says how much will be written. Raises ValueError if the disk has not that much left."""
+    assert job.ledger is not None
+    out, width = job.ledger.out, arrow_files.DTYPES[kept].itemsize
+    each = sum(arrow_files.bytes_of(shape, width) for shape in shapes.values())
+    whole = each * samples.n
+    there = sum(path.stat().st_size for path in (out / CHUNKS).glob(f"{STAGE}-*.arrow"))
+    free, left = shutil.disk_usage(out).free, max(0, whole - there)
+    unit, points = job.meta["unit"], counted(len(shapes), "points")
+    words = f"{points} of {counted(samples.n, unit)}, {size_of(each)} each: {size_of(whole)}"
+    if left > free:
+        raise ValueError(
+            f"{words} in {kept}, of which {size_of(left)} are not there yet, and the disk of "
+            f"{str(out)!r} has {size_of(free)} left: give fewer points, dtype=torch.float16, a "
+            "limit, or another disk."
+        )
+    if job.progress:
+        note(f"{out}: {words} in {kept}; {size_of(free)} are free.")
+
+
+def _of_chunk(
+    chunk: Chunk,
+    shapes: Shapes,
+    kept: str,
+    features: "datasets.Features",
+    out: Path,
+    options: Mapping[str, Any],
+) -> Tables:
+    path = out / CHUNKS / f"{STAGE}-{chunk.number:06d}.arrow"
+    rows = (_rows(chunk, batch, shapes, kept, options) for batch in chunk.batches())
+    write(path, lambda part: arrow_files.write_rows(part, features, rows))
+    flush(path.parent)
+    samples = chunk.samples
+    row = {"chunk": chunk.number, "file": path.name, "sha256": digest(path)}
+    row |= {"bytes": path.stat().st_size}
+    row |= {"start": samples.start, "stop": samples.start + samples.n}
+    return {"files": pd.DataFrame([row])}
+
+
+def _rows(
+    chunk: Chunk, batch: Batch, shapes: Shapes, kept: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the rows of a batch, by column."""
+    rows: dict[str, Any] = {arrow_files.SAMPLE: torch.arange(batch.start, batch.last + 1)}
+    rows[arrow_files.INPUT] = list(arrow_files.input_digests(batch.inputs))
+    if chunk.samples.labels is not None:
+        first = batch.start - chunk.samples.start
+        rows[arrow_files.LABEL] = chunk.samples.labels[first : first + len(batch.inputs)]
+    acts = _cached(chunk.model, batch.inputs, list(shapes), options)
+    for name, shape in shapes.items():
+        value = acts.pop(name).float()
+        if tuple(value.shape[1:]) != tuple(shape):
+            raise ValueError(
+                f"{name} of samples {batch.start} to {batch.last} has the shape "
+                f"{list(value.shape[1:])}, and that of the first sample {list(shape)}: give "
+                "samples of one size."
+            )
+        _check(name, value, batch.start, kept)
+        rows[name] = value.to(arrow_files.DTYPES[kept]).cpu()
+    return rows
+
+
+def _check(name: str, value: Tensor, start: int, kept: str) -> None:
+    """Raises ValueError for NaN, and for finite numbers that become infinite in float16."""
+    flat = value.reshape(len(value), -1)
+    wrong = flat.isnan()
+    if wrong.any():
+        raise ValueError(f"{name} holds NaN: samples {_numbered(wrong, start)}.")
+    wrong = (flat.abs() > _HIGHEST) & flat.isfinite()
+    if kept == "float16" and wrong.any():
+        most = float(flat[flat.isfinite()].abs().max())
+        raise ValueError(
+            f"{name} holds {most:.6g}, and float16 ends at {_HIGHEST}: samples "
+            f"{_numbered(wrong, start)}. Give dtype=torch.float32."
+        )
+
+
+def _numbered(wrong: Tensor, start: int) -> str:
+    bad = [start + place for place, row in enumerate(wrong) if row.any()]
+    return ", ".join(map(str, bad[:8])) + (", ..." if bad[8:] else "")

@@ -1,0 +1,217 @@
+"""What a sweep found, in words and numbers: what happens to the two rates that are called R^c."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Shaped
+
+from crate_interp.results.result import Result, counted
+from crate_interp.sweeps.bootstrap import student_interval
+
+_BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
+OFFICIAL = "compression.official_rate"
+_BACK = 0.05  # of the way between the ends: what a rate may turn back and still rise or fall
+NORMAL = 1.96  # standard errors to each side of a mean: its 95 % interval over many samples
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a number changes, layer by layer, as a mean over samples and a share of what it was.
+
+    before, after: the means. change: the mean over samples of after / before - 1, as in an audit.
+    low, high: its 95 % interval, mean ± 1.96 standard errors; NaN for a single sample.
+    """
+
+    layers: Shaped[np.ndarray, "layer"]
+    before: Float[np.ndarray, "layer"]
+    after: Float[np.ndarray, "layer"]
+    change: Float[np.ndarray, "layer"]
+    low: Float[np.ndarray, "layer"]
+    high: Float[np.ndarray, "layer"]
+
+    @property
+    def signs(self) -> list[int]:
+        """Returns -1 where the number is shown to fall, 1 where it is shown to rise, else 0."""
+        return [
+            -1 if high < 0 else 1 if low > 0 else 0
+            for low, high in zip(self.low, self.high, strict=True)
+        ]
+
+
+def at_attention(result: Result) -> Change | None:
+    """Returns how R^c changes from before to after the attention of each layer, if both are known.
+
+    Both are against the subspaces of that layer.
+    """
+    before, after = _wide(result, _BEFORE), _wide(result, _AFTER)
+    if before is None or after is None:
+        return None
+    layers = [layer for layer in before if layer in after]
+    return _change(layers, before[layers].to_numpy(float), after[layers].to_numpy(float))
+
+
+def along_layers(result: Result) -> Change | None:
+    """Returns how the rate of the authors' script changes from each layer to the next, if known.
+
+    The entry of a layer says how it differs from the layer before; the first layer has none.
+    """
+    rates = _wide(result, OFFICIAL)
+    if rates is None or rates.shape[1] < 2:
+        return None
+    values = rates.to_numpy(float)
+    return _change(list(rates.columns)[1:], values[:, :-1], values[:, 1:])
+
+
+def headline(result: Result) -> str:
+    """Returns what was measured, and what happens to both rates that are called R^c."""
+    meta = result.meta
+    number = counted(len(meta["statistics"]), "statistics")
+    count = (
+        f"{number} of {meta['model'] or 'a model'} on {counted(meta['n_samples'], meta['unit'])}"
+    )
+    said: list[str] = []
+    step, along = at_attention(result), along_layers(result)
+    if step is not None:
+        rises, falls = (step.signs.count(sign) for sign in (1, -1))
+        word, many = ("higher", rises) if rises > falls else ("lower", falls)
+        after = "attention" if instead_of_u(result) else "MSSA"
+        said.append(
+            f"R^c of {stream(result)} is shown to be {word} after {after} than before in {many} of "
+            f"{len(step.layers)} layers"
+        )
+    if along is not None:
+        said.append(f"the authors' R^c, of codes at length one, {path(along)}")
+    words = f"{count}{': ' if said else ''}{', and '.join(said)}."
+    return f"{words} {instead_of_u(result)}".rstrip()
+
+
+def sharpest(result: Result, statistic: str) -> pd.DataFrame:
+    """Returns the rows of `heads()` of a statistic of attention, lowest mean first.
+
+    low, high: the 95 % interval of the mean by Student's t; NaN for a single sample. own: of the
+    attention of CLS, the share that it gives to itself; NaN for another statistic.
+    """
+    table: Any = result.table("heads")
+    table = table[table["probe"] == "attention"]
+    rows = table[table["statistic"] == statistic].sort_values("mean", kind="stable")
+    of_itself = table[table["statistic"] == ("self_cls" if statistic == "entropy_cls" else None)]
+    own = of_itself[["layer", "head", "mean"]].rename(columns={"mean": "own"})
+    rows = rows.merge(own, on=["layer", "head"], how="left")
+    n = int(rows["n"].max()) if len(rows) else 0
+    low, high = student_interval(rows["mean"].to_numpy(float), rows["std"].to_numpy(float), n or 1)
+    return rows.assign(low=low, high=high)
+
+
+def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
+    """Returns what a statistic of attention would be, by layer, if all keys had the same share.
+
+    None if it is none of `OF_EVEN`, or if the entropy of even attention was not measured.
+    """
+    table: Any = result.table("layers")
+    uniform = table[(table["probe"] == "attention") & (table["statistic"] == "entropy_uniform")]
+    if statistic not in OF_EVEN or not len(uniform):
+        return None
+    keys = np.exp(uniform["mean"].to_numpy(float))
+    return OF_EVEN[statistic](keys, result.meta["config"].get("special_tokens", 1))
+
+
+# what even attention has, given the number of keys and of tokens before the patches
+OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "attention.entropy": lambda keys, _: np.log(keys),
+    "attention.entropy_cls": lambda keys, _: np.log(keys),
+    "attention.entropy_patches": lambda keys, special: np.log(keys - special),
+    "attention.support_cls": lambda keys, _: keys,
+}
+
+
+def instead_of_u(result: Result) -> str:
+    """Returns a sentence about what stands in for U in a black box, or "" if nothing does."""
+    config = result.meta["config"]
+    role = config.get("subspaces")
+    if role is None or not any("subspaces" in one["settings"] for one in _probes(result)):
+        return ""
+    shared = role != "query" and config["value_heads"] != config["n_heads"]
+    whose = "group of heads" if shared else "head"
+    return (
+        f"U_k is the {role} map of each {whose}: a choice, as this network ties none of its maps."
+    )
+
+
+def _probes(result: Result) -> list[dict[str, Any]]:
+    return list(result.meta.get("probes", {}).values())
+
+
+def stream(result: Result) -> str:
+    """Returns what R^c is measured of, such as "Z at eps 0.1"."""
+    settings = result.meta["probes"]["compression"]["settings"]
+    return f"{'LN(Z)' if settings.get('norm') else 'Z'} at eps {settings.get('eps')}"
+
+
+def path(along: Change) -> str:
+    """Returns how a rate goes from the first layer to the last, and where else it was lowest.
+
+    Such as "falls from 221 nats per token in layer 0 to 166.5 in layer 5", or "goes from 224 nats
+    per token in layer 0 to 226 in layer 5, with its lowest, 127, in layer 1".
+    """
+    return turns([along.before[0], *along.after], along.layers.tolist(), "nats per token")
+
+
+def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
+    """Returns how values go from the first layer to the last, as `path` does.
+
+    later: the layers but for the first. unit: without it the ends are said without their layers.
+    """
+    layers = [later[0] - 1, *later]
+    words = f"{values[0]:.4g} to {values[-1]:.4g}"
+    if unit:
+        first = f"{values[0]:.4g} {unit} in layer {layers[0]}"
+        words = f"{first} to {values[-1]:.4g} in layer {layers[-1]}"
+    outside = _outside(values)
+    if outside is None:
+        return f"{verb(values[0], values[-1])} {words}"
+    kind = "lowest" if values[outside] < values[0] else "highest"
+    return f"goes from {words}, with its {kind}, {values[outside]:.4g}, in layer {layers[outside]}"
+
+
+def verb(first: float, last: float) -> str:
+    """Returns "falls from", "rises from" or "stays, from", by four digits."""
+    if f"{first:.4g}" == f"{last:.4g}":
+        return "stays, from"
+    return "falls from" if last < first else "rises from"
+
+
+def _outside(values: Sequence[float]) -> int | None:
+    """Returns which value lies furthest outside those at the ends; None if it is close to one.
+
+    A rate that turns back and leaves the ends behind has not simply fallen or risen.
+    """
+    low, high = sorted((values[0], values[-1]))
+    beyond = [max(low - value, value - high) for value in values]
+    most = max(range(len(values)), key=beyond.__getitem__)
+    return most if beyond[most] > _BACK * (high - low) else None
+
+
+def _wide(result: Result, name: str) -> Any:
+    """Returns a statistic by sample and layer, without layers that lack it; None if it is none."""
+    samples = result.table("samples")
+    if name not in samples:
+        return None
+    wide = samples.pivot(index="sample", columns="layer", values=name)
+    wide = wide.dropna(axis=1, how="all")
+    return wide if wide.size else None
+
+
+def _change(
+    layers: Sequence[int], before: Float[np.ndarray, "n layer"], after: Float[np.ndarray, "n layer"]
+) -> Change:
+    with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
+        share = pd.DataFrame(np.where(before != 0, after / before - 1, np.nan))
+    was, now, mean = (
+        part.mean(axis=0).to_numpy(float)
+        for part in (pd.DataFrame(before), pd.DataFrame(after), share)
+    )
+    error = NORMAL * share.sem(axis=0).to_numpy(float)
+    return Change(np.asarray(layers), was, now, mean, mean - error, mean + error)

@@ -1,0 +1,181 @@
+"""The tables of a sweep: made from a tally, computed from one another, merged."""
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.results.result import Result
+from crate_interp.sweeps.accumulators import Tally
+
+CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
+_STATISTIC = ["probe", "statistic", "layer"]
+_NUMBERS = ["mean", "std", "n"]
+TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
+
+
+def no_controls() -> pd.DataFrame:
+    """Returns the table of controls without a row."""
+    return pd.DataFrame({name: np.array([], dtype=object) for name in CONTROLS})
+
+
+def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
+    """Returns the stored tables of a tally; that of the controls is empty."""
+    moments = [
+        (*key, head, item.n, mean, squares)
+        for key, item in tally.heads.items()
+        for head, mean, squares in zip(
+            [*range(len(item.mean) - 1), TOGETHER], item.mean, item.squares, strict=True
+        )
+    ]
+    weights = [
+        (*key, head, float(value))
+        for key, values in tally.weights.items()
+        for head, value in (enumerate(values) if values.ndim else [(None, values)])
+    ]
+    return {
+        "samples": _sample_table(tally, labels, n_layers),
+        "head_samples": _head_sample_table(tally),
+        "moments": pd.DataFrame(moments, columns=[*_STATISTIC, "head", "n", "mean", "squares"]),
+        "weights": pd.DataFrame(weights, columns=[*_STATISTIC, "head", "value"]).astype(
+            {"head": "Int64"}
+        ),
+        "controls": no_controls(),
+    }
+
+
+def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.DataFrame:
+    n, start, values = tally.n, tally.start, tally.samples
+    count = max([n_layers, *(layer + 1 for _, _, layer in values)])
+    columns: dict[str, Any] = {
+        "sample": np.repeat(np.arange(start, start + n), count),
+        # labels may be lists, of which NumPy would make an array
+        "label": [label for label in (labels or [None] * n) for _ in range(count)],
+        "layer": np.tile(np.arange(count), n),
+    }
+    for probe, statistic in dict.fromkeys((probe, statistic) for probe, statistic, _ in values):
+        blank = np.full(n, np.nan)
+        layers = [values.get((probe, statistic, layer), blank) for layer in range(count)]
+        columns[f"{probe}.{statistic}"] = np.stack(layers, axis=1).reshape(-1)  # [n * count]
+    return pd.DataFrame(columns).infer_objects()
+
+
+def _head_sample_table(tally: Tally) -> pd.DataFrame:
+    """Returns rows for every layer and head that any statistic has; NaN where another has none."""
+    tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
+    for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
+        layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))
+        wide = np.stack([tally.head_samples[probe, statistic, layer] for layer in layers], axis=1)
+        index = np.indices(wide.shape).reshape(3, -1)  # of [n, layer, head]
+        place = {
+            "sample": index[0] + tally.start,
+            "layer": np.array(layers)[index[1]],
+            "head": index[2],
+        }
+        table = tables.setdefault((*layers, wide.shape[2]), place)
+        table[f"{probe}.{statistic}"] = wide.reshape(-1)
+    keys = ["sample", "layer", "head"]
+    if not tables:
+        return pd.DataFrame({key: np.array([], dtype=np.int64) for key in keys})
+    frames = [pd.DataFrame(table) for table in tables.values()]
+    return reduce(lambda one, two: one.merge(two, on=keys, how="outer", sort=True), frames)
+
+
+def layers(result: Result) -> pd.DataFrame:
+    """Returns mean, std and n over samples of each statistic and layer."""
+    samples = result.stored["samples"]  # column by column: no copy of the table is made
+    of_row = samples["layer"].to_numpy()
+    rows_of = {layer: np.flatnonzero(of_row == layer) for layer in np.unique(of_row)}
+    rows: list[tuple] = []
+    for column in samples.columns[3:]:
+        probe, statistic = column.split(".")
+        every = samples[column].to_numpy()
+        for layer, own in rows_of.items():
+            values = every[own]
+            values = values[~np.isnan(values)]
+            if len(values):
+                std = values.std(ddof=1) if len(values) > 1 else np.nan
+                rows.append((probe, statistic, layer, values.mean(), std, len(values)))
+    weights: Any = result.table("weights").itertuples()
+    for row in weights:
+        if pd.isna(row.head):
+            rows.append((row.probe, row.statistic, row.layer, row.value, np.nan, 1))
+    return _in_order(pd.DataFrame(rows, columns=[*_STATISTIC, *_NUMBERS]))
+
+
+def heads(result: Result) -> pd.DataFrame:
+    """Returns mean, std and n over samples of each statistic, layer and head."""
+    moments: Any = with_std(result.stored["moments"])
+    weights: Any = result.table("weights")
+    measured = moments.loc[moments["head"] != TOGETHER, [*_STATISTIC, "head", *_NUMBERS]]
+    own = weights[weights["head"].notna()].rename(columns={"value": "mean"})
+    own = own.assign(std=np.nan, n=1).astype({"head": "int64"})[[*_STATISTIC, "head", *_NUMBERS]]
+    parts = [table for table in (measured, own) if len(table)] or [measured]
+    return _in_order(pd.concat(parts, ignore_index=True))
+
+
+def with_std(moments: pd.DataFrame) -> Any:
+    """Returns a table of moments with a column std, which divides by n - 1 and is NaN for n < 2."""
+    several = moments["n"] > 1
+    variance = np.where(several, moments["squares"] / (moments["n"] - 1).clip(lower=1), np.nan)
+    return moments.assign(std=np.sqrt(variance))
+
+
+def mean_of_heads(result: Result) -> pd.DataFrame:
+    """Returns a row per statistic and layer that has heads: the mean over heads of each sample.
+
+    std is NaN for weights, and in results that were saved without it.
+    """
+    both: Any = result.table("heads").groupby(_STATISTIC, sort=False, as_index=False)
+    means = both.agg(mean=("mean", "mean"), n=("n", "first"))
+    moments = with_std(result.stored["moments"])
+    known = moments.loc[moments["head"] == TOGETHER, [*_STATISTIC, "std"]]
+    return means.merge(known, on=_STATISTIC, how="left")[[*_STATISTIC, *_NUMBERS]]
+
+
+def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows by statistic, in the order they were first measured, then layer and head."""
+    pairs = list(zip(table["probe"], table["statistic"], strict=True))
+    order = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+    keys = ["place", "layer", *(["head"] if "head" in table else [])]
+    placed = table.assign(place=[order[pair] for pair in pairs])
+    return placed.sort_values(keys, ignore_index=True).drop(columns="place")
+
+
+def merged_moments(
+    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Returns the moments of both sets of samples together (Chan, Golub, LeVeque 1979)."""
+    keys = [*_STATISTIC, "head"]
+    both: Any = mine.merge(theirs, on=keys, how="outer", suffixes=("", "_other"), sort=False)
+    both = both.fillna({name: 0 for name in both if name not in keys})
+    n = both["n"] + both["n_other"]
+    step = both["mean_other"] - both["mean"]
+    squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
+    mean = both["mean"] + step * (both["n_other"] / n)
+    merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
+    # a mean over heads that one of both was saved without is that of the other's samples alone
+    whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
+    merged = merged[whole | (merged["head"] != TOGETHER)]
+    order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
+    return order.merge(merged, on=keys).reset_index(drop=True)
+
+
+def merged_controls(
+    mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Returns the means over the controlled samples of both."""
+    if not len(mine) or not len(theirs):
+        return mine if len(mine) else theirs
+    both: Any = pd.concat([mine, theirs], ignore_index=True)
+    for name in ("control_mean", "model_mean"):
+        both[name] = both[name].astype(float) * both["n"].astype(float)
+    keys = CONTROLS[:4]
+    # results that were saved earlier do not say in how many samples the model is lower
+    counted = [name for name in CONTROLS[4:] if name in mine and name in theirs]
+    total: Any = both.groupby(keys, sort=False, as_index=False)[counted].sum()
+    for name in ("control_mean", "model_mean"):
+        total[name] = total[name] / total["n"]
+    return total

@@ -1,0 +1,161 @@
+"""WatchResult: what probes measured while a model was trained, with the step as an axis."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from crate_interp.core import checks
+from crate_interp.results.result import Result, by, counted, first
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.sweep_tables import no_controls
+from crate_interp.training.change_points import change_point
+
+STORED = ("samples", "head_samples", "moments", "weights")
+_KEYS = ["probe", "statistic", "layer", "head"]
+_CHANGES = [*_KEYS, "step", "f", "p", "before", "after", "n"]
+LIKELY = 0.05  # the p-value up to which a change counts
+
+
+def _layers(result: "WatchResult") -> pd.DataFrame:
+    return result._by_step(lambda one: one.table("layers"))
+
+
+def _heads(result: "WatchResult") -> pd.DataFrame:
+    return result._by_step(lambda one: one.table("heads"))
+
+
+def _changes(result: "WatchResult") -> pd.DataFrame:
+    rows = []
+    for key, steps, means in result._series():
+        even = _evenly_spaced(steps)
+        slopes = np.diff(means)[:even] / np.diff(steps)[:even]
+        change = change_point(slopes)
+        found: tuple = (None, np.nan, np.nan, np.nan, np.nan)
+        if change is not None:
+            found = (steps[change.at], *change[1:])
+        rows.append((*key, *found, len(slopes)))
+    table = pd.DataFrame(rows, columns=_CHANGES)
+    return table.astype({"head": "Int64", "step": "Int64"})
+
+
+def _evenly_spaced(steps: np.ndarray) -> int:
+    """Returns how many of the first gaps are alike: the last step may come early."""
+    gaps = np.diff(steps)
+    return len(gaps) - int(len(gaps) > 1 and gaps[-1] != gaps[-2])
+
+
+class WatchResult(Result):
+    """What probes measured on the same samples at several steps of a training.
+
+    Stored tables: those of a sweep with a first column `step`, the number of updates before. From
+    them: `layers`, `heads` and `changes`. `result.at(step)` is the SweepResult of one step.
+    """
+
+    KIND = "watch"
+    META = {"statistics": dict, "probes": dict}
+    MAIN = "layers"
+    STORED = {
+        "samples": by("step", "sample", "layer"),
+        "head_samples": by("step", "sample", "layer", "head"),
+        "moments": first,
+        "weights": first,
+    }
+    DERIVED = {"layers": _layers, "heads": _heads, "changes": _changes}
+    ALONE = "results of a watch do not merge: watch all samples in one training."
+
+    @property
+    def steps(self) -> list[int]:
+        """Returns the steps at which the model was measured, in order."""
+        return list(self.meta["steps"])
+
+    def at(self, step: int) -> SweepResult:
+        """Returns what was measured at one step, as `ci.sweep` would return it.
+
+        Raises ValueError if the model was not measured at this step.
+        """
+        if step not in self.steps:
+            near = min(self.steps, key=lambda one: abs(one - step)) if checks.is_int(step) else ""
+            raise ValueError(
+                f"step={checks.shown(step)}: the model was measured at {len(self.steps)} steps, "
+                f"{self.steps[0]} to {self.steps[-1]}. The nearest is {near or self.steps[0]}."
+            )
+        tables: dict[str, Any] = {}
+        for name in STORED:
+            rows: Any = self._table(name)
+            tables[name] = rows[rows["step"] == step].drop(columns="step").reset_index(drop=True)
+        tables["controls"] = no_controls()
+        own = {"format", "result", "steps", "not_measured"}
+        meta = {name: value for name, value in self.meta.items() if name not in own}
+        return SweepResult(tables, meta | {"step": step, "controls": 0})
+
+    def layers(self) -> pd.DataFrame:
+        """Returns a row per step, statistic and layer: step, probe, statistic, layer, mean, std, n.
+
+        mean and std are over n samples, as in `SweepResult.layers`.
+        """
+        return self.table("layers")
+
+    def heads(self) -> pd.DataFrame:
+        """Returns a row per step, statistic, layer and head: columns of `layers()`, and head."""
+        return self.table("heads")
+
+    def changes(self) -> pd.DataFrame:
+        """Returns where each mean changes its course most: a row a statistic, layer and head.
+
+        The series is the change of the mean per update, from step to step. step: where its second
+        segment begins. before, after: the mean change per update in both segments. f: the largest
+        two-segment F. p: from circular shifts of the n changes, at least 1 / n
+        (crate_interp/training/change_points.py); NaN for n < 7. It is one p-value of many: 5 % of
+        series that do not change are at .05 or below. The samples are the same at every step, so p
+        is about this one training.
+        """
+        return self.table("changes")
+
+    def headline(self) -> str:
+        """Returns what was measured when, and how many series change their course."""
+        meta, steps = self.meta, self.steps
+        what = counted(len(meta["statistics"]), "statistics")
+        where = (
+            f"{what} of {meta['model'] or 'a model'} on {counted(meta['n_samples'], meta['unit'])} "
+            f"at {counted(len(steps), 'steps')}, {steps[0]:,} to {steps[-1]:,}"
+        )
+        missed = len(meta["not_measured"])
+        more = f" {counted(missed, 'steps')} could not be measured." if missed else ""
+        table: Any = self._table("changes")
+        tested = table[table["p"].notna()]
+        if not len(tested):
+            return f"{where}: too few steps to tell where a series changes its course.{more}"
+        found = tested[tested["p"] <= LIKELY]
+        words = (
+            f"{where}: {len(found)} of {len(tested)} series change their course (p at most "
+            f"{LIKELY:g}; by chance at most {LIKELY * len(tested):.0f} would)"
+        )
+        if len(found):
+            words += f", half of them by step {int(np.percentile(found['step'], 50)):,}"
+        return f"{words}.{more}"
+
+    def _by_step(self, table_of: Any) -> pd.DataFrame:
+        parts = [table_of(self.at(step)) for step in self.steps]
+        for step, part in zip(self.steps, parts, strict=True):
+            part.insert(0, "step", step)
+        return pd.concat(parts, ignore_index=True)
+
+    def _series(self) -> Iterator[tuple[tuple, np.ndarray, np.ndarray]]:
+        """Yields (probe, statistic, layer, head or None), steps and means of each series."""
+        for name in ("layers", "heads"):
+            table: Any = self._table(name)
+            keys = _KEYS if name == "heads" else _KEYS[:3]
+            for key, rows in table.groupby(keys, sort=False):
+                whole = key if name == "heads" else (*key, None)
+                yield whole, rows["step"].to_numpy(), rows["mean"].to_numpy()
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.steps or self.steps != sorted(set(self.steps)):
+            raise ValueError(f"the steps are {checks.shown(self.steps)}")
+
+    def _shown(self) -> pd.DataFrame:
+        changes: Any = self._table("changes")
+        return changes.sort_values("p", kind="stable").head(20)

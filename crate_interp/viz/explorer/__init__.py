@@ -1,0 +1,1 @@
+"""The explorer: one sample, on which a person points at patches or tokens."""

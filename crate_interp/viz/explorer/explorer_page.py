@@ -1,0 +1,190 @@
+"""The explorer: one page on which a person points at a patch or token and sees every head."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Shaped
+from torch import Tensor
+
+from crate_interp.circuits import Circuit
+from crate_interp.core.safe_text import LONGEST, visible
+from crate_interp.models.cache import CrateCache
+from crate_interp.viz.explorer import panels
+from crate_interp.viz.explorer.packing import Attention, pack_attention, words_of
+from crate_interp.viz.pages.page import Html, render
+
+# What a cache should hold, as ends of names: attention, its codes, atoms, and the stream.
+POINTS = (
+    "attn.hook_pattern",
+    "attn.hook_q",
+    "attn.hook_k",
+    "mlp.hook_post",
+    "hook_resid_pre",
+    "hook_resid_post",
+    "hook_pooled",
+    "hook_mask",
+)
+_MOST_SHARES = 200_000_000  # of a page: what a browser can still hold
+
+Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]
+
+
+def explore(
+    cache: CrateCache,
+    inputs: Inputs,
+    *,
+    circuit: Circuit | None = None,
+    sample: int = 0,
+    name: str | None = None,
+) -> Html:
+    """Returns a page on which to point at a patch or token and see what every head does there.
+
+    Of a patch or token it shows for each head what it attends to, what attends to it and whose
+    codes are alike; its largest atoms, and where else they are large; for images MaskCut's masks
+    and principal components, for texts the logit lens. The page is one file, runs no model and asks
+    the network for nothing. It carries codes in 16 bits and computes attention from them, which is
+    checked when it is made: an entry is right to 1 % of its row's largest.
+
+    cache: of `model.run_with_cache(x)` of a model of images or text. inputs: what the model
+    was run on. circuit: drawn beside; its heads are ringed. sample: its number in the cache. name:
+    what to call it; None is "sample 0".
+
+    Needed is attn.hook_pattern of every layer. attn.hook_q and attn.hook_k, mlp.hook_post,
+    hook_resid_pre with the last hook_resid_post, and hook_pooled each add a
+    part, and a part that the cache does not feed is left out, which the page says.
+
+    Raises KeyError if a pattern was not cached; ValueError for a cache, inputs or sample that do
+    not belong together, NaN or Inf, and a circuit of heads that the model does not have.
+    """
+    seen = panels.look(cache, inputs, sample)
+    layers = len(seen.model.blocks)
+    missing = [layer for layer in range(layers) if not seen.has("attn.hook_pattern", layer)]
+    if missing:
+        raise KeyError(_what_to_cache(missing))
+    if layers * seen.model.cfg.n_heads * seen.count**2 > _MOST_SHARES:
+        raise ValueError(
+            f"{layers} layers of {seen.model.cfg.n_heads} heads and {seen.count} tokens are more "
+            "than a page can show: give a shorter text or a smaller picture."
+        )
+    drawing = panels.circuit_data(circuit, seen.model)
+    given = f"sample {int(sample)}" if name is None else visible(name, LONGEST)
+    return _page(seen, given, drawing)
+
+
+def _page(seen: panels.Seen, given: str, circuit: dict[str, object] | None) -> Html:
+    attention = [_attention(seen, layer) for layer in range(len(seen.model.blocks))]
+    blobs = [
+        (f"{part}-{layer}", text)
+        for layer, each in enumerate(attention)
+        for part, text in (each.parts | panels.tops(seen, layer)).items()
+    ]
+    title = f"{seen.model_name}: {given}"
+    page = render(
+        "explore.html",
+        title=title,
+        given=given,
+        answer=panels.answer(seen),
+        picture=panels.picture(seen),
+        data=_data(seen, attention) | {"circuit": circuit},
+        blobs=blobs,
+        notes=_notes(seen, attention),
+        count=seen.count,
+        width=seen.model.cfg.d_head,
+        error=max(each.error for each in attention),
+        ratio=panels.ratio(seen),
+    )
+    return Html(title, page)
+
+
+def _data(seen: panels.Seen, attention: list[Attention]) -> dict[str, object]:
+    """Returns what the page's script reads first."""
+    return {
+        "kind": "text" if seen.grid is None else "image",
+        "layers": len(attention),
+        "heads": seen.model.cfg.n_heads,
+        "count": seen.count,
+        "grid": seen.grid,
+        "causal": seen.causal,
+        "names": panels.token_names(seen),
+        "sees": panels.reaches(seen),
+        "most": [each.most for each in attention],
+        "alike": _alike(seen, attention),
+        "start": _start(seen),
+        "overlays": panels.overlays(seen),
+        "answers": panels.lens_names(seen),
+        "goesOn": panels.next_tokens(seen),
+    }
+
+
+def _what_to_cache(missing: list[int]) -> str:
+    named = [f"blocks.{layer}.attn.hook_pattern" for layer in missing]
+    words = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return (
+        f"the cache lacks {words}: run_with_cache(x) caches everything, and "
+        f"run_with_cache(x, names_filter=lambda name: name.endswith({POINTS!r})) what this page "
+        "shows."
+    )
+
+
+def _attention(seen: panels.Seen, layer: int) -> Attention:
+    """Returns the attention of one layer of the sample as text."""
+    pattern = seen.at("attn.hook_pattern", layer)
+    codes, keys = seen.codes("q", layer), seen.codes("k", layer)
+    if codes is None or keys is None:
+        codes = keys = codes if codes is not None else keys
+    one = codes is None or keys is None or np.array_equal(codes, keys)
+    return pack_attention(pattern, codes, None if one else keys, seen.causal)
+
+
+def _start(seen: panels.Seen) -> dict[str, int]:
+    """Returns where the page opens: the token, layer and head that look at another token most.
+
+    A look is measured in even shares: among three tokens a large share says little. Of an image CLS
+    asks. A token's look at itself and at the first token does not count.
+    """
+    tokens = np.arange(seen.count)
+    sees = [
+        np.minimum(tokens + 1 if seen.causal else seen.count, reach)
+        for reach in panels.reaches(seen)
+    ]
+    best: tuple[float, dict[str, int]] = (-1.0, {"layer": 0, "head": 0, "query": 0})
+    for layer in range(len(seen.model.blocks)):
+        shares = seen.at("attn.hook_pattern", layer).copy()
+        shares[:, :, 0] = 0
+        shares[:, range(seen.count), range(seen.count)] = 0
+        shares *= np.broadcast_to(sees[layer], seen.count)[:, None]
+        shares = shares[:, :1] if seen.grid else shares
+        head, query, _ = np.unravel_index(int(shares.argmax()), shares.shape)
+        if float(shares.max()) > best[0]:
+            place = {"layer": layer, "head": int(head), "query": int(query)}
+            best = (float(shares.max()), place)
+    return best[1]
+
+
+def _alike(seen: panels.Seen, attention: list[Attention]) -> str | None:
+    """Returns what the page compares: "codes", "queries" if keys are others; None for nothing."""
+    if not any("codes" in each.parts for each in attention):
+        return None
+    queries, keys = seen.codes("q", 0), seen.codes("k", 0)
+    one = queries is None or keys is None or np.array_equal(queries, keys)
+    return "codes" if one else "queries"
+
+
+def _notes(seen: panels.Seen, attention: list[Attention]) -> list[str]:
+    """Returns sentences on what the page does not show, and on how it has its numbers."""
+    notes = [f"{part} left out: {why}." for part, why in panels.left_out(seen)]
+    hidden = panels.hidden_patches(seen)
+    if hidden:
+        notes.append(f"The model did not see {hidden} of the {seen.count - 1} patches.")
+    reaches = panels.reaches(seen)
+    short = [layer for layer, reach in enumerate(reaches) if reach < seen.count]
+    if short:
+        before = min(reaches) - 1
+        notes.append(f"In {words_of(short)} a token sees only itself and the {before} before it.")
+    stored = [layer for layer, each in enumerate(attention) if "rows" in each.parts]
+    if stored:
+        notes.append(
+            f"The attention of {words_of(stored)} is stored in 255 steps of each row's largest "
+            "share: it is not the softmax of the codes that the cache holds, rounded to 16 bits."
+        )
+    return notes

@@ -1,0 +1,325 @@
+"""What the explorer shows beside attention: names, picture, atoms, masks, lens and circuit.
+
+A panel is left out, with a reason, where the cache lacks what it needs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.circuits import Circuit
+from crate_interp.circuits.circuit import LAST, number_of, place_of
+from crate_interp.core import checks
+from crate_interp.core.safe_text import LONGEST, plain, visible
+from crate_interp.measures import maskcut, pca_map
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.display import displayable
+from crate_interp.models.hooked import HookedModel
+from crate_interp.models.layers.context import window_sizes
+from crate_interp.models.text.token_checks import check_tokens
+from crate_interp.viz.explorer.packing import pack_ranked, pack_tops
+from crate_interp.viz.pages.page_pictures import image_uri
+
+ATOMS, ANSWERS = 16, 5  # how many of each token a page carries
+_MASKS, _COMPONENTS, _EDGES = 3, 3, 200
+_TOWERS = ("clipa-visual", "clipa-text")  # they end in features, which are no answers
+_PICTURE = 448  # pixels of the longer side
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One sample of a cache. inputs: what the model was given, the batch first."""
+
+    cache: CrateCache
+    model: HookedModel
+    inputs: Tensor
+    sample: int
+    count: int  # of tokens
+    grid: tuple[int, int] | None  # rows and columns of patches; None: a text
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return self.model.cfg.kind == "text" and self.model.cfg.causal
+
+    @property
+    def model_name(self) -> str:
+        """What the page calls the model."""
+        return plain(self.model.cfg.model_name or f"{self.model.cfg.family} model")
+
+    def has(self, point: str, layer: int | None = None) -> bool:
+        """Tells whether the cache holds a point."""
+        name = point if layer is None else f"blocks.{layer}.{point}"
+        return name in self.cache.cache_dict
+
+    def everywhere(self, point: str) -> bool:
+        """Tells whether the cache holds a point of every layer."""
+        return all(self.has(point, layer) for layer in range(len(self.model.blocks)))
+
+    def at(self, point: str, layer: int) -> Float[np.ndarray, "..."]:
+        """Returns what a point of a layer held of the sample; ValueError for NaN and Inf."""
+        values = self.cache.at(point, layer)[self.sample].detach().float().cpu().numpy()
+        words = {"attn.hook_pattern": "NaN, Inf or a share below 0"}.get(point, "NaN or Inf")
+        if not np.isfinite(values).all() or ("share" in words and (values < 0).any()):
+            raise ValueError(
+                f"{point} holds {words} in layer {layer} for sample {self.sample}, which cannot "
+                "be drawn."
+            )
+        return values
+
+    def codes(self, role: str, layer: int) -> Float[np.ndarray, "head pos d_head"] | None:
+        """Returns the codes of a role, "q" or "k"; None if they were not cached."""
+        point = f"attn.hook_{role}"
+        if not self.has(point, layer):
+            return None
+        codes = self.at(point, layer).swapaxes(0, 1)
+        # heads of some black boxes share their keys
+        return np.repeat(codes, self.model.cfg.n_heads // len(codes), axis=0)
+
+    @property
+    def has_lens(self) -> bool:
+        """Whether the logit lens can read the stream of every layer."""
+        last = len(self.model.blocks) - 1
+        cached = self.everywhere("hook_resid_pre") and self.has("hook_resid_post", last)
+        answers = self.grid is None and self.model.cfg.family not in _TOWERS
+        return cached and answers and not self.model.training
+
+    @cached_property
+    def lens(self) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest next tokens `[layer, pos, rank]` after each layer, and their shares."""
+        with torch.inference_mode():
+            found = self.cache.logit_lens(
+                positions=None,
+                batch_slice=[self.sample],
+                top_k=min(ANSWERS, self.model.cfg.d_vocab),
+                return_type="probs",
+            )
+        ids, values = found.readout.top_ids, found.values
+        if not values.isfinite().all():
+            raise ValueError(
+                "the logit lens reads NaN or Inf in hook_resid_pre or hook_resid_post."
+            )
+        return ids[1:, 0].cpu().numpy(), values[1:, 0].detach().float().cpu().numpy()
+
+
+def look(cache: CrateCache, inputs: object, sample: int) -> Seen:
+    """Returns one sample of a cache.
+
+    Raises ValueError for anything but a cache of images or texts, inputs of another shape, and a
+    sample that the cache does not have.
+    """
+    model = getattr(cache, "model", None)
+    if not isinstance(cache, CrateCache) or not isinstance(model, HookedModel) or model.towers:
+        raise ValueError(
+            "give the cache of model.run_with_cache(x); of a CLIP cache.visual or cache.text."
+        )
+    net: Any = model
+    given = _tensor(net, inputs)
+    first = next((value for name, value in cache.items() if name.endswith("hook_pattern")), None)
+    if not cache.has_batch_dim:
+        cache.at("attn.hook_pattern", 0)  # says what to do
+    shape = list(given.shape)
+    if model.cfg.kind == "text":
+        grid, count = None, shape[1]
+    else:
+        rows, columns = (
+            side // patch for side, patch in zip(shape[2:], model.cfg.patch_size, strict=True)
+        )
+        if model.cfg.n_special != 1:
+            raise ValueError(
+                f"the network has {model.cfg.n_special} tokens before its patches, and the page "
+                "has room for CLS alone: look at ci.maps.attention(cache, layer)."
+            )
+        grid, count = (rows, columns), rows * columns + 1
+    if first is not None and list(first.shape[::2]) + [first.shape[3]] != [shape[0], count, count]:
+        raise ValueError(
+            f"the cached attn.hook_pattern {list(first.shape)} does not belong to inputs {shape}: "
+            f"wanted {shape[0]} samples of {count} tokens. Give what the model was run on, and "
+            "run_with_cache without pos_slice."
+        )
+    if not checks.is_int(sample) or not 0 <= sample < shape[0]:
+        raise ValueError(
+            f"sample={checks.shown(sample)}: the cache has samples 0 to {shape[0] - 1}."
+        )
+    return Seen(cache, model, given, int(sample), count, grid)
+
+
+def _tensor(model: Any, inputs: object) -> Tensor:
+    """Returns inputs as a batch; raises ValueError for what the model does not take."""
+    text = model.cfg.kind == "text"
+    if text and not isinstance(inputs, Tensor):
+        inputs = model.to_tokens(inputs)
+    if text and isinstance(inputs, Tensor) and inputs.ndim == 1:
+        inputs = inputs[None]
+    if not isinstance(inputs, Tensor) or inputs.ndim != (2 if text else 4):
+        got = f"shape {list(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        wanted = "tokens [batch, pos]" if text else "images [batch, channels, height, width]"
+        raise ValueError(f"inputs are {wanted}, what the model was run on; got {got}.")
+    if text:
+        check_tokens(inputs, model.cfg, inputs.shape[1])
+    elif not inputs.isfinite().all():
+        raise ValueError("inputs hold NaN or Inf: give the images that the model was run on.")
+    return inputs
+
+
+def reaches(seen: Seen) -> list[int]:
+    """Returns how many tokens, itself among them, a token of each layer sees at most."""
+    if seen.grid is not None:
+        return [seen.count] * len(seen.model.blocks)
+    back = window_sizes(seen.model.cfg)
+    return [seen.count if size is None else min(seen.count, size + 1) for size in back]
+
+
+def token_names(seen: Seen) -> list[str] | None:
+    """Returns the tokens of a text as they are shown; None for an image."""
+    return None if seen.grid else _named(seen.model, seen.inputs[seen.sample].tolist())
+
+
+def _named(model: Any, ids: list[int]) -> list[str]:
+    """Returns tokens as text, or as numbers if the model has no tokenizer."""
+    try:
+        names = model.to_str_tokens(torch.tensor(ids))
+    except ValueError:
+        names = [str(token) for token in ids]
+    return [visible(name, LONGEST) for name in names]
+
+
+def picture(seen: Seen) -> str | None:
+    """Returns the image as a data URI; None for a text."""
+    if seen.grid is None:
+        return None
+    return image_uri(displayable(seen.inputs[seen.sample], seen.model.cfg), _PICTURE)
+
+
+def ratio(seen: Seen) -> float:
+    """Returns width over height of the image; 1 for a text."""
+    return 1.0 if seen.grid is None else seen.inputs.shape[3] / seen.inputs.shape[2]
+
+
+def answer(seen: Seen) -> tuple[str, float] | None:
+    """Returns the likeliest class, or next token, and its probability; None if it is not known."""
+    if seen.model.cfg.family in _TOWERS or not seen.model.has_logits:
+        return None
+    if seen.grid is None:
+        if not seen.has_lens:
+            return None
+        places, shares = seen.lens
+        (name,) = _named(seen.model, [int(places[-1, -1, 0])])
+        return name.replace("\n", "\u21b5") or "\u2205", float(shares[-1, -1, 0])
+    if not seen.has("hook_pooled"):
+        return None
+    pooled = seen.cache.at("hook_pooled")[seen.sample].detach()
+    shares = (pooled @ seen.model.W_U + seen.model.b_U).detach().float().softmax(dim=-1)
+    if not shares.isfinite().all():
+        raise ValueError(f"hook_pooled holds NaN or Inf for sample {seen.sample}.")
+    best, labels = int(shares.argmax()), seen.model.cfg.labels
+    name = f"class {best}" if labels is None else visible(labels[best], LONGEST)
+    return name, float(shares[best])
+
+
+def lens_names(seen: Seen) -> dict[int, str] | None:
+    """Returns the tokens that the logit lens names, by their number; None without a lens."""
+    if not seen.has_lens:
+        return None
+    ids = sorted(set(seen.lens[0].ravel().tolist()))
+    return dict(zip(ids, _named(seen.model, ids), strict=True))
+
+
+def next_tokens(seen: Seen) -> list[int] | None:
+    """Returns the token that follows each but the last one; None for an image."""
+    return None if seen.grid else seen.inputs[seen.sample, 1:].tolist()
+
+
+def tops(seen: Seen, layer: int) -> dict[str, str]:
+    """Returns the ranked numbers of a layer as texts: its largest atoms, and the logit lens."""
+    parts = {}
+    if seen.everywhere("mlp.hook_post"):
+        values = seen.at("mlp.hook_post", layer).reshape(seen.count, -1)
+        parts["atoms"] = pack_tops(values, np.abs(values).sum(axis=1), ATOMS)
+    if seen.has_lens:
+        places, shares = (each[layer] for each in seen.lens)
+        parts["lens"] = pack_ranked(places, shares, shares.sum(axis=1))
+    return parts
+
+
+def overlays(seen: Seen) -> list[dict[str, Any]] | None:
+    """Returns the masks and principal components of each layer's codes; None without them.
+
+    They are of the codes of all heads side by side, without CLS. masks: the number of the mask
+    that a patch is in, 0 for none. components: in steps of the largest of each / 100.
+    """
+    if seen.grid is None or not _has_codes(seen):
+        return None
+    return [_overlay(seen, layer, seen.grid) for layer in range(len(seen.model.blocks))]
+
+
+def _overlay(seen: Seen, layer: int, grid: tuple[int, int]) -> dict[str, Any]:
+    codes = seen.codes("k" if seen.has("attn.hook_k", layer) else "q", layer)
+    assert codes is not None
+    features = torch.from_numpy(codes[:, 1:].copy()).transpose(0, 1).flatten(1)  # [patch, d]
+    numbers = torch.zeros(len(features), dtype=torch.long)
+    if len(features) > 1:
+        for number, mask in enumerate(maskcut(features, grid, n_masks=_MASKS), start=1):
+            numbers[mask.flatten()] = number
+    found = pca_map(features[None], grid, min(_COMPONENTS, features.shape[1]))[0].flatten(1)
+    scaled = found / found.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) * 100
+    return {"masks": numbers.tolist(), "components": scaled.round().long().tolist()}
+
+
+def _has_codes(seen: Seen) -> bool:
+    return seen.everywhere("attn.hook_k") or seen.everywhere("attn.hook_q")
+
+
+def left_out(seen: Seen) -> Iterator[tuple[str, str]]:
+    """Yields what the page does not show, and why."""
+    if not (seen.everywhere("attn.hook_q") or seen.everywhere("attn.hook_k")):
+        what = "Similar codes" if seen.grid is None else "Similar codes, masks and components"
+        yield what, "the cache lacks attn.hook_q"
+    if not seen.everywhere("mlp.hook_post"):
+        yield "Atoms", "the cache lacks mlp.hook_post"
+    if seen.model.cfg.family in _TOWERS or not seen.model.has_logits:
+        return
+    if seen.grid is None and not seen.has_lens:
+        lacks = "the cache lacks hook_resid_pre, or the last hook_resid_post"
+        yield "The logit lens", "call model.eval() first" if seen.model.training else lacks
+    if seen.grid is not None and not seen.has("hook_pooled"):
+        yield "The model's answer", "the cache lacks hook_pooled"
+
+
+def hidden_patches(seen: Seen) -> int:
+    """Returns how many patches of the picture a masked autoencoder did not see."""
+    return int(seen.cache.at("hook_mask")[seen.sample].sum()) if seen.has("hook_mask") else 0
+
+
+def circuit_data(circuit: Circuit | None, model: HookedModel) -> dict[str, Any] | None:
+    """Returns nodes with their columns, and the largest edges; None without a circuit.
+
+    Raises ValueError for anything but a circuit of heads and atoms that the model has.
+    """
+    if circuit is None:
+        return None
+    if not isinstance(circuit, Circuit):
+        raise ValueError(f"circuit={checks.shown(circuit)}: give a ci.circuits.Circuit.")
+    edges = sorted(circuit.edges, key=lambda edge: -abs(edge.weight))
+    shown = Circuit(edges[:_EDGES])
+    layers, heads, atoms = len(model.blocks), model.cfg.n_heads, model.cfg.d_mlp
+    nodes = []
+    for name in shown.nodes():
+        layer, kind = place_of(name)
+        number = number_of(name) if name.startswith("L") else None
+        if number is not None and (layer >= layers or number >= (heads, atoms)[kind]):
+            raise ValueError(
+                f"the circuit has {name}, the model {layers} layers of {heads} heads and {atoms} "
+                "atoms: give a circuit of this model."
+            )
+        place = {-1: -1, LAST: layers}.get(layer, layer)
+        nodes.append({"name": name, "layer": place, "kind": kind, "number": number})
+    lines = [[edge.source, edge.target, float(edge.weight)] for edge in shown.edges]
+    note = plain(circuit.note) if circuit.note else ""
+    return {"nodes": nodes, "edges": lines, "note": note, "all": len(circuit.edges)}

@@ -1,0 +1,139 @@
+"""What the CLS token attends to, drawn on the images."""
+
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.core.safe_text import plain
+from crate_interp.models.cache import CrateCache
+from crate_interp.models.display import displayable
+from crate_interp.probes import maps
+from crate_interp.viz.figures.canvas import PAGE, SMALL, TITLE, panels, set_title
+from crate_interp.viz.figures.labels import as_written
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+_PANEL = 1.05  # inches
+_MOST = 64  # images: a figure of 256 takes minutes, and no screen shows it
+
+Query = int | tuple[int, int]  # the number of a token (0 is CLS), or (row, column) of a patch
+
+
+def attention_on_image(
+    cache: CrateCache,
+    layer: int,
+    images: Float[Tensor, "batch channels height width"],
+    query: Query = 0,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure with a row for each image: the image, then each head's attention.
+
+    cache: of `model.run_with_cache(images)`, with `blocks.{layer}.attn.hook_pattern`. layer: may be
+    negative. query: 0 for CLS, or (row, column) of a patch. Each map is scaled to its own brightest
+    patch, whose share of the attention is written below it (max), and below that what goes to CLS,
+    which is not drawn. ax, title, dpi: as in `ci.viz.layers`; all panels lie within the Axes.
+    Raises ValueError if the cache is not of these images or they are more than 64, KeyError if the
+    pattern was not cached.
+    """
+    pattern = maps_on(cache, layer, images, query=query)  # [batch, head, h, w]
+    on_cls = _on_cls(cache, layer, images, query)  # [batch, head]
+    count, heads = pattern.shape[:2]
+    if count > _MOST:
+        raise ValueError(
+            f"{count} images would be as many rows: give at most {_MOST}, and their own cache, "
+            "such as images = images[:8]; _, cache = model.run_with_cache(images)."
+        )
+    size = min(_PANEL, PAGE / (heads + 1))
+    tall = size * images.shape[2] / images.shape[3]
+    inches = (size * (heads + 1), (tall + 0.32) * count + 0.3)
+    figure, axes = panels(ax, (count, heads + 1), inches, (0.34 / tall, 0.06), dpi)
+    for row in range(count):
+        picture = displayable(images[row], cache.model.cfg)
+        height, width = picture.shape[:2]
+        extent = (0, width, height, 0)
+        for column, panel in enumerate(axes[row]):
+            panel.set(xticks=[], yticks=[], anchor="N")
+            panel.spines[:].set_visible(False)
+            if row == 0:
+                panel.set_title(f"head {column - 1}" if column else "", fontsize=SMALL, pad=3)
+            if column == 0:
+                panel.imshow(picture, cmap="gray", extent=extent)
+                panel.set_xlabel(f"image {row}", fontsize=SMALL, labelpad=2)
+                continue
+            grid, look = pattern[row, column - 1], {"cmap": "magma", "interpolation": "nearest"}
+            # without the picture, whose bright places would look attended
+            panel.imshow(grid, vmin=0, vmax=grid.max(), extent=extent, **look)
+            words = f"max {grid.max():.2f}\nCLS {on_cls[row, column - 1]:.2f}"
+            panel.set_xlabel(words, fontsize=SMALL, labelpad=2)
+    layers = len(cache.model.blocks)
+    words = (
+        f"What {who_asks(query)} attends to, layer {layer % layers} of 0 to {layers - 1} "
+        "(max: the share of its brightest patch; CLS: that of CLS)"
+    )
+    if ax is not None:
+        set_title(ax, title, words, pad=16)
+        return as_written(figure, ax)
+    letters = int(inches[0] * 72 / (0.6 * TITLE))  # on a line of this width
+    figure.suptitle(fill(plain(words if title is None else title), letters), fontsize=TITLE)
+    return as_written(figure)
+
+
+def _on_cls(cache: CrateCache, layer: int, images: Any, query: Query) -> np.ndarray:
+    """Returns which share of a query's attention goes to CLS, `[batch, head]`."""
+    place, special = query, cache.model.cfg.n_special
+    if isinstance(query, tuple):
+        place = special + query[0] * (images.shape[3] // cache.model.cfg.patch_size[1]) + query[1]
+    return cache.at("attn.hook_pattern", layer)[:, :, place, 0].float().cpu().numpy()
+
+
+def who_asks(query: Query) -> str:
+    """Returns a query in words: "CLS", "the patch (1, 2)" or "token 3"."""
+    if isinstance(query, tuple):
+        return f"the patch {query}"
+    return "CLS" if query == 0 else f"token {query}"
+
+
+def maps_on(
+    cache: CrateCache,
+    layer: int,
+    images: Float[Tensor, "batch channels height width"],
+    **options: Any,
+) -> Float[np.ndarray, "batch head h w"]:
+    """Returns `ci.maps.attention` over the grid of patches of these images.
+
+    options: of `ci.maps.attention`. Raises ValueError if the cache is not of these images.
+    """
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        got = f"shape {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(
+            "the images are [batch, channels, height, width], what the model was run on; "
+            f"got {got}."
+        )
+    if cache.model.unit != "images":
+        raise ValueError("give the cache of a model of images: a text has no patches.")
+    whole = options.get("scaled", True) and options.get("cls_key", True)
+    point = "attn.hook_pattern" if whole else "attn.hook_k"
+    stored = cache.at(point, layer)
+    tokens = stored.shape[-1 if whole else 1]
+    height, width = (
+        side // patch
+        for side, patch in zip(images.shape[2:], cache.model.cfg.patch_size, strict=True)
+    )
+    special = cache.model.cfg.n_special
+    if (len(stored), tokens) != (len(images), height * width + special):
+        raise ValueError(
+            f"the cached {point} {list(stored.shape)} does not belong to images "
+            f"{list(images.shape)}: wanted {len(images)} images of {height} x {width} patches and "
+            f"{special} before them, CLS first. Give the images that the model was run on, or run "
+            "it on these: _, cache = model.run_with_cache(images)."
+        )
+    found = maps.attention(cache, layer, grid=(height, width), **options)
+    return found.float().cpu().numpy()

@@ -1,0 +1,111 @@
+"""Where a figure is drawn: a new one as wide as a column of a paper, or Axes of the caller."""
+
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from crate_interp.core import checks
+from crate_interp.core.safe_text import plain
+from crate_interp.results.result import Result
+from crate_interp.viz.figures.labels import label
+from crate_interp.viz.pages.statistic_titles import direction
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+WIDTH = 3.3  # inches, a column of a paper with two
+PAGE = 6.9  # inches, both of its columns
+TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest that is read in print
+_DPI = 200
+_LINE = 42  # signs of a title on one line
+
+
+def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:
+    """Returns the figure and the Axes to draw into: the caller's, or new ones.
+
+    Raises ValueError if `ax` is no matplotlib Axes or `dpi` is not above 0.
+    """
+    figure = _figure(ax, (WIDTH, height), dpi)
+    axes: Any = figure.add_subplot() if ax is None else ax
+    axes.tick_params(labelsize=SMALL)
+    return figure, axes
+
+
+def panels(
+    ax: object,
+    shape: tuple[int, int],
+    size: tuple[float, float],
+    gap: tuple[float, float],
+    dpi: float | None,
+) -> tuple["matplotlib.figure.Figure", list[list[Any]]]:
+    """Returns a figure and its panels, row by row; those of a caller lie within the Axes.
+
+    shape: rows and columns. size: width and height of a new figure. gap: between rows and columns
+    of panels within Axes, as shares of a panel. Raises ValueError as `canvas` does.
+    """
+    figure = _figure(ax, size, dpi)
+    rows, columns = shape
+    if ax is None:
+        return figure, figure.subplots(rows, columns, squeeze=False).tolist()
+    own: Any = ax
+    own.set_axis_off()
+    high, wide = 1 / (rows + gap[0] * (rows - 1)), 1 / (columns + gap[1] * (columns - 1))
+    lefts = [column * wide * (1 + gap[1]) for column in range(columns)]
+    feet = [1 - high - row * high * (1 + gap[0]) for row in range(rows)]
+    return figure, [[own.inset_axes((left, foot, wide, high)) for left in lefts] for foot in feet]
+
+
+def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplotlib.figure.Figure":
+    # not pyplot: a library must neither choose a backend nor keep figures open
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    if dpi is not None:
+        dpi = checks.positive("dpi", dpi)
+    if ax is None:
+        return Figure(figsize=size, dpi=dpi or _DPI, layout="constrained")
+    if not isinstance(ax, Axes):
+        raise ValueError(
+            f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as figure.subplots()."
+        )
+    figure: Any = ax.figure
+    while figure is not figure.figure:  # a SubFigure: what it is part of
+        figure = figure.figure
+    if dpi is not None:
+        figure.set_dpi(dpi)
+    return figure
+
+
+def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
+    """Writes a title `pad` points above: the caller's, or `words` if that is None; "" is none."""
+    text = plain(words if title is None else title)
+    if text:
+        axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
+
+
+def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
+    """Adds one legend for all Axes: below a figure of our own, or below the Axes of a caller."""
+    from matplotlib.transforms import ScaledTranslation
+
+    named = {
+        words: handle
+        for axes in rows
+        for handle, words in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    look: Any = {"fontsize": SMALL, "frameon": False, "borderpad": 0, "labelspacing": 0.25}
+    if not own:
+        below = rows[-1].transAxes + ScaledTranslation(0, -0.4, figure.dpi_scale_trans)
+        place: Any = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
+        rows[-1].legend(named.values(), named.keys(), **place, **look)
+        return
+    columns = 2 if max(map(len, named), default=0) < 26 else 1
+    lines = -(-len(named) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.15 * lines)
+    place = {"loc": "outside lower center", "ncols": columns}
+    figure.legend(named.values(), named.keys(), **place, **look)
+
+
+def axis_label(result: Result, statistic: str, line: int = 30) -> str:
+    """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
+    unit = label(result.meta["statistics"][statistic][0])
+    parts = [part for part in (unit, direction(statistic)) if part]
+    return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

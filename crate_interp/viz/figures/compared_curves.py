@@ -1,0 +1,156 @@
+"""Two sides of a comparison by layer: both curves, their untrained twins, and the difference."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from crate_interp.comparisons.result import Comparison
+from crate_interp.core import checks
+from crate_interp.results.result import counted
+from crate_interp.sweeps.bootstrap import student_interval
+from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
+from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
+from crate_interp.viz.figures.labels import as_written, label
+from crate_interp.viz.pages.statistic_titles import direction
+from crate_interp.viz.pages.statistic_titles import title as title_of
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A statistic of a comparison by layer of a.
+
+    rows: the columns of `Comparison.table()` as arrays. bands: the 95 % interval of each side's
+    mean, over samples of a single network and over networks of several; NaN where nothing varies.
+    """
+
+    layers: Float[np.ndarray, "layer"]
+    rows: dict[str, np.ndarray]
+    bands: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def compared(result: Comparison, statistic: str) -> Compared:
+    """Returns what is drawn of "probe.statistic".
+
+    Raises ValueError, with the nearest names, if it was not compared, with the reason if there is
+    one.
+    """
+    known: list[str] = list(result.meta["statistics"])
+    if statistic not in known:
+        reason = result.meta["not_compared"].get(statistic)
+        if reason:
+            raise ValueError(f"{statistic!r} was not compared: {reason}.")
+        hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
+        raise ValueError(f"the comparison has no statistic {statistic!r}. {hint}")
+    probe, _, name = statistic.partition(".")
+    table: Any = result.table()
+    own = table[(table["probe"] == probe) & (table["statistic"] == name)]
+    rows = {column: own[column].to_numpy() for column in own.columns[2:]}
+    bands = {
+        side: _band(result, probe, name, side, rows[column])
+        for side, column in (("a", "layer"), ("b", "layer_b"))
+    }
+    return Compared(rows["layer"].astype(float), rows, bands)
+
+
+def _band(
+    result: Comparison, probe: str, name: str, side: str, layers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends of the 95 % interval of a side's mean, by Student's t."""
+    table: Any = result.networks()
+    mine = (table["probe"] == probe) & (table["statistic"] == name) & (table["side"] == side)
+    own = table[mine & table["trained"]]
+    wide = own.pivot(index="network", columns="layer", values="mean").reindex(columns=layers)
+    mean, count = wide.mean(axis=0).to_numpy(float), len(wide)
+    if count > 1:
+        return student_interval(mean, wide.std(axis=0, ddof=1).to_numpy(float), count)
+    one = own.set_index("layer").reindex(layers)
+    n, error = one["n"].to_numpy(float), one["error"].to_numpy(float)
+    std = np.where((n > 1) & (error > 0), error * np.sqrt(n), np.nan)
+    return student_interval(mean, std, int(np.nanmax(n, initial=1)))
+
+
+def compare(
+    comparison: Comparison,
+    statistic: str,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of "probe.statistic" by layer: both sides above, a - b below.
+
+    Bands are 95 % intervals, of a single network over samples and of several over networks. Dashed
+    are the untrained twins' means, and below their difference. Below a filled dot is a difference
+    that holds (p <= 0.05, adjusted over layers), a hollow one is one that does not. Where depths
+    differ the layers are those of a.
+
+    ax, title, dpi: as in `ci.viz.layers`; with ax both panels lie within it. Raises ValueError,
+    with the nearest names, if the statistic was not compared.
+    """
+    drawn = compared(comparison, statistic)
+    figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
+    above, below = (row[0] for row in grid)
+    _draw_sides(above, comparison, drawn)
+    _draw_difference(below, drawn)
+    unit = label(comparison.meta["statistics"][statistic][0])
+    above.set_ylabel(", ".join(filter(None, (unit, direction(statistic)))), fontsize=SMALL)
+    below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
+    for axes in (above, below):
+        _tidy(axes, drawn.layers)
+    above.tick_params(labelbottom=False)
+    depths = {comparison.meta[side]["n_layers"] for side in "ab"}
+    below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=TEXT)
+    set_title(above, title, title_of(statistic))
+    set_legend(figure, [above, below], own=ax is None)
+    return as_written(figure, *([] if ax is None else [above, below]))
+
+
+def _draw_sides(axes: Any, result: Comparison, drawn: Compared) -> None:
+    for side, colour, marker in (("a", FIRST, "o"), ("b", SECOND, "s")):
+        about = result.meta[side]
+        count = len(about["networks"])
+        several = f", {counted(count, 'networks')}" if count > 1 else ""
+        words = f"{side}: {label(about['name'])}{several}"
+        look: Any = {"color": colour, "lw": 1.6, "marker": marker, "ms": 3}
+        axes.plot(drawn.layers, drawn.rows[side], label=words, **look)
+        low, high = drawn.bands[side]
+        if not np.isnan(low).all():
+            axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.22, lw=0)
+        untrained = drawn.rows[f"untrained_{side}"]
+        if not np.isnan(untrained).all():
+            axes.plot(drawn.layers, untrained, color=colour, lw=1.3, ls="--")
+    if not all(np.isnan(drawn.rows[f"untrained_{side}"]).all() for side in "ab"):
+        axes.plot([], [], color=CHANCE, lw=1.3, ls="--", label="untrained")
+
+
+def _draw_difference(axes: Any, drawn: Compared) -> None:
+    rows = drawn.rows
+    axes.axhline(0, color=CHANCE, ls=":", lw=1.2)
+    axes.plot(drawn.layers, rows["difference"], color=INK, lw=1.4)
+    if not np.isnan(rows["low"]).all():
+        look: Any = {"color": INK, "alpha": 0.16, "lw": 0, "label": "95 % interval"}
+        axes.fill_between(drawn.layers, rows["low"], rows["high"], **look)
+    holds = rows["holds"].astype(bool)
+    for chosen, face, words in ((holds, INK, "holds"), (~holds, "white", "does not hold")):
+        if chosen.any():
+            place = (drawn.layers[chosen], rows["difference"][chosen])
+            look = {"marker": "o", "ms": 4, "mfc": face, "color": INK, "ls": "", "label": words}
+            axes.plot(*place, **look)
+    if not np.isnan(rows["untrained"]).all():
+        axes.plot(drawn.layers, rows["untrained"], color=CHANCE, lw=1.3, ls="--")
+
+
+def _tidy(axes: Any, layers: np.ndarray) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.tick_params(labelsize=SMALL)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(layers.min() - 0.2, layers.max() + 0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)

@@ -1,0 +1,215 @@
+"""A number for each layer and head, as colours and as numbers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.viz.figures.canvas import SMALL, TEXT, axis_label, canvas, set_title
+from crate_interp.viz.figures.colours import TRAINED, UNTRAINED
+from crate_interp.viz.figures.curves import curve, head_interval
+from crate_interp.viz.figures.labels import as_written, label
+from crate_interp.viz.pages.statistic_titles import title as title_of
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequence[Sequence[float]]
+_ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: of a row, of all rows
+_BELOW = 0.42  # inches from the cells to the bar of colours: numbers of heads, and "head"
+_DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths, as shares of the size of letters
+
+
+def heatmap(
+    values: SweepResult | Numbers,
+    statistic: str | None = None,
+    *,
+    interval: tuple[Numbers, Numbers] | None = None,
+    unit: str | None = None,
+    signed: bool | None = None,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of a number per head: layers down, heads across.
+
+    values: a result, with the "probe.statistic" to draw (per head), or numbers `[layer, head]`.
+    Where numbers of both signs are drawn, colours are blue above 0 and orange below, equally far;
+    else they go from dark to light. Numbers are written into the cells where they fit; NaN is grey.
+    interval: lower and upper ends `[layer, head]`; None takes the 95 % intervals of a result. If
+    there are both signs, cells whose interval leaves out 0 are framed. signed: draw them as if
+    there were both signs, or not; None looks. unit: what stands at the bar of colours; None takes
+    the statistic's.
+
+    ax, title, dpi: as in `ci.viz.layers`; the bar of colours goes below the Axes. Raises
+    ValueError if the result lacks the statistic or has one value for all heads, and if the numbers
+    are not `[layer, head]`.
+    """
+    names: list[str] | None = None
+    words = ""
+    if isinstance(values, SweepResult):
+        if statistic is None:
+            raise ValueError('name the statistic to draw, such as statistic="attention.entropy".')
+        drawn = curve(values, statistic)
+        if drawn.heads is None:
+            raise ValueError(
+                f"{statistic!r} has one value per layer, not per head: draw it with ci.viz.layers."
+            )
+        grid, names = drawn.heads, [f"{layer:g}" for layer in drawn.layers]
+        words = title_of(statistic)
+        interval = head_interval(values, statistic) if interval is None else interval
+        unit = axis_label(values, statistic, line=60) if unit is None else unit
+    else:
+        grid = _grid(values, "values")
+        words = label(statistic or "")
+    ends = None if interval is None else [_grid(end, "interval", True) for end in interval]
+    if ends is not None and (len(ends) != 2 or any(end.shape != grid.shape for end in ends)):
+        raise ValueError(
+            f"interval: give its lower and its upper ends, each {list(grid.shape)} as the values."
+        )
+    if ends is not None and (ends[0] > ends[1]).any():
+        raise ValueError("interval: a lower end is above its upper end: give lower, then upper.")
+    tall = min(max(_LEAST, _ROW * len(grid)), _MOST)
+    figure, axes = canvas(ax, tall + 1.0, dpi)
+    both = bool((grid < 0).any() and (grid > 0).any()) if signed is None else signed
+    bar = _draw(figure, axes, grid, ends, label(unit or ""), both)
+    axes.set_yticks(range(len(grid)), names or [str(layer) for layer in range(len(grid))])
+    axes.set_xticks(range(grid.shape[1]))
+    set_title(axes, title, words)
+    as_written(figure, axes, bar.ax)  # before anything is laid out
+    _write_numbers(figure, axes, grid)
+    return figure
+
+
+def heads(
+    result: SweepResult,
+    statistic: str,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns `ci.viz.heatmap` of a statistic of a result: layers down, heads across.
+
+    Raises ValueError if the result lacks the statistic, or if it has one value for all heads.
+    """
+    return heatmap(result, statistic, ax=ax, title=title, dpi=dpi)
+
+
+def _grid(values: object, name: str, infinite: bool = False) -> Float[np.ndarray, "layer head"]:
+    """Returns numbers `[layer, head]` as float64. Raises ValueError for anything else.
+
+    infinite: whether they may be, as the ends of an interval over one rare value are.
+    """
+    if isinstance(values, Tensor):
+        values = values.detach().double().cpu().numpy()
+    try:
+        grid = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        grid = np.empty(0)
+    if grid.ndim != 2 or not grid.size or (np.isinf(grid).any() and not infinite):
+        raise ValueError(
+            f"{name}: give finite numbers [layer, head], such as an array of 12 x 12, or a result "
+            f"with the name of a statistic; got {_said(values)}."
+        )
+    return grid
+
+
+def _largest(grid: np.ndarray) -> float:
+    return float(np.nanmax(np.abs(grid), initial=0.0)) or 1.0
+
+
+def _said(values: object) -> str:
+    shape = getattr(values, "shape", None)
+    return f"shape {list(shape)}" if shape is not None else type(values).__name__
+
+
+def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed: bool) -> Any:
+    """Draws cells, frames and numbers, and returns the bar of colours."""
+    import matplotlib
+    from matplotlib.colors import LinearSegmentedColormap
+
+    most = _largest(grid)
+    colours, limits = matplotlib.colormaps["cividis"], {}
+    if signed:
+        ends_of_scale = [UNTRAINED, "#f6f6f6", TRAINED]
+        colours = LinearSegmentedColormap.from_list("signed", ends_of_scale)
+        limits = {"vmin": -most, "vmax": most}
+    look: Any = {"aspect": "auto", "interpolation": "nearest", **limits}
+    image = axes.imshow(grid, cmap=colours.with_extremes(bad="#bbbbbb"), **look)
+    axes.set_ylabel("layer", fontsize=TEXT)
+    framed = (
+        np.empty((0, 2))
+        if ends is None or not signed
+        else np.argwhere((ends[0] > 0) | (ends[1] < 0))
+    )
+    words = "head (framed: 95 % interval leaves out 0)" if len(framed) else "head"
+    axes.set_xlabel(words, fontsize=TEXT)
+    frame(axes, framed)
+    # below, so that twelve heads and their numbers have the width of a column
+    pad = 0.03
+    if figure.get_layout_engine() is None:  # nothing keeps it off the numbers of the heads
+        box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+        pad = _BELOW / box.height
+    bar = figure.colorbar(image, ax=axes, location="bottom", aspect=40, fraction=0.05, pad=pad)
+    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label(unit, fontsize=TEXT)
+    return bar
+
+
+def frame(axes: "matplotlib.axes.Axes", cells: np.ndarray, dashed: bool = False) -> None:
+    """Frames cells (row, column) of a heat map."""
+    from matplotlib.patches import Rectangle
+
+    line: Any = (0, (2, 2)) if dashed else "solid"
+    for row, column in cells:
+        place = (column - 0.43, row - 0.43)
+        axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, ec="black", lw=0.9, ls=line))
+
+
+def _write_numbers(figure: Any, axes: Any, grid: np.ndarray) -> None:
+    """Writes the numbers into the cells, if all of them fit."""
+    image, most = axes.images[-1], _largest(grid)
+    figure.draw_without_rendering()  # until then nobody knows how wide a cell is
+    box = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+    wide, tall = box.width * 72 / grid.shape[1], box.height * 72 / grid.shape[0]
+    if SMALL + 0.8 > tall:
+        return
+    for digits in (2, 1):
+        texts = {place: written(value, most, digits) for place, value in np.ndenumerate(grid)}
+        longest = max(sum(_NARROW.get(sign, _DIGIT) for sign in text) for text in texts.values())
+        if longest * SMALL <= wide - 0.5:
+            break
+    else:
+        return
+    for (row, column), text in texts.items():
+        shade = ink_on(image.cmap(image.norm(grid[row, column])))
+        centred: Any = {"ha": "center", "va": "center"}
+        axes.text(column, row, text, color=shade, fontsize=SMALL, **centred)
+
+
+def ink_on(colour: Sequence[float]) -> str:
+    """Returns "black" or "white", whichever is read better on a colour, by WCAG's luminance."""
+    parts = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in colour[:3]]
+    luminance = sum(
+        part * share for part, share in zip(parts, (0.2126, 0.7152, 0.0722), strict=True)
+    )
+    return "black" if luminance > 0.179 else "white"
+
+
+def written(value: float, most: float, digits: int = 2) -> str:
+    """Returns a number as short as it can be beside numbers of up to `most`: .12, 1.2, 12.
+
+    digits: how many of the largest are written where all are below .1: .012 or .01.
+    """
+    if np.isnan(value):
+        return ""
+    if not 0.01 <= most < 9999:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    places = 1 + digits if most < 0.1 else 2 if most < 1 else 1 if most < 10 else 0
+    text = f"{value:.{places}f}"
+    return "0" if float(text) == 0 else text.replace("0.", ".", 1) if most < 1 else text

@@ -1,0 +1,246 @@
+"""The pages of an atlas: an index of all atoms, and for each layer what each atom fires on."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from crate_interp.circuits import Atlas
+from crate_interp.circuits.atlases.atom_effects import LOSSES
+from crate_interp.core.files import write_text
+from crate_interp.core.safe_text import cell, visible
+from crate_interp.viz.pages.atlas_pictures import BLOCK, write_images, write_sheets
+from crate_interp.viz.pages.page import fingerprints, model_name, render
+
+SHOWN = 60  # atoms that the index shows at a time
+_OPEN = 32  # atoms of a layer that are seen without a click: a page of all is too long to look at
+_ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each of them
+Token = tuple[int, int]  # sample, position
+
+
+def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
+    """Writes index.html, a layer-L.html for each layer and the atlas (Atlas.save) into a folder.
+
+    Beside them lies atoms.csv, the atlas's main table. Returns the path of the index, which lists
+    all atoms with their pictures, to be sorted and filtered. Atoms come first whose effect on the
+    loss was measured exactly, by its size; then the others, by their first-order effect. An image's
+    patch is shown with the patches around it, in a box; where CLS is the token this is said beside
+    the entire image. A token of a text stands with 12 tokens before and 4 after it. The pictures of
+    64 atoms are one file of patches/, the entire images lie in images/. The pages open from the
+    disk.
+
+    Raises ValueError if the folder cannot be written, or another process is writing it.
+    """
+    with atlas.saved_with_pages(out) as stage:
+        _write(atlas, stage)
+    return Path(out) / "index.html"
+
+
+def _write(atlas: Atlas, out: Path) -> None:
+    """Writes the pages, the sheets of patches and the table of atoms."""
+    atoms: Any = atlas.table()
+    write_text(out / "atoms.csv", atoms.map(cell).to_csv(index=False))
+    excerpts = _excerpts(atlas)
+    if not _is_text(atlas):
+        write_images(atlas, out)
+    listed = []
+    for layer, rows in atoms.groupby("layer"):
+        shown = _shown(atlas, layer, excerpts, out)
+        records = [_atom(row, shown.get(row["atom"], [])) for row in rows.to_dict("records")]
+        records.sort(key=_order)
+        listed += records
+        page = render(
+            "atlas-layer.html",
+            title=f"{model_name(atlas.meta)}: the atoms of layer {layer}",
+            layer=layer,
+            meta=atlas.meta,
+            is_text=_is_text(atlas),
+            block=BLOCK,
+            columns=atlas.meta["settings"]["top"],
+            finding=_of_layer(records),
+            logits=_logits(atlas),
+            grid=_grid(atlas),
+            atoms=records,
+            open=_OPEN,
+        )
+        write_text(out / f"layer-{int(layer)}.html", page)
+    write_text(out / "index.html", _index(atlas, sorted(listed, key=_order)))
+
+
+def _order(atom: Mapping[str, Any]) -> tuple[bool, float, int, int]:
+    """Exact effects come before those to first order, large ones before small ones."""
+    return not atom["exact"], -abs(atom["effect"]), atom["layer"], atom["atom"]
+
+
+def _excerpts(atlas: Atlas) -> dict[Token, dict[str, Any]]:
+    """Returns the context of each token of a text, or the tile of each patch of an image."""
+    rows = atlas.table("contexts" if _is_text(atlas) else "tiles").to_dict("records")
+    return {(row["sample"], row["token"]): row for row in rows}
+
+
+def _shown(
+    atlas: Atlas, layer: int, excerpts: Mapping[Token, Any], out: Path
+) -> dict[int, list[dict[str, Any]]]:
+    """Returns what to show of each atom of a layer; sheets of tiles are written as files."""
+    shown: dict[int, list[dict[str, Any]]] = {}
+    pictures: dict[int, list[bytes]] = {}
+    for atom, tokens in _places(atlas, layer):
+        most = tokens[0]["value"]
+        shown[atom] = [token | {"share": token["value"] / most} for token in tokens]
+        rows = [excerpts[token["sample"], token["token"]] for token in tokens]
+        if _is_text(atlas):
+            for token, row in zip(shown[atom], rows, strict=True):
+                token["text"] = _with_line_ends(row)
+        else:
+            pictures[atom] = [row["picture"] for row in rows]
+    if pictures:
+        write_sheets(pictures, atlas.meta["settings"]["top"], out, layer)
+    return shown
+
+
+def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yields each atom of a layer with the tokens at which it was largest, the largest first."""
+    top: Any = atlas.table("top")
+    rows = top[top["layer"] == layer].sort_values(["atom", "rank"])
+    for atom, own in rows.groupby("atom"):
+        yield atom, own[["sample", "token", "value"]].to_dict("records")
+
+
+def _with_line_ends(context: Mapping[str, Any]) -> list[str]:
+    """Returns what comes before a token, the token, and what comes after it, on one line."""
+    signs = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
+    return [context[part].translate(signs) for part in ("before", "at", "after")]
+
+
+def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what the pages show of an atom: its row, its effect, its tokens, its neighbours."""
+    exact = row["ablated"] > 0
+    kind = "ablation" if exact else "first_order"
+    effect, low, high = (row[f"{kind}{end}"] for end in ("", "_low", "_high"))
+    return row | {
+        "name": f"L{row['layer']}A{row['atom']}",
+        "exact": bool(exact),
+        "effect": effect,
+        "low": low,
+        "high": high,
+        "clear": bool(low > 0 or high < 0),
+        "tokens": tokens,
+        "on_cls": sum(token["token"] == 0 for token in tokens),
+        "neighbours": re.findall(r"L(\d+)A(\d+) (-?[\d.]+)", row["nearest"]),
+    }
+
+
+def _of_layer(atoms: list[dict[str, Any]]) -> str:
+    """Returns the atom of a layer that comes first, in a sentence."""
+    first = atoms[0]
+    how = "" if first["exact"] else ", to first order,"
+    return (
+        f"{first['name']} does most here: setting it to 0 at every token{how} changes the loss by "
+        f"{first['effect']:+.2g} nats ({first['low']:+.2g} to {first['high']:+.2g})."
+    )
+
+
+def _index(atlas: Atlas, atoms: list[dict[str, Any]]) -> str:
+    counts = {kind: atlas.clear(kind) for kind in ("first_order", "ablation")}
+    table: Any = atlas.table()
+    return render(
+        "atlas-index.html",
+        title=f"{model_name(atlas.meta)}: an atlas of its atoms",
+        meta=atlas.meta,
+        is_text=_is_text(atlas),
+        block=BLOCK,
+        finding=_finding(atlas, counts),
+        largest=atlas.largest(),
+        loss=LOSSES[atlas.meta["loss"]],
+        logits=_logits(atlas),
+        counts=counts,
+        ablated=int(table["ablated"].max()),
+        layers=_layers(atlas),
+        columns=atlas.meta["settings"]["top"],
+        atoms=[_listed(atom, _ON_INDEX[atlas.meta["unit"]]) for atom in atoms],
+        shown=SHOWN,
+        sources=[("model", str(atlas.meta["model_digest"])), ("data", fingerprints(atlas.meta))],
+    )
+
+
+def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
+    """Returns how many atoms change the loss, beside how many would by chance."""
+    tried = counts["ablation"][1] > 0
+    clear, every = counts["ablation" if tried else "first_order"]
+    what = "atoms that were set to 0" if tried else "atoms"
+    how = "" if tried else ", to first order"
+    return (
+        f"{clear:,} of {every:,} {what} change the loss beyond their 95 % interval{how}; "
+        f"{0.05 * every:,.0f} would by chance."
+    )
+
+
+def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
+    """Returns an atom as the script of the index reads it, in the order that it names."""
+    tokens = atom["tokens"][:count]
+    texts = [[visible(part) for part in token["text"]] for token in tokens if "text" in token]
+    return [
+        atom["layer"],
+        atom["atom"],
+        _short(atom["firing_rate"]),
+        _short(atom["effect"]),
+        _short(atom["low"]),
+        _short(atom["high"]),
+        int(atom["exact"]),
+        atom["state"],
+        visible(atom["raises"]),
+        visible(atom["lowers"]),
+        [int(token["token"] == 0) for token in tokens],
+        texts,
+    ]
+
+
+def _short(value: float) -> float | None:
+    # JSON has neither NaN nor the infinite ends of intervals over very few samples
+    return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
+def _layers(atlas: Atlas) -> dict[str, list]:
+    """Returns the table of layers, with the agreement of both effects where it was measured."""
+    layers: Any = atlas.layers()
+    agreement: Any = atlas.table("agreement")
+    if len(agreement):
+        layers = layers.merge(agreement[["layer", "rank_correlation"]], on="layer", how="left")
+    rows = [
+        [f"{value:.3g}" if isinstance(value, float) else str(value) for value in line]
+        for line in layers.to_numpy(dtype=object)
+    ]
+    return {"header": [name.replace("_", " ") for name in layers.columns], "rows": rows}
+
+
+def _grid(atlas: Atlas) -> list[int]:
+    """Returns rows and columns of patches of an image, or zeros where nobody knows."""
+    config = atlas.meta["config"]
+    if _is_text(atlas) or config.get("interpolate_pos"):
+        return [0, 0]
+    sides = zip(config["image_size"], config["patch_size"], strict=True)
+    return [side // patch for side, patch in sides]
+
+
+def _logits(atlas: Atlas) -> str:
+    """Returns how the logits were found that an atom raises or lowers, or "" if they were not."""
+    measured: Any = atlas.table("logits")
+    if len(measured):
+        each = "mean over the tokens of a window, " if _is_text(atlas) else ""
+        return (
+            "the logits that it raises and lowers to first order, less the mean of all logits, "
+            f"{each}with half the width of a 95 % interval (of "
+            f"{measured['logit'].nunique()} logits, on {measured['n'].max():,} "
+            f"{atlas.meta['unit']}; only intervals without 0)"
+        )
+    if not any(atlas.table("directions")["raises"].tolist()):
+        return ""
+    return (
+        "the logits that its direction moves most on the direct path, for a code of 1 and a final "
+        "norm of scale 1 (a logit lens: what later layers make of it is left out)"
+    )
+
+
+def _is_text(atlas: Atlas) -> bool:
+    return atlas.meta["unit"] == "windows"

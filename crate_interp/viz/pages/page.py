@@ -1,0 +1,126 @@
+"""HTML pages, each one file: no network, light and dark, readable on a phone.
+
+The words and the look of a page are in the templates and the stylesheet of the folder `templates`.
+jinja2 loads when the first page is made.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from crate_interp.core.files import write_text
+from crate_interp.core.safe_text import plain, visible
+
+
+@dataclass(frozen=True)
+class Html:
+    """A page that a notebook shows and that `save` writes as one file."""
+
+    title: str
+    document: str
+
+    def __repr__(self) -> str:
+        size = len(self.document) / 1000
+        return f"Html page {self.title!r}, {size:.0f} kB: .save(path) writes it"
+
+    def html(self) -> str:
+        """Returns the document, from its doctype on."""
+        return self.document
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page and returns its path. A folder that does not exist is made."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, self.document)
+        return path
+
+    def _repr_html_(self) -> str:
+        return render("notebook.html", title=self.title, document=self.document)
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns a template of the folder `templates`, filled in.
+
+    Every value is escaped as HTML, and what only a terminal or a reader would obey is made visible:
+    control characters, marks of writing direction, lone surrogates.
+
+    Raises jinja2.UndefinedError if the template needs a value that is not given.
+    """
+    return _templates().get_template(template).render(values)
+
+
+@cache
+def _templates() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("crate_interp.viz", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {
+        "counted": _counted,
+        "number": format,
+        "score": _score,
+        "superscripts": _superscripts,
+    }
+    return templates
+
+
+def _visible(value: Any) -> Any:
+    is_markup = hasattr(value, "__html__")  # which is ours
+    return visible(value) if isinstance(value, str) and not is_markup else value
+
+
+def _superscripts(words: str) -> Any:
+    """Returns escaped text with formulas set: Z^{l+1/2}, R^c, U_k; `code` is set as code."""
+    from markupsafe import Markup, escape
+
+    raised = re.sub(
+        r"\^(?:\{([^}]{0,99})\}|(\w))",
+        lambda match: f"<sup>{match[1] or match[2]}</sup>",
+        str(escape(visible(words))),
+    )
+    coded = re.sub(r"`([^`]{1,99})`", r"<code>\1</code>", raised)
+    return Markup(re.sub(r"(?<![\w.])([A-Z])_([A-Za-z0-9])(?!\w)", r"\1<sub>\2</sub>", coded))
+
+
+def _counted(count: int, word: str) -> str:
+    """Returns "1 seed", "2 seeds"."""
+    return f"{count} {word}{'s' if count != 1 else ''}"
+
+
+def _score(value: float) -> str:
+    """Returns three decimals, or a dash for NaN: it was not measured."""
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def model_name(meta: dict[str, Any]) -> str:
+    """Returns what a page calls the model of a result: its name, or its family."""
+    return plain(meta["model"] or f"{meta['config']['family']} model")
+
+
+def fingerprints(meta: dict[str, Any]) -> str:
+    """Returns the fingerprints of the data that a result is of."""
+    return ", ".join(dict.fromkeys(str(data["fingerprint"]) for data in meta["data"]))
+
+
+def sources(meta: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns where the numbers of a result come from, as names and values."""
+    pairs = [
+        ("model", str(meta["model_digest"])),
+        ("data", fingerprints(meta)),
+        ("dtype, device", f"{meta['dtype']}, {meta['device']}"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in meta["versions"].items())),
+    ]
+    if "seconds" in meta:
+        pairs.append(("seconds", f"{meta['seconds']:g}"))
+    return [*pairs, ("config", json.dumps(meta["config"]))]

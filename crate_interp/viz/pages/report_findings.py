@@ -1,0 +1,245 @@
+"""What a report found: the sentences that its page begins with, and the strip of verdicts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crate_interp.sweeps.bootstrap import against_networks
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.sweep_findings import (
+    OFFICIAL,
+    Change,
+    along_layers,
+    at_attention,
+    path,
+    stream,
+    turns,
+)
+from crate_interp.viz.figures.curves import baseline, curve, names
+from crate_interp.viz.pages.statistic_titles import title
+
+# a statistic -> (what is expected of a trained network, 1 if that is more than untrained, else -1)
+_BESIDE_UNTRAINED = {
+    OFFICIAL: ("Authors' R^c is lower than untrained", -1),
+    "sparsity.zero_fraction": ("More zeros than untrained", 1),
+    "alignment.head_overlap": ("Heads overlap less than untrained", -1),
+    "attention.support_cls": ("CLS looks at fewer tokens than untrained", -1),
+    "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
+}
+_CLS, _INSTEAD = "attention.support_cls", "attention.entropy"  # the second without a CLS token
+_MARKS = {1: "+", -1: "\N{MINUS SIGN}", 0: "?"}
+_KINDS = {1: "good", -1: "bad", 0: ""}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A cell of a strip of verdicts.
+
+    kind: "good", "bad" or "". ringed: untrained does the same. opens: the id of what a click opens.
+    """
+
+    mark: str
+    word: str
+    kind: str = ""
+    ringed: bool = False
+    opens: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a strip of verdicts: a sign for each layer, then a cell of words for each column."""
+
+    title: str
+    signs: list[Sign]
+    words: list[str]
+
+
+def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
+    """Returns the sentences that a report begins with, one for each rate that is called R^c."""
+    step, along = at_attention(result), along_layers(result)
+    said: list[str] = []
+    if along is not None:
+        said.append(_official(along, [along_layers(twin) for twin in twins]))
+    if step is not None:
+        words = _stream(result, step, [at_attention(twin) for twin in twins])
+        fell = along is not None and along.after[-1] < along.before[0]
+        other = along is not None and "goes" not in said[0] and fell == (sum(step.signs) > 0)
+        said.append(f"But {words}" if other else words[0].upper() + words[1:])
+    return said or [_plain(result, twins)]
+
+
+def two_rates(result: SweepResult) -> str:
+    """Returns why a report has two rates that are called R^c, or "" if it has not both."""
+    if at_attention(result) is None or along_layers(result) is None:
+        return ""
+    return (
+        "Two numbers are called R^c. The authors' script takes LN(Z) with every token's code at "
+        "length one, before each attention: it compares layers, and cannot see how long tokens "
+        f"are. The other is R^c of {stream(result)} against one layer's subspaces, before and "
+        "after its attention."
+    )
+
+
+def _official(along: Change, twins: list[Change | None]) -> str:
+    words = f"The coding rate R^c, as the authors count it, {path(along)}"
+    known = [twin for twin in twins if twin is not None]
+    if known:
+        means = [(twin.before[0], *twin.after) for twin in known]
+        words += f"; untrained it {turns(np.mean(means, axis=0).tolist(), along.layers.tolist())}"
+    return words + "."
+
+
+def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> str:
+    """Returns in how many layers attention is shown to raise or lower R^c, and by how much."""
+    moved = _moved(step.signs, f"the coding rate R^c of {_what(result)}", "layers")
+    words = f"attention {moved}{_by(step.change)}"
+    signs = _untrained_signs(twins)
+    if signs is not None:
+        changes = np.mean([twin.change for twin in twins if twin is not None], axis=0)
+        every = " with every seed" * (len(twins) > 1)
+        words += f"; untrained it {_moved(signs, 'R^c', '')}{every}{_by(changes)}"
+    return words + "."
+
+
+def _what(result: SweepResult) -> str:
+    """Returns what the rate of a report is of: "the stream", or "LN(Z)"."""
+    probe = result.meta["probes"].get("compression", {"settings": {}})
+    return "LN(Z)" if probe["settings"].get("norm") else "the stream"
+
+
+def _moved(signs: Sequence[int], what: str, unit: str) -> str:
+    """Returns words such as "raises R^c in 4 of 6 layers and lowers it in 1"."""
+    counts = {"raises": sum(sign > 0 for sign in signs), "lowers": sum(sign < 0 for sign in signs)}
+    first, second = sorted(counts, key=lambda word: -counts[word])
+    words = f"{first} {what} in {counts[first]} of {len(signs)} {unit}".rstrip()
+    return words + (f" and {second} it in {counts[second]}" if counts[second] else "")
+
+
+def _by(change: np.ndarray) -> str:
+    """Returns the lowest and highest change over layers, such as " (+0.2 to +8.5 % by layer)"."""
+    return f" ({_ends(change)} by layer)"
+
+
+def _ends(change: np.ndarray) -> str:
+    """Returns the lowest and highest change over layers, such as "+0.2 to +8.5 %"."""
+    ends = dict.fromkeys(_per_cent(end) for end in (change.min(), change.max()))
+    return f"{' to '.join(ends)}\u00a0%"
+
+
+def _per_cent(share: float) -> str:
+    """Returns a change in per cent with its sign; what rounds to 0 has none."""
+    words = f"{100 * share:+.1f}"
+    return words[1:] if float(words) == 0 else words
+
+
+def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
+    """Returns the first statistic from the first to the last layer, of a report without rates."""
+    name = names(result)[0]
+    return f"{title(name)}: {ends(result, twins, name)}."
+
+
+def beginning(known: Sequence[str]) -> list[str]:
+    """Returns the statistics that a report begins with: what CLS attends to stands for all."""
+    chosen = [name for name in _BESIDE_UNTRAINED if name in known]
+    return [name for name in chosen if name != _INSTEAD or _CLS not in known]
+
+
+def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
+    """Returns a statistic in the first and the last layer, with its unit, beside untrained."""
+    drawn, random = curve(result, name), baseline(twins, name)
+    unit = result.meta["statistics"][name][0]
+    first, last = drawn.layers[0], drawn.layers[-1]
+    where = f"in layer {last:g}" if last < result.meta["n_layers"] else "after the last layer"
+    words = f"{drawn.mean[0]:.4g} in layer {first:g}, {drawn.mean[-1]:.4g} {where}"
+    if random is not None:
+        untrained = random.mean(axis=0)
+        words += f"; untrained {untrained[0]:.4g} and {untrained[-1]:.4g}"
+    return words + (f" ({unit})" if unit else "")
+
+
+def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
+    """Returns the rows of the strip: what the theory expects, and whether each layer does it."""
+    layers = list(range(result.meta["n_layers"]))
+    rows: list[Row] = []
+    for words, measured in (
+        (f"R^c of {_what(result)} falls at attention", at_attention),
+        ("Authors' R^c is lower than a layer before", along_layers),
+    ):
+        change = measured(result)
+        if change is not None:
+            rows.append(_falls(words, change, [measured(twin) for twin in twins], layers))
+    known = beginning(names(result))
+    for name, (words, way) in _BESIDE_UNTRAINED.items():
+        if twins and name in known:
+            rows.append(_beside(words, result, twins, name, way, layers))
+    return rows
+
+
+def _falls(words: str, change: Change, twins: list[Change | None], layers: list[int]) -> Row:
+    signs, random = dict(zip(change.layers, change.signs, strict=True)), _untrained_signs(twins)
+    others = {} if random is None else dict(zip(change.layers, random, strict=True))
+    said = {1: "rises", -1: "falls", 0: "its interval holds 0"}
+    cells = [
+        Sign(".", f"layer {layer}: nothing to compare with")
+        if layer not in signs
+        else Sign(
+            _MARKS[-signs[layer]],
+            f"layer {layer}: {said[signs[layer]]}"
+            + (f", untrained {said[others[layer]]}" if others.get(layer) else ""),
+            _KINDS[-signs[layer]],
+            signs[layer] != 0 and others.get(layer) == signs[layer],
+        )
+        for layer in layers
+    ]
+    known = [twin.change for twin in twins if twin is not None]
+    random_numbers = _ends(np.mean(known, axis=0)) if known else ""
+    return Row(words, cells, [_ends(change.change), random_numbers])
+
+
+def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
+    """Returns for each layer 1 or -1 where the means of all seeds rise or fall, else 0."""
+    known = [np.sign(twin.change) for twin in twins if twin is not None]
+    if not known:
+        return None
+    return [int(ways[0]) if len(set(ways)) == 1 else 0 for ways in np.stack(known, axis=1)]
+
+
+def _beside(
+    words: str,
+    result: SweepResult,
+    twins: Sequence[SweepResult],
+    name: str,
+    way: int,
+    layers: list[int],
+) -> Row:
+    """Returns signs by whether the mean is told apart from that of one more untrained network."""
+    drawn = curve(result, name)
+    random: Any = baseline(twins, name)
+    low, high = against_networks(drawn.mean, _error(result, name), random)[1:3]
+    signs = np.where(low > 0, 1, 0) - np.where(high < 0, 1, 0)
+    at = dict(zip(drawn.layers.astype(int).tolist(), (way * signs).tolist(), strict=True))
+    said = {1: "above untrained", -1: "below untrained", 0: "not told apart from untrained"}
+    cells = [
+        Sign(_MARKS[at[layer]], f"layer {layer}: {said[way * at[layer]]}", _KINDS[at[layer]])
+        if layer in at
+        else Sign(".", f"layer {layer}: not measured")
+        for layer in layers
+    ]
+    means = random.mean(axis=0)
+    return Row(words, cells, [_range(drawn.mean), _range(means)])
+
+
+def _error(result: SweepResult, name: str) -> np.ndarray:
+    """Returns the standard error of the mean of each layer; 0 for what the weights decide."""
+    drawn = curve(result, name)
+    weights: Any = result.table("weights")
+    if name in set(weights["probe"] + "." + weights["statistic"]):
+        return np.zeros(len(drawn.mean))
+    return drawn.std / np.sqrt(result.meta["n_samples"])
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = (f"{end:.3g}" for end in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,235 @@
+"""The page of an evaluation of segmentation: the score among its chance levels, and examples."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from crate_interp.core.files import write_text
+from crate_interp.core.pictures import decoded
+from crate_interp.measures import mass_mask
+from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
+from crate_interp.segmentation.result import SegmentResult, number
+from crate_interp.viz.figures.canvas import TEXT, canvas
+from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
+from crate_interp.viz.figures.heatmaps import ink_on
+from crate_interp.viz.figures.labels import as_written
+from crate_interp.viz.pages.page import model_name, render, sources
+from crate_interp.viz.pages.page_pictures import inline_svg, map_tile, outline, png_uri
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+SHOWN = 2  # images of each group that are seen without a click
+# what a guess has that does not look at the image
+_BLIND = {
+    "centre": "a centred map",
+    "all_foreground": "all foreground",
+    "other_image": "the mask of another image",
+    "random": "patches in random order",
+}
+_TABLE = ("other_image", "random", "untrained")
+
+
+def segment_page(result: SegmentResult, out: str | Path) -> Path:
+    """Writes segment.html and the result (SegmentResult.save) into a folder.
+
+    Returns the path of the page. Raises ValueError if the folder cannot be written, or another
+    process is writing it.
+    """
+    with result.saved_with_pages(out) as stage:
+        write_text(stage / "segment.html", _page(result))
+    return Path(out) / "segment.html"
+
+
+def _page(result: SegmentResult) -> str:
+    return render(
+        "segment.html",
+        title=f"{model_name(result.meta)}: do attention maps segment?",
+        finding=_finding(result),
+        caution=result.caution(),
+        meta=result.meta,
+        settings=_settings(result),
+        n_images=len(result.table("images")),
+        levels=inline_svg(_levels_chart(result), _finding(result), salt="levels"),
+        by_layer=_by_layer(result),
+        sections=_sections(result),
+        heads=_heads(result),
+        shown=SHOWN,
+        examples=_examples(result),
+        sources=_sources(result),
+    )
+
+
+def _settings(result: SegmentResult) -> dict[str, Any]:
+    return result.meta["probes"]["segmentation"]["settings"]
+
+
+def _chosen(result: SegmentResult) -> list[tuple[int, int]]:
+    """Returns layer and head of what is fixed over all layers: one, or one for each half."""
+    table: Any = result.table("images")
+    places = table[["layer", "head"]].drop_duplicates().to_numpy().tolist()
+    return sorted((int(layer), int(head)) for layer, head in places)
+
+
+def _named(result: SegmentResult) -> str:
+    return " and ".join(f"L{layer}H{head}" for layer, head in _chosen(result))
+
+
+def _finding(result: SegmentResult) -> str:
+    """Returns whether the best head finds objects, its score, and the best that is blind."""
+    row = result.overall()
+    blind = max(_BLIND, key=lambda name: -1.0 if _missing(row[name]) else row[name])
+    bar = max(row[name] for name in (blind, "untrained") if not _missing(row[name]))
+    several = len(_chosen(result)) > 1
+    verdict = "do not find objects" if several else "does not find objects"
+    if row["low"] > bar:
+        verdict = "find objects" if several else "finds objects"
+    elif row["high"] > bar:
+        verdict = "may find objects, which this data does not decide"
+    twins = "" if _missing(row["untrained"]) else f", untrained {row['untrained']:.3f}"
+    return (
+        f"{_named(result)} {verdict}: Jaccard index {row['value']:.3f} "
+        f"({row['low']:.3f} to {row['high']:.3f}); best blind guess "
+        f"({_BLIND[blind]}) {row[blind]:.3f}{twins}."
+    )
+
+
+def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
+    """Draws the score with its interval and every chance level on one axis, highest first."""
+    row = result.overall()
+    words = {"value": _named(result), **_BLIND, "untrained": "the same network untrained"}
+    levels = sorted((name for name in words if not _missing(row[name])), key=lambda name: row[name])
+    figure, axes = canvas(None, 0.55 + 0.24 * len(levels), None)
+    for place, name in enumerate(levels):
+        value = row[name]
+        colour = {"value": TRAINED, "untrained": UNTRAINED}.get(name, CHANCE)
+        if name == "value":
+            axes.plot([row["low"], row["high"]], [place, place], color=colour, lw=4, alpha=0.45)
+            axes.axvspan(row["low"], row["high"], color=colour, alpha=0.1, lw=0)
+        axes.plot([0, value], [place, place], color=colour, lw=0.8, ls=_dashes(name))
+        axes.plot(value, place, marker="o", ms=6 if name == "value" else 4.5, color=colour)
+        axes.annotate(
+            f"{value:.3f}", (max(value, row["high"] if name == "value" else 0), place),
+            xytext=(6, 0), textcoords="offset points", va="center", fontsize=TEXT,
+            fontweight="bold" if name == "value" else "normal",
+        )  # fmt: skip
+    axes.set_yticks(range(len(levels)), [words[name] for name in levels], fontsize=TEXT)
+    axes.set_xlim(0, max(row[name] for name in levels) * 1.22)
+    axes.set_xlabel("Jaccard index (1 is the mask itself)", fontsize=TEXT)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return as_written(figure)
+
+
+def _dashes(name: str) -> str:
+    return {"value": "-", "untrained": "--"}.get(name, ":")
+
+
+def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
+    """Returns the table of the head that is fixed, layer by layer and over all layers."""
+    table: Any = result.layers()
+    rows = table[table["way"] == "fixed head"].to_dict("records")
+    header = ["layer", "head", "Jaccard index", "95 % interval"]
+    header += ["on another image's mask", "in random order", "untrained"]
+    return header, [
+        [
+            "all" if _missing(row["layer"]) else str(row["layer"]),
+            "-" if _missing(row["head"]) else f"L{int(row['head_layer'])}H{int(row['head'])}",
+            f"{row['value']:.3f}",
+            f"{row['low']:.3f} to {row['high']:.3f}",
+            *(number(row[name]) for name in _TABLE),
+        ]
+        for row in rows
+    ]
+
+
+def _sections(result: SegmentResult) -> list[dict[str, Any]]:
+    """Returns the table of each rule and resolution, and its head fixed over all layers."""
+    settings = _settings(result)
+    rules = {
+        "mass": f"The fewest patches that hold {settings['mass']:.0%} of the map",
+        "top": f"The {settings['fraction']:.0%} of the patches attended to most",
+    }
+    return [
+        {
+            "rule": rules[rule],
+            "resolution": resolution,
+            "cells": result.cells(rule, resolution),
+            "row": result.overall(rule, resolution),
+        }
+        for rule in RULES
+        for resolution in RESOLUTIONS
+    ]
+
+
+def _heads(result: SegmentResult) -> dict[str, Any]:
+    """Returns the cells of a heat map of every head, which was chosen, and a table."""
+    import matplotlib
+    from matplotlib.colors import to_hex
+
+    rows: Any = result.table("heads")
+    rows = rows[(rows["rule"] == "mass") & (rows["resolution"] == "token")]
+    wide = rows.pivot(index="layer", columns="head", values="value").to_numpy()
+    low, high = float(wide.min()), float(wide.max())
+    colours = matplotlib.colormaps["cividis"]((wide - low) / max(high - low, 1e-30))
+    cells = [
+        {
+            "value": wide[place],
+            "ground": to_hex(colours[place]),
+            "ink": ink_on(colours[place].tolist()),
+            "ringed": place in _chosen(result),
+        }
+        for place in np.ndindex(wide.shape)
+    ]
+    texts = rows.assign(text=[_with_interval(row) for row in rows.to_dict("records")])
+    lines = texts.pivot(index="layer", columns="head", values="text")
+    return {
+        "map": [
+            cells[start : start + wide.shape[1]] for start in range(0, wide.size, wide.shape[1])
+        ],
+        "header": ["layer", *(f"head {head}" for head in lines.columns)],
+        "rows": [
+            [str(layer), *line] for layer, line in zip(lines.index, lines.to_numpy(), strict=True)
+        ],
+    }
+
+
+def _with_interval(row: dict[str, Any]) -> str:
+    return f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+
+
+def _examples(result: SegmentResult) -> dict[str, list[dict[str, Any]]]:
+    """Returns what is shown of the images of each group."""
+    mass = _settings(result)["mass"]
+    groups: dict[str, list[dict[str, Any]]] = {"best": [], "median": [], "worst": []}
+    for row in result.table("examples").to_dict("records"):
+        groups.setdefault(row["group"], []).append(_example(row, mass))
+    return groups
+
+
+def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
+    picture, true = (decoded(row[name], f"a {name}") for name in ("picture", "mask"))
+    values = np.asarray(row["map"], dtype=np.float32)
+    found = mass_mask(torch.from_numpy(values), mass).numpy()
+    grid = (row["rows"], row["columns"])
+    return row | {
+        "label": "" if _missing(row["label"]) else f", label {row['label']}",
+        "ratio": picture.width / picture.height,
+        "picture": png_uri(row["picture"]),
+        "true": {"path": outline(np.asarray(true) > 0), "size": true.size},
+        "map": map_tile(values.reshape(grid)),
+        "largest": values.max(),
+        "found": {"path": outline(found.reshape(grid)), "size": grid[::-1]},
+    }
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value or (isinstance(value, float) and math.isnan(value))
+
+
+def _sources(result: SegmentResult) -> list[tuple[str, str]]:
+    settings = ", ".join(f"{name} = {value}" for name, value in _settings(result).items())
+    return [*sources(result.meta), ("settings", settings)]

@@ -1,0 +1,128 @@
+"""Folders of pictures are listed once, in the order and with the fingerprint of old."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+import crate_interp as ci
+from conftest import PLAIN, make
+from crate_interp.data.folder_listing import Listing
+from crate_interp.data.images import folder_samples
+from crate_interp.data.picture_files import first_folders, names_under, pictures_under
+from crate_interp.sweeps.ledgers.ledger import LISTING
+from gathered import CHUNKS, COUNT, folder, pictures, same
+
+ODD = [
+    "a/y.png", "a-b/x.PNG", "a b/z.jpeg", "a.png", "b\n.png", "c/d/e.tif", "c/d.png", "\udcff.png",
+]  # fmt: skip
+LEFT_OUT = ["a/.hidden.png", ".git/a.png", "a/notes.txt", "png", "c/.png"]
+
+
+@pytest.fixture
+def odd(tmp_path):
+    for name in (*ODD, *LEFT_OUT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * len(name))
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    (tmp_path / "linked.png").symlink_to(tmp_path / "c" / "d.png")
+    (tmp_path / "to.png").symlink_to(tmp_path)
+    return tmp_path
+
+
+def test_names_come_in_the_order_of_paths(odd):
+    names = list(names_under(odd))
+    assert set(names) == {*ODD, "gone.png", "loop.png", "linked.png"}
+    assert names == sorted(names, key=lambda name: Path(name).parts)
+    assert pictures_under(odd) == [odd / name for name in names]
+
+
+def test_a_listing_knows_names_sizes_and_their_digest(odd, tmp_path):
+    for name in ("gone.png", "loop.png"):
+        (odd / name).unlink()
+    listing = Listing.of(odd)
+    names = list(names_under(odd))
+    assert list(listing.every_name()) == names and len(listing) == len(names)
+    lines = [
+        name.encode("utf-8", "surrogateescape").replace(b"\n", b"\0")
+        + f" {(odd / name).stat().st_size}".encode()
+        for name in names
+    ]
+    wanted = hashlib.sha256(b"\n".join(lines)).hexdigest()
+    assert listing.fingerprint == f"names-and-sizes:sha256:{wanted}"
+    path = tmp_path / "kept.parquet"
+    listing.keep(path)
+    again = Listing.kept(path, odd)
+    assert again is not None and list(again.every_name()) == names
+    assert again.fingerprint == listing.fingerprint
+    assert again.paths(range(2, 5)) == [odd / name for name in names[2:5]]
+
+
+@pytest.mark.parametrize("harm", ["other folder", "damaged", "link", "other table", "absent"])
+def test_only_a_listing_of_this_folder_is_taken(odd, harm):
+    path = odd / "kept.parquet"
+    if harm != "absent":
+        Listing.of(odd / "a" if harm == "other folder" else odd).keep(path)
+    if harm == "damaged":
+        path.write_bytes(path.read_bytes()[:-9])
+    if harm == "link":
+        path.rename(odd / "there")
+        path.symlink_to(odd / "there")
+    if harm == "other table":
+        ci.data.embedded("held-out-text").to_parquet(path)
+    assert Listing.kept(path, odd) is None
+
+
+def test_a_kept_name_does_not_lead_out_of_the_folder(odd):
+    import pyarrow as pa
+
+    inner = Listing.of(odd / "c")
+    names = pa.array([b"../a/y.png"] * len(inner), pa.large_binary())
+    sizes = pa.array([len("a/y.png")] * len(inner), pa.int64())
+    Listing(odd / "c", names, sizes).keep(odd / "kept.parquet")
+    kept = Listing.kept(odd / "kept.parquet", odd / "c")
+    assert kept is not None
+    with pytest.raises(ValueError, match="is not inside"):
+        kept.paths([0])
+
+
+def test_labels_are_shared(odd):
+    labels = first_folders(iter(["a/1.png", "b/2.png", "a/3.png"]))
+    assert labels == ["a", "b", "a"] and labels[0] is labels[2]
+    assert first_folders(iter(["a/1.png", "2.png"])) is None
+
+
+def test_a_run_lists_its_folder_once(tmp_path, monkeypatch):
+    model, root, out = make(**PLAIN), folder(tmp_path / "in"), tmp_path / "out"
+    source, wanted = f"imagefolder:{root}", None
+    wanted = ci.sweep(model, source, **CHUNKS)
+    assert ci.sweep(model, source, out=out, shard="0/2", **CHUNKS) is None
+    assert (out / LISTING).is_file()
+    real, listed = Listing.of, []
+    monkeypatch.setattr(Listing, "of", lambda folder: listed.append(folder) or real(folder))
+    pictures(1)[0].save(root / "a" / "late.png")  # it is no part of the run
+    os.rename(root / "b" / "15.png", root / "b" / "away.png")  # sample 15, of chunk 2: done
+    os.rename(root / "a" / "08.png", root / "a" / "away.png")  # sample 8, of chunk 1
+    with pytest.raises(ValueError, match=r"a/08\.png' is gone and had .* when the folder was list"):
+        ci.sweep(model, source, out=out, shard="1/2", skip_bad=True, **CHUNKS)
+    (root / "a" / "08.png").write_bytes(b"other")
+    with pytest.raises(ValueError, match=r"a/08\.png' has 5 bytes and had .* when the folder was"):
+        ci.sweep(model, source, out=out, shard="1/2", skip_bad=True, **CHUNKS)
+    os.replace(root / "a" / "away.png", root / "a" / "08.png")
+    same(ci.sweep(model, source, out=out, **CHUNKS), wanted)
+    assert listed == []
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        ci.sweep(model, f"imagefolder:{root / 'a'}", out=out, **CHUNKS)
+    again = ci.sweep(model, source, out=out, resume=False, **CHUNKS)
+    assert listed == [root / "a", root] and again.meta["n_samples"] == COUNT + 1
+
+
+def test_a_folder_without_pictures_and_a_bad_first(tmp_path):
+    with pytest.raises(ValueError, match="has no images: no file ends in"):
+        folder_samples(str(tmp_path), lambda given: given)  # pyright: ignore
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="a.png': it is no picture.*: skip_bad=True"):
+        ci.sweep(make(**PLAIN), f"imagefolder:{tmp_path}", **CHUNKS)
