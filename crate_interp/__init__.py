@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from crate_interp.models.sae import SparseAutoencoder
     from crate_interp.models.vision import HookedCrate
     from crate_interp.probes import Probe, maps
-    from crate_interp.reports.result_merging import merge
     from crate_interp.reports.run import report
-    from crate_interp.reports.verification import verify
     from crate_interp.segmentation import SegmentResult, segment
     from crate_interp.surgeries import SurgeryResult, surgery
     from crate_interp.sweeps import (
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
         store,
         sweep,
     )
+    from crate_interp.sweeps.runs.result_merging import merge
+    from crate_interp.sweeps.runs.verification import verify
     from crate_interp.training.regularizer import SRRRegularizer
     from crate_interp.training.watch_object import Watch
     from crate_interp.training.watch_result import WatchResult
@@ -87,7 +87,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "load": ("crate_interp.checkpoints.load", "load"),
     "maps": ("crate_interp.probes.maps", None),
     "measures": ("crate_interp.measures", None),
-    "merge": ("crate_interp.reports.result_merging", "merge"),
+    "merge": ("crate_interp.sweeps.runs.result_merging", "merge"),
     "open_store": ("crate_interp.sweeps", "open_store"),
     "probe": ("crate_interp.sweeps", "probe"),
     "probes": ("crate_interp.probes", None),
@@ -99,7 +99,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "surgery": ("crate_interp.surgeries", "surgery"),
     "sweep": ("crate_interp.sweeps", "sweep"),
     "to_bridge": ("crate_interp.bridge", "to_bridge"),
-    "verify": ("crate_interp.reports.verification", "verify"),
+    "verify": ("crate_interp.sweeps.runs.verification", "verify"),
     "viz": ("crate_interp.viz", None),
     "watch": ("crate_interp.training.watch_run", "watch"),
 }

@@ -52,7 +52,7 @@ def test_controls_see_as_many_samples_as_were_asked_for(images):
     model = make()
     whole = ci.sweep(model, images, controls=3, progress=False)
     some = sweep(model, images, controls=3)
-    data = samples_of(model, images, None)
+    data = samples_of(model, images)
     ranges = ((0, 2), (2, 4), (4, 5))
     parts = [sweep(model, part(data, *numbers), controls=3) for numbers in ranges]
     assert [len(one.controls()) > 0 for one in parts] == [True, True, False]
@@ -115,7 +115,7 @@ def test_each_sample_has_random_subspaces_of_its_own(images):
 
 
 def test_results_that_were_saved_without_the_count_still_merge(images):
-    data, model = samples_of(make(), images, None), make()
+    data, model = samples_of(make(), images), make()
     old, new = (sweep(model, part(data, *ends), controls=5) for ends in ((0, 2), (2, 5)))
     old = ci.SweepResult(
         {**old.stored, "controls": old.stored["controls"].drop(columns="lower")}, old.meta

@@ -13,7 +13,7 @@ import torch
 import crate_interp as ci
 from conftest import PLAIN, make, make_lm
 from crate_interp.sweeps.runs import decode_ahead
-from crate_interp.sweeps.runs.batches import run
+from crate_interp.sweeps.runs.batches import run_layers
 from gathered import CHUNKS, COUNT, folder, same, table
 
 
@@ -100,7 +100,7 @@ def test_what_is_done_stays(model, wanted, how, tmp_path):
             # a signal tells of it, as an error in whatever runs then: here, and not in a library
             # that makes a warning of it
             time.sleep(60)
-        run(network, batch)
+        run_layers(network, batch)
 
     with pytest.raises(ValueError if how == "killed" else KeyboardInterrupt) as error:
         ci.sweep(model, table(), workers=2, out=tmp_path, forward=forward, **CHUNKS)
@@ -128,7 +128,7 @@ def test_few_batches_wait(model):
         measured.append(len(batch))
         time.sleep(0.05)  # time enough to read too much
         asked.append(counts.value)
-        run(network, batch)
+        run_layers(network, batch)
 
     samples = ci.data.Samples(COUNT, None, "some", read)
     ci.sweep(model, samples, workers=2, forward=forward, **CHUNKS | dict(batch_size=1))

@@ -221,3 +221,73 @@ def test_segment_leaves_out_what_lacks_a_picture_or_a_mask():
 
 def bare():
     return datasets.Image(decode=False)
+
+
+CLASSES = tuple("abcdefghijk")
+DRAWN = {"sample", "low", "high", "p", "excess_low", "excess_high"}  # or in the order of the data
+VERBS = {
+    "linear_probe": lambda model, data, **run: ci.linear_probe(model, data, test=0.5, **run),
+    "surgery": lambda model, data, **run: ci.surgery(
+        model, data, replacements=["plus"], mixes=[0.5], directions=2, **run
+    ),
+    "saes": lambda model, data, **run: ci.saes.evaluate(model, data, identity(model), **run),
+    "composition": lambda model, data, **run: ci.circuits.composition(
+        model, data, through="data", draws=100, **run
+    ),
+    "atoms": ci.atoms,
+    "ablate_heads": ci.ablate_heads,
+    "compare": lambda model, data, chunk_size=None, **run: ci.compare(
+        model, make(labels=CLASSES, seed=1, **PLAIN), data, untrained=0, **run
+    ),
+}
+
+
+def identity(model):
+    """An autoencoder that gives back what it reads."""
+
+    class Same:
+        def encode(self, x):
+            return x
+
+        def decode(self, acts):
+            return acts
+
+    return {"blocks.0.hook_resid_pre": Same()}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_leaves_them_out(model, tmp_path, verb):
+    """The numbers are those of the folder without them, though the first chunk begins with one."""
+    bad = [0, 4, 7, 8, 9, 10, 11, 12, 13, 16]  # the whole second chunk too
+    root, less = folder(tmp_path / "in"), folder(tmp_path / "less")
+    names = sorted(root.rglob("*.png"), key=lambda path: path.name)
+    for number in bad:
+        names[number].write_bytes(b"no picture")
+        (less / names[number].relative_to(root)).unlink()
+    options = dict(batch_size=3, chunk_size=7, progress=False)
+    measure = VERBS[verb]
+    result = measure(model, f"imagefolder:{root}", skip_bad=True, **options)
+    wanted = measure(model, f"imagefolder:{less}", **options)
+    assert result.meta["n_samples"] == wanted.meta["n_samples"] == COUNT - len(bad)
+    # classes take turns in a folder, so that the order differs: means do not depend on it, draws do
+    for name in result.stored:
+        one, two = (each.table(name).select_dtypes("number") for each in (result, wanted))
+        one, two = (each.drop(columns=[*DRAWN & {*each}]) for each in (one, two))
+        assert len(one) == len(two), name
+        if verb != "linear_probe" and "top" not in name:
+            assert one.mean().to_numpy() == pytest.approx(
+                two.mean().to_numpy(), rel=1e-4, abs=1e-6, nan_ok=True
+            ), name
+    again = measure(model, f"imagefolder:{root}", skip_bad=True, workers=2, **options)
+    for name in result.tables:
+        pd.testing.assert_frame_equal(result.table(name), again.table(name), check_exact=True)
+
+
+def test_a_store_refuses_to_leave_samples_out(model, damaged, tmp_path):
+    with pytest.raises(ValueError, match="holds a row for every sample, so skip_bad=True"):
+        ci.store(
+            model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre",
+            out=tmp_path / "out", skip_bad=True,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="needs a folder: give out=DIR"):
+        ci.store(model, f"imagefolder:{damaged}", points="blocks.0.hook_resid_pre")

@@ -6,6 +6,7 @@ import torch
 
 import crate_interp as ci
 from conftest import PLAIN, make, make_lm
+from crate_interp.core.run_options import RunOptions
 from crate_interp.data import open_data, open_text
 from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.sweeps.runs.batches import samples_of
@@ -202,7 +203,7 @@ def test_windows_of_a_stream_of_texts(family, texts):
     result = ci.sweep(lm, table.to_iterable_dataset(), **CHUNKS)
     same(result, ci.sweep(lm, texts, **CHUNKS))
     assert result.meta["n_samples"] == open_text(table, lm.windows).n > 14
-    few = samples_of(lm, table.to_iterable_dataset(), 5)
+    few = samples_of(lm, table.to_iterable_dataset(), RunOptions(limit=5))
     assert few.n == 5 and torch.equal(few.read(1, 4), open_text(texts, lm.windows).read(1, 4))
     with pytest.raises(ValueError, match="the texts have 3 tokens, a window has 13"):
         ci.sweep(lm, table.select([2]).to_iterable_dataset(), **CHUNKS)

@@ -14,7 +14,7 @@ import crate_interp as ci
 from command import run
 from conftest import make
 from crate_interp.core.files import digest
-from crate_interp.reports.verification import KINDS
+from crate_interp.sweeps.runs.verification import KINDS
 
 N = 7
 DATA = torch.randn(N, 3, 6, 20, generator=torch.Generator().manual_seed(1))

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
@@ -18,20 +17,19 @@ from crate_interp.audits.number_tables import table_of, weights_of
 from crate_interp.audits.result import AuditResult
 from crate_interp.audits.weights import of_heads, of_weights
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import by, first
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, twins_of, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.runs.untrained_twins import first_samples, stacked
 
-_OF_A_NETWORK: Rules = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
-RULES: dict[str, Rules] = {"audit": _OF_A_NETWORK, "untrained": _OF_A_NETWORK}
 LIMITED = 8  # the first samples: for these ceilings, operators and constructions are computed
 DRAWS = 8  # of the shuffled update
 _EPS = (1e-4, 1e4)
@@ -43,20 +41,11 @@ def audit(
     data: Data,
     *,
     eps: float = 0.1,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
     lasso_tokens: int = 4,
     untrained: int = 5,
     grid: bool = True,
     seed: int = 0,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    workers: int = 0,
-    skip_bad: bool = False,
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[AuditResult]:
     """Measures every layer against what the papers claim of it, beside nulls and ceilings.
 
@@ -67,45 +56,39 @@ def audit(
     eps with orthonormal U and without CLS. The claims, bounds, frames, nulls and limits are literal
     in crate_interp/audits/claims.py.
 
-    data, limit: as in `ci.sweep`. eps: the asked one, as in the paper. lasso_tokens: on how many
+    eps: the asked one, as in the paper. lasso_tokens: on how many
     evenly spaced tokens of each sample the sparse step is measured. untrained: how many random
     twins (seeds 0, 1, ...) are audited, on the first 64 samples. grid: False measures the claims
     alone, in the frames at the asked eps, without nulls, ceilings and the rest of the grid. seed:
-    that of the nulls. out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`.
-    A masked autoencoder sees every patch, and its encoder is audited.
+    that of the nulls. data, run: as in `ci.sweep`. Of a masked autoencoder, which sees every patch,
+    the encoder is audited.
 
     Raises ValueError as `ci.sweep` does, and if activations are not finite.
     """
-    checks.count("batch_size", batch_size)
+    options = run_options(audit, run)
     untrained = checks.count("untrained", untrained, least=0)
     check_model(model)
     setting = _setting(eps, lasso_tokens, grid, seed, model)
-    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
+    samples = samples_of(model, data, options)
     settings = {"eps": eps, "lasso_tokens": lasso_tokens, "grid": grid, "seed": seed}
     reasons = [layers.why_not(block) for block in model.blocks]
-    meta = data_meta(model, samples, batch_size)
+    meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": settings, "untrained": untrained, "reasons": reasons}
-    stages = _stages(model, samples, setting, untrained, batch_size)
-    with open_job(
-        AuditResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad,
-        stages=[stage.name for stage in stages],
-    ) as job:  # fmt: skip
-        if progress:
+    stages = _stages(model, samples, setting, untrained)
+    with open_job(AUDIT, meta, options, stages=[stage.name for stage in stages]) as job:
+        if options.progress:
             few = partial(_of_chunk, setting=replace(setting, limited=0))
-            timed = replace(stages[0], of_chunk=few, once={}, skip_bad=skip_bad)
-            announce(job.left(stages), timed, DRAWS)
+            timed = replace(stages[0], of_chunk=few, once={})
+            announce(job.left(stages), job.prepared(timed), DRAWS)
         for stage in stages:
             job.run(stage)
-        return job.result(audit_result)
+        return job.result()
 
 
-def _stages(
-    model: HookedModel, samples: Samples, setting: Setting, untrained: int, batch_size: int
-) -> list[Stage]:
+def _stages(model: HookedModel, samples: Samples, setting: Setting, untrained: int) -> list[Stage]:
     """Returns the stage of the model and those of its twins."""
     of_chunk = partial(_of_chunk, setting=setting)
-    own = Stage("audit", model, samples, of_chunk, RULES["audit"], batch_size)
+    own = Stage("audit", model, samples, of_chunk)
     compared = first_samples(samples)
     if compared is None:
         return [own]
@@ -124,6 +107,10 @@ def audit_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AuditResu
         "untrained_weights": stacked([tables["weights"] for tables in others], "layer"),
     }
     return AuditResult(own | untrained, meta)
+
+
+_OF_A_NETWORK: Rules = {"numbers": by("sample", "layer"), "weights": first, "heads": first}
+AUDIT = Kind(AuditResult, {"audit": _OF_A_NETWORK, "untrained": _OF_A_NETWORK}, audit_result)
 
 
 def _setting(eps: float, tokens: int, grid: bool, seed: int, model: Any) -> Setting:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -15,12 +14,13 @@ from torch import Tensor
 from crate_interp.circuits.atlases.stream_linear import normed, pushed, stepped
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, sums
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
@@ -135,14 +135,7 @@ def composition(
     role: str = "q",
     draws: int = 200,
     seed: int = 0,
-    out: str | Path | None = None,
-    batch_size: int = 8,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[Composition]:
     """Measures the share of what head (l, i) writes that head (m, j) of a later layer reads.
 
@@ -159,29 +152,25 @@ def composition(
     TransformerLens' composition scores, which divide by |A| |U_j|: here only the span of U_j
     matters, so that scores have a scale.
 
-    data, limit, out, chunk_size, resume, shard, engine: as in `ci.sweep`, only with through="data".
+    data, run: as in `ci.sweep`, only with through="data"; batch_size is 8 unless given.
     Raises ValueError for another `through` or role, for data that is missing or not used, for a
     folder or shard without data, for a model of a single layer, and for a CLIP, of which a tower is
     measured.
     """
-    _check(model, data, through, role, batch_size)
+    options = run_options(composition, run, batch_size=8)
+    _check(model, data, through, role)
     draws = checks.count("draws", draws, least=_FEWEST)
     settings = {"through": through, "role": role, "draws": draws, "seed": int(seed)}
     if data is None:
         meta = model_meta(model, 0) | {"data": [], "settings": settings}
-        _check_no_folder(out, shard)
+        _check_no_folder(options)
         bases = _bases(model, settings)
         return Composition(_tables(model, _of_weights(model, through), bases), meta)
-    samples = samples_of(model, data, limit)
-    meta = data_meta(model, samples, batch_size) | {"settings": settings}
-    with open_job(
-        Composition, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, stages=["composition"],
-    ) as job:  # fmt: skip
-        of_chunk = partial(_of_chunk, settings=settings)
-        stage = Stage("composition", model, samples, of_chunk, Composition.STORED, batch_size)
-        job.run(stage)
-        return job.result(composition_result)
+    samples = samples_of(model, data, options)
+    meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
+    with open_job(COMPOSITION, meta, options) as job:
+        job.run(Stage("composition", model, samples, partial(_of_chunk, settings=settings)))
+        return job.result()
 
 
 def composition_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Composition:
@@ -189,8 +178,11 @@ def composition_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Com
     return Composition(*with_facts(found["composition"], meta))
 
 
-def _check_no_folder(out: object, shard: object) -> None:
-    if out is not None or shard is not None:
+COMPOSITION = Kind(Composition, {"composition": Composition.STORED}, composition_result)
+
+
+def _check_no_folder(options: RunOptions) -> None:
+    if options.out is not None:
         raise ValueError(
             "out and shard keep what is measured on data: give data and through='data', or save "
             "the result with composition(model).save(folder)."
@@ -200,7 +192,8 @@ def _check_no_folder(out: object, shard: object) -> None:
 def _of_chunk(chunk: Chunk, settings: dict[str, Any]) -> Tables:
     if "bases" not in chunk.once:
         chunk.once["bases"] = _bases(chunk.model, settings)
-    return _tables(chunk.model, _measured(chunk), chunk.once["bases"])
+    grams = _measured(chunk)  # none if no sample of the chunk can be decoded
+    return _tables(chunk.model, grams, chunk.once["bases"]) if grams else {}
 
 
 def _bases(model: Any, settings: dict[str, Any]) -> Bases:
@@ -293,9 +286,8 @@ def _step(block: Any) -> Callable[[Tensor], Tensor]:
     return step
 
 
-def _check(model: Any, data: Data | None, through: str, role: str, batch_size: int) -> None:
+def _check(model: Any, data: Data | None, through: str, role: str) -> None:
     check_model(model)
-    checks.count("batch_size", batch_size)
     if model.cfg.kind not in ("vision", "text", "mae"):
         raise ValueError(
             "composition is between layers of one model: of a CLIP give a tower, model.visual or "

@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,13 +16,14 @@ from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_on, losses
 from crate_interp.circuits.head_ablation_result import HeadAblation
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 HOW = ("mean", "zero")
@@ -52,25 +52,15 @@ def ablate_heads(
     *,
     how: str = "mean",
     metric: str = "loss",
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    workers: int = 0,
-    skip_bad: bool = False,
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[HeadAblation]:
     """Returns how much worse a model answers if one head at a time is ablated.
 
     how: "mean" puts the head's mean output (hook_z) over all samples in its place, at each position
     its own, which a first pass measures; "zero" puts 0 there. metric: "loss" is the cross-entropy
     with the labels, or of the next token, mean over a window, in nats; "accuracy" the share of
-    right answers. limit: the first n samples. out, chunk_size, resume, shard, engine, workers,
-    skip_bad: as in `ci.sweep`; with "mean", a shard that finds means of others missing returns
-    None, and goes on when it is run again.
+    right answers. run: as in `ci.sweep`; with "mean", a shard that finds means of others missing
+    returns None, and goes on when it is run again.
 
     The layers below the head run once for all heads, so that the cost is about half of that of
     whole runs, layers * heads / 2 forwards of the data. (Whole runs are made where a layer reads
@@ -80,21 +70,18 @@ def ablate_heads(
     Raises ValueError, before work starts, for a model without logits, for images without labels
     that are classes of the model, for another how or metric, and as `ci.sweep` does.
     """
+    options = run_options(ablate_heads, run)
     checks.one_of("how", how, HOW)
     checks.one_of("metric", metric, METRICS)
-    checks.count("batch_size", batch_size)
     check_model(model)
     _check_logits(model)
-    options: dict[str, Any] = {"skip_bad": skip_bad, "kept": listing_in(out, resume)}
-    samples = samples_of(model, data, limit, **options)
+    samples = samples_of(model, data, options)
     loss = _loss(model, samples)
-    meta = data_meta(model, samples, batch_size) | {"settings": {"how": how, "metric": metric}}
+    meta = data_meta(model, samples, options.batch_size)
+    meta |= {"settings": {"how": how, "metric": metric}}
     stages = ["means", "heads"] if how == "mean" else ["heads"]
-    with open_job(
-        HeadAblation, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad, stages=stages,
-        code={"labels": digest_of_labels(loss.classes)},
-    ) as job:  # fmt: skip
+    code = {"labels": digest_of_labels(loss.classes)}
+    with open_job(HEAD_ABLATION, meta, options, stages=stages, code=code) as job:
         return _measured(job, model, samples, meta, loss)
 
 
@@ -102,16 +89,16 @@ def _measured(
     job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
 ) -> Any:
     """Runs the stages; returns the result, or None while chunks of others are missing."""
-    settings, size, means = meta["settings"], meta["batch_size"], None
+    settings, means = meta["settings"], None
     if settings["how"] == "mean":
-        job.run(Stage("means", model, samples, _sums, HEAD_RULES["means"], size))
+        job.run(Stage("means", model, samples, _sums))
         found = job.before("means")
         if found is None:
             return None
         means = _means(found["means"]["means"], model)
     of_chunk = partial(_of_chunk, loss=loss, metric=settings["metric"], means=means)
-    job.run(Stage("heads", model, samples, of_chunk, HEAD_RULES["heads"], size))
-    return job.result(head_result)
+    job.run(Stage("heads", model, samples, of_chunk))
+    return job.result()
 
 
 def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblation:
@@ -206,8 +193,9 @@ def _check_pos(lengths: set[int]) -> None:
         )
 
 
-# how the tables of each stage merge
-HEAD_RULES: dict[str, Rules] = {"means": {"means": _merged_sums}, "heads": HeadAblation.STORED}
+HEAD_ABLATION = Kind(
+    HeadAblation, {"means": {"means": _merged_sums}, "heads": HeadAblation.STORED}, head_result
+)
 
 
 def _means(table: pd.DataFrame, model: HookedModel) -> dict[int, Means]:

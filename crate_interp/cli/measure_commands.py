@@ -6,134 +6,100 @@ from typing import Annotated, Any
 import typer
 
 import crate_interp as ci
-from crate_interp.cli.chunked_commands import (
-    conclude,
-    in_chunks,
-    loaded,
-    measuring,
-    page_of,
-    say_table,
-)
+from crate_interp.cli.model_commands import MODEL, Asked, on_data
 from crate_interp.cli.options import (
-    BatchSize,
-    Config,
-    Data,
-    Device,
-    Dtype,
-    Family,
-    Limit,
     Out,
     ProbeNames,
-    SharedOut,
     Side,
-    Source,
-    Step,
-    Threads,
     Untrained,
     finding,
     heads_of,
-    load,
     names_of,
     say,
-    take_threads,
-)  # fmt: skip
+)
+from crate_interp.core.run_options import Pass
 
 _HEADS = 10  # that `ablate` prints
+_MASKED = Annotated[
+    str,
+    typer.Option(
+        help='Images with masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
+        '"hf:owner/name:split".'
+    ),
+]
+_COMPARED = Annotated[
+    str | None, typer.Option(help="As of `report`; not for saved sweeps, which have theirs.")
+]
 
 
+@on_data(of=Pass, leading={**MODEL, "out": (Out, MODEL["out"][1])})
 def report(
-    source: Source,
-    data: Data,
-    out: Out,
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     probes: ProbeNames = None,
-    limit: Limit = None,
     untrained: Untrained = 5,
     audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
-    batch_size: BatchSize = 32,
-    threads: Threads = None,
-    device: Device = None,
-    dtype: Dtype = None,
 ) -> None:
     """Write a page about a model and its data.
 
     It measures every layer, beside the same network untrained.
     """
-    take_threads(threads)
-    model = load(source, family, revision, config, device, dtype)
-    options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
-    path = ci.report(model, data, out, audit=audit, batch_size=batch_size, **options)
+    options: dict[str, Any] = {"probes": names_of(probes), "untrained": untrained, "audit": audit}
+    path = ci.report(asked.model, asked.data, asked.out, **options, **asked.run)
     say(path.with_name("summary.txt").read_text(encoding="utf-8"))
     say(f"The page: {path}")
 
 
-@in_chunks
+@on_data("AuditResult")
 def audit(
-    source: Source,
-    data: Data,
-    out: SharedOut,
-    run: dict[str, Any],
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     eps: Annotated[float, typer.Option(help="The eps of the rates, as in the paper.")] = 0.1,
     untrained: Untrained = 5,
     grid: Annotated[
         bool, typer.Option(help="Measure nulls, ceilings and a grid of eps too.")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of what the nulls draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the null distributions.")] = 0,
 ) -> None:
     """Check every layer against the papers' claims.
 
     Prints a table and writes a page about it.
     """
-    ci.AuditResult.check_folder(out)
-    model = loaded(source, family, revision, config, run, out)
     options: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid, "seed": seed}
-    result = ci.audit(model, data, out=out, **options, **measuring(run))
+    result = asked.measured(ci.audit, **options)
     if result is None:
         return
-    page = page_of(result, out, ci.viz.audit_page)
-    say_table(result, run, f"{result.text()}\n")
+    page = asked.page_of(result, ci.viz.audit_page)
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
     more = f"{page.with_name('audit.txt')} says what each row and column is."
-    conclude(run, f"{signs} {more}\n{finding(result)} The page: {page}")
+    last = f"{signs} {more}\n{finding(result)} The page: {page}"
+    asked.say_result(result, f"{result.text()}\n", last)
 
 
+@on_data(
+    "Comparison",
+    Pass,
+    {"data": (_COMPARED, None), "out": (Out, MODEL["out"][1]), "family": MODEL["family"],
+     "config": MODEL["config"]},
+)  # fmt: skip
 def compare(
+    asked: Asked,
     a: Side,
     b: Side,
-    out: Out,
-    data: Annotated[
-        str | None, typer.Option(help="As of `report`; not for saved sweeps, which have theirs.")
-    ] = None,
-    family: Family = None,
-    config: Config = None,
     probes: ProbeNames = None,
-    limit: Limit = None,
     untrained: Annotated[
         int | None, typer.Option(help="Untrained twins of each side. Default: 5, of models.")
     ] = None,
-    batch_size: BatchSize = 32,
-    threads: Threads = None,
-    device: Device = None,
-    dtype: Dtype = None,
 ) -> None:
     """Compare two networks, or two groups of them.
 
     Layer by layer, beside their untrained twins.
     """
-    take_threads(threads)
-    ci.Comparison.check_folder(out)
     from crate_interp.cli import argument_parsing
 
     def take(source: str) -> Any:
         try:
-            return load(source, family, None, config, device, dtype)
+            return asked.load(source)
         except ValueError as error:
-            if config:
+            if asked.config:
                 raise ValueError(
                     f"{error} --config counts for every network of the comparison: where one needs "
                     "other fields, make a folder of it first with `crate-interp convert`."
@@ -141,30 +107,17 @@ def compare(
             raise
 
     (one, name), (two, other) = (argument_parsing.networks(side, take) for side in (a, b))
-    options: dict[str, Any] = {"probes": names_of(probes), "limit": limit, "untrained": untrained}
-    options["batch_size"] = batch_size
-    result = ci.compare(one, two, data, names=(name, other), out=out, **options)
-    page = ci.viz.compare_page(result, out)
+    options: dict[str, Any] = {"probes": names_of(probes), "untrained": untrained, **asked.run}
+    result = ci.compare(one, two, asked.data, names=(name, other), out=asked.out, **options)
+    page = ci.viz.compare_page(result, asked.out)
     say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
     signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
     say(f"{signs} {finding(result)} The page: {page}")
 
 
-@in_chunks
+@on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
 def segment(
-    source: Source,
-    data: Annotated[
-        str,
-        typer.Option(
-            help='Images with masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
-            '"hf:owner/name:split".'
-        ),
-    ],
-    out: SharedOut,
-    run: dict[str, Any],
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     mass: Annotated[float, typer.Option(help="The share of a map that its mask holds.")] = 0.6,
     fraction: Annotated[
         float, typer.Option(help="The share of the patches that the other rule keeps.")
@@ -178,28 +131,19 @@ def segment(
 
     Beside chance levels and untrained networks.
     """
-    ci.SegmentResult.check_folder(out)
-    model = loaded(source, family, revision, config, run, out)
     maps: dict[str, Any] = {"scaled": not unscaled, "cls_key": not unscaled}
-    shares = {"mass": mass, "fraction": fraction}
-    options = {"untrained": untrained, **shares, **maps, **measuring(run)}
-    result = ci.segment(model, data, out=out, **options)
+    shares: dict[str, Any] = {"mass": mass, "fraction": fraction}
+    result = asked.measured(ci.segment, untrained=untrained, **shares, **maps)
     if result is None:
         return
-    page = page_of(result, out, ci.viz.segment_page)
-    say_table(result, run, f"{result.text('mass')}\n\n{result.text('top')}\n\n{result.legend()}\n")
-    conclude(run, f"{finding(result)} The page: {page}")
+    page = asked.page_of(result, ci.viz.segment_page)
+    text = f"{result.text('mass')}\n\n{result.text('top')}\n\n{result.legend()}\n"
+    asked.say_result(result, text, f"{finding(result)} The page: {page}")
 
 
-@in_chunks
+@on_data("Atlas")
 def atlas(
-    source: Source,
-    data: Data,
-    out: SharedOut,
-    run: dict[str, Any],
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     top: Annotated[
         int, typer.Option(help="How many patches or contexts to show for each atom.")
     ] = 9,
@@ -212,23 +156,15 @@ def atlas(
 
     Writes pages of top patches or contexts, effects and neighbours.
     """
-    ci.Atlas.check_folder(out)
-    model = loaded(source, family, revision, config, run, out)
-    result = ci.atlas(model, data, out=out, top=top, ablate=ablate, **measuring(run))
+    result = asked.measured(ci.atlas, top=top, ablate=ablate)
     if result is not None:
-        say_table(result, run)
-        conclude(run, f"{result.headline()} The pages: {page_of(result, out, ci.viz.atlas_pages)}")
+        page = asked.page_of(result, ci.viz.atlas_pages)
+        asked.say_result(result, "", f"{result.headline()} The pages: {page}")
 
 
-@in_chunks
+@on_data("HeadAblation")
 def ablate(
-    source: Source,
-    data: Data,
-    out: SharedOut,
-    run: dict[str, Any],
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     how: Annotated[
         str,
         typer.Option(
@@ -249,21 +185,19 @@ def ablate(
 
     By ablating it: a table and a heat map.
     """
-    ci.HeadAblation.check_folder(out)
-    model = loaded(source, family, revision, config, run, out)
-    asked = heads_of(head, model.cfg.n_layers, model.cfg.n_heads)
-    result = ci.ablate_heads(model, data, out=out, how=how, metric=metric, **measuring(run))
+    named = heads_of(head, asked.model.cfg.n_layers, asked.model.cfg.n_heads)
+    result = asked.measured(ci.ablate_heads, how=how, metric=metric)
     if result is None:
         return
-    page_of(result, out, _heat_map)
+    asked.page_of(result, _heat_map)
     every = result.heads().sort_values("drop", key=abs, ascending=False, kind="stable")
     largest: Any = enumerate(every.itertuples())
-    kept = [i < _HEADS or row.p <= 0.05 or (row.layer, row.head) in asked for i, row in largest]
+    kept = [i < _HEADS or row.p <= 0.05 or (row.layer, row.head) in named for i, row in largest]
     shown: Any = every[kept]
     table = shown.to_string(index=False, float_format="{:.4g}".format)
-    words = [table, "", *_which(len(every), len(shown)), result.legend(), ""]
-    say_table(result, run, "\n".join(words))
-    conclude(run, f"{finding(result)} The heat map: {out / 'heads.png'}")
+    words = "\n".join([table, "", *_which(len(every), len(shown)), result.legend(), ""])
+    last = f"{finding(result)} The heat map: {asked.out / 'heads.png'}"
+    asked.say_result(result, words, last)
 
 
 def _which(count: int, shown: int) -> list[str]:
@@ -281,15 +215,9 @@ def _heat_map(result: Any, out: Path) -> None:
         ci.viz.head_ablation(result).savefig(stage / "heads.png")
 
 
-@in_chunks
+@on_data("SweepResult")
 def sweep(
-    source: Source,
-    data: Data,
-    out: SharedOut,
-    run: dict[str, Any],
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     probes: ProbeNames = None,
     controls: Annotated[
         int,
@@ -306,27 +234,17 @@ def sweep(
 
     The tables are written when all is measured.
     """
-    ci.SweepResult.check_folder(out)
-    model = loaded(source, family, revision, config, run, out)
     options: dict[str, Any] = {"probes": names_of(probes), "controls": controls}
-    options["precision"] = precision
-    result = ci.sweep(model, data, out=out, **options, **measuring(run))
+    result = asked.measured(ci.sweep, precision=precision, **options)
     if result is not None:
         sharpest = result.sharpest()
-        words = f"{sharpest}\n" if sharpest else ""
-        say_table(result, run, words + result.controls_text())
-        conclude(run, f"{finding(result)} The tables: {out}")
+        words = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
+        asked.say_result(result, words, f"{finding(result)} The tables: {asked.out}")
 
 
-@in_chunks
+@on_data("AtomResult")
 def atoms(
-    source: Source,
-    data: Data,
-    out: SharedOut,
-    run: dict[str, Any],
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
+    asked: Asked,
     top: Annotated[
         int,
         typer.Option(help="How many of its strongest tokens to keep for each atom."),
@@ -339,14 +257,11 @@ def atoms(
 
     How often, how strongly and where.
     """
-    ci.AtomResult.check_folder(out)
-    model = loaded(source, family, revision, config, run, out)
-    options: dict[str, Any] = {"top": top, "coactivation": coactivation}
-    result = ci.atoms(model, data, out=out, **options, **measuring(run))
+    result = asked.measured(ci.atoms, top=top, coactivation=coactivation)
     if result is not None:
         table = result.layers().to_string(index=False, float_format="{:.4g}".format)
-        say_table(result, run, f"{table}\n\n{result.legend()}\n")
-        conclude(run, f"{result.headline()} The tables: {out}")
+        last = f"{result.headline()} The tables: {asked.out}"
+        asked.say_result(result, f"{table}\n\n{result.legend()}\n", last)
 
 
 def merge(

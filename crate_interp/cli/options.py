@@ -87,7 +87,6 @@ Dtype = Annotated[
     str | None, typer.Option(help="float32, float64, bfloat16 or float16. Default: float32.")
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads of torch in each process.")]
-BatchSize = Annotated[int, typer.Option(help="Samples that run at once.")]
 Side = Annotated[
     str,
     typer.Argument(
@@ -98,10 +97,6 @@ Side = Annotated[
 ProbeNames = Annotated[
     str | None,
     typer.Option(help="Names of probes with commas between them. Default: the usual four."),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(help="Use the first samples only. Those of a folder are of all its classes."),
 ]
 Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import RunOptions
 from crate_interp.data import Data, Samples
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.probes import Probe
@@ -27,19 +28,16 @@ _SAME = ("model_digest", "config", "data", "dtype", "probes", "statistics", "ver
 
 @dataclass(frozen=True)
 class Measuring:
-    """How models are swept. out: where each sweep is saved as soon as it is done, or None."""
+    """How models are swept. options.out: where each sweep is saved once it is done, or None."""
 
     data: Data | None
     probes: Probes
-    limit: int | None
-    batch_size: int
-    out: Path | None
-    progress: bool
+    options: RunOptions
 
     def samples(self, model: HookedModel) -> Samples:
         """Returns the samples as a model takes them."""
         assert self.data is not None
-        return samples_of(model, self.data, self.limit)
+        return samples_of(model, self.data, self.options)
 
 
 def listed(name: str, given: object) -> list[Network]:
@@ -92,7 +90,7 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
 def swept(sides: Sequence[list[Network]], how: Measuring) -> list[list[SweepResult]]:
     """Returns the results of both sides: those that were given, and sweeps of the models."""
     count = sum(isinstance(one, HookedModel) for side in sides for one in side)
-    with tqdm(total=count, desc="networks", disable=not how.progress or count < 2) as bar:
+    with tqdm(total=count, desc="networks", disable=not how.options.progress or count < 2) as bar:
 
         def of(name: str, one: Network) -> SweepResult:
             if isinstance(one, SweepResult):
@@ -118,9 +116,8 @@ def twins_of(
     known: dict[str, list[SweepResult]] = {}
     found: list[list[SweepResult]] = []
     kinds = len({architecture(one.cfg.to_dict()) for one in models if one is not None})
-    with tqdm(
-        total=count * kinds, desc="untrained twins", disable=not how.progress or not count * kinds
-    ) as bar:
+    total, shown = count * kinds, how.options.progress
+    with tqdm(total=total, desc="untrained twins", disable=not (shown and total)) as bar:
         for name, model in zip("ab", models, strict=True):
             if model is None:
                 found.append([])
@@ -149,14 +146,14 @@ def _measured(model: HookedModel, how: Measuring, name: str) -> SweepResult:
     chosen = fitting(how.probes, model, "blocks")
     seen: dict[str, None] = {}
     probes = [_averaging(probe, seen) for probe in chosen]
-    place = None if how.out is None else how.out / "sweeps" / name
+    options = how.options
+    place = None if options.out is None else options.out / "sweeps" / name
     # what a probe of the caller's own does is not written down anywhere
     own = any(isinstance(one, Probe) for one in _listed(how.probes))
-    kept = None if place is None or own else _kept(place, model, samples, probes, how.batch_size)
+    kept = None if place is None or own else _kept(place, model, samples, probes, options)
     if kept is not None:
         return kept
-    options: dict[str, Any] = dict(batch_size=how.batch_size, controls=0, progress=how.progress)
-    result = sweep(model, samples, probes=probes, **options)
+    result = sweep(model, samples, probes=probes, controls=0, **options.of_a_pass())
     result.meta["heads_averaged"] = list(seen)
     if place is not None:
         result.save(place)
@@ -168,15 +165,14 @@ def _listed(probes: Probes) -> list[Any]:
 
 
 def _kept(
-    place: Path, model: HookedModel, samples: Samples, probes: list[Probe], batch_size: int
+    place: Path, model: HookedModel, samples: Samples, probes: list[Probe], options: RunOptions
 ) -> SweepResult | None:
     """Returns the sweep that is in a folder, if it is of this model, data and probes."""
     if not (place / META).is_file():
         return None
     found = SweepResult.load(place)
-    wanted = SweepResult(
-        found.stored, data_meta(model, samples, batch_size) | probes_meta(probes, model)
-    )
+    meta = data_meta(model, samples, options.batch_size) | probes_meta(probes, model)
+    wanted = SweepResult(found.stored, meta)
     same = all(found.meta.get(name) == wanted.meta[name] for name in _SAME)
     return found if same else None
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from crate_interp.comparisons.difference_tables import Side, differences, networks
 from crate_interp.comparisons.matching import layer_pairs, noted, shared
@@ -22,6 +22,7 @@ from crate_interp.comparisons.result import Comparison
 from crate_interp.comparisons.sample_statistics import statistics_of
 from crate_interp.core import checks
 from crate_interp.core.folders import locked
+from crate_interp.core.run_options import Pass, run_options
 from crate_interp.core.safe_text import plain
 from crate_interp.data import Data
 from crate_interp.models.hooked import HookedModel
@@ -40,17 +41,15 @@ def compare(
     data: Data | None = None,
     *,
     probes: Probes = None,
-    limit: int | None = None,
     untrained: Twins = None,
     names: Names = None,
-    batch_size: int = 32,
     out: str | Path | None = None,
-    progress: bool = True,
+    **run: Unpack[Pass],
 ) -> Comparison:
     """Returns how two networks, or two groups of networks, differ in each statistic and layer.
 
     a, b: a hooked model, a SweepResult, or a list of them, such as the seeds of one training.
-    Models are swept on `data` (probes, limit, batch_size: as in `ci.sweep`); results must be of the
+    Models are swept on `data` (probes, run: as in `ci.sweep`); results must be of the
     same samples. Statistics per head are averaged over heads.
 
     One against one: a - b is paired by sample, with the bootstrap-t interval of its mean
@@ -75,23 +74,22 @@ def compare(
     data, results with data or of different samples, and a list of different architectures; and if
     the sides have no statistic in common.
     """
+    options = run_options(compare, run, Pass, out=out)
     sides = [listed("a", a), listed("b", b)]
     models = any(isinstance(one, HookedModel) for side in sides for one in side)
-    _check_asked(models, names, data=data, probes=probes, limit=limit)
+    _check_asked(models, names, data=data, probes=probes, limit=options.limit)
     count, given = _twins_asked(untrained, models)
     _check_results(sides, given)
-    checks.count("batch_size", batch_size)
-    place = None if out is None else Path(out)
-    how = Measuring(data, probes, limit, batch_size, place, progress)
+    how = Measuring(data, probes, options)
     if models:
         check_models(sides, how)
     with ExitStack() as stack:
-        if place is not None:
-            stack.enter_context(locked(place))
-            Comparison.check_folder(place)
+        if options.out is not None:
+            stack.enter_context(locked(options.out))
+            Comparison.check_folder(options.out)
         result = _measured(sides, how, count, given, names)
-        if place is not None:
-            result.save(place)
+        if options.out is not None:
+            result.save(options.out)
     return result
 
 

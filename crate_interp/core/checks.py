@@ -43,6 +43,18 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def limit(value: Any) -> int | None:
+    """Returns a number of samples, or None for all.
+
+    Raises ValueError for anything else.
+    """
+    if value is not None and (not is_int(value) or value < 1):
+        raise ValueError(
+            f"limit={shown(value)}: give a whole number of at least 1, or None for all samples."
+        )
+    return value
+
+
 def size(name: str, value: Any) -> tuple[int, int]:
     """Returns a size as (height, width); an int stands for a square.
 

@@ -97,14 +97,6 @@ def first(samples: Samples, limit: int | None) -> Samples:
     return dataclasses.replace(few, of=few.n) if samples.n == samples.of else few
 
 
-def check_limit(limit: int | None) -> None:
-    """Raises ValueError unless limit is None or a number of samples."""
-    if limit is not None and (not checks.is_int(limit) or limit < 1):
-        raise ValueError(
-            f"limit={limit!r}: give a whole number of at least 1, or None for all samples."
-        )
-
-
 def picture_samples(
     pictures: Sequence[Path],
     fingerprint: str,

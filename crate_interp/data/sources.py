@@ -15,7 +15,7 @@ from crate_interp.data.coco import coco_samples
 from crate_interp.data.cutout_folder import cutout_samples
 from crate_interp.data.images import folder_samples, tensor_samples
 from crate_interp.data.named_data import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
-from crate_interp.data.samples import Preprocess, Samples, check_limit, first
+from crate_interp.data.samples import Preprocess, Samples, first
 from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.data.tables import Table, table_samples
 from crate_interp.data.voc import voc_samples
@@ -112,7 +112,7 @@ def open_data(
     image that cannot be read (unless skip_bad leaves it out later), for NaN or Inf in a float
     tensor, and for a stream without a limit.
     """
-    check_limit(limit)
+    checks.limit(limit)
     kinds = f"a float or uint8 tensor [n, channels, h, w], a datasets.Dataset, {forms()}"
     if isinstance(data, Samples):
         return first(data, limit)

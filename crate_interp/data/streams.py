@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
-from crate_interp.data.samples import Preprocess, Samples, check_limit
+from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, checked, columns_of, row_samples, text_column
 
 # a row of a table by its columns, or the tokens of a window
@@ -69,7 +70,7 @@ def image_stream(
     Raises ValueError if there is no image column, if the stream is empty, and for a step of the
     stream for which datasets would decode pictures.
     """
-    check_limit(limit)
+    checks.limit(limit)
     dataset = _resolved(data)
     columns = columns_of(dataset)
     print_ = _fingerprint(dataset, limit)
@@ -88,7 +89,7 @@ def text_stream(
 
     Raises ValueError if there is no text column, and if the stream is empty.
     """
-    check_limit(limit)
+    checks.limit(limit)
     dataset = _resolved(data)
     name = text_column(dataset)
     print_ = _fingerprint(dataset, limit)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crate_interp.data.samples import Samples, check_limit, first
+from crate_interp.core import checks
+from crate_interp.data.samples import Samples, first
 from crate_interp.data.sources import forms, source_of
 from crate_interp.data.streams import is_stream
 from crate_interp.data.tables import Table, checked, texts_of
@@ -26,7 +27,7 @@ def open_text(
 
     Raises ValueError for anything else, for no tokens, and for texts shorter than one window.
     """
-    check_limit(limit)
+    checks.limit(limit)
     kinds = (
         "whole numbers [n, pos], a list of strings, a datasets.Dataset with a text column, "
         f"{forms(text=True)}"

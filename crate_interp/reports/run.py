@@ -3,7 +3,7 @@
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -13,7 +13,9 @@ from crate_interp.audits.result import AuditResult
 from crate_interp.core import checks
 from crate_interp.core.folders import discard, locked
 from crate_interp.core.progress import note, tqdm
+from crate_interp.core.run_options import Pass, RunOptions, run_options
 from crate_interp.data import Data, Samples
+from crate_interp.data.batch_reading import read_runs
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import resolve
@@ -38,18 +40,16 @@ def report(
     out: str | Path,
     *,
     probes: Probes = None,
-    limit: int | None = None,
     untrained: int = 5,
     audit: bool = False,
-    batch_size: int = 32,
-    progress: bool = True,
+    **run: Unpack[Pass],
 ) -> Path:
     """Writes a report of a model on data into a folder, and returns the path of its report.html.
 
     Sweeps the model over `data`, and `untrained` random twins over its first 64 samples. A twin is
     the same architecture with the official random initialisation, seeds 0, 1, ...; the global
     random state does not change.
-    data, probes, limit, batch_size: as in `ci.sweep`. Beside the page lie the result as
+    data, probes, run: as in `ci.sweep`. Beside the page lie the result as
     SweepResult.save writes it, summary.txt (means by layer, what its columns are, the controls),
     layers.csv (with the twins' mean, lowest and highest) and figures/*.png. audit: write a second
     page too, audit/audit.html (`ci.audit`, beside as many twins). With `progress` lines on stderr
@@ -59,11 +59,10 @@ def report(
     than a report; and as `ci.sweep` does.
     """
     untrained = checks.count("untrained", untrained, least=0)
-    options: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
-    checks.count("batch_size", batch_size)
+    options = run_options(report, run, Pass)
     chosen = None if probes is None else resolve(probes)  # refuses unknown names before work starts
     check_model(model)
-    samples = samples_of(model, data, limit)
+    samples = samples_of(model, data, options)
     with ExitStack() as locks:
         folder = locks.enter_context(locked(out))
         SweepResult.check_folder(folder)
@@ -80,7 +79,7 @@ def _write(
     probes: Probes,
     untrained: int,
     audit: bool,
-    options: dict[str, Any],
+    options: RunOptions,
     name: str,
 ) -> Path:
     """Measures and writes; what is measured is saved before the next measurement begins."""
@@ -88,12 +87,12 @@ def _write(
     took: dict[str, float] = {}  # seconds of each part
     started = time.perf_counter()
 
-    progress = options["progress"]
+    progress, own = options.progress, options.of_a_pass()
     if progress:
         last = "; then the audit, which takes most of the time" if audit else ""
         twins_too = f", {_counted_twins(untrained)}" if untrained else ""
         note(f"report: first the sweep{twins_too} and the pages{last}")
-    result = sweep(model, samples, probes=probes, **options)
+    result = sweep(model, samples, probes=probes, **own)
     result.save(out)  # before the twins: an interrupt must not cost what has been measured
     took["sweep"] = time.perf_counter() - started
     twins = []
@@ -102,8 +101,7 @@ def _write(
             range(untrained), desc="untrained twins", disable=not progress or not untrained
         )
         twins = [
-            sweep(twin(model, seed), compared, probes=probes, controls=0, **options)
-            for seed in seeds
+            sweep(twin(model, seed), compared, probes=probes, controls=0, **own) for seed in seeds
         ]
     if twins:
         took[_counted_twins(len(twins))] = time.perf_counter() - started - took["sweep"]
@@ -115,7 +113,7 @@ def _write(
     page = report_page(result, twins, out, **shown)
     took["pages"] = time.perf_counter() - started - sum(took.values())
     if audit:  # last, as it takes longest: what dies in it costs nothing else
-        audited = run_audit(model, samples, untrained=untrained, **options)
+        audited = run_audit(model, samples, untrained=untrained, **own)
         audit_page(audited, out / "audit")
         took["audit"] = time.perf_counter() - started - sum(took.values())
     if progress:
@@ -133,13 +131,17 @@ def _counted_twins(count: int) -> str:
     return f"{count} untrained {'twin' if count == 1 else 'twins'}"
 
 
-def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures:
+def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head over the first images, in a few layers.
 
     They are that of the head whose CLS attends most sharply, if that was measured, and the last.
     """
     first = samples.start
-    images = samples.read(first, first + min(_SHOWN_IMAGES, samples.n)).to(model.cfg.device)
+    found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs
+    if not found:  # none of them can be decoded
+        return None
+    images = torch.cat([piece.inputs for piece in found]).to(model.cfg.device)
+    numbers = [piece.start + place for piece in found for place in range(len(piece.inputs))]
     count = len(model.blocks)
     sharp = sharpest(result, _SHARP)["layer"].head(1).astype(int).tolist()
     shown = sorted([*dict.fromkeys([*sharp, *reversed(range(count))])][:_SHOWN_LAYERS])
@@ -148,5 +150,5 @@ def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPi
         _, cache = model.run_with_cache(images, names_filter=points)
     figures = {layer: attention_on_image(cache, layer, images) for layer in shown}
     name_of, even = samples.name_of, 1 / cache[points[0]].shape[-1]
-    names = [] if name_of is None else [name_of(first + place) for place in range(len(images))]
+    names = [] if name_of is None else [name_of(number) for number in numbers]
     return AttentionPictures(figures, len(images), even, names)

@@ -8,13 +8,12 @@ import pandas as pd
 import torch
 
 from crate_interp.measures.checks import all_finite
+from crate_interp.results.kinds import Rules, Tables
 from crate_interp.saes.baselines import Moments
 from crate_interp.saes.coders import active, encoded, flat, matched
 from crate_interp.saes.sae_points import Plan, vectors_of, weights_of
 from crate_interp.sweeps.array_cells import from_bytes, to_bytes
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Chunk
-from crate_interp.sweeps.runs.chunked_pass import Rules
 
 _COLUMNS = ["point", "tokens", "features", "mean", "products"]
 
@@ -42,6 +41,8 @@ def means(chunk: Chunk, plan: Plan) -> Tables:
     for point, own in seen.items():
         if not all_finite(own.mean):
             raise ValueError(f"{point} holds NaN or Inf: nothing can be measured.")
+    if not seen:  # no sample of the chunk can be decoded
+        return {}
     return {"moments": _table({point: seen[point] for point in plan.saes})}
 
 

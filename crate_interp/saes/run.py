@@ -4,10 +4,9 @@ Two passes over the data. The first takes means and covariances, for mean ablati
 second puts each coder in its place, one point at a time, and looks at the loss.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -17,10 +16,12 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_effects import loss_on
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.language import next_token_loss
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by
 from crate_interp.saes.baselines import Constant, Moments, shuffled
 from crate_interp.saes.coders import Coder, active, digest_of_coder, reconstructed
@@ -30,24 +31,14 @@ from crate_interp.saes.sae_points import Plan, vectors_of, weights_of
 from crate_interp.saes.splicing import check_saes
 from crate_interp.surgeries.answers import check_answers, classes_of
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, with_facts
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _WHOLE = (SAE, RANDOM)  # what reads the activation itself; the others read `vectors_of`
 _SUMS = ("tokens", "active", "error", "variance", "cosine")
 Key = tuple[str, str]  # point, name of the coder
-# how the tables of each stage merge; place: that of a coder in the order of the result
-SAE_RULES: dict[str, Rules] = {
-    "means": MEANS,
-    "autoencoders": {
-        "clean": by("sample"),
-        "samples": by("place", "sample"),
-        "features": added("active", "place", "point", "coder"),
-    },
-}
 
 
 def evaluate(
@@ -58,14 +49,7 @@ def evaluate(
     labels: Sequence[object] | None = None,
     attention_mask: Tensor | None = None,
     seed: int = 0,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[SaeResult]:
     """Measures how well autoencoders stand for the activations that they read.
 
@@ -77,32 +61,29 @@ def evaluate(
     (numbers of classes, or names in cfg.labels; None takes those of the data), and without labels
     the divergence KL(own answers || answers with the autoencoder). attention_mask `[n, pos]` of a
     language model: 1 for tokens, 0 for padding after them; padding counts nowhere. seed: of the
-    shuffled weights. data, limit, out, chunk_size, resume, shard, engine: as in `ci.sweep`; a shard
-    that finds means of others missing returns None, and goes on when it is run again.
+    shuffled weights. data, run: as in `ci.sweep`; a shard that finds means of others missing
+    returns None, and goes on when it is run again.
 
     Raises ValueError, before work starts, for a model without logits, wrong labels and masks, and
     as `ci.saes.spliced` and `ci.sweep` do; KeyError for a point that does not exist.
     """
-    checks.count("batch_size", batch_size)
+    options = run_options(evaluate, run)
     seed = checks.count("seed", seed, least=0)
     check_model(model)
     check_answers(model, "an evaluation of autoencoders")
     check_saes(model, saes)
-    samples = samples_of(model, data, limit)
+    samples = samples_of(model, data, options)
     kind, classes = _loss_of(model, samples, labels)
     plan = Plan(saes, kind, classes, _checked_mask(model, samples, attention_mask), samples.start)
     names = {point: type(sae).__name__ for point, sae in saes.items()}
-    meta = data_meta(model, samples, batch_size)
+    meta = data_meta(model, samples, options.batch_size)
     meta |= {"settings": {"saes": names, "loss": kind, "seed": seed}}
     code = {
         "saes": {point: digest_of_coder(sae) for point, sae in saes.items()},
         "labels": digest_of_labels(classes),
         "attention_mask": digest_of_labels(plan.mask),
     }
-    with open_job(
-        SaeResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
-        progress=progress, stages=list(SAE_RULES), code=code,
-    ) as job:  # fmt: skip
+    with open_job(SAES, meta, options, code=code) as job:
         return _measured(job, model, samples, plan, meta)
 
 
@@ -110,18 +91,15 @@ def _measured(
     job: Job, model: HookedModel, samples: Samples, plan: Plan, meta: Mapping[str, Any]
 ) -> Any:
     """Runs both passes; returns the result, or None while chunks of others are missing."""
-
-    def run(name: str, of_chunk: Callable[[Chunk], Tables]) -> None:
-        job.run(Stage(name, model, samples, of_chunk, SAE_RULES[name], meta["batch_size"]))
-
-    run("means", partial(means, plan=plan))
+    job.run(Stage("means", model, samples, partial(means, plan=plan)))
     found = job.before("means")
     if found is None:
         return None
     moments = moments_in(found["means"]["moments"], model.cfg.device)
     coders = _coders(plan.saes, moments, meta["settings"]["seed"])
-    run("autoencoders", partial(_effects, plan=plan, coders=coders, moments=moments))
-    return job.result(sae_result)
+    effects = partial(_effects, plan=plan, coders=coders, moments=moments)
+    job.run(Stage("autoencoders", model, samples, effects))
+    return job.result()
 
 
 def sae_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SaeResult:
@@ -135,6 +113,20 @@ def sae_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SaeResult:
     columns = ["point", "coder", "sample", "loss", *_SUMS]
     tables = {"samples": samples[columns], "features": pd.DataFrame(features)}
     return SaeResult({**own, **tables}, meta)
+
+
+SAES = Kind(
+    SaeResult,
+    {
+        "means": MEANS,
+        "autoencoders": {  # place: that of a coder in the order of the result
+            "clean": by("sample"),
+            "samples": by("place", "sample"),
+            "features": added("active", "place", "point", "coder"),
+        },
+    },
+    sae_result,
+)
 
 
 def _loss_of(
@@ -216,6 +208,8 @@ def _effects(
                 seen[key] = seen.get(key, 0) + sums.pop("features")
                 table = _table(batch, loss=value, **sums)
                 rows.append(table.assign(point=key[0], coder=key[1], place=place))
+    if not rows:  # no sample of the chunk can be decoded
+        return {}
     features = [(place, *key, to_bytes(seen[key])) for place, key in enumerate(coders)]
     samples = pd.concat(rows, ignore_index=True)
     return {

@@ -9,7 +9,7 @@ from torch import Tensor
 from crate_interp.data import Samples
 from crate_interp.measures import mass_mask, top_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, Targets
-from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.batches import Chunk
 
 LEAST = 4  # images with an object

@@ -3,36 +3,28 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, segmentation
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import first
 from crate_interp.segmentation.blind_masks import check_objects, constants_of
 from crate_interp.segmentation.examples import examples, no_examples
 from crate_interp.segmentation.result import SegmentResult
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import check_masks, sweep_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, twins_of, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.chunked_pass import Stage, twins_of, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, probes_meta
 from crate_interp.sweeps.runs.untrained_twins import stacked
-
-_OF_A_SWEEP = SweepResult.STORED
-RULES: dict[str, Rules] = {
-    "constants": {"constants": SegmentResult.STORED["constants"]},
-    "segment": _OF_A_SWEEP,
-    "untrained": _OF_A_SWEEP,
-    "examples": {"examples": first},
-}
 
 
 @with_weights
@@ -45,17 +37,8 @@ def segment(
     query: int = 0,
     scaled: bool = True,
     cls_key: bool = True,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
     untrained: int = 5,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    workers: int = 0,
-    skip_bad: bool = False,
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[SegmentResult]:
     """Scores the attention masks of every head against the masks of `data`, beside chance.
 
@@ -72,29 +55,25 @@ def segment(
     where objects mostly are; the same maps with their patches in random order; both choose the head
     in the same way. Further: `untrained` networks with random weights (seeds 0, 1, ..., their
     mean), all foreground, and a centred map. Intervals are over images, with the chosen heads
-    fixed. The data is read once for each network; maps are not kept. out, chunk_size, resume,
-    shard, engine, workers, skip_bad: as in `ci.sweep`.
+    fixed. The data is read once for each network; maps are not kept. run: as in `ci.sweep`.
 
     Raises ValueError, before work starts, if the data has no masks or fewer than 4 images with an
     object (of several shards the last one tells), if the model has no CLS token, or if a setting is
     refused by the measures.
     """
+    options = run_options(segment, run)
     untrained = checks.count("untrained", untrained, least=0)
     checks.flag("scaled", scaled)
     checks.flag("cls_key", cls_key)
     _check_model(model)
     probe = segmentation(mass, fraction, query, scaled, cls_key)
-    checks.count("batch_size", batch_size)
-    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
-    check_masks([probe], samples, skip_bad)
-    meta = _meta(model, samples, probe, untrained, batch_size)
+    samples = samples_of(model, data, options)
+    check_masks([probe], samples, options.skip_bad)
+    meta = _meta(model, samples, probe, untrained, options)
     own = sweep_stage("segment", model, samples, [probe], meta)
     twins = twins_of(own, untrained)
     names = ["constants", "segment", *(stage.name for stage in twins), "examples"]
-    with open_job(
-        SegmentResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad, stages=names,
-    ) as job:  # fmt: skip
+    with open_job(SEGMENTATION, meta, options, stages=names) as job:
         return _measured(job, own, twins, partial(constants_of, mass=mass, fraction=fraction))
 
 
@@ -105,10 +84,10 @@ def _check_model(model: HookedModel) -> None:
 
 
 def _meta(
-    model: HookedModel, samples: Samples, probe: Probe, untrained: int, batch_size: int
+    model: HookedModel, samples: Samples, probe: Probe, untrained: int, options: RunOptions
 ) -> dict[str, Any]:
     sees = {"mask_ratio": 0.0} if model.cfg.kind == "mae" else {}
-    return data_meta(model, samples, batch_size) | sees | {
+    return data_meta(model, samples, options.batch_size) | sees | {
         "probes": probes_meta([probe], model)["probes"],
         "blocks": "blocks",
         "controls": 0,
@@ -118,8 +97,7 @@ def _meta(
 
 def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chunk], Tables]) -> Any:
     """Returns the result, or None where chunks of others are missing."""
-    rules = RULES["constants"]
-    constants = replace(own, name="constants", of_chunk=of_masks, rules=rules, once={})
+    constants = replace(own, name="constants", of_chunk=of_masks, once={})
     job.run(constants)
     masks = job.tables("constants")
     if masks is not None:  # else others have yet to measure some of them
@@ -132,11 +110,8 @@ def _measured(job: Job, own: Stage, twins: list[Stage], of_masks: Callable[[Chun
     images = segment_result(found, job.meta).table("images")
     settings = job.meta["probes"]["segmentation"]["settings"]
     shown = partial(_examples, images=images, settings=settings)
-    of_examples = replace(
-        own, name="examples", of_chunk=shown, rules=RULES["examples"], whole=True, once={}
-    )
-    job.run(of_examples)
-    return job.result(segment_result)
+    job.run(replace(own, name="examples", of_chunk=shown, whole=True, once={}))
+    return job.result()
 
 
 def _examples(chunk: Chunk, images: pd.DataFrame, settings: Mapping[str, Any]) -> Tables:
@@ -165,3 +140,15 @@ def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Segment
         "examples": found["examples"]["examples"] if "examples" in found else no_examples(),
     }
     return SegmentResult(tables, meta)
+
+
+SEGMENTATION = Kind(
+    SegmentResult,
+    {
+        "constants": {"constants": SegmentResult.STORED["constants"]},
+        "segment": SweepResult.STORED,
+        "untrained": SweepResult.STORED,
+        "examples": {"examples": first},
+    },
+    segment_result,
+)

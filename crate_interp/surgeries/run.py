@@ -21,8 +21,7 @@ And each step also takes away some of the layer's own: `added` is the slope if i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
@@ -30,16 +29,17 @@ from torch import Tensor
 
 from crate_hooks import full_name
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.surgeries.answers import Answers, answers, check_answers, classes_of
 from crate_interp.surgeries.replacement import Hook, check_mix, check_step, hooks_of, mixed
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.slopes import Unchanged, random_slopes, slope, turns_of, unchanged
 from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
@@ -83,14 +83,7 @@ def surgery(
     directions: int = 20,
     eps: float = 0.1,
     seed: int = 0,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[SurgeryResult]:
     """Measures how answers change when layers take the steps that they were derived from.
 
@@ -101,7 +94,7 @@ def surgery(
     The slope d loss / d t at t = 0 stands beside the slopes of random directions that are as long
     and as systematic. crate_interp/surgeries/run.py says why, and how to read them.
 
-    data, limit, out, chunk_size, resume, shard, engine: as in `ci.sweep`. labels: of images, one
+    data, run: as in `ci.sweep`. labels: of images, one
     per sample, numbers of classes or names in cfg.labels; None takes those of the data.
     replacements: names, and numbers of proximal steps; None takes "gradient", "neumann", "plus",
     "minus", 4 and "solution", those that the layers can take. mixes: values of t at which the model
@@ -111,32 +104,30 @@ def surgery(
     take, mixes outside [0, 1], missing or wrong labels, and models without logits, and as
     `ci.sweep` does. Raises ValueError, with layer and samples, if a step or a loss is not finite.
     """
-    checks.count("batch_size", batch_size)
+    options = run_options(surgery, run)
     eps, seed = checks.positive("eps", eps), checks.count("seed", seed, least=0)
     check_model(model)
     check_answers(model)
     steps = _steps(model, replacements)
     values = _mixes(mixes)
     directions = checks.count("directions", directions, least=2)
-    samples = samples_of(model, data, limit)
+    samples = samples_of(model, data, options)
     classes = classes_of(model, samples, labels)
     settings = {"replacements": [step.name for step in steps], "mixes": values, "eps": eps}
     settings |= {"directions": directions, "seed": seed}
-    meta = data_meta(model, samples, batch_size) | {"settings": settings}
+    meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
     plan = _Plan(steps, values, classes, samples.start, directions, eps, seed)
-    with open_job(
-        SurgeryResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, stages=["surgery"],
-        code={"labels": digest_of_labels(classes)},
-    ) as job:  # fmt: skip
-        of_chunk = partial(_of_chunk, plan=plan)
-        job.run(Stage("surgery", model, samples, of_chunk, SurgeryResult.STORED, batch_size))
-        return job.result(surgery_result)
+    with open_job(SURGERY, meta, options, code={"labels": digest_of_labels(classes)}) as job:
+        job.run(Stage("surgery", model, samples, partial(_of_chunk, plan=plan)))
+        return job.result()
 
 
 def surgery_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SurgeryResult:
     """Returns the result of the stage "surgery"."""
     return SurgeryResult(*with_facts(found["surgery"], meta))
+
+
+SURGERY = Kind(SurgeryResult, {"surgery": SurgeryResult.STORED}, surgery_result)
 
 
 def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step]:
@@ -170,6 +161,8 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
     rows = _Rows()
     for batch in chunk.batches():
         _of_batch(chunk.model, batch, plan, rows)
+    if not rows.n:  # no sample of the chunk can be decoded
+        return {}
     random = [
         {"replacement": name, "layer": layer, "direction": direction, "slope": value, "n": rows.n}
         for (name, layer), sums in rows.random.items()

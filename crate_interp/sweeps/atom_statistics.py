@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -11,19 +10,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.measures import condition_number, mutual_coherence
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.layer_reading import dictionary
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, counted, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, data_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 
 CODE = "mlp.hook_post"
@@ -172,54 +172,42 @@ def atoms(
     coactivation: bool = False,
     layers: Sequence[int] | None = None,
     dense: float = 0.5,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    workers: int = 0,
-    skip_bad: bool = False,
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[AtomResult]:
     """Measures every atom of the code `mlp.hook_post`: firing rate, energy and top activations.
 
-    data, limit: as in `ci.sweep`; all tokens count. top: how many (sample, token) pairs to keep for
+    data, run: as in `ci.sweep`; all tokens count. top: how many (sample, token) pairs to keep for
     each atom. coactivation: whether to count pairs of atoms, `[atom, atom]` numbers for each layer.
     layers: their numbers, None for all. dense: the share of tokens above which an atom is "dense".
-    out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`. Memory does not
-    grow with the number of samples. Results of parts of a data set merge.
+    Memory does not grow with the number of samples. Results of parts of a data set merge.
 
     Raises ValueError as `ci.sweep` does, and if there is no such layer.
     """
-    checks.count("batch_size", batch_size)
+    options = run_options(atoms, run)
     checks.count("top", top)
     checks.flag("coactivation", coactivation)
     if not checks.is_number(dense) or not 0 <= dense <= 1:
         raise ValueError(f"dense={dense!r}: give a share from 0 to 1.")
     check_model(model)
-    options: dict[str, Any] = {"skip_bad": skip_bad, "kept": listing_in(out, resume)}
-    samples = data_of(model, data, limit, **options)
+    samples = data_of(model, data, options)
     settings = atom_settings(model, top, coactivation, layers, dense)
-    meta = data_meta(model, samples, batch_size) | {"settings": settings}
-    with open_job(
-        AtomResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
-        progress=progress, workers=workers, skip_bad=skip_bad, stages=["atoms"],
-    ) as job:  # fmt: skip
-        job.run(atom_stage(model, samples, meta))
-        return job.result(atom_result)
+    meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
+    with open_job(ATOMS, meta, options) as job:
+        job.run(atom_stage(model, samples, settings))
+        return job.result()
 
 
-def atom_stage(model: HookedModel, samples: Samples | Stream, meta: Mapping[str, Any]) -> Stage:
-    """Returns the stage "atoms"; meta: its settings and batch_size."""
-    of_chunk = partial(atom_tables, settings=meta["settings"])
-    return Stage("atoms", model, samples, of_chunk, AtomResult.STORED, meta["batch_size"])
+def atom_stage(model: HookedModel, samples: Samples | Stream, settings: Mapping[str, Any]) -> Stage:
+    """Returns the stage "atoms"; settings: those that `atom_settings` returns."""
+    return Stage("atoms", model, samples, partial(atom_tables, settings=settings))
 
 
 def atom_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AtomResult:
     """Returns the result of the stage "atoms"."""
     return AtomResult(*with_facts(found["atoms"], meta))
+
+
+ATOMS = Kind(AtomResult, {"atoms": AtomResult.STORED}, atom_result)
 
 
 def atom_settings(

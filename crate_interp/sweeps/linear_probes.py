@@ -1,9 +1,9 @@
 """ci.linear_probe: what a linear classifier reads from each layer, beside chance."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,12 @@ from jaxtyping import Bool, Float, Int
 from crate_hooks import full_name
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.sweeps.accumulators import Tally
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs.batches import Forward, check_model
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
@@ -70,14 +71,7 @@ def linear_probe(
     pool: str | None = None,
     test: float = 0.25,
     seed: int = 0,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[LinearProbeResult]:
     """Fits a linear classifier to Z^l for l = 0 to n_layers and reports its held-out accuracy.
 
@@ -91,41 +85,38 @@ def linear_probe(
     noise of the accuracy and not what the classifier could learn by heart. `result.samples()` has 1
     or 0 for held-out samples and NaN for the others; std and n are over held-out samples.
 
-    out, chunk_size, resume, shard, engine: as in `ci.sweep`. Features are kept, n x (n_layers + 1)
+    run: as in `ci.sweep`. Features are kept, n x (n_layers + 1)
     x d_model numbers in float32: whoever finds all chunks fits the classifiers and needs that
     memory. data may be a store, as in `ci.sweep`.
 
     Raises ValueError if labels are missing, if there are fewer than two classes, or if a class has
     too few samples to split.
     """
-    checks.count("batch_size", batch_size)
+    options = run_options(linear_probe, run)
     seed = checks.count("seed", seed, least=0)
     if not checks.is_number(test) or not 0 < test <= 0.5:
         raise ValueError(f"test={test}: give a share above 0 and at most 0.5.")
     check_model(model)
     wanted = _pool(model, pool)
-    samples, forward = _samples(model, data, limit)
+    samples, forward = _samples(model, data, options)
     classes = _classes(samples.labels if labels is None else list(labels), samples.n)
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
-    meta = data_meta(model, samples, batch_size) | {
+    meta = data_meta(model, samples, options.batch_size) | {
         "statistics": _STATISTICS,
         "probes": {"linear": {"points": ["hook_resid_pre"], "settings": settings}},
         "blocks": "blocks",
     }
     meta |= forward.meta if isinstance(forward, Replay) else {}
     of_chunk = partial(pooled, pool=wanted, classes=classes, first=samples.start)
-    with open_job(
-        LinearProbeResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, stages=["features"],
-        code={"labels": digest_of_labels(classes)},
-    ) as job:  # fmt: skip
-        job.run(Stage("features", model, samples, of_chunk, POOLED, batch_size, forward=forward))
-        return job.result(partial(linear_result, progress=progress))
+    kind = replace(LINEAR_PROBE, finish=partial(linear_result, progress=options.progress))
+    with open_job(kind, meta, options, code={"labels": digest_of_labels(classes)}) as job:
+        job.run(Stage("features", model, samples, of_chunk, forward=forward))
+        return job.result()
 
 
-def _samples(model: HookedModel, data: Data, limit: int | None) -> tuple[Samples, Forward]:
+def _samples(model: HookedModel, data: Data, options: RunOptions) -> tuple[Samples, Forward]:
     """Returns the samples and what shows them to the model; of a store, if it has the stream."""
-    samples, forward = opened(model, data, limit)
+    samples, forward = opened(model, data, options)
     assert isinstance(samples, Samples)  # streams are left to ci.sweep
     if isinstance(forward, Replay):
         count = len(model.blocks)
@@ -157,6 +148,9 @@ def linear_result(
     commonest = np.bincount(classes[train]).argmax()
     columns["chance"] = [(classes[~train] == commonest).astype(float)] * len(layers)
     return LinearProbeResult(_tables(columns, ~train, samples), meta)
+
+
+LINEAR_PROBE = Kind(LinearProbeResult, {"features": POOLED}, linear_result)
 
 
 def _pool(model: HookedModel, pool: str | None) -> str:

@@ -1,17 +1,17 @@
 """ci.sweep: probes over a data set in one stream."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.core import checks
 from crate_interp.core.pictures import Undecodable
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples, forms
 from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
@@ -21,9 +21,9 @@ from crate_interp.models.weight_cache import kept
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.sweeps.accumulators import Key, Tally
 from crate_interp.sweeps.controls import Controls, check_controls
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs.batches import (
     Batch,
@@ -33,11 +33,11 @@ from crate_interp.sweeps.runs.batches import (
     advised,
     check_model,
     data_of,
-    run,
+    run_layers,
     samples_of,
 )
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.precision import in_precision, measuring
 from crate_interp.sweeps.runs.provenance import code_of, data_meta, probes_meta
 from crate_interp.sweeps.runs.untrained_twins import twin
@@ -53,37 +53,25 @@ def sweep(
     data: Data,
     *,
     probes: Probes = None,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
     blocks: str = "blocks",
-    forward: Forward = run,
+    forward: Forward = run_layers,
     controls: int = 32,
     precision: str | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    skip_bad: bool = False,
-    workers: int = 0,
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[SweepResult]:
     """Runs the model over `data` once and keeps what the probes measure in each layer.
 
     probes: names, Probe objects, or both; None: those of the default four whose points the model
     has. data: see `ci.data.open_data` and `open_text`, or what `ci.open_store` returns; of a stream
-    every process reads all rows. limit: the first n samples. blocks: "decoder_blocks" for a masked
-    autoencoder's decoder. forward(model, batch): another way to run the model. controls: on how
-    many of the first samples to measure `result.controls()`, at about two more forwards each.
-    precision: "bfloat16" runs the model under torch.autocast; probes measure in float32.
+    every process reads all rows. blocks: "decoder_blocks" for a masked autoencoder's decoder.
+    forward(model, batch): another way to run the model. controls: on how many of the first samples
+    to measure `result.controls()`, at about two more forwards each. precision: "bfloat16" runs the
+    model under torch.autocast; probes measure in float32.
 
-    The data is measured in chunks, whose numbers merge in their order: the same bits whoever
-    measures which chunk. out: a folder that keeps each chunk as soon as it is measured, and the
-    result; the same call goes on where an earlier one ended, and resume=False starts over. shard:
-    "i/n", i from 0: this process takes every n-th chunk (None: RANK and WORLD_SIZE, which torchrun
-    sets, or all chunks), and returns None while others are missing. engine: "local", or "ray" for
-    the actors of a Ray cluster. workers: how many processes decode samples ahead. skip_bad: list
-    samples that cannot be decoded in meta["skipped"], and leave them out, instead of refusing them.
+    run: the options of every streamed verb (crate_interp/core/run_options.py): batch_size,
+    limit, workers, skip_bad, progress, out, chunk_size, resume, shard, engine. With out= a folder
+    keeps each chunk as soon as it is measured, and the same call goes on where an earlier one
+    ended.
 
     Memory does not grow with the number of samples, but for the numbers themselves. Hooks that are
     on the model stay on.
@@ -92,53 +80,41 @@ def sweep(
     among them, and if the folder holds something else; with layer and samples if a statistic is not
     finite.
     """
-    kept = listing_in(out, resume)
-    meta, stage, code = planned(
-        model, data, probes, limit, batch_size, blocks, forward, controls, precision, skip_bad, kept
-    )
-    with open_job(
-        SweepResult, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, workers=workers, skip_bad=skip_bad, stages=["sweep"],
-        code=code,
-    ) as job:  # fmt: skip
+    options = run_options(sweep, run)
+    meta, stage, code = planned(model, data, probes, options, blocks, forward, controls, precision)
+    with open_job(SWEEP, meta, options, code=code) as job:
         job.run(stage)
-        return job.result(sweep_result)
+        return job.result()
 
 
 def planned(
     model: HookedModel,
     data: Data,
     probes: Probes,
-    limit: int | None,
-    batch_size: int,
+    options: RunOptions,
     blocks: str = "blocks",
-    forward: Forward = run,
+    forward: Forward = run_layers,
     controls: int = 0,
     precision: str | None = None,
-    skip_bad: bool = False,
-    kept: Path | None = None,
 ) -> tuple[dict[str, Any], Stage, dict[str, str]]:
     """Returns the meta of a sweep, its stage, and digests of the code that measures."""
-    checks.count("batch_size", batch_size)
-    checks.flag("skip_bad", skip_bad)
     controls = check_controls(controls)
     check_model(model, blocks)
     chosen = fitting(probes, model, blocks)
     masks = any(item.masks for item in chosen)
-    find = partial(samples_of if masks else data_of, skip_bad=skip_bad, kept=kept)
-    samples, shown = opened(model, data, limit, forward, find)
+    samples, shown = opened(model, data, options, forward, samples_of if masks else data_of)
     chosen = readable(chosen, shown, model, blocks, some=probes is None)
     if masks:
-        check_masks(chosen, samples, skip_bad)
-    meta = data_meta(model, samples, batch_size) | probes_meta(chosen, model)
+        check_masks(chosen, samples, options.skip_bad)
+    meta = data_meta(model, samples, options.batch_size) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "n_layers": len(getattr(model, blocks)), "controls": controls}
     meta |= shown.meta | {"controls": 0} if isinstance(shown, Replay) else {}
-    if model.cfg.kind == "mae" and forward is run:
+    if model.cfg.kind == "mae" and forward is run_layers:
         meta["mask_ratio"] = 0.0
     meta |= {"precision": precision} if precision else {}
     shown = in_precision(precision, shown)
     stage = sweep_stage("sweep", model, samples, chosen, meta, shown)
-    return meta, stage, code_of(chosen, shown)
+    return meta, replace(stage, options=options), code_of(chosen, shown)
 
 
 def sweep_stage(
@@ -147,18 +123,20 @@ def sweep_stage(
     samples: Samples | Stream,
     probes: list[Probe],
     meta: Mapping[str, Any],
-    forward: Forward = run,
+    forward: Forward = run_layers,
 ) -> Stage:
-    """Returns the stage that measures probes; meta: its blocks, controls and batch_size."""
+    """Returns the stage that measures probes; meta: its blocks and controls."""
     of_chunk = partial(_of_chunk, probes=probes, controls=meta["controls"])
-    rules, size = SweepResult.STORED, meta["batch_size"]
     masks = any(item.masks for item in probes)
-    return Stage(name, model, samples, of_chunk, rules, size, meta["blocks"], forward, masks=masks)
+    return Stage(name, model, samples, of_chunk, meta["blocks"], forward, masks=masks)
 
 
 def sweep_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SweepResult:
     """Returns the result of the stage "sweep"."""
     return SweepResult(*with_facts(found["sweep"], meta))
+
+
+SWEEP = Kind(SweepResult, {"sweep": SweepResult.STORED}, sweep_result)
 
 
 def _of_chunk(chunk: Chunk, probes: list[Probe], controls: int) -> Tables:

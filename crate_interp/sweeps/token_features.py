@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from crate_interp.results.kinds import Rules, Tables
 from crate_interp.results.result import by
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading
-from crate_interp.sweeps.runs.chunked_pass import Rules
 from crate_interp.sweeps.stores.replay import digests_of
 
 POOLS = ("cls", "mean", "last")
@@ -40,7 +39,8 @@ def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Table
         for number, digest in enumerate(digests, start=batch.start):
             label = None if labels is None else labels[number - begin]
             rows.append((number, label, classes[number - first], _short(digest)))
-    features = [(begin, len(rows), values[: len(rows)].tobytes())]
+    first_row = rows[0][0] if rows else begin  # one that was not left out
+    features = [(first_row, len(rows), values[: len(rows)].tobytes())]
     return {
         "samples": pd.DataFrame(rows, columns=["sample", "label", "named", "digest"]),
         "features": pd.DataFrame(features, columns=["sample", "n", "values"]),

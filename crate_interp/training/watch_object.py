@@ -14,7 +14,7 @@ import torch
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.models.hooked import HookedModel
-from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.ledgers.ledger import Ledger, opened
 from crate_interp.sweeps.ledgers.shards import WHOLE
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts

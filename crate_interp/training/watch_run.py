@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.core import checks
+from crate_interp.core.run_options import run_options
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
@@ -61,11 +62,12 @@ def watch(
     ImportError if the trainer's package is missing.
     """
     every, limit = checks.count("every", every), checks.count("limit", limit)
+    options = run_options(watch, {"limit": limit, "batch_size": batch_size})
     start, resume = checks.count("start", start, least=0), checks.flag("resume", resume)
     made = Watch
     if callback is not None:
         made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))]()
-    meta, stage, code = planned(model, data, probes, limit, batch_size)
+    meta, stage, code = planned(model, data, probes, options)
     meta = {**meta, "model_digest": ""}  # it is another model at every step
     samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
     stage = replace(stage, samples=_remembered(samples))

@@ -18,6 +18,7 @@ from timing import verdict
 from torch import Tensor
 
 import crate_interp as ci
+from crate_interp.core.run_options import RunOptions
 from crate_interp.measures import rates
 from crate_interp.measures.rates import head_codes
 from crate_interp.sweeps.runs.batches import samples_of
@@ -52,7 +53,7 @@ def streams(n: int) -> Iterator[tuple[str, Tensor, float]]:
     """Yields Z^l and the codes of every layer of the embedded models, with the scale of a rate."""
     for name, data in EMBEDDED.items():
         model = ci.load(name)
-        samples = samples_of(model, data, n)
+        samples = samples_of(model, data, RunOptions(limit=n))
         with torch.no_grad():
             _, cache = model.run_with_cache(samples.read(samples.start, samples.start + n))
         for layer, block in enumerate(model.blocks):

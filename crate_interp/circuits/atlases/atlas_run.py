@@ -1,9 +1,8 @@
 """ci.atlas: what every dictionary atom fires on, what it changes, and which atoms are like it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
@@ -14,15 +13,16 @@ from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_o
 from crate_interp.circuits.atlases.excerpts import ENTIRE, excerpts
 from crate_interp.circuits.atlases.logit_effects import logit_effects, named
 from crate_interp.core import checks
+from crate_interp.core.run_options import Run, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, by, counted, first, sums
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Rules, Stage, with_facts
-from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, listing_in, open_job
+from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Stage, with_facts
+from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, digest_of_labels
 
 _KEYS = ["layer", "atom"]
@@ -178,16 +178,7 @@ def atlas(
     *,
     top: int = 9,
     ablate: int = 32,
-    out: str | Path | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    workers: int = 0,
-    skip_bad: bool = False,
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> Perhaps[Atlas]:
     """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
 
@@ -211,26 +202,21 @@ def atlas(
     neither exact effects nor effects on logits are measured. Memory does not grow with the number
     of samples. Intervals take samples as independent, which neighbouring windows of a text are not.
 
-    data, limit, out, chunk_size, resume, shard, engine, workers, skip_bad: as in `ci.sweep`. The
-    shard that finishes last measures the `ablate` samples. `ci.viz.atlas_pages(atlas, out)` writes
-    pages of an atlas.
+    data, run: as in `ci.sweep`. The shard that finishes last measures the `ablate` samples.
+    `ci.viz.atlas_pages(atlas, out)` writes pages of an atlas.
 
     Raises ValueError as `ci.sweep` does, for models without logits (a masked autoencoder, a CLIP),
     and for windows of one token.
     """
+    options = run_options(atlas, run)
     _check_logits(model)
     ablate = checks.count("ablate", ablate, least=0)
     checks.count("top", top)
-    checks.count("batch_size", batch_size)
-    samples = samples_of(model, data, limit, skip_bad=skip_bad, kept=listing_in(out, resume))
+    samples = samples_of(model, data, options)
     loss = loss_on(model, samples)
-    meta = data_meta(model, samples, batch_size) | {"loss": loss.kind}
+    meta = data_meta(model, samples, options.batch_size) | {"loss": loss.kind}
     meta["settings"] = atom_settings(model, top=top) | {"ablate": ablate}
-    with open_job(
-        Atlas, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine, resume=resume,
-        progress=progress, workers=workers, skip_bad=skip_bad, stages=["atoms", "effects", "few"],
-        code={"labels": digest_of_labels(loss.classes)},
-    ) as job:  # fmt: skip
+    with open_job(ATLAS, meta, options, code={"labels": digest_of_labels(loss.classes)}) as job:
         return _measured(job, model, samples, meta, loss)
 
 
@@ -247,26 +233,18 @@ def _measured(
     job: Job, model: HookedModel, samples: Samples, meta: Mapping[str, Any], loss: Loss
 ) -> Any:
     """Runs the stages of an atlas; returns it, or None while chunks of others are missing."""
-    job.run(atom_stage(model, samples, meta))
-    job.run(_stage("effects", model, samples, meta, partial(effect_sums, loss=loss)))
+    job.run(atom_stage(model, samples, meta["settings"]))
+    job.run(Stage("effects", model, samples, partial(effect_sums, loss=loss)))
     found = job.before("atoms", "effects")
     if found is None:
         return None
     of_few = partial(
-        _of_few, ablate=meta["settings"]["ablate"], loss=loss, progress=job.progress,
+        _of_few, ablate=meta["settings"]["ablate"], loss=loss, progress=job.options.progress,
         effects=found["effects"]["effects"], places=found["atoms"]["top"],
         skipped=_skipped(found["atoms"]),
     )  # fmt: skip
-    job.run(_stage("few", model, samples, meta, of_few))
-    return job.result(atlas_result)
-
-
-# how the tables of each stage merge
-ATLAS_RULES: dict[str, Rules] = {
-    "atoms": AtomResult.STORED,
-    "effects": {"effects": Atlas.STORED["effects"]},
-    "few": {name: Atlas.STORED[name] for name in _FEW},
-}
+    job.run(Stage("few", model, samples, of_few, whole=True))
+    return job.result()
 
 
 def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
@@ -278,15 +256,15 @@ def atlas_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Atlas:
     return Atlas(tables, facts)
 
 
-def _stage(
-    name: str,
-    model: HookedModel,
-    samples: Samples,
-    meta: Mapping[str, Any],
-    of_chunk: Callable[[Chunk], Tables],
-) -> Stage:
-    rules, size = ATLAS_RULES[name], meta["batch_size"]
-    return Stage(name, model, samples, of_chunk, rules, size, whole=name == "few")
+ATLAS = Kind(
+    Atlas,
+    {
+        "atoms": AtomResult.STORED,
+        "effects": {"effects": Atlas.STORED["effects"]},
+        "few": {name: Atlas.STORED[name] for name in _FEW},
+    },
+    atlas_result,
+)
 
 
 def _skipped(tables: Tables) -> set[int]:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.engines.one_process import local
 from crate_interp.sweeps.engines.ray_actors import on_ray
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 # An engine measures tasks of a stage and yields each with its tables, in any order. The third

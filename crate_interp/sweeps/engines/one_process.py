@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 from crate_interp.sweeps.runs.decode_ahead import read_ahead
 

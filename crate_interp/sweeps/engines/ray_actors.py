@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.engines.ray_pool import Pool
 from crate_interp.sweeps.engines.ray_worker import packed, parcel
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 

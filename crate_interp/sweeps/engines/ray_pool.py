@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from crate_interp.core.progress import stream, tqdm
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.engines.ray_worker import Parcel, Worker, surroundings
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.chunked_pass import Task
 
 _LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner

@@ -12,7 +12,7 @@ import torch
 
 from crate_interp import __version__
 from crate_interp.data.streams import Row
-from crate_interp.sweeps.ledgers.chunk_files import Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")

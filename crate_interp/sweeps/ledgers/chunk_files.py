@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from crate_interp.results.kinds import Tables
 from crate_interp.results.result_reading import table_from
-
-Tables = dict[str, pd.DataFrame]
 
 
 def packed(tables: Mapping[str, pd.DataFrame]) -> bytes:

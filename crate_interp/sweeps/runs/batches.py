@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
+from crate_interp.core.pictures import Undecodable
+from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
 from crate_interp.data.batch_reading import Found, bad_ones, next_of, read_runs
 from crate_interp.data.samples import Preprocess
@@ -19,7 +20,7 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.models.preprocess import preprocess
-from crate_interp.core.pictures import Undecodable
+from crate_interp.sweeps.ledgers.ledger import LISTING
 from crate_interp.sweeps.stores.activation_store import facts_of
 
 Forward = Callable[[Any, Tensor], Any]
@@ -68,7 +69,7 @@ def ranges_of(samples: Samples, batch_size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + batch_size, stop)
 
 
-def run(model: HookedModel, batch: Tensor) -> None:
+def run_layers(model: HookedModel, batch: Tensor) -> None:
     """Runs every layer on every token of a batch: `model.full_forward(batch)`."""
     model.full_forward(batch)
 
@@ -96,7 +97,7 @@ class Chunk:
     samples: Samples
     batch_size: int
     blocks: str = "blocks"
-    forward: Forward = run
+    forward: Forward = run_layers
     number: int = 0
     once: dict[str, Any] = field(default_factory=dict)
     advance: Callable[[int], Any] = _nothing
@@ -181,18 +182,11 @@ def check_model(model: HookedModel, blocks: str = "blocks") -> None:
             raise ValueError(f"the weights hold NaN or Inf ({name}): nothing can be measured.")
 
 
-def samples_of(
-    model: HookedModel,
-    data: Data,
-    limit: int | None,
-    *,
-    skip_bad: bool = False,
-    kept: Path | None = None,
-) -> Samples:
+def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples:
     """Returns the samples of `data` as this model takes them: images, or windows of tokens.
 
-    Of a datasets.IterableDataset the first `limit` are kept in memory. skip_bad, kept: as in
-    `open_data`. They are on the CPU, whatever the model's device.
+    Of a datasets.IterableDataset the first `limit` are kept in memory. They are on the CPU,
+    whatever the model's device.
     """
     if facts_of(data) is not None:
         raise ValueError(
@@ -203,35 +197,30 @@ def samples_of(
     given: Any = data
     if model.unit == "windows":
         if is_stream(data):
-            return text_stream(given, reader.window_rows, limit).kept()
-        return open_text(given, reader.windows, limit)
+            return text_stream(given, reader.window_rows, options.limit).kept()
+        return open_text(given, reader.windows, options.limit)
+    kept = options.out / LISTING if options.out is not None and options.resume else None
     try:
         return open_data(
-            given, on_cpu(model), limit, reader.preprocess_masks, skip_bad=skip_bad, kept=kept
-        )
+            given, on_cpu(model), options.limit, reader.preprocess_masks,
+            skip_bad=options.skip_bad, kept=kept,
+        )  # fmt: skip
     except Undecodable as error:
         raise ValueError(advised(error)) from None
 
 
-def data_of(
-    model: HookedModel,
-    data: Data,
-    limit: int | None,
-    *,
-    skip_bad: bool = False,
-    kept: Path | None = None,
-) -> Samples | Stream:
+def data_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -> Samples | Stream:
     """Returns what `samples_of` returns, and a datasets.IterableDataset as a stream.
 
     It is for what looks at each sample once.
     """
     if not is_stream(data):
-        return samples_of(model, data, limit, skip_bad=skip_bad, kept=kept)
+        return samples_of(model, data, options)
     reader: Any = model
     given: Any = data
     if model.unit == "windows":
-        return text_stream(given, reader.window_rows, limit)
-    return image_stream(given, on_cpu(model), limit)
+        return text_stream(given, reader.window_rows, options.limit)
+    return image_stream(given, on_cpu(model), options.limit)
 
 
 def on_cpu(model: HookedModel) -> Preprocess:

@@ -7,19 +7,19 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.results import sample_ranges
+from crate_interp.core.run_options import DEFAULTS, RunOptions
+from crate_interp.core.safe_text import plain
 from crate_interp.data import Samples, part
 from crate_interp.data.batch_reading import Found
 from crate_interp.data.streams import Row, Stream
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results import sample_ranges
+from crate_interp.results.kinds import Rules, Tables
 from crate_interp.results.result import Merge, by, sums
-from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run
+from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run_layers
 from crate_interp.sweeps.runs.untrained_twins import twin
-from crate_interp.core.safe_text import plain
 
 Ahead = Callable[[int, int], Found | None]
-Rules = Mapping[str, Merge]  # how each table of a stage merges
 
 
 @dataclass(frozen=True)
@@ -35,30 +35,27 @@ class Task:
 class Stage:
     """A pass of a network over samples.
 
-    of_chunk: returns the tables of a chunk, also of one without a batch. rules: how each of them
-    merges. whole: whether all samples are one chunk, whatever the size of the job's chunks; the
-    first process that comes to it measures it. seed: that of the untrained twin that is measured in
-    the model's place, if any. masks: whether batches have masks. skip_bad: whether samples that
-    cannot be decoded are left out. workers: how many processes decode samples beside this one.
-    intact(tables): tells whether what the tables of a chunk in a folder stand for, such as files
-    beside them, is there.
+    of_chunk: returns the tables of a chunk, also of one without a batch. whole: whether all samples
+    are one chunk, whatever the size of the job's chunks; the first process that comes to it
+    measures it. seed: that of the untrained twin that is measured in the model's place, if any.
+    masks: whether batches have masks. intact(tables): tells whether what the tables of a chunk in a
+    folder stand for, such as files beside them, is there. A job sets the others: rules, how each
+    table merges; options, how samples are read.
     """
 
     name: str
     model: HookedModel
     samples: Samples | Stream
     of_chunk: Callable[[Chunk], Tables]
-    rules: Rules
-    batch_size: int
     blocks: str = "blocks"
-    forward: Forward = run
+    forward: Forward = run_layers
     once: dict[str, Any] = field(default_factory=dict)
     whole: bool = False
     seed: int | None = None
     masks: bool = False
-    skip_bad: bool = False
-    workers: int = 0
     intact: Callable[[Tables], bool] | None = None
+    rules: Rules = field(default_factory=dict)
+    options: RunOptions = DEFAULTS
 
     def tasks(self, chunk_size: int) -> Iterator[Task]:
         """Yields the chunks in order: the first chunk_size samples, the next, ..."""
@@ -85,8 +82,8 @@ class Stage:
         """
         started, samples = time.perf_counter(), task.samples
         chunk = Chunk(
-            self.network(), samples, self.batch_size, self.blocks, self.forward, task.number,
-            self.once, advance, self.masks, self.skip_bad, ahead=ahead,
+            self.network(), samples, self.options.batch_size, self.blocks, self.forward,
+            task.number, self.once, advance, self.masks, self.options.skip_bad, ahead=ahead,
         )  # fmt: skip
         tables = self.of_chunk(chunk)
         if chunk.bad:

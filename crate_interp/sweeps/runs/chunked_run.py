@@ -3,26 +3,25 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from crate_interp.core import checks, files
 from crate_interp.core.progress import stream, tqdm
-from crate_interp.data.streams import Stream
-from crate_interp.sweeps.ledgers import ledger as ledgers
-from crate_interp.sweeps.ledgers.chunk_files import Tables
-from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
-from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
-from crate_interp.sweeps.ledgers.pairwise_merge import folded
-from crate_interp.results.result import Result
-from crate_interp.sweeps.engines import ENGINES, Engine
-from crate_interp.sweeps.runs.time_estimate import Forecast
-from crate_interp.sweeps.runs.chunked_pass import Rules, Stage, Task, merged
+from crate_interp.core.run_options import RunOptions
 from crate_interp.core.safe_text import plain
+from crate_interp.data.streams import Stream
+from crate_interp.results.kinds import Kind, Rules, Tables
+from crate_interp.sweeps.engines import ENGINES, Engine
+from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
+from crate_interp.sweeps.ledgers.pairwise_merge import folded
+from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
+from crate_interp.sweeps.runs.chunked_pass import Stage, Task, merged
+from crate_interp.sweeps.runs.time_estimate import Forecast
 
 if TYPE_CHECKING:
     T = TypeVar("T")
@@ -44,15 +43,12 @@ _THEN_AGAIN = "The next stage needs all: run the other shards, then the same com
 class Job:
     """The stages of one measurement; a ledger keeps their chunks, or else they stay in memory."""
 
-    kind: type[Result]
+    kind: Kind
     meta: dict[str, Any]
-    chunk_size: int
+    options: RunOptions
     engine: Engine
     ledger: Ledger | None = None
     shard: Shard = WHOLE
-    progress: bool = True
-    workers: int = 0
-    skip_bad: bool = False
     stages: dict[str, Stage] = field(default_factory=dict)
     _kept: dict[str, Tables] = field(default_factory=dict)
     _chunks: int = 0  # of all stages so far
@@ -62,7 +58,7 @@ class Job:
 
         what: the name of the progress bar.
         """
-        stage = replace(stage, workers=self.workers, skip_bad=self.skip_bad)
+        stage = self.prepared(stage)
         self.stages[stage.name] = stage
         if self.ledger and stage.samples.listing:
             stage.samples.listing.keep(self.ledger.out / ledgers.LISTING)
@@ -72,11 +68,11 @@ class Job:
         todo = None if streamed else self.left([stage])[0]
         bar = tqdm(
             total=todo, desc=name, unit=unit.removesuffix("s"),
-            disable=not self.progress,
+            disable=not self.options.progress,
         )  # fmt: skip
         forecast = Forecast(name, unit, todo or 0, bar.update)
         with bar:
-            found = self.engine(stage, own, forecast if self.progress else bar.update)
+            found = self.engine(stage, own, forecast if self.options.progress else bar.update)
             if self.ledger is None:
                 merge = lambda one, two: stage.merged(one, two, self.meta)  # noqa: E731
                 tables = folded((tables for _, tables in _in_order(found)), merge)
@@ -86,11 +82,17 @@ class Job:
                 self._write(stage, found)
         stage.once.clear()  # a twin, and what was computed of weights: the next stage has its own
 
+    def prepared(self, stage: Stage) -> Stage:
+        """Returns a stage as this job runs it: by the rules of the kind, with its options."""
+        rules = self.kind.rules_of(stage.name)
+        assert rules is not None, f"{self.kind.name} has no stage {stage.name}"
+        return replace(stage, rules=rules, options=self.options)
+
     def left(self, stages: Iterable[Stage]) -> list[int]:
         """Returns how many samples of each of the next stages this process has to measure."""
         chunks, found = self._chunks, []
         for stage in stages:
-            tasks = list(stage.tasks(self.chunk_size))
+            tasks = list(stage.tasks(self.options.chunk_size))
             found.append(sum(task.samples.n for task in self._own(stage, tasks, chunks)))
             chunks += len(tasks)
         return found
@@ -117,24 +119,24 @@ class Job:
         self._say(missing, _THEN_AGAIN)
         return None
 
-    def result(self, finish: Callable[[Mapping[str, Tables], dict[str, Any]], Any]) -> Any:
-        """Returns what `finish` makes of the tables of all stages and the meta.
+    def result(self) -> Any:
+        """Returns the result of all stages.
 
         In a folder it is saved there; None if chunks are missing, which is told on stderr.
         """
+        assert self.kind.finish is not None
         if self.ledger is None:
-            return finish({name: self._kept[name] for name in self.stages}, self.meta)
+            return self.kind.finish({name: self._kept[name] for name in self.stages}, self.meta)
         missing = {name: self.ledger.missing(name) for name in self.stages}
         if any(gone != [] for gone in missing.values()):
             self._say(missing)
             return None
-        rules = {name: stage.rules for name, stage in self.stages.items()}
-        return finished(self.kind, self.ledger, rules, self.meta, finish)
+        return finished(self.kind, self.ledger, self.stages, self.meta)
 
     def _noting(self, stage: Stage) -> Iterator[Task]:
         """Yields the tasks of this shard that are not done, then notes how many tasks there are."""
         numbers = count()
-        tasks = (task for task, _ in zip(stage.tasks(self.chunk_size), numbers))  # noqa: B905
+        tasks = (task for task, _ in zip(stage.tasks(self.options.chunk_size), numbers))  # noqa: B905
         yield from self._own(stage, tasks, self._chunks)
         total = next(numbers)
         self._chunks += total
@@ -149,7 +151,7 @@ class Job:
         entries, last = self.ledger.entries(stage.name), -1
         for task in tasks:
             last = task.number
-            # one chunk that waits for others: whose turn it was may have ended before it could run
+            # a whole stage has one chunk, and the process it falls to may have ended already
             mine = stage.whole or (chunks + task.number) % self.shard.total == self.shard.place
             if mine and not self._has(stage, task.number, entries):
                 yield task
@@ -208,53 +210,40 @@ class Job:
 
 @contextmanager
 def open_job(
-    kind: type[Result],
+    kind: Kind,
     meta: Mapping[str, Any],
+    options: RunOptions,
     *,
-    out: str | Path | None,
-    chunk_size: int,
-    shard: str | None,
-    engine: str,
-    resume: bool,
-    progress: bool,
-    workers: int = 0,
-    skip_bad: bool = False,
-    stages: Iterable[str] = (),
+    stages: Iterable[str] | None = None,
     code: object = None,
 ) -> Iterator[Job]:
     """Yields a job. meta: what is known of the result before it is measured.
 
-    stages: the names of all its stages, for `ci.merge`. code: further JSON that the chunks in a
-    folder depend on, such as digests of probes; it is in no result.
+    stages: the names of all its stages, for `ci.merge`; None: those of the kind. code: further JSON
+    that the chunks in a folder depend on, such as digests of probes; it is in no result.
 
-    Raises ValueError for a chunk_size, shard or engine that is none, for a shard without a folder,
-    if the folder holds another kind of result or a run with other settings, or cannot be written.
+    Raises ValueError for an unknown engine, if the folder holds another kind of result or a run
+    with other settings, or cannot be written.
     """
-    chunk_size = checks.count("chunk_size", chunk_size)
-    checks.one_of("engine", engine, tuple(ENGINES))
-    checks.flag("resume", resume)
-    decoding: dict[str, Any] = {
-        "workers": checks.count("workers", workers, least=0),
-        "skip_bad": checks.flag("skip_bad", skip_bad),
-    }
-    if out is None and shard is not None:
-        raise ValueError(f"shard={shard!r} needs a folder that all shards share: give out=DIR.")
-    full = {**meta, "chunk_size": chunk_size}
-    if out is None:
-        with ENGINES[engine]() as measure:
-            yield Job(kind, full, chunk_size, measure, progress=progress, **decoding)
+    engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
+    full = {**meta, "chunk_size": options.chunk_size}
+    if options.out is None:
+        with engine() as measure:
+            yield Job(kind, full, options, measure)
         return
-    folder, place = Path(out), shard_of(shard)
-    kind.check_folder(folder)
+    place = shard_of(options.shard)
+    kind.result.check_folder(options.out)
     plain_meta = json.loads(json.dumps(full, default=lambda value: value.item()))
     settings = {name: value for name, value in plain_meta.items() if name not in _FREE}
     settings["device"] = str(plain_meta["device"]).partition(":")[0]
-    run = {"format": 1, "kind": kind.KIND, "stages": list(stages), "settings": settings}
+    names = list(kind.stages if stages is None else stages)
+    run = {"format": 1, "kind": kind.name, "stages": names, "settings": settings}
     run = json.loads(json.dumps(run | {"code": code}))
-    full |= {"engine": engine, "command": plain(shlex.join(sys.argv), 1000)}
+    full |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
     full |= {"run": digest_of(run)}
-    with ledgers.opened(folder, run, place, resume) as ledger, ENGINES[engine]() as measure:
-        yield Job(kind, full, chunk_size, measure, ledger, place, progress, **decoding)
+    opened = ledgers.opened(options.out, run, place, options.resume)
+    with opened as ledger, engine() as measure:
+        yield Job(kind, full, options, measure, ledger, place)
 
 
 def digest_of(run: Mapping[str, Any]) -> str:
@@ -272,33 +261,24 @@ def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, A
     return tables
 
 
-def finished(
-    kind: type[Result],
-    ledger: Ledger,
-    rules: Mapping[str, Rules],
-    meta: dict[str, Any],
-    finish: Callable[[Mapping[str, Tables], dict[str, Any]], Any],
-) -> Any:
-    """Returns the result of a run whose chunks are all there, and saves it; rules: of each stage.
+def finished(kind: Kind, ledger: Ledger, stages: Iterable[str], meta: dict[str, Any]) -> Any:
+    """Returns the result of a run whose chunks are all there, and saves it.
 
     Of several processes that are done at once, one does this and the others load it.
     """
+    assert kind.finish is not None
     with ledgers.alone(ledger.out), ledgers.writable(ledger.out):
         try:
-            saved = kind.load(ledger.out)
+            saved = kind.result.load(ledger.out)
             if saved.meta.get("run") == meta["run"] and not ledger.fresh:
                 return saved
         except ValueError:
             pass  # none, or a damaged one
+        rules = {name: kind.rules_of(name) or {} for name in stages}
         found = {name: folded_tables(ledger, name, own, meta) for name, own in rules.items()}
-        result = finish(found, meta)
+        result = kind.finish(found, meta)
         result.save(ledger.out)
         return result
-
-
-def listing_in(out: str | Path | None, resume: bool) -> Path | None:
-    """Returns the file of the listing that an earlier call has kept, if this one goes on."""
-    return Path(out) / ledgers.LISTING if out is not None and resume else None
 
 
 def _ends(task: Task) -> tuple[int, int]:

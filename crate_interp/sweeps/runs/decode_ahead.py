@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from crate_interp.data.batch_reading import Found, read_runs
 from crate_interp.data.streams import Row, Stream
-from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
 from crate_interp.sweeps.runs.batches import nobody, ranges_of
+from crate_interp.sweeps.runs.chunked_pass import Ahead, Stage, Task
 
 
 class _Wanted(NamedTuple):
@@ -37,13 +37,13 @@ def read_ahead(
 
     The workers end with the context. Raises ValueError if a worker is killed.
     """
-    if not stage.workers:
+    if not stage.options.workers:
         yield tasks, lambda task: nobody
         return
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ValueError(
-            f"workers={stage.workers} needs processes that fork, which this system lacks: give "
-            "workers=0."
+            f"workers={stage.options.workers} needs processes that fork, which this system lacks: "
+            "give workers=0."
         )
     mine, theirs = tee(tasks)
     queue = _Queue(stage, theirs)
@@ -127,12 +127,12 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
     wanted: Any = (
         _Wanted(task.number, start, stop, _rows(task, start, stop))
         for task in tasks
-        for start, stop in ranges_of(task.samples, stage.batch_size)
+        for start, stop in ranges_of(task.samples, stage.options.batch_size)
     )
     with warnings.catch_warnings():  # of more workers than processors, and of forks beside threads
         warnings.simplefilter("ignore")
         loader = DataLoader(
-            _Reader(stage), batch_size=None, sampler=wanted, num_workers=stage.workers,
+            _Reader(stage), batch_size=None, sampler=wanted, num_workers=stage.options.workers,
             collate_fn=_as_it_is, prefetch_factor=2, multiprocessing_context="fork",
             generator=torch.Generator(),
         )  # fmt: skip

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name
+from crate_interp.core.run_options import RunOptions
 from crate_interp.data import Data, Samples
-from crate_interp.data.samples import check_limit, first
+from crate_interp.data.samples import first
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.model_digest import model_digest
 from crate_interp.probes import Probe
-from crate_interp.sweeps.runs.batches import Forward, run, samples_of
+from crate_interp.sweeps.runs.batches import Forward, run_layers, samples_of
 from crate_interp.sweeps.stores import arrow_files
 from crate_interp.sweeps.stores.activation_store import facts_of
 
@@ -109,9 +110,9 @@ def _points(probe: Probe, layers: Sequence[int], blocks: str) -> list[str]:
 def opened(
     model: HookedModel,
     data: Data,
-    limit: int | None,
-    forward: Forward = run,
-    find: Callable[[HookedModel, Data, int | None], Samples | Stream] = samples_of,
+    options: RunOptions,
+    forward: Forward = run_layers,
+    find: Callable[[HookedModel, Data, RunOptions], Samples | Stream] = samples_of,
 ) -> tuple[Samples | Stream, Forward]:
     """Returns the samples of `data`, and the forward that shows them to a model.
 
@@ -122,8 +123,8 @@ def opened(
     """
     facts = facts_of(data)
     if facts is None:
-        return find(model, data, limit), forward
-    if forward is not run:
+        return find(model, data, options), forward
+    if forward is not run_layers:
         raise ValueError("a store is not run through the model: leave out forward=.")
     if facts["model_digest"] != model_digest(model):
         raise ValueError(
@@ -131,7 +132,6 @@ def opened(
             f"{model.cfg.model_name!r} ({model_digest(model)[:19]}...): give the model that it was "
             "written with, with the same weights and config."
         )
-    check_limit(limit)
     stored: Any = data
     ours, n = facts["data"][0], len(stored)
     numbers = stored.with_format("numpy", columns=[arrow_files.SAMPLE])[:][arrow_files.SAMPLE]
@@ -147,4 +147,4 @@ def opened(
     )
     samples = Samples(n, labels, ours["fingerprint"], torch.arange, start=ours["start"])
     shapes = {name: tuple(shape) for name, shape in facts["points"].items()}
-    return first(samples, limit), Replay(stored, shapes, ours["start"])
+    return first(samples, options.limit), Replay(stored, shapes, ours["start"])

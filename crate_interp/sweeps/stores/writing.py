@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pandas as pd
 import torch
@@ -14,13 +14,14 @@ from torch import Tensor
 from crate_interp.core import checks, folders
 from crate_interp.core.files import digest, flush, write
 from crate_interp.core.progress import note
+from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by, counted
 from crate_interp.results.result_reading import META
-from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.ledgers.ledger import CHUNKS
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
@@ -48,15 +49,8 @@ def store(
     data: Data,
     *,
     points: NamesFilter,
-    out: str | Path,
     dtype: torch.dtype | str | None = None,
-    batch_size: int = 32,
-    chunk_size: int = 256,
-    limit: int | None = None,
-    resume: bool = True,
-    shard: str | None = None,
-    engine: str = "local",
-    progress: bool = True,
+    **run: Unpack[Run],
 ) -> "Perhaps[datasets.Dataset]":
     """Writes the activations of hook points for every sample, and returns `ci.open_store(out)`.
 
@@ -67,8 +61,8 @@ def store(
 
     The samples are written in chunks of chunk_size, an Arrow file each, whose digests the folder
     keeps. The same call goes on where an earlier one ended; files that are missing or damaged are
-    written anew. The other arguments are those of `ci.sweep`. Memory holds one batch. With several
-    machines all of them need the folder at one place.
+    written anew. run: as in `ci.sweep`, but `out` is needed and skip_bad refused. Memory
+    holds one batch. With several machines all of them need the folder at one place.
 
     Sweeps do not need this: `ci.sweep` keeps numbers alone, and its memory does not grow.
 
@@ -76,32 +70,47 @@ def store(
     starts, if the disk is too small or the folder holds something else. Raises ValueError, with
     point and samples, for NaN and for what float16 cannot hold.
     """
+    options = run_options(store, run)
+    folder = _checked(options)
     kept = str(dtype or torch.float32).removeprefix("torch.")
     checks.one_of("dtype", kept, tuple(arrow_files.DTYPES))
-    checks.count("batch_size", batch_size)
     check_model(model)
     names = model.matching_points(points)
-    samples = samples_of(model, data, limit)
-    shapes, options = _tried(model, samples, names)
+    samples = samples_of(model, data, options)
+    shapes, forward = _tried(model, samples, names)
     features = arrow_files.features_of(shapes, kept, samples.labels)
-    meta = data_meta(model, samples, batch_size) | {"points": shapes, "stored": kept}
+    meta = data_meta(model, samples, options.batch_size) | {"points": shapes, "stored": kept}
     meta["versions"] |= {name: version(name) for name in ("pyarrow", "datasets")}
-    folder = Path(out).absolute()
-    given: dict[str, Any] = {"features": features, "out": folder, "options": options}
+    given: dict[str, Any] = {"features": features, "out": folder, "options": forward}
     rows = partial(_of_chunk, shapes=shapes, kept=kept, **given)
-    with open_job(
-        ActivationStore, meta, out=out, chunk_size=chunk_size, shard=shard, engine=engine,
-        resume=resume, progress=progress, stages=[STAGE],
-    ) as job:  # fmt: skip
-        if not resume:
+    with open_job(STORE, meta, options) as job:
+        if not options.resume:
             folders.discard(folder, META)  # the index of files that are gone
         _check_space(job, samples, shapes, kept)
-        rules = {"files": by("chunk")}
-        whole = partial(_whole, folder)
-        job.run(Stage(STAGE, model, samples, rows, rules, batch_size, intact=whole))
-        index = job.result(lambda found, own: ActivationStore(*with_facts(found[STAGE], own)))
-    stored: Any = None if index is None else open_store(out)
+        job.run(Stage(STAGE, model, samples, rows, intact=partial(_whole, folder)))
+        index = job.result()
+    stored: Any = None if index is None else open_store(folder)
     return stored
+
+
+def store_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> ActivationStore:
+    """Returns the index of the files of the stage "store"."""
+    return ActivationStore(*with_facts(found[STAGE], meta))
+
+
+STORE = Kind(ActivationStore, {STAGE: {"files": by("chunk")}}, store_result)
+
+
+def _checked(options: RunOptions) -> Path:
+    """Returns the folder. Raises ValueError without one, and where samples would be left out."""
+    if options.out is None:
+        raise ValueError("ci.store writes files and needs a folder: give out=DIR.")
+    if options.skip_bad:
+        raise ValueError(
+            "a store holds a row for every sample, so skip_bad=True is not for it: give data "
+            "without the samples that cannot be decoded (`ci.sweep` with skip_bad lists them)."
+        )
+    return options.out.absolute()
 
 
 def _whole(out: Path, tables: Tables) -> bool:
@@ -151,7 +160,7 @@ def _check_space(job: Job, samples: Samples, shapes: Shapes, kept: str) -> None:
             f"{str(out)!r} has {size_of(free)} left: give fewer points, dtype=torch.float16, a "
             "limit, or another disk."
         )
-    if job.progress:
+    if job.options.progress:
         note(f"{out}: {words} in {kept}; {size_of(free)} are free.")
 
 

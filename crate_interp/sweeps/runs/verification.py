@@ -1,7 +1,6 @@
 """ci.verify: a report on a checkpoint, on a saved result, or on the folder of a run."""
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,11 @@ from crate_interp.core.files import digest
 from crate_interp.core.folders import differs, named, read_index
 from crate_interp.core.safe_text import plain
 from crate_interp.results import result_hash
+from crate_interp.results.kinds import KINDS, kind_of
 from crate_interp.results.result import Result
 from crate_interp.results.result_reading import META, table_from
 from crate_interp.sweeps.ledgers.ledger import CHUNKS, RUN, Ledger
 
-# the kinds of results: where their classes are
-KINDS: dict[str, tuple[str, str]] = {
-    "atlas": ("crate_interp.circuits.atlases.atlas_run", "Atlas"),
-    "atoms": ("crate_interp.sweeps.atom_statistics", "AtomResult"),
-    "audit": ("crate_interp.audits.result", "AuditResult"),
-    "circuit_scores": ("crate_interp.circuits.circuit_scores", "CircuitScores"),
-    "comparison": ("crate_interp.comparisons.result", "Comparison"),
-    "composition": ("crate_interp.circuits.compositions", "Composition"),
-    "head_ablation": ("crate_interp.circuits.head_ablation_result", "HeadAblation"),
-    "linear_probe": ("crate_interp.sweeps.linear_probes", "LinearProbeResult"),
-    "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),
-    "logit_lens": ("crate_interp.circuits.lens_table", "LogitLens"),
-    "saes": ("crate_interp.saes.result", "SaeResult"),
-    "segmentation": ("crate_interp.segmentation.result", "SegmentResult"),
-    "store": ("crate_interp.sweeps.stores.activation_store", "ActivationStore"),
-    "surgery": ("crate_interp.surgeries.result", "SurgeryResult"),
-    "sweep": ("crate_interp.sweeps.result", "SweepResult"),
-    "watch": ("crate_interp.training.watch_result", "WatchResult"),
-}
 Check = dict[str, Any]
 
 
@@ -84,11 +65,10 @@ def _result(folder: Path, index: Mapping[str, Any]) -> tuple[list[Check], dict[s
     checks = [_check("files are those that were saved", not wrong and bool(files), detail)]
     there = {name: digest(folder / name) for name in files if (folder / name).is_file()}
     more: dict[str, Any] = {"digests": there, "hash": None}
-    module, name = KINDS.get(str(index["result"]), ("", ""))
-    if not module:
+    if str(index["result"]) not in KINDS:
         kind = plain(index["result"], 80)
         return [*checks, _check("is a result", False, f"no kind {kind!r}")], more, []
-    of_kind: type[Result] = getattr(import_module(module), name)
+    of_kind = kind_of(index["result"]).result
     checks.append(_passes("can be loaded", lambda: of_kind.load(folder).headline()))
     wanted, limits = index.get("hash"), []
     try:

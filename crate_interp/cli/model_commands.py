@@ -1,0 +1,185 @@
+"""Commands that run a model over data: the options that they share, and what these become."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+import crate_interp as ci
+from crate_interp.cli.command_line import taking
+from crate_interp.cli.options import (
+    Config,
+    Data,
+    Dtype,
+    Family,
+    SharedOut,
+    Source,
+    Step,
+    Threads,
+    load,
+    say,
+    take_threads,
+)
+from crate_interp.core import checks
+from crate_interp.core.run_options import DEFAULTS, Run
+
+FORMATS = ("csv", "markdown", "latex")
+# what names a model, data and a folder: name -> (annotation, default)
+MODEL: dict[str, tuple[Any, Any]] = {
+    "source": (Source, inspect.Parameter.empty),
+    "data": (Data, inspect.Parameter.empty),
+    "out": (SharedOut, inspect.Parameter.empty),
+    "family": (Family, None),
+    "revision": (Step, None),
+    "config": (Config, None),
+}
+_DEVICE = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU of this rank, if any.")
+]
+_MACHINE: dict[str, tuple[Any, Any]] = {
+    "threads": (Threads, None),
+    "device": (_DEVICE, None),
+    "dtype": (Dtype, None),
+}
+# beside the options of `Run`
+_OF_CHUNKS: dict[str, tuple[Any, Any]] = {
+    "address": (
+        Annotated[
+            str | None,
+            typer.Option(help="Of the Ray cluster, such as auto. Default: one on this machine."),
+        ],
+        None,
+    ),
+    "restart": (
+        Annotated[bool, typer.Option("--restart", help="Start over; chunks that are there go.")],
+        False,
+    ),
+    "format": (
+        Annotated[
+            str | None, typer.Option(help="csv, markdown or latex: print the main table as such.")
+        ],
+        None,
+    ),
+}
+
+
+@dataclass
+class Asked:
+    """What a command line asks for. run: the options of the verb; format: of what is printed."""
+
+    run: dict[str, Any]
+    out: Path
+    data: Any
+    source: str = ""
+    family: str | None = None
+    revision: str | None = None
+    config: list[str] | None = None
+    device: str | None = None
+    dtype: str | None = None
+    format: str | None = None
+
+    def load(self, source: str) -> Any:
+        """Returns the model of that name, on the device of this process.
+
+        Of several that torchrun starts, the first of a machine fetches it, and the others wait.
+        """
+        from crate_interp.sweeps.engines.node_ranks import after_rank_0, device_of_rank
+
+        with after_rank_0(self.out):
+            device = self.device or device_of_rank()
+            return load(source, self.family, self.revision, self.config, device, self.dtype)
+
+    @cached_property
+    def model(self) -> Any:
+        """Returns the model that the command names."""
+        return self.load(self.source)
+
+    def measured(self, verb: Callable[..., Any], **options: Any) -> Any:
+        """Returns what a verb measures of the model on the data."""
+        return verb(self.model, self.data, out=self.out, **options, **self.run)
+
+    def page_of(self, result: Any, write: Callable[[Any, Path], Any]) -> Any:
+        """Returns what `write` makes of a result; of several processes one writes at a time."""
+        from crate_interp.sweeps.ledgers.ledger import alone  # brings pandas
+
+        with alone(self.out):
+            return write(result, self.out)
+
+    def say_result(self, result: Any, text: str, last: str) -> None:
+        """Prints the main table in the format that --format names, or else a text; then the last.
+
+        The last words go to stderr where the output is a table that a program may read.
+        """
+        if self.format is None:
+            say(f"{text}\n{last}" if text else last)
+            return
+        say(getattr(result, f"to_{self.format}")())
+        sys.stderr.write(f"{last}\n")
+
+
+def on_data(
+    result: str = "", of: type = Run, leading: Mapping[str, tuple[Any, Any]] = MODEL
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator of commands that take an `Asked` first: their line has its options too.
+
+    result: the class in `ci` that refuses a folder which holds something else, before work starts.
+    of: the options of the verb, Run or Pass. leading: what names model, data and folder. --threads
+    counts before the command begins, because torch reads it when it is imported.
+    """
+    shared = {**_options_of(of), **_MACHINE, **(_OF_CHUNKS if of is Run else {})}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [item for item in inspect.signature(command).parameters.values()][1:]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            taken = {name: given.pop(name) for name in (*leading, *shared)}
+            if taken.get("format") is not None:
+                checks.one_of("format", taken["format"], FORMATS)
+            take_threads(taken.pop("threads"))
+            _address(taken.pop("address", None), taken.get("engine"))
+            options = {name: taken.pop(name) for name in _options_of(of)}
+            if of is Run:
+                options["resume"] = not taken.pop("restart")
+            if result:
+                getattr(ci, result).check_folder(taken["out"])
+            command(Asked(options, **taken), **given)
+
+        return taking(run, [*_parameters(leading), *own, *_parameters(shared)])
+
+    return decorate
+
+
+def _options_of(of: type) -> dict[str, tuple[Any, Any]]:
+    """Returns the options of Run or Pass as typer takes them; --quiet and --restart are its own."""
+    hints = get_type_hints(of, include_extras=True)
+    kinds = {name: get_args(hint) for name, hint in hints.items()}
+    found = {}
+    for name in (name for name in kinds if name not in ("out", "progress", "resume")):
+        kind, text = kinds[name]
+        default = getattr(DEFAULTS, name)
+        flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
+        found[name] = (Annotated[kind, typer.Option(*flag, help=text)], default)
+    return found
+
+
+def _parameters(options: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, keyword, default=value, annotation=kind)
+        for name, (kind, value) in options.items()
+    ]
+
+
+def _address(address: str | None, engine: str | None) -> None:
+    if address is None:
+        return
+    if engine != "ray":
+        raise ValueError(f"--address {address}: that is for --engine ray.")
+    os.environ["RAY_ADDRESS"] = address

@@ -1,0 +1,108 @@
+"""The options of every verb that streams data: named once, checked once, carried as one object."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from crate_interp.core import checks
+
+
+class Pass(TypedDict, total=False):
+    """What runs a model over data takes: which samples, and how they are read.
+
+    batch_size: 32 unless the verb says otherwise. limit: the first n samples; those of a folder are
+    of all its classes. workers: how many processes decode samples ahead. skip_bad: list samples
+    that cannot be decoded in meta["skipped"] and leave them out, instead of refusing them.
+    """
+
+    batch_size: Annotated[int, "Samples that run at once."]
+    limit: Annotated[
+        int | None, "Use the first samples only. Those of a folder are of all its classes."
+    ]
+    workers: Annotated[int, "Processes that decode pictures. 0: none beside this."]
+    skip_bad: Annotated[bool, "List and leave out what cannot be decoded."]
+    progress: Annotated[bool, "Show progress."]
+
+
+class Run(Pass, total=False):
+    """What measures in chunks takes besides: where chunks are kept, and who measures which.
+
+    The data is measured in chunks, whose numbers merge in their order: the same bits whoever
+    measures which chunk. out: a folder that keeps each chunk as soon as it is measured, and the
+    result; the same call goes on where an earlier one ended. resume: False starts over. shard:
+    "i/n", i from 0: this process takes every n-th chunk (None: RANK and WORLD_SIZE, which torchrun
+    sets, or all chunks), and the verb returns None while others are missing. engine: "local", or
+    "ray" for the actors of a Ray cluster.
+    """
+
+    out: str | Path | None
+    chunk_size: Annotated[int, "Samples that are measured, and kept, in one piece."]
+    resume: Annotated[bool, "Go on where an earlier call ended."]
+    shard: Annotated[
+        str | None, "i/n, i from 0: measure every n-th chunk. torchrun needs no --shard."
+    ]
+    engine: Annotated[str, "local, or ray for a Ray cluster."]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of one call, checked."""
+
+    batch_size: int = 32
+    limit: int | None = None
+    workers: int = 0
+    skip_bad: bool = False
+    progress: bool = True
+    out: Path | None = None
+    chunk_size: int = 256
+    resume: bool = True
+    shard: str | None = None
+    engine: str = "local"
+
+    def of_a_pass(self) -> Pass:
+        """Returns the options for a sweep of samples to which the limit was applied already."""
+        given: Any = {name: getattr(self, name) for name in Pass.__annotations__}
+        return given | {"limit": None}
+
+
+DEFAULTS = RunOptions()
+
+
+def run_options(
+    verb: Callable[..., Any], given: Run | Pass, taken: type = Run, **defaults: Any
+) -> RunOptions:
+    """Returns the options of a call of a verb, checked.
+
+    taken: Run, or Pass where the verb does not measure in chunks. defaults: those of the verb that
+    differ from ours.
+
+    Raises TypeError for an unknown name, with the nearest that the verb has; ValueError for a value
+    that its option cannot have, and for a shard without a folder.
+    """
+    known = list(taken.__annotations__)
+    for name in given:
+        if name not in known:
+            own = [item for item in inspect.signature(verb).parameters if item != "run"]
+            hint = checks.did_you_mean(name, [*own, *known], f"It takes {', '.join(own + known)}.")
+            raise TypeError(
+                f"{verb.__name__}() got an unexpected keyword argument {name!r}. {hint}"
+            )
+    values = {**defaults, **given}
+    if values.get("out") is not None:
+        values["out"] = Path(values["out"])
+    options = RunOptions(**values)
+    if options.out is None and options.shard is not None:
+        raise ValueError(
+            f"shard={options.shard!r} needs a folder that all shards share: give out=DIR."
+        )
+    checks.limit(options.limit)
+    return replace(
+        options,
+        batch_size=checks.count("batch_size", options.batch_size),
+        workers=checks.count("workers", options.workers, least=0),
+        skip_bad=checks.flag("skip_bad", options.skip_bad),
+        chunk_size=checks.count("chunk_size", options.chunk_size),
+        resume=checks.flag("resume", options.resume),
+    )

@@ -1,0 +1,69 @@
+"""The kinds of results: where each is defined, and how the chunks of a run become one."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import pandas as pd
+
+from crate_interp.results.result import Merge, Result
+
+Tables = dict[str, pd.DataFrame]
+Rules = Mapping[str, Merge]  # how each table of a stage merges
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of result, and how a run that measures it becomes one.
+
+    result: the class. stages: how the tables of each stage merge, by the name of the stage; that of
+    "untrained-0", "untrained-1", ... is "untrained". finish: makes the result of the merged tables
+    of each stage and the meta. A result that is not measured in chunks has neither.
+    """
+
+    result: type[Result]
+    stages: Mapping[str, Rules] = field(default_factory=dict)
+    finish: Callable[[Mapping[str, Tables], dict[str, Any]], Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Returns the name under which meta.json and run.json know the kind."""
+        return self.result.KIND
+
+    def rules_of(self, stage: object) -> Rules | None:
+        """Returns the rules of a stage, or None if the kind has no stage of this name."""
+        name = re.fullmatch(r"([a-z]+)(-[0-9]{1,9})?", stage) if isinstance(stage, str) else None
+        return None if name is None else self.stages.get(name[1])
+
+
+# name -> the module that defines the Kind, or the class if it is not measured in chunks; its name
+KINDS: dict[str, tuple[str, str]] = {
+    "atlas": ("crate_interp.circuits.atlases.atlas_run", "ATLAS"),
+    "atoms": ("crate_interp.sweeps.atom_statistics", "ATOMS"),
+    "audit": ("crate_interp.audits.run", "AUDIT"),
+    "circuit_scores": ("crate_interp.circuits.circuit_scores", "CircuitScores"),
+    "comparison": ("crate_interp.comparisons.result", "Comparison"),
+    "composition": ("crate_interp.circuits.compositions", "COMPOSITION"),
+    "head_ablation": ("crate_interp.circuits.head_ablation", "HEAD_ABLATION"),
+    "linear_probe": ("crate_interp.sweeps.linear_probes", "LINEAR_PROBE"),
+    "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),
+    "logit_lens": ("crate_interp.circuits.lens_table", "LogitLens"),
+    "saes": ("crate_interp.saes.run", "SAES"),
+    "segmentation": ("crate_interp.segmentation.run", "SEGMENTATION"),
+    "store": ("crate_interp.sweeps.stores.writing", "STORE"),
+    "surgery": ("crate_interp.surgeries.run", "SURGERY"),
+    "sweep": ("crate_interp.sweeps.run", "SWEEP"),
+    "watch": ("crate_interp.training.watch_result", "WatchResult"),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """Returns a kind by its name; its module is imported when it is asked for.
+
+    Raises KeyError for a name that `KINDS` lacks.
+    """
+    module, attribute = KINDS[name]
+    found = getattr(import_module(module), attribute)
+    return found if isinstance(found, Kind) else Kind(found)

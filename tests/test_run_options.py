@@ -1,0 +1,85 @@
+"""The options that every streamed verb has: one class, one check, the same names everywhere."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import crate_interp as ci
+from conftest import make
+from crate_interp.core.run_options import DEFAULTS, Pass, Run, RunOptions, run_options
+from crate_interp.results.kinds import KINDS, Kind, kind_of
+from crate_interp.results.result import Result
+
+IN_CHUNKS = (
+    ci.sweep, ci.audit, ci.segment, ci.atoms, ci.atlas, ci.linear_probe, ci.store, ci.ablate_heads,
+    ci.circuits.composition, ci.surgery, ci.saes.evaluate,
+)  # fmt: skip
+IN_A_PASS = (ci.report, ci.compare)
+
+
+@pytest.mark.parametrize("verb", [*IN_CHUNKS, *IN_A_PASS])
+def test_a_verb_takes_its_options_from_the_class(verb):
+    taken = inspect.signature(verb).parameters
+    kind = Run if verb in IN_CHUNKS else Pass
+    assert taken["run"].annotation.__args__ == (kind,)
+    assert not set(taken) & set(kind.__annotations__)
+
+
+def test_the_checked_options_are_those_of_the_class():
+    assert {item.name for item in dataclasses.fields(RunOptions)} == set(Run.__annotations__)
+    assert set(Pass.__annotations__) < set(Run.__annotations__)
+    options = run_options(ci.sweep, {"batch_size": 5, "out": "x"}, chunk_size=3)
+    assert options == dataclasses.replace(DEFAULTS, batch_size=5, out=Path("x"), chunk_size=3)
+
+
+@pytest.mark.parametrize("verb", IN_CHUNKS)
+def test_an_unknown_option_gets_its_nearest(verb, unchecked):
+    more = {"saes": {}} if verb is ci.saes.evaluate else {}
+    more |= {"points": None} if verb is ci.store else {}
+    with pytest.raises(TypeError, match=r"'batchsize'\. Did you mean batch_size"):
+        verb(make(), torch.zeros(1, 3, 6, 20), batchsize=3, **more)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'\. It takes model,"):
+        verb(make(), torch.zeros(1, 3, 6, 20), xyzzy=3, **more)
+
+
+def test_a_verb_without_chunks_has_no_options_of_chunks(tmp_path):
+    with pytest.raises(TypeError, match="compare.. got an unexpected keyword argument 'shard'"):
+        ci.compare(make(), make(), torch.zeros(1, 3, 6, 20), shard="0/2")
+    with pytest.raises(TypeError, match=r"report\(\) .* 'chunk_size'"):
+        ci.report(make(), torch.zeros(1, 3, 6, 20), tmp_path, chunk_size=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"batch_size": 0}, "batch_size=0: give a whole number of at least 1"),
+        ({"chunk_size": 2.5}, "chunk_size=2.5: give a whole number"),
+        ({"limit": 0}, "limit=0: give a whole number of at least 1, or None for all samples"),
+        ({"workers": -1}, "workers=-1: give a whole number of at least 0"),
+        ({"skip_bad": "no"}, "skip_bad"),
+        ({"resume": 1}, "resume"),
+        ({"engine": "dask"}, "engine='dask'"),
+        ({"shard": "0/2"}, "needs a folder that all shards share: give out=DIR"),
+    ],
+)
+def test_wrong_values_are_refused_before_work_starts(given, words, unchecked):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        ci.sweep(make(), torch.zeros(1, 3, 6, 20), progress=False, **given)
+
+
+def test_every_kind_of_result_is_in_the_table_once():
+    def kinds(cls):
+        return {
+            cls.KIND: cls,
+            **{k: v for sub in cls.__subclasses__() for k, v in kinds(sub).items()},
+        }
+
+    found = {name: kind_of(name) for name in KINDS}
+    assert all(isinstance(kind, Kind) and kind.name == name for name, kind in found.items())
+    own = {name for name, cls in kinds(Result).items() if cls.__module__.startswith("crate_")}
+    assert own - {""} == set(KINDS)
+    for kind in found.values():
+        assert bool(kind.stages) == (kind.finish is not None)
