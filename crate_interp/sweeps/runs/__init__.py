@@ -1,0 +1,1 @@
+"""What every streamed verb shares: a pass over data in chunks, in memory or in a folder."""
