@@ -62,5 +62,5 @@ def test_what_texts_name_exists():
         if name.split(".")[-1] not in suffixes:
             assert is_there(name), f"{path} names {name}"
     assert len(names) > 100
-    gone = ("audits.gone", "audits.claims.gone", "gone")
+    gone = ("audits.left", "audits.claims.left", "left")
     assert not any(is_there(f"{PACKAGE.name}.{name}") for name in gone)
