@@ -35,7 +35,7 @@ from planted import (
 )
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from training import learning_rate
+from training import set_learning_rate
 
 import crate_interp as ci
 from crate_interp.core.files import write
@@ -103,8 +103,7 @@ def train(variant: str, seed: int, steps: int, bar: tqdm) -> dict[str, Any]:
     optimizer = torch.optim.Adam(weights, lr=LR)
     untrained = matched_overlap(network.reads(), V)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, LR)
+        set_learning_rate(optimizer, step, steps, LR)
         noisy, clean, _ = data(BATCH, 10_000 * (seed + 1) + step)
         loss = (network(noisy) - clean).square().mean()
         optimizer.zero_grad()

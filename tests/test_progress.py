@@ -1,6 +1,5 @@
 """Progress bars: where they go in a terminal and in a notebook without ipywidgets."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import sys
 sys.modules["ipywidgets"] = None  # a notebook that lacks it
 import torch
 import crate_interp as ci
+from command import python
 model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=12, n_layers=2, n_heads=2,
     image_size=8, patch_size=4, n_classes=3, mean=[0.5] * 3, std=[0.5] * 3)).eval()
 ci.sweep(model, torch.randn(4, 3, 8, 8), controls=0)
@@ -43,7 +43,7 @@ def test_nothing_else_loads_tqdm_before():
         "import crate_interp as ci; ci.load\n"
         "print(sys.modules['tqdm.auto'].__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python(code)
     assert done.stdout.strip() == "tqdm.auto", done.stderr
 
 

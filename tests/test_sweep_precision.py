@@ -1,13 +1,11 @@
 """precision="bfloat16": what runs in which dtype, and what the result says of it."""
 
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
+from command import python
 
 SCIPY = """
 import sys, torch
@@ -56,5 +54,5 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(tmp_path):
 
 @pytest.mark.slow
 def test_loading_and_sweeping_need_no_scipy():
-    done = subprocess.run([sys.executable, "-c", SCIPY], capture_output=True, text=True)
+    done = python(SCIPY)
     assert done.returncode == 0, done.stderr

@@ -96,6 +96,21 @@ def answer_of(kept: Sequence[bool]) -> str:
     return "supported" if all(kept) else "depends" if any(kept) else "not supported"
 
 
+def in_all(kept: Sequence[bool], what: str) -> dict[str, str]:
+    """Returns the answer of a claim that is asked in several places, and why.
+
+    what: the rest of the sentence after "2 of 6 ...".
+    """
+    return {"answer": answer_of(kept), "why": f"{sum(kept)} of {len(kept)} {what}"}
+
+
+def finished(figure: Any, title: str, bottom: float) -> Any:
+    """Gives a figure its title; bottom: the share of its height that is left for a legend."""
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, bottom, 1, 1))
+    return figure
+
+
 def answer_above(interval: tuple[float, float], level: float = 0.0) -> str:
     """Returns the answer of an interval that is claimed to lie above a level.
 
