@@ -7,6 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from command import python
 from crate_interp.core import progress
 
 CELL = """
@@ -14,7 +15,6 @@ import sys
 sys.modules["ipywidgets"] = None  # a notebook that lacks it
 import torch
 import crate_interp as ci
-from command import python
 model = ci.HookedCrate(ci.CrateConfig(family="crate", d_model=12, n_layers=2, n_heads=2,
     image_size=8, patch_size=4, n_classes=3, mean=[0.5] * 3, std=[0.5] * 3)).eval()
 ci.sweep(model, torch.randn(4, 3, 8, 8), controls=0)

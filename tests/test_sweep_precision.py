@@ -15,7 +15,6 @@ ci.sweep(model, torch.zeros(2, 1, 28, 28), controls=1, progress=False).headline(
 assert "scipy" not in sys.modules, [name for name in sys.modules if "scipy" in name]
 """
 
-
 _SEEN: list[tuple] = []  # not in a closure: what a probe closes over is a setting of the run
 
 
