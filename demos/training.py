@@ -47,7 +47,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, steps: int, p
 
 
 def stopped(step: int) -> SystemExit:
-    """Returns how a training ends that was interrupted and has saved its state."""
+    """Returns the exit of a training that was interrupted and has saved its state."""
     return SystemExit(f"stopped after {step} steps; the same command goes on from there.")
 
 

@@ -76,7 +76,7 @@ def errors(mae: HookedCrateMAE, images: Tensor, ratio: float, seed: int) -> list
 
 @torch.no_grad()
 def rival_errors(images: Tensor, ratio: float, seed: int) -> dict[str, list[float]]:
-    """Returns the same of what fills the images in without a network."""
+    """Returns the errors of rivals that fill the images in without a network."""
     mae, gallery = load_mae(), read_gallery()
     seen = visible_pixels(mae, mae(images, noise_of(len(images), seed), ratio).mask)
     drawn = {
