@@ -1,5 +1,5 @@
 # make report     measure the embedded model, write runs/first/report.html
-# make test       the fast tests; WHEEL=1: of the built wheel, in an environment outside the checkout
+# make test       the fast tests, after make browser; WHEEL=1: of the built wheel, in an environment outside the checkout
 # make test-all   every test, with 200 examples for each property
 # make oracles    compute the recorded oracles anew
 # make check      ruff and pyright
@@ -16,6 +16,7 @@
 # make notebooks  run demos/NN_*.py top to bottom into runs/notebooks
 # make pictures   open the pages in headless Chromium, wide and narrow, light and dark; runs/pictures
 # make maskcut    300 grids against the dense solver, an hour
+# make browser    install Debian's Chromium for the tests of pages, if it is missing and we may install it
 # make clean      remove what make made
 
 PYTHON ?= python3
@@ -24,18 +25,21 @@ READY := .venv/.ready
 OUT ?= runs/first
 
 .PHONY: report test test-all oracles check fuzz kill bench maskcut pictures notebooks tables pairs \
-	labs docs transformerlens oldest clean
+	labs docs transformerlens oldest browser clean
 
 report: $(READY)
 	$(BIN)/crate-interp report crate-tiny-fashion --data embedded:fashion --out $(OUT) --audit
 
 ifdef WHEEL
-test: $(READY)
+test: $(READY) browser
 	bash tests/wheel.sh $(BIN)/python
 else
-test: $(READY)
+test: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 endif
+
+browser:
+	@bash tests/install_chromium.sh
 
 test-all:
 	CRATE_SLOW=all CRATE_PROFILE=thorough $(MAKE) test

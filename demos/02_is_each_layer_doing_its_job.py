@@ -12,9 +12,9 @@
 # # Is each layer doing its job?
 #
 # **Does every layer of a trained CRATE compress and sparsify, as its derivation says?** That
-# depends on how the tokens are taken: attention raises the rate R^c of the stream as it is, in
-# every layer, and lowers it in every layer once the length of the stream is taken out. The picture
-# shows it, beside two nulls.
+# depends on how the tokens are normalised. In every layer attention raises the rate R^c of the
+# stream as it is, and lowers it once the length of the stream is taken out. The picture shows it,
+# beside two nulls.
 #
 # There are three frames, and both sides of the step are taken in the same one:
 #
@@ -119,10 +119,10 @@ lasso[names].round(3)
 # %% [markdown]
 # ## What attention writes with
 # By the derivation a head writes with the subspace that it reads with: its output map W_O,k is
-# U_k^T. The networks train a map of its own in its place. Its cosine with U_k^T is 1 if it has
-# learned what was derived, -1 if it has learned the opposite sign, which is the variant CRATE-N
-# ([arXiv 2411.17182](https://arxiv.org/abs/2411.17182), section 4.2). It needs no data. Here it is
-# for each head along the training; the grey band holds 95 % of random matrices.
+# U_k^T. The networks here train the output map freely. Its cosine with U_k^T is 1 if it has learned
+# what was derived, and -1 if it has learned the opposite sign, which is the variant CRATE-N
+# ([arXiv 2411.17182](https://arxiv.org/abs/2411.17182), section 4.2). The cosine needs no data. The
+# figure shows it for each head along the training; the grey band holds 95 % of random matrices.
 
 # %%
 STEPS = [0, 10, 40, 160, 640, 2560, 4280]
@@ -226,9 +226,9 @@ print(
 # to the sign opposite to U_k^T, and only a little: a cosine of -0.28 is 8 % of the squared norm.
 # The sparse step lowers its lasso, but in four layers of six random dictionaries lower theirs more.
 #
-# **Where it holds.** `crate-tiny-fashion`, trained once; intervals are over its 32 images, those of
-# the gain over 8 random maps, and none says anything about another training run. Excess and gain
-# are at eps 0.1, with U as stored and all tokens. The band is that of independent entries.
+# **Where it holds.** `crate-tiny-fashion`, trained once. Intervals are over its 32 images, and
+# those of the gain over 8 random maps. No interval says anything about another training run. Excess
+# and gain are at eps 0.1, with U as stored and all tokens. The band is that of independent entries.
 #
 # **What it does not show.** Which frame is the right one: the paper's step is a weighted mean of Z
 # and MSSA(Z), and a network adds MSSA(LN(Z)) to Z. Whether a network answers better because its

@@ -32,7 +32,7 @@ model = ci.load(NAME)
 NETWORKS = 1
 segments = ci.segment(model, DATA, limit=64, untrained=NETWORKS, progress=False)
 print(segments.headline())
-print(f"Untrained networks: {NETWORKS}, with other random weights the score would be another.")
+print(f"Untrained networks: {NETWORKS}. Other random weights would give another score.")
 
 # %% [markdown]
 # The table has the score of each layer. Beside it stand the same maps on the mask of another image,
@@ -82,6 +82,6 @@ print(
     f"{fixed['value']:.3f} ({fixed['low']:.3f} to {fixed['high']:.3f}, {int(fixed['n'])} images), "
     f"the highest level {levels.max():.3f} ({levels.astype(float).idxmax()}), untrained "
     f"{fixed['untrained']:.3f} ({NETWORKS} network{'s' * (NETWORKS > 1)}). "
-    "The layer and head were chosen with masks, on the other half of the images: without any mask "
-    "nobody would know which head to look at."
+    "The layer and head were chosen with masks, on the other half of the images: without masks one "
+    "could not know which head to look at."
 )

@@ -57,7 +57,7 @@ for half, (loss, right) in whole.items():
 
 # %% [markdown]
 # ## Ablate each head
-# At `attn.hook_z` is the output of each head in its own subspace. `zero` removes it, and `mean`
+# `attn.hook_z` holds the output of each head in its own subspace. `zero` removes it, and `mean`
 # replaces it with its mean over images. Few answers change without a head: differences of accuracy
 # are too coarse to tell heads apart here. The loss moves with every image. If heads differ, both
 # halves must agree about them.
@@ -94,10 +94,10 @@ figure
 # %% [markdown]
 # ## Project the subspace out
 # Project the head's subspace out of the normalised tokens. Then the head has nothing to read, and
-# other heads lose what their subspaces share with it. Projected out of the stream instead, some of
-# its codes come back, because LayerNorm mixes the entries of a token, and the skip path loses the
-# span too. Compare with 40 random subspaces of the same width: is it this subspace that counts, or
-# would any other do?
+# other heads lose what their subspaces share with it. If the subspace is projected out of the
+# stream instead, some of its codes come back, because LayerNorm mixes the entries of a token. The
+# skip path loses the span, too. Compare with 40 random subspaces of the same width: is it this
+# subspace that counts, or would any other do?
 
 # %%
 u = model.blocks[layer].attn.U[head]
@@ -127,7 +127,8 @@ for point in ("ln1.hook_normalized", "hook_resid_pre"):
 # ## Steer along an atom, and raise the threshold
 # In CRATE the code is the next stream, so a push along atom j changes that entry of every token.
 # Among the 128 atoms of the last layer, take the one whose push gathers the most answers, and the
-# median atom, both by one half of the images. The answers are those of the other half.
+# median atom. Both are chosen on one half of the images, and the answers are those of the other
+# half.
 
 # %%
 last = model.cfg.n_layers - 1

@@ -13,15 +13,15 @@
 #
 # An induction head finds the earlier copy of a token and reads what came after it. Its query is the
 # token itself, its key the token *before*: two different things. In CRATE both are the same code,
-# so that a pair of tokens gets one score, whichever of the two asks.
+# so that a pair of tokens gets one score, whichever of the two is the query.
 #
 # **What was found: the position tells the two apart.** At an early position the code holds mostly
-# the token before it, at a late position mostly the token itself. So late tokens can ask and early
-# ones answer. This holds in all three networks that were trained; in an untrained one the code
-# holds the token itself everywhere. Exchange the positions by hand, and in two of the three the
-# head turns round: it prefers the token *before* the earlier copy to the one after it. In the
-# third, neither gets as much attention as an even head would give. A GPT of the same shape (one
-# network) has a query and a key of their own. Its head does not turn round.
+# the token before it, at a late position mostly the token itself. So late tokens can serve as
+# queries and early ones as keys. This holds in all three networks that were trained; in an
+# untrained one the code holds the token itself everywhere. Exchange the positions by hand, and in
+# two of the three the head turns round: it prefers the token *before* the earlier copy to the one
+# after it. In the third, neither gets as much attention as an even head would give. A GPT of the
+# same shape (one network) has a query and a key of their own. Its head does not turn round.
 #
 # The model, `crate-tiny-induction`, has 3 layers of 4 heads and was trained on nothing but strings
 # of random tokens that repeat. Two more networks of other seeds have a section of their own.
@@ -284,8 +284,8 @@ for layer in range(3):
 
 # %% [markdown]
 # ## Who reads whom
-# Composition asks of the weights alone: how much of what one head writes lies in the subspace that
-# a later head reads? Path patching asks of the model at work: what is lost if only this path
+# Composition looks at the weights alone: how much of what one head writes lies in the subspace that
+# a later head reads? Path patching looks at the running model: what is lost if only this path
 # carries what the sender wrote on *other* strings of the same periods? It is done for the query,
 # the key and the value of the receivers by themselves. A path can cost more than the 3.47 nats of
 # chance, because the heads then predict the other string. These numbers have no interval: each is
@@ -369,10 +369,10 @@ print(result.table("heads").round(3).to_string(index=False))
 
 # %% [markdown]
 # ## What the tie changes, shown by editing
-# In CRATE query i and key j have the score of query j and key i: first line below. Say that b
-# follows a. The second a asks about the first b, the token after its copy. The second b asks about
-# the first a, the token *before* its copy. Without positions the codes of both copies would be the
-# same, and so would the two scores.
+# In CRATE query i and key j have the same score as query j and key i: first line below. Say that b
+# follows a. The second a should look at the first b, the token after its copy. The second b would
+# then look at the first a, the token *before* its copy. Without positions the codes of both copies
+# would be the same, and so would the two scores.
 #
 # Here the same strings stand at early and at late positions, and the induction head alone gets its
 # query or its key from the other run (`hook_q`, `hook_k`). Bars show the attention around the
@@ -457,16 +457,16 @@ for which in models:
         )
 
 # %% [markdown]
-# The preference goes with the positions, not with who asks. If the keys are late, little of it is
-# left; if the queries are early as well, it points the other way. (The copy itself gets the most
-# attention then: a code is like itself.) The GPT's head looks at the same place or at no place.
-# Late keys are unusual for both models: in the training every string has a first copy that ends by
-# position 24.
+# The preference follows the positions, not the roles of query and key. If the keys are late, little
+# of it is left; if the queries are early as well, it points the other way. (The copy itself gets
+# the most attention then: a code is like itself.) The GPT's head looks at the same place or at no
+# place. Late keys are unusual for both models: in the training every string has a first copy that
+# ends by position 24.
 #
 # The second edit unties the roles. A run gets what the layer of the previous-token heads gathers
 # from *other positions* out of other strings, so that the tokens before are wrong; or everything
 # but that, so that the token itself is wrong. The query, the key or the value of the induction
-# heads gets the codes of that run. What must be known where?
+# heads gets the codes of that run. Which role needs which token?
 
 
 # %%
@@ -651,10 +651,10 @@ ci.viz.explore(crate.run_with_cache(judge[:1])[1], judge[:1], circuit=circuit)
 
 # %% [markdown]
 # ## The same search in text
-# `crate-tiny-lm` was trained on books and a dictionary. Has it an induction head? Random tokens are
-# shown twice. And does an open “quote” make it prefer `.”` to `.`? The windows run as they are, and
-# with every opening quote replaced by ` the`. Neighbouring windows are of one text, so that the
-# interval comes from drawing whole texts again.
+# `crate-tiny-lm` was trained on books and a dictionary. Does it have an induction head? Random
+# tokens are shown twice. And does an open “quote” make it prefer `.”` to `.`? The windows run as
+# they are, and with every opening quote replaced by ` the`. Neighbouring windows are of one text,
+# so that the interval comes from drawing whole texts again.
 
 # %%
 lm = ci.load("crate-tiny-lm")

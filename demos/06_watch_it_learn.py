@@ -109,10 +109,10 @@ for frame, title in frames.items():
 
 # %% [markdown]
 # ## When is it done?
-# A number has settled at the first checkpoint from which on it stays within 10 % of its total
-# change from its last value. Which checkpoint that is depends on the images. So draw the images
-# again 2,000 times, and look at the middle 95 % of the checkpoints. All of this is one training
-# run: another seed may learn at other steps.
+# A number has settled at the first checkpoint after which it stays close to its last value: within
+# 10 % of its total change. Which checkpoint that is depends on the images. So draw the images again
+# 2,000 times, and look at the middle 95 % of the checkpoints. All of this is one training run:
+# another seed may learn at other steps.
 
 
 # %%

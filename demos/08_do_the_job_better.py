@@ -46,8 +46,8 @@ for mix in (0.0, 0.1, 1.0):
 #
 # In place of the sparse step: `4 steps` on the layer's own lasso, and its `solution`.
 #
-# Beside each slope stands that of random directions. They are as long as the change, and the same
-# for all samples, and point anywhere.
+# Beside each slope stands the slope in random directions, which are as long as the change and the
+# same for all samples.
 
 # %%
 fast = ["gradient", "neumann", "plus", "minus", 4]
@@ -102,8 +102,8 @@ figure
 
 # %% [markdown]
 # A slope is a beginning. Does the loss really fall a little further on? Take the step and the layer
-# with the steepest fall in each network, put 5 % of it into that layer, and answer other samples:
-# on those that chose it, the steepest of many slopes looks steeper than it is.
+# with the steepest fall in each network, put 5 % of it into that layer, and answer other samples.
+# On the samples that chose it, the steepest of many slopes looks steeper than it is.
 
 # %%
 further = {}

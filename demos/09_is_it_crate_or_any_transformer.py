@@ -11,11 +11,11 @@
 # %% [markdown]
 # # Is it CRATE, or any transformer?
 #
-# **Which of the things measured on CRATE are CRATE's?** A CRATE layer is made to compress tokens
-# and to make them sparse. A ViT is not, and yet training may bring it to do the same. So here are
-# five tiny CRATEs and five tiny ViTs, trained under one budget (`demos/train_pairs.py`): the same
-# pictures in the same order, as many steps, layers, heads, tokens and parameters. They are measured
-# at the same hook points, each kind beside networks with random weights.
+# **Which of the properties measured on CRATE come from its design?** A CRATE layer is made to
+# compress tokens and to make them sparse. A ViT is not, but training may make it do the same. So
+# here are five tiny CRATEs and five tiny ViTs, trained under one budget (`demos/train_pairs.py`):
+# the same pictures in the same order, as many steps, layers, heads, tokens and parameters. They are
+# measured at the same hook points, each kind beside networks with random weights.
 
 # %%
 # %matplotlib inline
@@ -113,8 +113,8 @@ figure.savefig("crate-or-any-transformer.png", dpi=120)
 figure
 
 # %% [markdown]
-# What does training bring? Trained less random, for each kind, and the first less the second. The
-# networks are the unit, so the interval (Welch's, 95 %) says what other seeds would show.
+# What does training bring? The table has trained minus random for each kind, and the difference of
+# the kinds. Intervals (Welch's, 95 %) are over networks, so they say what other seeds would show.
 
 
 # %%
@@ -151,8 +151,8 @@ figure = ci.viz.compare(comparison, "sparsity.hoyer")
 figure
 
 # %% [markdown]
-# A ViT's keys could stand in for U as well as its values. It is a choice, so ask whether the answer
-# rests on it.
+# A ViT's keys could stand in for U as well as its values. That is a choice: does the answer depend
+# on it?
 
 # %%
 keyed = [ci.bridge.load(f"weights/pair-vit-seed-{seed}", subspaces="key") for seed in SEEDS]
@@ -166,8 +166,8 @@ for choice, networks_of in (("values", vits), ("keys", keyed)):
 
 # %% [markdown]
 # ## What follows
-# A number that both kinds reach by training says nothing of CRATE's design. One that CRATE's layers
-# have with random weights already comes from how they are built, and not from what they learn.
+# A number that both kinds reach by training says nothing about CRATE's design. A number that CRATE
+# already has with random weights comes from how its layers are built, not from what they learn.
 
 # %%
 groups = {
@@ -193,6 +193,7 @@ for whom, names in groups.items():
     print(f"  {whom}: {', '.join(names) or 'nothing'}")
 
 # %% [markdown]
-# Under this budget the CRATEs answer better than the ViTs, as their cards say. So some of what
-# differs may be how far each got, and not how it is built. `demos/crate_against_vit.py` measures
-# more, with a null for the compression and p adjusted over all that is measured.
+# Under this budget the CRATEs answer better than the ViTs, as their cards say. So part of the
+# difference may come from how well each learned, and not from how it is built.
+# `demos/crate_against_vit.py` measures more, with a null for the compression and p adjusted over
+# all that is measured.

@@ -99,7 +99,7 @@ def too_even(shares: torch.Tensor) -> torch.Tensor:
 
 
 def groups(model: HookedCrateLM, decay: float) -> list[dict]:
-    """Returns what AdamW takes; U, positions and norms do not decay, which would even attention."""
+    """Returns the groups of AdamW; U, positions and norms do not decay, as that evens attention."""
     parts: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
     for name, value in model.named_parameters():
         parts[value.ndim < 2 or "u_proj" in name or "pos_embed" in name].append(value)

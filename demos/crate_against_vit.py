@@ -1,4 +1,4 @@
-"""Which of CRATE's properties are CRATE's? Five tiny CRATEs and five tiny ViTs on the same hooks.
+"""Which properties come from CRATE's design? Five tiny CRATEs and ViTs each, on the same hooks.
 
     python demos/crate_against_vit.py --out runs/crate-against-vit
     python demos/crate_against_vit.py --pair alpha-b16 --data imagefolder:DIR --out runs/alpha
@@ -133,7 +133,7 @@ def accuracies(seeds: tuple[int, ...] = SEEDS) -> str:
 
 
 def caution(seeds: tuple[int, ...] = SEEDS) -> str:
-    """Returns what a difference may rest on beside the design, or "" if accuracies overlap."""
+    """Returns what may explain a difference beside the design, or "" if accuracies overlap."""
     tests = {kind: [facts_of(kind, seed)["test"] for seed in seeds] for kind in KINDS}
     for better, worse in (("crate", "vit"), ("vit", "crate")):
         if min(tests[better]) > max(tests[worse]):

@@ -33,7 +33,7 @@ Data = Any  # what ci.sweep takes
 
 
 class Network(NamedTuple):
-    """Which network a sweep is of. subspaces: what stands for U, "" for a CRATE's own."""
+    """The network that a sweep measured. subspaces: what stands for U, "" for a CRATE's own."""
 
     kind: str
     seed: int

@@ -1,4 +1,4 @@
-"""From one number for each network to a verdict on each property: whose is it?
+"""Verdicts on each property: does training bring it to CRATE, to the ViT, to both or to neither?
 
 A network is the unit: 5 seeds of each kind, each beside the untrained network that it started from.
 What training brings is trained minus untrained, seed by seed.
@@ -129,7 +129,7 @@ def towards(interval: Interval, way: int) -> bool:
 
 
 def verdict(way: int, gains: tuple[Interval, Interval], excess: Interval, holds: bool) -> str:
-    """Returns whose a property is, by what training brings to each kind.
+    """Returns to which kind a property belongs, from what training brings to each.
 
     "neither": it brings it to none. Else to the kind that it is brought to, or "both"; of both,
     "more to CRATE" or "more to the ViT" if the two gains differ. "undecided": it is brought to one

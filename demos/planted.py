@@ -5,9 +5,9 @@
 Prints how R^c changes in the layer, in three frames and at five eps, beside four other updates.
 
 Each token is a Gaussian in one of `heads` orthogonal subspaces, with noise in all directions. A
-sample uses a few of the subspaces. Were all used evenly, Z^T Z would be a multiple of I with the
-noise and without it, and R^c, which sees no more than Z^T Z, could not tell. Every token has mean
-0, because LayerNorm would remove its mean.
+sample uses a few of the subspaces. If it used all of them evenly, Z^T Z would be a multiple of I
+with and without the noise, and R^c, which depends on Z^T Z alone, could not tell the two apart.
+Every token has mean 0, because LayerNorm would remove its mean.
 
 The layer takes the paper's own step: it adds MSSA(LN(Z)) with W_O a small positive multiple of U^T,
 and subtracts 0.2 Z. The models have no weight on the skip connection, so a hook does that. The

@@ -6,7 +6,7 @@ Tokens lie in 8 orthogonal planes of a space of 16 dimensions, two of them in a 
 (demos/planted.py). A token is scaled to the length that LayerNorm gives it. One layer of
 CRATE-alpha and a linear map learn to return the clean token. The task is denoising because its best
 answer, the posterior mean, needs the subspaces, and MSSA is derived as an approximation of it
-(arXiv 2306.01129, section 2.3). To name the planes of a sample needs less.
+(arXiv 2306.01129, section 2.3). A task that only names the planes of a sample would need less.
 
 The embedding stays the identity and there are no position embeddings, so U_k and the planted V_k
 lie in one space. The score is the mean squared cosine of their angles, matched one to one, beside
@@ -35,7 +35,7 @@ from planted import (
 )
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from training import learning_rate
+from training import set_learning_rate
 
 import crate_interp as ci
 from crate_interp.core.files import write
@@ -103,8 +103,7 @@ def train(variant: str, seed: int, steps: int, bar: tqdm) -> dict[str, Any]:
     optimizer = torch.optim.Adam(weights, lr=LR)
     untrained = matched_overlap(network.reads(), V)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, LR)
+        set_learning_rate(optimizer, step, steps, LR)
         noisy, clean, _ = data(BATCH, 10_000 * (seed + 1) + step)
         loss = (network(noisy) - clean).square().mean()
         optimizer.zero_grad()

@@ -52,8 +52,8 @@ from pairs import (
 from PIL import Image as Pillow
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from train_tiny_cutouts import png, read_textures, tint
-from training import WARMUP, learning_rate, load_resume, read_idx, save_resume
+from train_tiny_cutouts import add_sources, png, read_textures, tint, training_sources
+from training import WARMUP, load_resume, read_idx, save_resume, set_learning_rate, stopped
 
 HELD_OUT, N_TRAIN, N_TEST, N_SAMPLE = 2000, 50_000, 4000, 256
 DATA_SEED, SQUARE = 0, (64, 129)  # pixels of a texture: the side of a background
@@ -200,8 +200,7 @@ def train(
     try:
         while step < steps:
             started = time.perf_counter()
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps, peak)
+            set_learning_rate(optimizer, step, steps, peak)
             loss = one_step(model, optimizer, *batch_of(*data, step, seed))
             step += 1
             minutes += (time.perf_counter() - started) / 60
@@ -211,9 +210,7 @@ def train(
                 save()
     except KeyboardInterrupt:
         save()
-        raise SystemExit(
-            f"stopped after {step} steps; the same command goes on from there."
-        ) from None
+        raise stopped(step) from None
     bar.close()
     return model.eval(), dict(steps=steps, lr=peak, minutes=minutes, start=start)
 
@@ -260,18 +257,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
+    add_sources(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/pairs"))
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--pilot", action="store_true", help="try the grid of learning rates")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    images, labels = read_idx(args.fashion, "train")
-    textures = read_textures(args.textures, "train")
-    held = Pasted((images[:HELD_OUT], labels[:HELD_OUT]), textures)
-    data = Pasted((images[HELD_OUT:], labels[HELD_OUT:]), textures)
+    held, data = (Pasted(*source) for source in training_sources(args, HELD_OUT))
     held_out = held.tensors(HELD_OUT, "held-out composites")
     training = data.tensors(N_TRAIN, "composites")
     if args.pilot:

@@ -36,14 +36,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 from training import (
+    FASHION,
     LABELS,
     WARMUP,
     learning_rate,
     load_resume,
     read_idx,
+    recipe_parser,
     save_resume,
     save_step,
     size_of,
+    stopped,
 )
 
 from crate_interp import CrateConfig, HookedCrate
@@ -96,6 +99,20 @@ def read_textures(folder: Path, split: str) -> list[Pillow.Image]:
     left, right = COLUMNS[split]
     pictures = (Pillow.open(folder / f"{name}.png").convert("L") for name in TEXTURES)
     return [picture.crop((left, 0, right, picture.height)) for picture in pictures]
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """Adds the folders of objects and textures to a parser."""
+    parser.add_argument("--fashion", type=Path, default=FASHION)
+    parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
+
+
+def training_sources(args: argparse.Namespace, held_out: int) -> list[tuple[Any, Any]]:
+    """Returns the first objects of the training split, and the others, each with the textures."""
+    images, labels = read_idx(args.fashion, "train")
+    textures = read_textures(args.textures, "train")
+    parts = slice(held_out), slice(held_out, None)
+    return [((images[part], labels[part]), textures) for part in parts]
 
 
 def tint(grey: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -204,9 +221,7 @@ def train(
                     log.write(f"{step},{loss:.4f},{share:.4f},{facts['minutes']:.1f}\n")
     except KeyboardInterrupt:
         save()
-        raise SystemExit(
-            f"stopped after {step} steps; the same command goes on from there."
-        ) from None
+        raise stopped(step) from None
     bar.close()
     return model.eval(), facts
 
@@ -272,25 +287,13 @@ def finish(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fashion", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--textures", type=Path, default=Path("skimage/data"))
-    parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-cutouts"))
+    parser = recipe_parser(__doc__, "runs/crate-tiny-cutouts", lr=2e-3, decay=0.05)
+    add_sources(parser)
     parser.add_argument("--model", choices=("crate", "vit"), default="crate")
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--decay", type=float, default=0.05)
-    parser.add_argument(
-        "--pilot", action="store_true", help="choose a recipe: stop before the test images are read"
-    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    images, labels = read_idx(args.fashion, "train")
-    textures = read_textures(args.textures, "train")
-    held = Composites((images[:HELD_OUT], labels[:HELD_OUT]), textures)
-    data = Composites((images[HELD_OUT:], labels[HELD_OUT:]), textures)
+    held, data = (Composites(*source) for source in training_sources(args, HELD_OUT))
     model, facts = train(args, data, held)
     if args.model == "crate":
         model = model.half().float()  # the card is about the weights as they are saved

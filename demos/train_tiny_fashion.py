@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import training
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as Pillow
 from tqdm.auto import tqdm
-from training import LABELS, WARMUP, learning_rate, read_idx, save_resume, save_step, size_of
 
 from crate_interp import CrateConfig, HookedCrate
 
@@ -59,7 +59,7 @@ to build on.
 
 def read(folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns images uint8 [n, 1, 28, 28] and labels int64 [n] of one split ("train" or "t10k")."""
-    images, labels = read_idx(folder, name)
+    images, labels = training.read_idx(folder, name)
     return torch.from_numpy(images.copy()).unsqueeze(1), torch.from_numpy(labels)
 
 
@@ -91,7 +91,7 @@ def save_sample(images: torch.Tensor, labels: torch.Tensor, path: Path, n: int =
         buffer = io.BytesIO()
         Pillow.fromarray(image).save(buffer, "PNG", optimize=True)
         rows.append({"image": {"bytes": buffer.getvalue(), "path": None}, "label": label})
-    features = Features({"image": Image(), "label": ClassLabel(names=list(LABELS))})
+    features = Features({"image": Image(), "label": ClassLabel(names=list(training.LABELS))})
     Dataset.from_list(rows, features=features).to_parquet(path)
 
 
@@ -102,7 +102,12 @@ def make_model() -> HookedCrate:
         d_model=128, n_layers=6, n_heads=4, image_size=28, patch_size=4, channels=1, n_classes=10
     )
     look: dict[str, Any] = dict(
-        resize=28, crop=28, mean=MEAN, std=STD, labels=LABELS, model_name="crate-tiny-fashion"
+        resize=28,
+        crop=28,
+        mean=MEAN,
+        std=STD,
+        labels=training.LABELS,
+        model_name="crate-tiny-fashion",
     )
     return HookedCrate(CrateConfig(family="crate", **size, **look))
 
@@ -118,12 +123,9 @@ def train(
         model.parameters(), lr=args.lr, weight_decay=args.decay, betas=(0.9, 0.99)
     )
     resume = args.out / "resume.pt"
-    if resume.exists():
-        saved = torch.load(resume, weights_only=True)
-        if (saved["steps"], saved["lr"], saved["decay"]) != (steps, args.lr, args.decay):
-            raise SystemExit(
-                f"{resume} belongs to a run with other settings: remove it, or give another --out."
-            )
+    settings = dict(steps=steps, lr=args.lr, decay=args.decay)
+    saved = training.load_resume(resume, settings)
+    if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, seconds, untrained = saved["step"], saved["seconds"], saved["untrained"]
@@ -133,13 +135,12 @@ def train(
     while step < steps:
         started = time.perf_counter()
         if step in SAVED_STEPS:
-            save_step(model, args.out, step)
+            training.save_step(model, args.out, step)
         epoch, place = divmod(step, per_epoch)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(SEED + epoch))
         rows = order[place * BATCH : (place + 1) * BATCH]
         images = augment(x[rows], torch.Generator().manual_seed(1_000_003 * (SEED + 1) + step))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, args.lr)
+        training.set_learning_rate(optimizer, step, steps, args.lr)
         logits = model.train()(model.preprocess(images))
         loss = F.cross_entropy(logits, y[rows], label_smoothing=0.1)
         optimizer.zero_grad()
@@ -151,8 +152,8 @@ def train(
         bar.update()
         if step % 100 == 0 or step == steps:
             state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
-            state |= dict(steps=steps, lr=args.lr, decay=args.decay)
-            save_resume(state | dict(seconds=seconds, untrained=untrained), resume)
+            state |= dict(settings=settings, seconds=seconds, untrained=untrained)
+            training.save_resume(state, resume)
         if step % per_epoch == 0:
             held_out = accuracy(model.eval(), *held)
             bar.set_postfix(loss=f"{loss.item():.3f}", held_out=f"{held_out:.2%}")
@@ -164,17 +165,9 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--out", type=Path, default=Path("runs/crate-tiny-fashion"))
+    parser = training.recipe_parser(__doc__, "runs/crate-tiny-fashion", lr=3e-3, decay=0.05)
+    parser.add_argument("--data", type=Path, default=training.FASHION)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--decay", type=float, default=0.05)
-    parser.add_argument(
-        "--pilot", action="store_true", help="choose a recipe: stop before the test images are read"
-    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     x, y = read(args.data, "train")
@@ -188,9 +181,11 @@ def main() -> None:
     test_x, test_y = read(args.data, "t10k")
     facts["test"] = accuracy(model, test_x, test_y)
     model.save_pretrained(args.out)
-    recipe = dict(lr=args.lr, decay=args.decay, warmup=WARMUP, batch=BATCH, epochs=args.epochs)
+    recipe = dict(
+        lr=args.lr, decay=args.decay, warmup=training.WARMUP, batch=BATCH, epochs=args.epochs
+    )
     data = dict(train=len(rest), seed=SEED, saved=", ".join(map(str, SAVED_STEPS)))
-    card = CARD.format(**facts, **size_of(model), **recipe, **data)
+    card = CARD.format(**facts, **training.size_of(model), **recipe, **data)
     (args.out / "README.md").write_text(card)
     save_sample(test_x, test_y, args.out / "fashion.parquet")
     print(f"test accuracy {facts['test']:.2%} on {len(test_y):,} images; written to {args.out}")

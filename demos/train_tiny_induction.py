@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from tqdm.auto import tqdm
-from training import learning_rate, load_resume, save_resume, save_step, size_of
+from training import resumed, save_step, save_training, set_learning_rate, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
@@ -192,16 +192,12 @@ def make_model(family: str, seed: int) -> HookedCrateLM:
 
 def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
     """Returns the trained model and the minutes that it took; saves resume.pt as it goes."""
-    model, step, seconds = make_model(args.family, args.seed), 0, 0.0
+    model = make_model(args.family, args.seed)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=PEAK, weight_decay=DECAY, betas=(0.9, 0.98)
     )
     resume, settings = args.out / "resume.pt", [args.family, args.seed, args.steps]
-    saved = load_resume(resume, settings)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, seconds = saved["step"], saved["seconds"]
+    step, seconds = resumed(model, optimizer, resume, settings)
     bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
     while step < args.steps:
         started = time.perf_counter()
@@ -209,8 +205,7 @@ def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
             save_step(model, args.out, step)
         generator = torch.Generator().manual_seed(1_000_003 * (args.seed + 1) + step)
         tokens = sequences(BATCH, PERIODS, generator)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, args.steps, PEAK)
+        set_learning_rate(optimizer, step, args.steps, PEAK)
         loss = model.train()(tokens, "loss")
         optimizer.zero_grad()
         loss.backward()
@@ -222,8 +217,7 @@ def train(args: argparse.Namespace) -> tuple[HookedCrateLM, float]:
             with open(args.out / "log.csv", "a") as log:
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f}\n")
         if step % SAVE_EVERY == 0 or step == args.steps:
-            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
-            save_resume(state | dict(settings=settings, seconds=seconds), resume)
+            save_training(model, optimizer, resume, settings, step, seconds)
     bar.close()
     return model.eval(), seconds / 60
 

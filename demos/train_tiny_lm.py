@@ -49,7 +49,7 @@ import torch
 from attending import EVEN, Gathered, cost_of_even, evenness_of, groups, start, too_even
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm.auto import tqdm
-from training import WARMUP, learning_rate, load_resume, save_resume, save_step, size_of
+from training import WARMUP, resumed, save_step, save_training, set_learning_rate, size_of
 
 import crate_interp
 from crate_interp import CrateConfig, HookedCrateLM
@@ -277,16 +277,12 @@ def make_model(layers: int, width: int) -> HookedCrateLM:
 
 def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dict]:
     """Returns the trained model and facts about its training; saves resume.pt as it goes."""
-    model, step, seconds = make_model(args.layers, args.width), 0, 0.0
+    model = make_model(args.layers, args.width)
     gathered = Gathered(model)
     optimizer = torch.optim.AdamW(groups(model, args.decay), lr=args.lr, betas=(0.9, 0.98))
     resume = args.out / "resume.pt"
     settings = [args.layers, args.width, args.steps, args.lr, args.decay, args.push, args.fade]
-    saved = load_resume(resume, settings)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, seconds = saved["step"], saved["seconds"]
+    step, seconds = resumed(model, optimizer, resume, settings)
     text, offsets = torch.from_numpy(ids), torch.arange(N_CTX - 1)
     stop = min(args.steps, args.pilot or args.steps)
     bar = tqdm(total=args.steps, initial=step, desc="training", unit="step")
@@ -297,8 +293,7 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
         generator = torch.Generator().manual_seed(1_000_003 * (SEED + 1) + step)
         begins = torch.randint(len(text) - N_CTX, (BATCH, 1), generator=generator)
         tokens = torch.cat([torch.zeros(BATCH, 1, dtype=torch.long), text[begins + offsets]], dim=1)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, args.steps, args.lr)
+        set_learning_rate(optimizer, step, args.steps, args.lr)
         with torch.autocast("cpu", torch.bfloat16):
             loss = model.train()(tokens, "loss")
         shares = gathered.pop()
@@ -314,8 +309,7 @@ def train(args: argparse.Namespace, ids: np.ndarray) -> tuple[HookedCrateLM, dic
                 layers = ",".join(f"{share:.3f}" for share in shares.mean(dim=1).tolist())
                 log.write(f"{step},{loss.item():.4f},{seconds:.0f},{layers}\n")
         if step % SAVE_EVERY == 0 or step == args.steps:
-            state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
-            save_resume(state | dict(settings=settings, seconds=seconds), resume)
+            save_training(model, optimizer, resume, settings, step, seconds)
     bar.close()
     clean = make_model(args.layers, args.width)  # without the hooks
     clean.load_state_dict(model.state_dict())

@@ -3,6 +3,7 @@
 They are the data of Fashion-MNIST and its labels, the learning rate, and the weights of a training.
 """
 
+import argparse
 import gzip
 import math
 from functools import partial
@@ -17,6 +18,7 @@ from torch import nn
 from crate_interp.core.files import write
 
 WARMUP = 0.05  # of the steps
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package installs it
 LABELS = (  # of Fashion-MNIST
     "T-shirt/top",
     "Trouser",
@@ -36,6 +38,17 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     warm = max(1, round(WARMUP * steps))
     cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm)))
     return peak * min((step + 1) / warm, cosine)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, steps: int, peak: float) -> None:
+    """Gives an optimizer the learning rate of a step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, steps, peak)
+
+
+def stopped(step: int) -> SystemExit:
+    """Returns the exit of a training that was interrupted and has saved its state."""
+    return SystemExit(f"stopped after {step} steps; the same command goes on from there.")
 
 
 def save_step(model: nn.Module, out: Path, step: int) -> None:
@@ -66,6 +79,47 @@ def load_resume(path: Path, settings: Any) -> dict[str, Any] | None:
             f"{path} belongs to a run with other settings: remove it, or give another --out."
         )
     return state
+
+
+def save_training(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    path: Path,
+    settings: Any,
+    step: int,
+    seconds: float,
+) -> None:
+    """Saves what `resumed` goes on from."""
+    weights = dict(model=model.state_dict(), optimizer=optimizer.state_dict())
+    save_resume(weights | dict(step=step, settings=settings, seconds=seconds), path)
+
+
+def resumed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: Any
+) -> tuple[int, float]:
+    """Loads what `save_training` saved; returns its step and seconds, or zeros without a file.
+
+    Raises SystemExit if it belongs to a run with other settings.
+    """
+    saved = load_resume(path, settings)
+    if saved is None:
+        return 0, 0.0
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["step"], saved["seconds"]
+
+
+def recipe_parser(words: str | None, out: str, lr: float, decay: float) -> argparse.ArgumentParser:
+    """Returns a parser of the options that trainings of images share, with their defaults."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=words, formatter_class=form)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--lr", type=float, default=lr)
+    parser.add_argument("--decay", type=float, default=decay)
+    parser.add_argument(
+        "--pilot", action="store_true", help="choose a recipe: stop before the test images are read"
+    )
+    return parser
 
 
 def size_of(model: nn.Module) -> dict[str, int]:

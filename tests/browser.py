@@ -1,8 +1,10 @@
 """Pages in a Chromium that playwright drives: pointer, keys, what a page asks for, how it looks.
 
-`driven` is the fixture. A test that takes it stands in tests/SKIPS.md: it skips without a browser.
+`driven` is the fixture. A test that takes it stands in tests/SKIPS.md: without a browser it skips,
+or fails if CRATE_BROWSER=required.
 """
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chromium import found
+from chromium import found, lacking, require
 
 WIDTHS, SCHEMES, HEIGHT = (390, 1200), ("light", "dark"), 900
 LEAST_CONTRAST = 4.5
@@ -140,10 +142,10 @@ def launched() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def driven():
-    """A running Chromium; what takes it skips without Chromium or playwright."""
-    pytest.importorskip("playwright", reason="there is no playwright")
-    if found() is None:
-        pytest.skip("there is no Chromium")
+    """A running Chromium; what takes it skips or fails without Chromium or playwright."""
+    if importlib.util.find_spec("playwright") is None:
+        lacking("there is no playwright: pip install playwright")
+    require()
     with launched() as browser:
         yield browser
 

@@ -6,6 +6,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import pytest
+
+from selection import needs_browser
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
@@ -18,6 +22,19 @@ FLAGS = (
 def found() -> str | None:
     """Returns the path of the program, or None if it is not installed."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def require() -> None:
+    """Skips the test if there is no Chromium, and fails it if CRATE_BROWSER=required."""
+    if found() is None:
+        lacking("there is no Chromium: apt-get install chromium")
+
+
+def lacking(what: str) -> None:
+    """Skips the test for want of a browser, and fails it if CRATE_BROWSER=required."""
+    if needs_browser():
+        pytest.fail(f"{what} (CRATE_BROWSER=required)", pytrace=False)
+    pytest.skip(what)
 
 
 def opened(

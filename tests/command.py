@@ -1,4 +1,7 @@
-"""The command line in this process, which saves the seconds that a new one takes to start."""
+"""The command line in this process, which saves the seconds that a new one takes to start.
+
+What needs a new process starts it here, too.
+"""
 
 import contextlib
 import io
@@ -29,6 +32,11 @@ def process(*args) -> subprocess.CompletedProcess:
     """Runs `python -m crate_interp ARGS` in a process of its own, as a user does."""
     command = [sys.executable, "-m", "crate_interp", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True)
+
+
+def python(code: str) -> subprocess.CompletedProcess:
+    """Runs lines of Python in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
 def one_line(match, done):

@@ -18,6 +18,7 @@ import torch
 
 import crate_interp as ci
 import selection
+from scheduling import pytest_xdist_make_scheduler  # noqa: F401
 from selection import pytest_collection_modifyitems, pytest_report_header  # noqa: F401
 
 for _name, _examples in selection.EXAMPLES.items():

@@ -45,3 +45,15 @@ def dataset(n=7, seed=0, empty=(), binary=True):
     return Dataset.from_list(
         rows, features=Features({"image": Image(), "mask": Image(), "label": Value("string")})
     )
+
+
+def rectangles_and_noise(count, width):
+    """Grey rectangles as objects, with their labels, and noise 150 x width as textures."""
+    random = np.random.default_rng(0)
+    objects = np.zeros((count, 28, 28), np.uint8)
+    for index, (top, left) in enumerate(random.integers(1, 10, (count, 2))):
+        objects[index, top : top + 11, left : left + 7] = random.integers(1, 256, (11, 7))
+    textures = [
+        Pillow.fromarray(random.integers(0, 256, (150, width), dtype=np.uint8)) for _ in range(2)
+    ]
+    return (objects, np.arange(count) % 10), textures

@@ -1,10 +1,11 @@
 """Which slow tests a run has, how many examples hypothesis draws, and which oracles are recomputed.
 
-Three environment variables choose, so that every worker of pytest-xdist chooses the same:
+Four environment variables choose, so that every worker of pytest-xdist chooses the same:
 
-CRATE_SLOW      "none" (default), "all", or "0" to "7": the tests marked slow that are run
+CRATE_SLOW         "none" (default), "all", or "0" to "7": the tests marked slow that are run
 CRATE_PROFILE      "quick" (default, 25 examples) or "thorough" (200): the profile of hypothesis
 CRATE_ORACLE_SEED  any text (default: the date): which tenth of the recorded oracles is recomputed
+CRATE_BROWSER      "optional" (default) or "required": tests of pages skip or fail without one
 """
 
 import os
@@ -35,9 +36,14 @@ def eighth() -> str:
     return _chosen("CRATE_SLOW", ("none", "all", *EIGHTHS))
 
 
+def needs_browser() -> bool:
+    """Returns whether a missing browser is a failure; raises ValueError for other values."""
+    return _chosen("CRATE_BROWSER", ("optional", "required")) == "required"
+
+
 def eighth_of(nodeid: str) -> str:
-    """Returns the eighth of a test. pytest-xdist adds "@group" to the id of a grouped test."""
-    return str(zlib.crc32(nodeid.split("@")[0].encode()) % len(EIGHTHS))
+    """Returns the eighth of a test."""
+    return str(zlib.crc32(nodeid.encode()) % len(EIGHTHS))
 
 
 def is_run(nodeid: str, slow: bool) -> bool:
@@ -63,4 +69,5 @@ def pytest_report_header() -> list[str]:
         f"slow tests: CRATE_SLOW={eighth()}",
         f"hypothesis: CRATE_PROFILE={profile()}, {EXAMPLES[profile()]} examples",
         f"recomputed oracles: CRATE_ORACLE_SEED={os.environ['CRATE_ORACLE_SEED']}",
+        f"tests of pages: CRATE_BROWSER={'required' if needs_browser() else 'optional'}",
     ]

@@ -1,8 +1,6 @@
 """A bridge over a hooked model: logits, activations, edits and gradients are the model's."""
 
 import copy
-import subprocess
-import sys
 from functools import partial
 from importlib.metadata import entry_points
 from threading import Lock
@@ -27,6 +25,7 @@ from bridged import (
     model_of,
     pair,
 )
+from command import python
 from conftest import LAYERS, make
 from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
 
@@ -342,5 +341,5 @@ print("found")
 
 @pytest.mark.slow
 def test_a_process_that_imports_transformerlens_alone_finds_the_adapter():
-    run = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    run = python(ALONE)
     assert run.stdout == "found\n", run.stderr

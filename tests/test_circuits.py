@@ -117,15 +117,8 @@ def test_on_random_weights_only_chance_exceeds_the_baseline(through):
     exceed = count = 0
     for seed in range(4):
         torch.manual_seed(seed)
-        size = dict(
-            d_model=37,
-            n_layers=4,
-            n_heads=7,
-            d_head=5,
-            image_size=(6, 20),
-            patch_size=(2, 5),
-            n_classes=3,
-        )
+        size = dict(d_model=37, n_layers=4, n_heads=7, d_head=5, n_classes=3)
+        size |= dict(image_size=(6, 20), patch_size=(2, 5))
         model = ci.HookedCrate(
             ci.CrateConfig(family="crate", mean=[0.5] * 3, std=[0.5] * 3, **size)
         ).eval()

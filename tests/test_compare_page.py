@@ -12,7 +12,6 @@ from command import fails, run
 from comparing import made, numbers
 from crate_interp.comparisons.headline import sign, signed, span
 
-pytestmark = pytest.mark.xdist_group("pages")
 N, LAYERS, R = 23, 4, "compression.rate_pre"
 
 

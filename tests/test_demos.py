@@ -7,27 +7,19 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import train_tiny_cutouts as demo
 
+from segments import rectangles_and_noise
+
 
 @pytest.fixture
 def data():
-    """Grey rectangles as objects, noise as textures."""
-    random = np.random.default_rng(0)
-    objects = np.zeros((13, 28, 28), np.uint8)
-    for index, (top, left) in enumerate(random.integers(1, 10, (13, 2))):
-        objects[index, top : top + 11, left : left + 7] = random.integers(1, 256, (11, 7))
-    textures = [
-        Image.fromarray(random.integers(0, 256, (150, 97), dtype=np.uint8)) for _ in range(2)
-    ]
-    return demo.Composites((objects, np.arange(13) % 10), textures)
+    return demo.Composites(*rectangles_and_noise(13, width=97))
 
 
 def settings(folder, steps=5, model="crate"):

@@ -1,8 +1,6 @@
 """crate_hooks: names, reading as a stream, and the catalogue against live models."""
 
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 from torch import nn
 
 import crate_interp as ci
+from command import python
 from conftest import BATCH, D_HEAD, D_MODEL, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_interp import hooks
 
@@ -141,8 +140,8 @@ def test_crate_hooks_needs_torch_alone():
         "import crate_hooks, sys; print(sorted(m for m in sys.modules if "
         "m.startswith(('crate_interp', 'transformer_lens'))))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    out = python(code)
+    assert out.stdout.strip() == "[]", out.stderr
 
 
 def rows():

@@ -12,7 +12,7 @@ from PIL import Image
 import crate_interp as ci
 from browser import driven, looked_over  # noqa: F401
 from browser import opened as shown_in
-from chromium import found, opened
+from chromium import opened, require
 from conftest import BATCH, HEADS, LAYERS, make, make_lm
 from crate_interp.viz.pages.cache_views import _tokens_of
 
@@ -256,8 +256,7 @@ def test_what_does_not_fit_is_said(cache, model, images):
 
 
 def test_a_browser_draws_the_views_and_asks_for_nothing(tmp_path):
-    if found() is None:
-        pytest.skip("there is no Chromium")
+    require()
     model = ci.load("crate-tiny-cutouts")
     with torch.no_grad():
         _, cache = model.run_with_cache(model.preprocess(ci.data.embedded("cutouts")[:1]["image"]))

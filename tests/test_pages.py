@@ -7,8 +7,6 @@ import crate_interp as ci
 from browser import driven, looked_over, low_contrast, opened, overflow  # noqa: F401
 from conftest import LAYERS, make
 
-pytestmark = pytest.mark.xdist_group("pages")  # one worker writes the report that they share
-
 
 @pytest.fixture(scope="module")
 def report(driven, tmp_path_factory):  # noqa: F811

@@ -6,25 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 
 import pairs
 import train_pairs as demo
 
+from segments import rectangles_and_noise
+
 
 @pytest.fixture
 def data():
-    """Grey rectangles as objects, noise as textures."""
-    random = np.random.default_rng(0)
-    objects = np.zeros((12, 28, 28), np.uint8)
-    for index, (top, left) in enumerate(random.integers(1, 10, (12, 2))):
-        objects[index, top : top + 11, left : left + 7] = random.integers(1, 256, (11, 7))
-    textures = [
-        Image.fromarray(random.integers(0, 256, (150, 140), dtype=np.uint8)) for _ in range(2)
-    ]
-    return demo.Pasted((objects, np.arange(12) % 10), textures)
+    return demo.Pasted(*rectangles_and_noise(12, width=140))
 
 
 def test_pictures_have_exact_masks_and_do_not_depend_on_their_neighbours(data):

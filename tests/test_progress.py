@@ -1,6 +1,5 @@
 """Progress bars: where they go in a terminal and in a notebook without ipywidgets."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from command import python
 from crate_interp.core import progress
 
 CELL = """
@@ -43,7 +43,7 @@ def test_nothing_else_loads_tqdm_before():
         "import crate_interp as ci; ci.load\n"
         "print(sys.modules['tqdm.auto'].__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python(code)
     assert done.stdout.strip() == "tqdm.auto", done.stderr
 
 

@@ -13,8 +13,6 @@ from browser import driven, opened  # noqa: F401
 from conftest import LAYERS, leftover_hooks, make
 from crate_interp.reports import run
 
-pytestmark = pytest.mark.xdist_group("report")  # one worker writes the report that they share
-
 
 @pytest.fixture(scope="module")
 def data():

@@ -1,20 +1,27 @@
 """Which tests a run has: every slow test is in one eighth, and all workers agree on it."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+import chromium
+import scheduling
 import selection
+
+NAME = Path(__file__).name
 
 IDS = [f"tests/test_notebooks.py::test_it_runs[{number:02}]" for number in range(997)]
 
 
 @pytest.fixture(autouse=True)
 def default(monkeypatch):
-    for name in ("CRATE_SLOW", "CRATE_PROFILE"):
+    for name in ("CRATE_SLOW", "CRATE_PROFILE", "CRATE_BROWSER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -34,9 +41,8 @@ def test_none_and_all(monkeypatch):
     assert all(selection.is_run(nodeid, slow=True) for nodeid in IDS)
 
 
-def test_the_eighth_is_that_of_the_id_without_its_group():
-    assert selection.eighth_of(IDS[0]) == selection.eighth_of(IDS[0] + "@notebooks")
-    assert selection.eighth_of("tests/test_hostile.py::test_a") == "1"  # in every process
+def test_the_eighth_is_the_same_in_every_process():
+    assert selection.eighth_of("tests/test_hostile.py::test_a") == "1"
 
 
 def test_a_tenth_of_the_oracles_is_recomputed(monkeypatch):
@@ -48,7 +54,7 @@ def test_a_tenth_of_the_oracles_is_recomputed(monkeypatch):
     assert tenths["2026-11-22"] != tenths["2026-11-23"]
 
 
-@pytest.mark.parametrize("name", ["CRATE_SLOW", "CRATE_PROFILE"])
+@pytest.mark.parametrize("name", ["CRATE_SLOW", "CRATE_PROFILE", "CRATE_BROWSER"])
 def test_other_values_are_refused(name, monkeypatch):
     monkeypatch.setenv(name, "half")
     with pytest.raises(ValueError, match=f"{name}=half: give one of "):
@@ -62,26 +68,88 @@ def test_the_header_gives_the_choices_back(monkeypatch):
         "slow tests: CRATE_SLOW=3",
         "hypothesis: CRATE_PROFILE=quick, 25 examples",
         "recomputed oracles: CRATE_ORACLE_SEED=7",
+        "tests of pages: CRATE_BROWSER=optional",
     ]
 
 
+def two_workers(folder, *options, **environment):
+    """What pytest prints of the tests in a folder, in a process of its own with two workers."""
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    here = os.path.dirname(selection.__file__)
+    # other plugins take seconds to import
+    settings = {"PYTHONPATH": here, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", *options, str(folder)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | settings, cwd=folder
+    )
+
+
 def test_a_run_deselects_and_does_not_skip(tmp_path):
-    """In a process of its own, with two workers that must collect the same tests."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    """With two workers that must collect the same tests."""
     hooks = "pytest_collection_modifyitems, pytest_report_header"
     (tmp_path / "conftest.py").write_text(f"from selection import {hooks}  # noqa: F401\n")
     body = "import pytest\n\n\n@pytest.mark.slow\n@pytest.mark.parametrize('n', range(40))\n"
     (tmp_path / "test_a.py").write_text(f"{body}def test_slow(n):\n    pass\n")
-    here = os.path.dirname(selection.__file__)
-    environment = os.environ | {"CRATE_SLOW": "1", "PYTHONPATH": here}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others take seconds to import
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = two_workers(tmp_path, CRATE_SLOW="1")
     count = sum(
         selection.eighth_of(f"test_a.py::test_slow[{number}]") == "1" for number in range(40)
     )
     assert f"{count} passed" in done.stdout and "skipped" not in done.stdout, done.stdout
     assert "slow tests: CRATE_SLOW=1" in done.stdout
+
+
+def test_a_file_whose_tests_share_something_slow_runs_on_one_worker(tmp_path):
+    hook = "from scheduling import pytest_xdist_make_scheduler  # noqa: F401\n"
+    (tmp_path / "conftest.py").write_text(hook)
+    body = "import pytest\nimport time\n\n\n@pytest.mark.parametrize('n', range(9))\n"
+    for name in ("test_pages.py", "test_a.py"):
+        (tmp_path / name).write_text(f"{body}def test_it(n):\n    time.sleep(0.01)\n")
+    done = two_workers(tmp_path, "-v", "--dist", "loadgroup")
+    ran = re.findall(r"\[(gw\d)\].*PASSED (test_\w+\.py)", done.stdout)
+    workers = {name: {worker for worker, file in ran if file == name} for _, name in ran}
+    assert len(ran) == 18, done.stdout
+    assert len(workers["test_pages.py"]) == 1
+    here = Path(selection.__file__).parent
+    assert all((here / name).exists() for name in scheduling.WHOLE)
+
+
+def test_a_missing_browser_skips_or_fails(monkeypatch):
+    monkeypatch.setattr(chromium, "NAMES", ())
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        chromium.require()
+    monkeypatch.setenv("CRATE_BROWSER", "required")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        chromium.require()
+
+
+def names_of_tests(path):
+    """The tests of a file, and those of them that look at pages in a browser."""
+    functions = [node for node in ast.parse(path.read_text()).body if type(node) is ast.FunctionDef]
+    arguments = {node.name: {argument.arg for argument in node.args.args} for node in functions}
+    shown = {"driven"}
+    for _ in functions:  # a fixture that takes the browser hands it on
+        shown |= {name for name, taken in arguments.items() if taken & shown}
+    shown |= {node.name for node in functions if "require()" in ast.unparse(node)}
+    tests = {name for name in arguments if name.startswith("test_")}
+    return tests, tests & shown
+
+
+def test_the_list_of_skips_has_every_test_of_a_page_and_no_test_that_is_gone():
+    here = Path(selection.__file__).parent
+    listed = set(re.findall(r"`(test_\w+)`", (here / "SKIPS.md").read_text()))
+    found = [names_of_tests(path) for path in here.rglob("test_*.py") if path.name != NAME]
+    assert listed <= set().union(*(tests for tests, _ in found))
+    in_browser = set().union(*(shown for _, shown in found))
+    assert in_browser <= listed and len(in_browser) > 30
+
+
+def test_continuous_integration_asks_for_a_browser():
+    root = Path(selection.__file__).parent.parent
+    assert "bash tests/install_chromium.sh" in (root / "Makefile").read_text()
+    script = (root / "tests" / "install_chromium.sh").read_text()
+    assert " ".join(chromium.NAMES) in script
+    run = (root / ".ci" / "run").read_text()
+    assert 'export CRATE_BROWSER="${CRATE_BROWSER:-required}"' in run
 
 
 def test_hypothesis_has_the_profile():

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import crate_interp as ci
-from chromium import found, opened
+from chromium import opened, require
 from command import run
 from conftest import CLASSES, PLAIN, SIZES, make
 from crate_interp.config.families import FIELD_ORDER
@@ -280,8 +280,7 @@ def test_a_notebook_shows_a_page_in_a_sandbox(tmp_path):
     """Its scripts run, and reach nothing of the notebook."""
     cell = Html("t", "<script>parent.document.title = 'owned'</script>")._repr_html_()
     assert 'sandbox="allow-scripts"' in cell and "allow-same-origin" not in cell
-    if found() is None:
-        pytest.skip("there is no Chromium")
+    require()
     (tmp_path / "owned.html").write_text(f"<title>notebook</title>{cell}")
     assert "<title>notebook</title>" in opened(tmp_path / "owned.html")[0]
     _, cache = make().run_with_cache(torch.randn(1, 3, 6, 20))

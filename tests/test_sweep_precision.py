@@ -1,13 +1,11 @@
 """precision="bfloat16": what runs in which dtype, and what the result says of it."""
 
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
 import torch
 
 import crate_interp as ci
+from command import python
 
 SCIPY = """
 import sys, torch
@@ -16,7 +14,6 @@ model = ci.load("crate-tiny-fashion")
 ci.sweep(model, torch.zeros(2, 1, 28, 28), controls=1, progress=False).headline()
 assert "scipy" not in sys.modules, [name for name in sys.modules if "scipy" in name]
 """
-
 
 _SEEN: list[tuple] = []  # not in a closure: what a probe closes over is a setting of the run
 
@@ -56,5 +53,5 @@ def test_the_model_runs_in_bfloat16_and_probes_measure_in_float32(tmp_path):
 
 @pytest.mark.slow
 def test_loading_and_sweeping_need_no_scipy():
-    done = subprocess.run([sys.executable, "-c", SCIPY], capture_output=True, text=True)
+    done = python(SCIPY)
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from matplotlib.text import Text
 from scipy import stats
 
 import crate_interp as ci
+from command import python
 from conftest import BATCH, HEADS, LAYERS, make
 from crate_interp.results.text_table import as_text
 from crate_interp.viz.figures.heatmaps import ink_on, written
@@ -365,7 +364,7 @@ def test_drawing_loads_when_something_is_drawn_and_pyplot_never():
         "ci.viz.heatmap(numpy.eye(2)).savefig(io.BytesIO())\n"
         "print('matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python(code)
     assert done.stdout.split() == ["False", "True", "False"], done.stderr
     for path in Path(ci.viz.__file__).parent.glob("*.py"):  # transformers brings jinja2 along
         assert "pyplot" not in path.read_text().replace("not pyplot", ""), path

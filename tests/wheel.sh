@@ -24,7 +24,7 @@ mkdir "$place/readme"
 }
 "${pip[@]}" "$wheel[dev]"
 mkdir "$place/elsewhere"
-cp -r "$checkout/tests" "$checkout/demos" "$checkout/README.md" "$checkout/pyproject.toml" "$checkout/Makefile" "$checkout/constraints.txt" "$place/elsewhere/"
+cp -r "$checkout/tests" "$checkout/demos" "$checkout/README.md" "$checkout/pyproject.toml" "$checkout/Makefile" "$checkout/constraints.txt" "$checkout/.ci" "$checkout/.github" "$place/elsewhere/"
 mkdir "$place/elsewhere/hooks" && cp "$checkout/hooks/README.md" "$place/elsewhere/hooks/"
 cd "$place/elsewhere"
 "$place/venv/bin/python" -c "import crate_interp, sys; sys.exit('$checkout' in crate_interp.__file__)"

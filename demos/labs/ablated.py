@@ -31,7 +31,7 @@ def threshold(model: Any, lambd: float) -> Iterator[Any]:
 
 
 def shifted(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """Returns images moved by (down, right) pixels; what comes in is their least value."""
+    """Returns images moved by (down, right) pixels; the edge is filled with their least value."""
     down, right = shift
     padded = F.pad(images, (right, 0, down, 0), value=float(images.min()))
     return padded[..., : images.shape[-2], : images.shape[-1]]

@@ -35,7 +35,7 @@ class Trained:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns what is needed by more than one measure, made once."""
+        """Computes once what several measures need."""
         if name not in self.kept:
             self.kept[name] = make()
         return self.kept[name]
@@ -166,12 +166,12 @@ def summed_measure(trained: Trained) -> float:
 
 
 def root(value: float, m: int) -> float:
-    """Returns sqrt(value / m), how measures that are not logarithms enter the table."""
+    """Returns sqrt(value / m), the form in which other measures than logarithms enter the table."""
     return math.sqrt(value / m)
 
 
 def halved(value: float, m: int) -> float:
-    """Returns (value - ln m) / 2, how logarithms enter the table."""
+    """Returns (value - ln m) / 2, the form in which logarithms enter the table."""
     return (value - math.log(m)) / 2
 
 

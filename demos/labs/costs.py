@@ -3,7 +3,7 @@
 Counted by formula (attention, MSSA, ISTA, MLP), checked against torch's counter, and measured:
 processor time of a forward, and peak memory of a forward and of a forward with its backward. The
 ViT shares patches, embedding and attention's code style; it has the CRATE's width, or half of it,
-which gives as many parameters within some per cent (12 (d/2)^2 = 3 d^2 for a layer).
+which gives as many parameters within a few per cent (12 (d/2)^2 = 3 d^2 for a layer).
 """
 
 from functools import partial

@@ -27,17 +27,17 @@ IMAGE = {65: (32, 4), 197: (56, 4), 17: (8, 2)}  # tokens with CLS: image and pa
 
 
 def attention_operations(n: int, d: int) -> int:
-    """Returns those of attention: q, k, v, output `8 N d^2`, scores and values `4 N^2 d`."""
+    """Returns operations of attention: q, k, v, output `8 N d^2`, scores and values `4 N^2 d`."""
     return 8 * n * d**2 + 4 * n**2 * d
 
 
 def mssa_operations(n: int, d: int) -> int:
-    """Returns those of MSSA: one code and the output `4 N d^2`, scores and values `4 N^2 d`."""
+    """Returns operations of MSSA: one code and the output `4 N d^2`, scores, values `4 N^2 d`."""
     return 4 * n * d**2 + 4 * n**2 * d
 
 
 def ista_operations(n: int, d: int) -> int:
-    """Returns those of one ISTA step: D y, D^T (D y) and D^T y, `6 N d^2`.
+    """Returns operations of one ISTA step: D y, D^T (D y) and D^T y, `6 N d^2`.
 
     The official code takes these three products too; D y and D^T (y - D y) would take `4 N d^2`.
     """
@@ -45,7 +45,7 @@ def ista_operations(n: int, d: int) -> int:
 
 
 def mlp_operations(n: int, d: int) -> int:
-    """Returns those of an MLP of width 4 d: `16 N d^2`."""
+    """Returns operations of an MLP of width 4 d: `16 N d^2`."""
     return 16 * n * d**2
 
 
@@ -139,7 +139,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def id_of(value: Tensor) -> int:
-    """Returns what tells storages apart."""
+    """Returns a number that tensors of one storage share."""
     return value.untyped_storage()._cdata
 
 
@@ -155,7 +155,7 @@ def peaks(model: Any, images: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def seconds(models: dict[str, Any], images: Tensor, repeats: int) -> dict[str, list[float]]:
-    """Returns the processor times of some forwards of each network, after one not counted.
+    """Returns the processor times of forwards of each network, after one to warm up.
 
     The networks take turns, so that what slows the machine for a while slows all of them.
     """

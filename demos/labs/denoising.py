@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from denoising_drawing import SHOWN, draw
-from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, in_all, main, mean_and_interval, result
 from mixtures import draw_tokens, random_bases, rotation, tweedie
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -272,9 +272,11 @@ def model_claim(name: str, found: dict[str, Any], quantity: str, n: int) -> dict
         "arXiv 2306.01129, section 2.2 to 2.3, eq. 6 to 11",
         own["mean"],
         interval=(own["low"], own["high"]),
-        answer=answer_of(kept),
-        why=f"{sum(kept)} of {len(kept)} pairs of a layer and a sigma lie above every baseline. "
-        f"The number is the mean over layers at sigma {SHOWN}.",
+        **in_all(
+            kept,
+            "pairs of a layer and a sigma lie above every baseline. The number is the mean over "
+            f"layers at sigma {SHOWN}.",
+        ),
         size=f"{name}, {n} images",
         baseline=rival["mean"],
         baseline_is=rival["who"],

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lab import LabResult
+from lab import LabResult, finished
 from twins import MODELS
 
 SHOWN = 0.3  # sigma
@@ -44,11 +44,9 @@ def draw(found: LabResult) -> Any:
     table: Any = found.table()
     control, *cosine = table[table["claim"].str.contains("across the token, MSSA points")]["ours"]
     words = " and ".join(f"{value:.2f}" for value in cosine)
-    figure.suptitle(
+    title = (
         f"Across the token the cosine of MSSA with the posterior mean is {words}; on tokens of the "
         f"mixture {control:.2f}\n(means over layers, sigma {SHOWN}, two tiny models, "
-        f"{table['n'].max()} images each; shaded: 95 % over images, range over rotations or seeds)",
-        fontsize=10,
+        f"{table['n'].max()} images each; shaded: 95 % over images, range over rotations or seeds)"
     )
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
-    return figure
+    return finished(figure, title, bottom=0.03)

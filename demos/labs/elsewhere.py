@@ -1,4 +1,4 @@
-"""Claims that no lab measures: those that a command of the library does, and those that none can.
+"""Claims that no lab measures, because a command of the library does or because nothing can.
 
 Literal data. The numbers are what the command printed on the embedded models; tests hold the
 README's to them.

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians that are low-rank but for a noise floor, fitted by expectation maximising.
+"""Mixtures of low-rank Gaussians with a noise floor, fitted by expectation maximisation.
 
 Component k is N(0, Q_k S_k Q_k^T + t_k (I - Q_k Q_k^T)): Q_k `[d, p]` orthonormal, S_k a full
 covariance inside the subspace, t_k the variance of each direction outside. Both have a floor.

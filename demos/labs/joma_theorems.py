@@ -40,7 +40,7 @@ def printed_growth_invariant(v: NDArray, delta: NDArray) -> NDArray:
 
 
 def blow_up_time(delta: NDArray) -> float:
-    """Returns `sqrt(pi / 2) / max |delta|`, when the token of the largest |delta| is infinite."""
+    """Returns `sqrt(pi / 2) / max |delta|`, when the token with the largest |delta| diverges."""
     return math.sqrt(math.pi / 2) / float(np.abs(delta).max())
 
 

@@ -25,7 +25,7 @@ def tau_b(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> f
 
 
 def standard_error(n: int) -> float:
-    """Returns the deviation of tau of n independent pairs, `sqrt(2 (2n + 5) / (9 n (n - 1)))`."""
+    """Returns tau's deviation for n independent pairs, `sqrt(2 (2n + 5) / (9 n (n - 1)))`."""
     return math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
 
 

@@ -32,7 +32,7 @@ NUMBERS = ["quantity", "setting", "seed", "place", "value"]
 
 
 class LabResult(Result):
-    """What a lab found.
+    """The claims and numbers of a lab.
 
     `table()`: a row for each claim of a paper, with the columns `CLAIMS`. published: the paper's
     number as it is printed, or "". ours, low, high: our number and a 95 % interval, NaN where
@@ -92,12 +92,27 @@ def claim(
 
 
 def answer_of(kept: Sequence[bool]) -> str:
-    """Returns the answer where a claim is asked in several places, and each kept it or not."""
+    """Returns the answer of a claim that was tested in several places; kept: in which it holds."""
     return "supported" if all(kept) else "depends" if any(kept) else "not supported"
 
 
+def in_all(kept: Sequence[bool], what: str) -> dict[str, str]:
+    """Returns the answer of a claim that was tested in several places, and why.
+
+    what: the rest of the sentence after "2 of 6 ...".
+    """
+    return {"answer": answer_of(kept), "why": f"{sum(kept)} of {len(kept)} {what}"}
+
+
+def finished(figure: Any, title: str, bottom: float) -> Any:
+    """Gives a figure its title; bottom: the share of its height that is left for a legend."""
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, bottom, 1, 1))
+    return figure
+
+
 def answer_above(interval: tuple[float, float], level: float = 0.0) -> str:
-    """Returns the answer of an interval that is claimed to lie above a level.
+    """Returns the answer to the claim that a value lies above a level, from its interval.
 
     It is "supported" above, "not supported" below, else "depends".
     """
@@ -145,7 +160,7 @@ class Steps:
         self.place, self.settings = place, settings
 
     def do(self, name: str, make: Callable[[], Any]) -> Any:
-        """Returns what `make` returned when the step was done, now or earlier; JSON holds it.
+        """Does a step unless it was done before, and returns what `make` returned; JSON holds it.
 
         Raises SystemExit if the step was done with other settings.
         """

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from em import Mixture, fit, log_likelihood
-from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, finished, in_all, main, mean_and_interval, result
 from mixtures import random_bases
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -133,8 +133,7 @@ def mixture_claim(name: str, found: dict, twins: list[dict], pair: tuple, n: int
         "arXiv 2306.01129, section 2.2, eq. 4 (the assumption)",
         place["mean"],
         interval=(place["low"], place["high"]),
-        answer=answer_of(kept),
-        why=f"{sum(kept)} of {len(kept)} layers gain more than 0 and than untrained networks.",
+        **in_all(kept, "layers gain more than 0 and than untrained networks."),
         size=f"{name}, {n} images fitted, {n} held out",
         baseline=seeds_interval(twins, key, middle)[0],
         baseline_is="untrained",
@@ -226,14 +225,12 @@ def draw(found: LabResult) -> Any:
         " and ".join(f"{v:+.1f}" for v in rows[rows["claim"].str.contains(words)]["ours"])
         for words in ("one Gaussian", "random subspaces")
     )
-    figure.suptitle(
+    title = (
         f"Own subspaces differ from one Gaussian by {gaussian} nats per held-out token, from "
         f"random subspaces by {chance}\n(middle layers of two tiny models, {rows['n'].min()} "
-        f"images held out; random: best of {DRAWS} draws; untrained: mean of 5 seeds)",
-        fontsize=10,
+        f"images held out; random: best of {DRAWS} draws; untrained: mean of 5 seeds)"
     )
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    return figure
+    return finished(figure, title, bottom=0.06)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lab import LabResult, Steps, answer_of, claim, main, mean_and_interval, result
+from lab import LabResult, Steps, claim, in_all, main, mean_and_interval, result
 from tiny_mae import (
     MASK_RATIO,
     held_out_images,
@@ -76,7 +76,7 @@ def errors(mae: HookedCrateMAE, images: Tensor, ratio: float, seed: int) -> list
 
 @torch.no_grad()
 def rival_errors(images: Tensor, ratio: float, seed: int) -> dict[str, list[float]]:
-    """Returns the same of what fills the images in without a network."""
+    """Returns the errors of rivals that fill the images in without a network."""
     mae, gallery = load_mae(), read_gallery()
     seen = visible_pixels(mae, mae(images, noise_of(len(images), seed), ratio).mask)
     drawn = {
@@ -181,9 +181,11 @@ def inverse_claim(what: str, own: dict, twins: list[dict]) -> dict:
         "arXiv 2404.02446, section 3.3 (the decoder inverts the encoder)",
         place["mean"],
         interval=(place["low"], place["high"]),
-        answer=answer_of(kept),
-        why=f"{sum(kept)} of {len(kept)} layers lie below another image, a copy and untrained "
-        "networks. 1 is no relation, 0 an inverse.",
+        **in_all(
+            kept,
+            "layers lie below another image, a copy and untrained networks. 1 is no relation, 0 an "
+            "inverse.",
+        ),
         size=f"0.1 M parameters, {N_IMAGES} test images, no patch removed",
         baseline=sum(floors) / len(floors),
         baseline_is="the best of another image, a copy, untrained networks (low ends)",

@@ -151,7 +151,7 @@ def number(text: str, values: list[float], chance: float, what: str, answer: str
 
 
 def claims_of(rows: list[list], seeds: range) -> list[dict]:
-    """Returns the claims; each rule stands in its sentence."""
+    """Returns the claims; the sentence of each states its rule."""
     last = lambda name, kind: [series(rows, name, kind, seed)[1][-1] for seed in seeds]  # noqa: E731
     found = []
     for name, sign, text in (("distinct", 1, "rise"), ("common", -1, "fall")):

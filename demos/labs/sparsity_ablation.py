@@ -57,7 +57,7 @@ def moved_at_random() -> list[float]:
 
 
 def denser_untrained() -> float:
-    """Returns by how much more an untrained network is nonzero at threshold 0: share of entries."""
+    """Returns by how much the share of nonzeros of an untrained network grows at threshold 0."""
     images, _ = images_of(FASHION, 256)
     model = untrained(ci.load(FASHION).cfg, 0)
     own = code_share(model, images)

@@ -69,7 +69,7 @@ def gathered(form: str, steps: Steps) -> Any:
 
 
 def mean_claim(table: Any) -> dict[str, Any]:
-    """Returns the claim that the measure goes with the gap, for the mean over layers.
+    """Returns the claim that the measure correlates with the gap, for the mean over layers.
 
     It was added after the others were seen: the sum grows with the number of layers, which is 12
     throughout the paper and an axis here. Rule: as `correlation_claim`.
@@ -90,7 +90,7 @@ def mean_claim(table: Any) -> dict[str, Any]:
 
 
 def correlation_claim(table: Any, draws: Any) -> dict[str, Any]:
-    """Returns the claim that the measure goes with the gap.
+    """Returns the claim that the measure correlates with the gap.
 
     Rule: supported if the interval of tau lies above 0, not supported if below, else depends.
     """
@@ -159,7 +159,7 @@ def granulated_claims(table: Any) -> list[dict[str, Any]]:
 
 
 def open_claim(table: Any) -> dict[str, Any]:
-    """Returns the claim that tau does not hang on what the paper leaves open.
+    """Returns the claim that tau does not depend on what the paper leaves open.
 
     Rule: supported if the interval of tau lies above 0 for every eps, count or share, and frame;
     not supported if for none; else depends.

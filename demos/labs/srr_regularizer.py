@@ -85,7 +85,7 @@ def spread(table: pd.DataFrame, variant: str) -> float:
 
 
 def of_variant(table: pd.DataFrame, variant: str, size: str) -> list[dict]:
-    """Returns the claim about accuracy and the check that the term did anything.
+    """Returns the claim about accuracy and the check that the term had an effect.
 
     Rule: supported if the interval over seeds lies above 0 (for the measure below 0), not supported
     if on the other side, else depends.

@@ -37,7 +37,7 @@ def load_mae() -> HookedCrateMAE:
 
 
 def noise_of(n: int, seed: int) -> Tensor:
-    """Returns what orders the patches of n images, `[n, 49]`: the lowest quarter stays visible."""
+    """Returns noise that orders the patches of n images, `[n, 49]`; the lowest quarter is shown."""
     return torch.rand(n, 49, generator=torch.Generator().manual_seed(seed))
 
 

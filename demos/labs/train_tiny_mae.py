@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 sys.path.append(str(Path(__file__).parent.parent))
-from training import learning_rate, load_resume, read_idx, save_resume
+from training import load_resume, read_idx, save_resume, set_learning_rate
 
 STEPS, BATCH, LR, DECAY, CLIP, SAVE_EVERY = 2500, 64, 3e-3, 0.05, 1.0, 100
 N_GALLERY, N_TEST, TEST_SEED = 1000, 256, 0
@@ -85,8 +85,7 @@ def train(images: Tensor, resume: Path) -> tuple[nn.Module, float]:
     bar = tqdm(total=STEPS, initial=step, desc="crate-tiny-mae", unit="step", mininterval=10)
     while step < STEPS:
         started = time.process_time()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, STEPS, LR)
+        set_learning_rate(optimizer, step, STEPS, LR)
         loss = mae.train()(*batch_of(images, step), mask_ratio=MASK_RATIO).loss
         optimizer.zero_grad()
         loss.backward()

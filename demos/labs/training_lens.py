@@ -95,7 +95,7 @@ def over_seeds(rows: list[list], name: str, step: int) -> dict[str, list[float]]
 
 
 def of_training(rows: list[list], name: str) -> dict:
-    """Returns the claim that training lowers a statistic: last step less first."""
+    """Returns the claim that training lowers a statistic: last step minus first."""
     begun, ended = (over_seeds(rows, name, step) for step in (0, zoo.STEPS))
     moved = {
         frame: [last - first for first, last in zip(begun[frame], ended[frame], strict=True)]
