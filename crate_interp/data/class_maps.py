@@ -1,6 +1,6 @@
 """Class maps from masks as data sets store them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import UInt8
@@ -53,3 +53,17 @@ def class_maps(
     """
     maps = preprocess_masks(list(masks))
     return maps.where(maps != IGNORE, 1) if binary else maps
+
+
+def mask_reader(
+    preprocess_masks: Preprocess | None,
+    masks_of: Callable[[int, int], Sequence[Picture]],
+    binary: bool = False,
+) -> Callable[[int, int], UInt8[Tensor, "batch height width"]] | None:
+    """Returns a function of start and stop that reads the class maps of these samples.
+
+    masks_of: returns their masks. Returns None without `preprocess_masks`.
+    """
+    if preprocess_masks is None:
+        return None
+    return lambda start, stop: class_maps(preprocess_masks, masks_of(start, stop), binary)

@@ -16,7 +16,7 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.core.pictures import Later, check_file, check_image, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import IGNORE, class_maps
+from crate_interp.data.class_maps import IGNORE, mask_reader
 from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_of
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
@@ -36,9 +36,7 @@ MOST_COVERED = 10_000_000_000  # pixels painted in one class map, one over anoth
 
 
 def coco_samples(
-    where: str,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None,
+    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
 ) -> Samples:
     """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
@@ -65,20 +63,17 @@ def coco_samples(
     files = [path, *paths]
     listing = names_and_sizes(files, ["annotations", *(row["file_name"] for row in images)])
 
-    def read_masks(start: int, stop: int) -> Tensor:
-        assert preprocess_masks is not None
-        maps = [
+    def masks_of(start: int, stop: int) -> list[Later]:
+        return [
             Later(
                 partial(_class_map, (row["height"], row["width"]), regions[row["id"]], classes),
                 f"the mask of image {row['id']}",
             )
             for row in images[start:stop]
         ]
-        return class_maps(preprocess_masks, maps, binary=False)
 
-    return picture_samples(
-        paths, f"coco:{listing}", preprocess, read_masks if preprocess_masks else None
-    )
+    read_masks = mask_reader(preprocess_masks, masks_of)
+    return picture_samples(paths, f"coco:{listing}", preprocess, read_masks)
 
 
 def coco_image_ids(where: str) -> list[int]:

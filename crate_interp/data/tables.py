@@ -181,24 +181,19 @@ def text_column(table: Table) -> str:
 
 
 def checked(texts: Iterable[object]) -> Iterator[str]:
-    """Yields texts. Raises ValueError at an entry that is none that UTF-8 can hold."""
+    """Yields texts. Raises ValueError at an entry that is no text, or that UTF-8 cannot hold."""
     for place, text in enumerate(texts):
-        _check_text(text, place)
-        yield str(text)
-
-
-def _check_text(text: object, place: int) -> None:
-    """Raises ValueError unless an entry of the data is a text that UTF-8 can hold."""
-    if not isinstance(text, str):
-        kind = type(text).__name__
-        raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text {place} holds half of a surrogate pair, at character {error.start}: put a mark "
-            "there with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
-        ) from None
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text {place} holds half of a surrogate pair, at character {error.start}: put a "
+                "mark there: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+            ) from None
+        yield text
 
 
 def _names(dataset: Table) -> str:

@@ -7,22 +7,16 @@ ImageSets/Segmentation/.
 from os.path import isdir
 from pathlib import Path
 
-from torch import Tensor
-
 from crate_interp.core.pictures import check_file, check_image, header, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import check_mask, class_maps
+from crate_interp.data.class_maps import check_mask, mask_reader
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option, pictures_under
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
 
-def voc_samples(
-    where: str,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None,
-) -> Samples:
+def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
     """Returns the images of "DIR:SPLIT" in the order of that list, or all of "DIR" with a mask.
 
     Without a split they are ordered by name. Masks hold classes as palette indices or grey
@@ -60,13 +54,8 @@ def voc_samples(
     paths = [*pictures, *drawn]
     listing = names_and_sizes(paths, [path.relative_to(folder).as_posix() for path in paths])
 
-    def read_masks(start: int, stop: int) -> Tensor:
-        assert preprocess_masks is not None
-        return class_maps(preprocess_masks, drawn[start:stop], binary=False)
-
-    return picture_samples(
-        pictures, f"voc:{listing}", preprocess, read_masks if preprocess_masks else None
-    )
+    read_masks = mask_reader(preprocess_masks, lambda start, stop: drawn[start:stop])
+    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks)
 
 
 def _by_name(folder: Path) -> dict[str, Path]:

@@ -16,7 +16,6 @@ from crate_interp.measures import (
     maps,
     masks,
     objective,
-    ranks,
     rates,
     sparsity,
     spectra,
@@ -32,26 +31,14 @@ from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
 from crate_interp.measures.masks import *
 from crate_interp.measures.objective import *
-from crate_interp.measures.ranks import *
 from crate_interp.measures.rates import *
 from crate_interp.measures.sparsity import *
 from crate_interp.measures.spectra import *
 from crate_interp.measures.steps import *
 from crate_interp.measures.subspaces import *
 
-__all__: list[str] = []
-__all__ += attention.__all__
-__all__ += ceilings.__all__
-__all__ += cuts.__all__
-__all__ += denoising.__all__
-__all__ += gradients.__all__
-__all__ += lasso.__all__
-__all__ += maps.__all__
-__all__ += masks.__all__
-__all__ += objective.__all__
-__all__ += ranks.__all__
-__all__ += rates.__all__
-__all__ += sparsity.__all__
-__all__ += spectra.__all__
-__all__ += steps.__all__
-__all__ += subspaces.__all__
+_MODULES = (
+    attention, ceilings, cuts, denoising, gradients, lasso, maps, masks, objective, rates, sparsity,
+    spectra, steps, subspaces,
+)  # fmt: skip
+__all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore

@@ -9,6 +9,7 @@ from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+NO_TOKENS = "there are no tokens to measure"
 
 
 def require_floats(tensor: Tensor, axes: str) -> None:
@@ -26,6 +27,18 @@ def require_floats(tensor: Tensor, axes: str) -> None:
         )
     if tensor.ndim < len(axes.split()):
         raise ValueError(f"a measure takes [..., {axes}], got shape {list(tensor.shape)}.")
+
+
+def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
+    """Does what `require_floats` does, and raises ValueError with the words `empty` for no entries.
+
+    axes: two names. Only these last two axes must not be empty; an empty batch is allowed.
+    """
+    require_floats(tensor, axes)
+    if 0 in tensor.shape[-2:]:
+        raise ValueError(
+            f"{empty}: the last two axes ({axes.replace(' ', ', ')}) are {list(tensor.shape[-2:])}."
+        )
 
 
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:

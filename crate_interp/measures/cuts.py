@@ -10,13 +10,11 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
-from crate_interp.measures.eigenpairs import TIE, first_largest, second
+from crate_interp.measures.eigenpairs import TIE, Floats, first_largest, second
 
-__all__ = [
-    "maskcut",
-    "normalised_cut",
-]
+__all__ = ["maskcut", "normalised_cut"]
 
+Bools = NDArray[np.bool_]
 _AFFINITIES = ("cosine", "inner")
 _WEAK = 1e-5  # CutLER's weight of two tokens that are not alike; it keeps the graph in one piece
 _EXACT = 4  # borderline cosines per token, above which all are computed in float64
@@ -108,9 +106,7 @@ def normalised_cut(
     return v, torch.tensor(value, dtype=torch.float64, device=affinity.device)
 
 
-def _cut_out(
-    masks: NDArray[np.bool_], features: NDArray[np.float64], tau: float, affinity: str
-) -> None:
+def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
     """Writes the masks of one image into `masks`, `[n_masks, h, w]`, which are all False before."""
     # painted_weight: from a token whose features are 0 to any other
     if affinity == "cosine":
@@ -118,7 +114,7 @@ def _cut_out(
     else:
         weights, painted_weight = _inner_affinity(features, tau), 0.0
     painted = np.zeros(masks.shape[1:], dtype=bool)
-    parts: list[NDArray[np.bool_]] = []
+    parts: list[Bools] = []
     for mask in masks:
         if parts:
             weights[parts[-1].ravel()] = painted_weight
@@ -126,18 +122,15 @@ def _cut_out(
         part = _foreground(weights, painted.shape)
         if part is None:
             return
-        if parts and (100 * part.sum() <= part.size or any(_alike(part, other) for other in parts)):
+        small = bool(parts) and 100 * part.sum() <= part.size
+        if small or any(2 * (part & other).sum() > (part | other).sum() for other in parts):
             return
         mask[:] = part & ~painted
         painted |= part
         parts.append(part)
 
 
-def _alike(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
-    return bool(2 * (one & other).sum() > (one | other).sum())
-
-
-def _foreground(weights: NDArray[np.float64], grid: tuple[int, ...]) -> NDArray[np.bool_] | None:
+def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
     """Returns the part `[h, w]` of the foreground that holds its seed; None if there is no cut."""
     from scipy import ndimage  # slow to load, and no model needs it
 
@@ -162,7 +155,7 @@ def _foreground(weights: NDArray[np.float64], grid: tuple[int, ...]) -> NDArray[
     return labels == labels.flat[joined[first_largest(vector)]]
 
 
-def _cosine_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
+def _cosine_affinity(features: Floats, tau: float) -> Floats:
     """Returns 1 where the cosine is above tau and 1e-5 elsewhere.
 
     A token of zeros has the cosine 0 with all tokens. The cosines are computed in float32, which
@@ -196,7 +189,7 @@ def _cosine_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.fl
     return weights
 
 
-def _inner_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
+def _inner_affinity(features: Floats, tau: float) -> Floats:
     """Returns the inner products, and 0 where they are below tau."""
     scale = _scale(np.abs(features).max(keepdims=True, initial=0))
     scaled = features * scale
@@ -205,7 +198,7 @@ def _inner_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.flo
         return np.where(inner >= tau * scale * scale, inner, 0.0)
 
 
-def _scale(largest: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scale(largest: Floats) -> Floats:
     """Returns the power of two that brings a number near 1.
 
     Products of numbers scaled so neither overflow nor vanish.

@@ -4,13 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, require_floats
-from crate_interp.measures.rates import head_codes
+from crate_interp.measures import checks, rates
 
-__all__ = [
-    "paper_posterior_mean",
-    "posterior_mean",
-]
+__all__ = ["paper_posterior_mean", "posterior_mean"]
 
 
 def posterior_mean(
@@ -42,15 +38,15 @@ def paper_posterior_mean(
     return _weighted_projection(x, u, sigma, 1.0)
 
 
-@in_full_precision
+@checks.in_full_precision
 def _weighted_projection(x: Tensor, u: Tensor, sigma: float, spread: float) -> Tensor:
-    require_floats(x, "pos d_model")
-    require_floats(u, "head d_model d_head")
+    checks.require_floats(x, "pos d_model")
+    checks.require_floats(u, "head d_model d_head")
     if not sigma > 0:
         raise ValueError(
             f"sigma={sigma}: give the standard deviation of the noise, a number above 0."
         )
-    codes = head_codes(x, u)  # [..., head, pos, d_head]
+    codes = rates.head_codes(x, u)  # [..., head, pos, d_head]
     energy = codes.square().sum(dim=-1)  # [..., head, pos]
     weights = (energy / (2 * sigma**2 * spread)).softmax(dim=-2)
     return torch.einsum("...kn,...knp,kdp->...nd", weights, codes, u)

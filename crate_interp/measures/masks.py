@@ -8,14 +8,7 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
 
-__all__ = [
-    "jaccard",
-    "mass_mask",
-    "pixel_mask",
-    "random_jaccard",
-    "token_mask",
-    "top_mask",
-]
+__all__ = ["jaccard", "mass_mask", "pixel_mask", "random_jaccard", "token_mask", "top_mask"]
 
 
 def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tensor, "*batch pos"]:
