@@ -8,7 +8,7 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.models.image_methods import pad_to_patch
+from crate_interp.models.image_inputs import pad_to_patch
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
 

@@ -196,12 +196,11 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
 def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
     """Returns a row per sample, part, layer and number."""
     n = len(parts["embed"])
-    places: list[tuple] = []
-    for part in _PARTS:
-        axes = [range(side) for side in parts[part].shape[1:]]
-        index = [()] if not axes else [(a,) for a in axes[0]]
-        index = [(*a, b) for a in index for b in axes[1]] if len(axes) > 1 else index
-        places += [(part, *(*place, None, None)[:2]) for place in index]
+    places = [
+        (part, *(*place, None, None)[:2])
+        for part in _PARTS
+        for place in np.ndindex(parts[part].shape[1:])
+    ]
     columns = [parts[part].detach().reshape(n, -1).cpu() for part in _PARTS]
     values = torch.cat(columns, dim=1)
     values = values if values.dtype == torch.float64 else values.float()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.circuits.circuit_drawing import drawn
-from crate_interp.circuits.two_runs import Head
+from crate_interp.circuits.patching_arguments import Head
 from crate_interp.core import checks
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain

@@ -12,8 +12,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.circuits.atlases.stream_linear import normed, pushed, stepped
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
+from crate_interp.circuits.stream_maps import normed, pushed, stepped
 from crate_interp.core import checks
 from crate_interp.data import Data
 from crate_interp.measures.checks import qr

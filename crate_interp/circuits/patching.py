@@ -14,7 +14,7 @@ import pandas as pd
 from torch import Tensor
 from transformer_lens import patching as lens
 
-from crate_interp.circuits.two_runs import Metric
+from crate_interp.circuits.patching_arguments import Metric
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp.config.base import Check, choice
+from crate_interp.config.base import DEFAULT, Check, Filled, choice
 from crate_interp.config.families import TOKENIZERS
 from crate_interp.config.images import ImageConfig
 from crate_interp.config.text import check_context
-from crate_interp.config.types import DEFAULT, Filled
 from crate_interp.core import checks
 
 

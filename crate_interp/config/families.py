@@ -13,7 +13,7 @@ class Facts(TypedDict):
     """What is true of every model of one family."""
 
     kind: str  # which forward, and which class of configs
-    sparse_step: str  # what follows attention (crate_interp/models/layers/sparsify.py, baseline.py)
+    sparse_step: str  # what follows attention (crate_interp/models/layers/sparse_steps.py)
     d_mlp_ratio: int  # width of its code over d_model
     residual: bool  # whether the stream is added to the output of the sparse step
     tied: bool  # whether query, key and value are one code

@@ -1,10 +1,10 @@
-"""The config of image classifiers, and of an image tower."""
+"""The configs of image classifiers and image towers, and of the masked autoencoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp.config.base import Check, choice
+from crate_interp.config.base import DEFAULT, Check, Filled, choice
 from crate_interp.config.families import POOLS
 from crate_interp.config.images import ImageConfig, as_tuple
 from crate_interp.core import checks, safe_text
@@ -63,3 +63,32 @@ class VisionConfig(ImageConfig):
     def head_bias(self) -> bool:
         """Whether the map to the classes has a bias."""
         return self.facts.get("head_bias", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAEConfig(ImageConfig):
+    """The config of a masked autoencoder.
+
+    `decoder_n_layers` and `decoder_n_heads` are those of the encoder where they are None.
+    `norm_pix_loss` normalises the target patch by patch.
+    """
+
+    kind: ClassVar[str] = "mae"
+    derived: ClassVar[tuple[str, ...]] = ("n_ctx", "d_vocab")
+    checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
+        "decoder_n_layers": checks.count,
+        "decoder_n_heads": checks.count,
+        "norm_pix_loss": checks.flag,
+    }
+
+    decoder_n_layers: Filled[int] = DEFAULT
+    decoder_n_heads: Filled[int] = DEFAULT
+    norm_pix_loss: bool = False
+
+    def _check_kind(self) -> None:
+        super()._check_kind()
+        self._derive(n_ctx=self.n_tokens, d_vocab=self.patch_values)
+        self._set(
+            decoder_n_layers=self.decoder_n_layers or self.n_layers,
+            decoder_n_heads=self.decoder_n_heads or self.n_heads,
+        )

@@ -12,19 +12,13 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat.tracing import readable
-from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.image_methods import ImageMixin
+from crate_interp.models.compat.torch_compile import readable
+from crate_interp.models.hooked import HookedModel, layer_range, own_config
+from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.embed import (
-    ConvPatchEmbed,
-    cat_tokens,
-    hooked_positions,
-    interpolate_positions,
-)
+from crate_interp.models.layers.embed import ConvPatchEmbed, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
-from crate_interp.models.layers.stack import layer_range
 
 
 @dataclass(frozen=True)
@@ -196,11 +190,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         mask = self.hook_mask(random_mask(images, count, noise, mask_ratio))
         patches = torch.where(mask.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
         tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
-        height, width = self.cfg.patch_size
-        table = interpolate_positions(
-            self.pos_embed, self.cfg.grid, (images.shape[2] // height, images.shape[3] // width)
-        )
-        return tokens + hooked_positions(self.hook_pos_embed, table, batch), mask
+        return self._with_positions(tokens, images), mask
 
     def loss(
         self,

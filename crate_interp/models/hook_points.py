@@ -1,15 +1,21 @@
-"""Which hook points a model has, by which names, and which of them fire as it is switched."""
+"""The hook points of a model: their names, and which of them fire with the switches as they are.
+
+It also has what changes in a config while its model lives: the switches, device and dtype.
+"""
 
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.models.compat import hook_aliases
+from crate_interp.models.compat import hook_aliases, offload
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
@@ -33,6 +39,43 @@ def set_runtime(cfg: CrateConfig, **values: object) -> None:
     """
     for name, value in values.items():
         object.__setattr__(cfg, name, value)
+
+
+class Runtime:
+    """The device and dtype of a model's first parameter, read from the model each time.
+
+    They stay right after `.to()`, `load_state_dict(assign=True)`, `to_empty` and accelerate. None
+    once the model is gone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+
+    def _first(self) -> Tensor | None:
+        model = self._model()
+        return None if model is None else next(model.parameters(), None)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first parameter."""
+        first = self._first()
+        return None if first is None else first.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the first parameter; if it is offloaded, the one on which it is used."""
+        first, model = self._first(), self._model()
+        if first is None or model is None or not first.is_meta:
+            return None if first is None else first.device
+        owner = next(part for part in model.modules() if part._parameters)
+        hooks = [hook for hook in offload.align_hooks(owner) if hook.execution_device is not None]
+        return torch.device(hooks[0].execution_device) if hooks else first.device
+
+
+def follow(model: nn.Module, *configs: CrateConfig) -> None:
+    """Makes configs report the device and dtype of a model."""
+    for cfg in configs:
+        object.__setattr__(cfg, "_runtime", Runtime(model))
 
 
 def without_batch(hook: Callable) -> Callable:

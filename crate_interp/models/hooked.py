@@ -13,12 +13,9 @@ from transformer_lens.utilities.slice import Slice
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat.hook_aliases import Named
-from crate_interp.models.compat.runtime_config import follow
-from crate_interp.models.compat.torch_compile import CompiledMixin
-from crate_interp.models.compat.unsupported_methods import REFUSALS, refuse
-from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, without_batch
-from crate_interp.models.hub_sharing import SharedModel
+from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
+from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, follow, without_batch
+from crate_interp.models.saving import SharedModel
 from crate_interp.models.weights import WeightsMixin
 
 # [batch, head, query, key]: pos_slice cuts queries
@@ -84,6 +81,45 @@ def check_hooked(model: object) -> None:
     raise ValueError(f"cannot measure {type(model).__name__}{advice}")
 
 
+def layer_range(
+    n_layers: int, start_at_layer: int | None, stop_at_layer: int | None
+) -> tuple[int, int | None]:
+    """Returns the first layer and the one before which to stop; None is a run to the end.
+
+    Negative layers count from the end. Raises ValueError for a layer that the model does not have,
+    and for a stop before the start.
+    """
+    start = 0 if start_at_layer is None else _layer(n_layers, start_at_layer, "start_at_layer")
+    stop = None if stop_at_layer is None else _layer(n_layers, stop_at_layer, "stop_at_layer")
+    if stop is not None and stop < start:
+        raise ValueError(
+            f"stop_at_layer={stop_at_layer} lies before start_at_layer={start_at_layer}."
+        )
+    return start, stop
+
+
+def _layer(n_layers: int, layer: int, name: str) -> int:
+    if not -n_layers <= layer <= n_layers:
+        raise ValueError(
+            f"{name}={layer}: the model has layers 0 to {n_layers - 1}; give {-n_layers} to "
+            f"{n_layers}."
+        )
+    return layer + n_layers if layer < 0 else layer
+
+
+def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
+    """Returns the stream that `start_at_layer` takes.
+
+    Raises ValueError for a tensor of another shape than `[batch, pos, d_model]`.
+    """
+    if z.ndim != 3 or z.shape[2] != model.cfg.d_model:
+        raise ValueError(
+            f"start_at_layer takes the stream [batch, pos, {model.cfg.d_model}], got shape "
+            f"{tuple(z.shape)}."
+        )
+    return z
+
+
 def check_backward(stop_at_layer: int | None) -> None:
     """Raises ValueError if a run with `incl_bwd=True` cannot have a backward pass."""
     if stop_at_layer is not None:
@@ -110,7 +146,7 @@ def no_backward(error: RuntimeError) -> ValueError | None:
     return None
 
 
-class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
+class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, SharedModel):
     """The one base class of the hooked models.
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what its samples are
@@ -222,7 +258,7 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
 
         The hooks are not yet on the model. The signature is TransformerLens'.
         """
-        cache = Named() if cache is None else cache
+        cache = hook_aliases.Named() if cache is None else cache
         cut = Slice.unwrap(pos_slice)
         pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
@@ -244,21 +280,12 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
         )
         return cache, forward, backward
 
-    def add_caching_hooks(
-        self,
-        names_filter: NamesFilter = None,
-        incl_bwd: bool = False,
-        device: torch.device | str | None = None,
-        remove_batch_dim: bool = False,
-        cache: dict | None = None,
-    ) -> dict:
+    def add_caching_hooks(self, *args: Any, **kwargs: Any) -> dict:  # pyright: ignore
         """Adds hooks that fill a dict at each run, until `reset_hooks()`; returns the dict.
 
-        Names are as in `run_with_cache`, aliases too.
+        Arguments are those of `get_caching_hooks`.
         """
-        cache, forward, backward = self.get_caching_hooks(
-            names_filter, incl_bwd, device, remove_batch_dim, cache
-        )
+        cache, forward, backward = self.get_caching_hooks(*args, **kwargs)
         for name, hook in forward:
             self.add_hook(name, hook)
         for name, hook in backward:
@@ -268,7 +295,7 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
     def setup(self) -> None:
         """Names the parts and hook points; called when a model has been built."""
         super().setup()
-        self.hook_dict = Named(self.hook_dict)
+        self.hook_dict = hook_aliases.Named(self.hook_dict)
 
     def add_hook(
         self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any
@@ -286,8 +313,8 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
             super()._enable_hook(point, hook, dir)
 
     def __getattr__(self, name: str) -> Any:
-        if name in REFUSALS:
-            raise refuse(name)
+        if name in unsupported_methods.REFUSALS:
+            raise unsupported_methods.refuse(name)
         return super().__getattr__(name)
 
     @property

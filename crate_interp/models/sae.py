@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.core import checks
-from crate_interp.models.hub_sharing import SharedModel
+from crate_interp.models.saving import SharedModel
 
 ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
 NORMALIZATIONS = ("none", "constant_norm_rescale", "layer_norm")

@@ -1,5 +1,6 @@
-"""What is computed of a model's weights, kept for as long as they are unchanged."""
+"""The digest of a model, and a cache of what is computed from its weights until they change."""
 
+import hashlib
 import json
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -16,6 +17,16 @@ _COLUMNS = 512  # words in a row of a check sum
 
 # by model: the marks of the weights, and what was made of them; it goes when the model goes
 _KEPT: WeakKeyDictionary[HookedModel, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
+
+
+def model_digest(model: HookedModel) -> str:
+    """Returns sha256 over the config and every parameter's name, dtype, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
+    with onloaded(model):
+        for name, value in sorted(model.state_dict().items()):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "head_ablation": ("crate_interp.circuits.head_ablation_result", "HeadAblation"),
     "linear_probe": ("crate_interp.sweeps.linear_probes", "LinearProbeResult"),
     "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),
-    "logit_lens": ("crate_interp.circuits.lens_table", "LogitLens"),
+    "logit_lens": ("crate_interp.circuits.logit_lens_table", "LogitLens"),
     "saes": ("crate_interp.saes.result", "SaeResult"),
     "segmentation": ("crate_interp.segmentation.result", "SegmentResult"),
     "store": ("crate_interp.sweeps.stores.activation_store", "ActivationStore"),

@@ -1,6 +1,5 @@
 """Sparse rate reduction as a term of a training loss."""
 
-import math
 import random
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -57,11 +56,9 @@ class SRRRegularizer:
         normalise: bool = False,
         seed: int = 0,
     ) -> None:
-        for name, value in {"weight": weight, "lambd": lambd}.items():
-            if not checks.is_number(value) or not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
-        if not checks.is_number(eps) or not 0 < eps < math.inf:
-            raise ValueError(f"eps={eps!r}: give a number above 0, such as 0.1.")
+        self.weight = float(checks.non_negative("weight", weight))
+        self.lambd = float(checks.non_negative("lambd", lambd))
+        self.eps = float(checks.positive("eps", eps))
         checks.one_of("penalty", penalty, tuple(_PENALTIES))
         blocks: Any = model.blocks
         self.blocks: list[Layer] = list(blocks)
@@ -71,7 +68,6 @@ class SRRRegularizer:
                 "sparse rate reduction is made: give a CRATE."
             )
         self.layers = _numbers(layers, len(self.blocks))
-        self.weight, self.eps, self.lambd = float(weight), float(eps), float(lambd)
         self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)
         self.one = layers == "random"
         self.last: dict[int, float] = {}

@@ -106,12 +106,7 @@ def _chosen(effects: pd.DataFrame, first: Float[Tensor, "sample layer atom"]) ->
 
 
 def _exact(
-    model: Any,
-    inputs: Tensor,
-    numbers: Sequence[int],
-    loss: Loss,
-    chosen: Tensor,
-    progress: bool,
+    model: Any, inputs: Tensor, numbers: Sequence[int], loss: Loss, chosen: Tensor, progress: bool
 ) -> Float[Tensor, "sample layer place"]:
     layers = range(len(model.blocks))
     names = [full_name(point, layer) for point in (CODE, "hook_resid_post") for layer in layers]

@@ -16,7 +16,7 @@ from crate_interp.probes.layer_reading import dictionary
 NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
 
 
-def names_of(model: HookedModel) -> list[str]:
+def answer_names(model: HookedModel) -> list[str]:
     """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
     return [name[:LONGEST] for name in _whole_names(model)]
 
@@ -58,7 +58,7 @@ def directions(model: HookedModel) -> pd.DataFrame:
 
 def _logits(model: Any) -> tuple[list[str], list[str]]:
     """Returns the names of the logits that each atom raises most and lowers most."""
-    names, read = names_of(model), model.W_U
+    names, read = answer_names(model), model.W_U
     if isinstance(model.ln_final, HookedLayerNorm):
         read = model.ln_final.weight[:, None] * read
         read = read - read.mean(dim=0, keepdim=True)

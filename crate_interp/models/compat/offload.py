@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 P = ParamSpec("P")
@@ -56,9 +57,14 @@ def at_hand(module: nn.Module, name: str = "weight") -> Tensor:
         return getattr(module, name)
 
 
-def with_weights(
-    measure: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], T]:
+def bias_of(linear: nn.Linear) -> Tensor:
+    """Returns the bias of a linear map, brought back if it is elsewhere; zeros if it has none."""
+    if linear.bias is None:
+        return torch.zeros_like(at_hand(linear)[:, 0])
+    return at_hand(linear, "bias")
+
+
+def with_weights(measure: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """Returns a function that has the weights of its first argument at hand while it runs.
 
     That is a model, or a cache of one; anything else is left to the function to refuse.

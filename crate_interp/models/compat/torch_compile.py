@@ -1,4 +1,4 @@
-"""Hooks and torch.compile: a compiled model that notices when hooks come and go.
+"""torch.compile and other tracers: a compiled model that notices when hooks come and go.
 
 torch's compiler looks at the hooks of a model once, when it compiles: one that is added later
 never fires, and one that is removed goes on firing. It does look at plain attributes before each
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformer_lens import HookedRootModule
 
 
@@ -89,3 +90,20 @@ class CompiledMixin(HookedRootModule):
         """Removes hooks as TransformerLens does; arguments as there."""
         super().remove_all_hook_fns(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         self._hooks_changed(any(point.has_hooks() for point in self.hook_dict.values()))
+
+
+def readable(x: Tensor) -> bool:
+    """Tells whether Python may look at the values of a tensor, for a check or a choice.
+
+    It may not under torch.compile, torch.export, a trace of jit and torch.func.vmap or a gradient
+    of torch.func, nor on the meta device, nor of a subclass that only stands for values, as
+    FakeTensor does. A forward that would read them there could not be traced, or would be traced
+    for one input alone.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or x.is_meta
+        or type(x) not in (Tensor, torch.nn.Parameter)
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
+        or torch._C._get_tracing_state() is not None
+    )

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 
 
 def is_hooked(point: HookPoint) -> bool:
@@ -20,7 +20,7 @@ def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
 
     It may if they returned the same values and no gradient is at stake: a scale cut from the graph
     is meant as a constant, and a backward hook wants the gradient of the scale itself. Nor may it
-    where the values cannot be compared (crate_interp/models/compat/tracing.py).
+    where the values cannot be compared (crate_interp/models/compat/torch_compile.py).
     """
     edited = point(scale.clone())
     same = (

@@ -2,25 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
+from crate_interp.core import checks, progress
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import check_side
 from crate_interp.models.text.sampling import Sampling
 from crate_interp.models.text.stopping import Stops, stops
-from crate_interp.models.text.text_methods import TextMixin, is_text
+from crate_interp.models.text.text_and_tokens import TextMixin, is_text
 from crate_interp.models.text.tokenizer import is_hugging_face, separator
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
-
-    from crate_interp.models.cache import CrateCache
 
 _RETURNS = ("input", "str", "tokens")
 
@@ -42,8 +39,8 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What generation was asked for, checked: kind is "str" or "tokens"."""
+class Request:
+    """The checked arguments of a generation. kind: "str" or "tokens", what is returned."""
 
     prompt: Prompt
     kind: str
@@ -113,16 +110,20 @@ class GenerateMixin(TextMixin):
         )
         ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
         prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        job = _job(self, prompt, return_type, sampling, ends)
+        request = _request(self, prompt, return_type, sampling, ends)
         if return_cache:
             _check_cached(self, prompt, max_new_tokens)
         tokens, logits = prompt.tokens, []
-        for chosen, scores in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
+        for chosen, scores in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
             tokens = torch.cat([tokens, chosen[:, None]], dim=1)
             logits += [scores] if output_logits else []
-        more = [_cache(self, prompt, tokens, names_filter, device)] if return_cache else []
+        more: list[Any] = []
+        if return_cache:
+            model, mask = cast(Any, self), prompt.mask(tokens.shape[1])
+            options: Any = {"names_filter": names_filter, "device": device}
+            more.append(model.run_with_cache(tokens, attention_mask=mask, **options)[1])
         more += [prompt.tokens] if return_input_tokens else []
-        out = _shaped(self, tokens, job.kind, logits if output_logits else None)
+        out = _shaped(self, tokens, request.kind, logits if output_logits else None)
         return (out, *more) if more else out
 
     @torch.no_grad()
@@ -164,10 +165,10 @@ class GenerateMixin(TextMixin):
         )
         ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
         prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        job = _job(self, prompt, return_type, sampling, ends)
-        text = _Writer(self) if job.kind == "str" else None
+        request = _request(self, prompt, return_type, sampling, ends)
+        text = _Writer(self) if request.kind == "str" else None
         part: Tensor = prompt.tokens
-        for chosen, _ in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
+        for chosen, _ in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
             part = torch.cat([part, chosen[:, None]], dim=1)
             if part.shape[1] >= max_tokens_per_yield:
                 yield part if text is None else text.write(part)
@@ -180,14 +181,14 @@ class GenerateMixin(TextMixin):
 
 
 def _steps(
-    model: Any, job: Job, max_new_tokens: int, use_past: bool, verbose: bool
+    model: Any, request: Request, max_new_tokens: int, use_past: bool, verbose: bool
 ) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
     """Yields the token of each row, and the logits it was chosen by, until every row has ended."""
     checks.count("max_new_tokens", max_new_tokens, least=0)
-    prompt, ending = job.prompt, job.ending
+    prompt, ending = request.prompt, request.ending
     tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx
     over = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    steps = tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
+    steps = progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
     for step in steps:
         mask = prompt.mask(tokens.shape[1])
         if use_past and tokens.shape[1] <= n_ctx:  # the past remembers what of it is padding
@@ -197,7 +198,7 @@ def _steps(
             cut = None if mask is None else mask[:, -n_ctx:]
             logits = model(tokens[:, -n_ctx:], attention_mask=cut)
         logits = logits[:, -1]
-        chosen = job.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
+        chosen = request.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
         if ending.active:
             chosen = chosen.masked_fill(over, ending.filler)
         tokens = torch.cat([tokens, chosen[:, None]], dim=1)
@@ -263,9 +264,9 @@ def _prompt(
     return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
 
 
-def _job(
+def _request(
     model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
-) -> Job:
+) -> Request:
     """Returns what is to be done; raises ValueError for what cannot be, before work starts."""
     if return_type not in _RETURNS:
         raise ValueError(
@@ -279,7 +280,7 @@ def _job(
         kind = "str" if prompt.as_text else "tokens"
     if kind == "str":
         model._tokenizer()  # or say now that there is none
-    return Job(prompt, kind, sampling, ending)
+    return Request(prompt, kind, sampling, ending)
 
 
 def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
@@ -294,16 +295,6 @@ def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None
             f"return_cache=True runs the model on all of up to {count} tokens, and it takes "
             f"n_ctx={model.cfg.n_ctx}: give fewer max_new_tokens."
         )
-
-
-def _cache(
-    model: Any, prompt: Prompt, tokens: Tensor, names_filter: Any, device: Any
-) -> "CrateCache":
-    """Returns the cache of a run over what was generated, with the mask that it was made with."""
-    mask = prompt.mask(tokens.shape[1])
-    return model.run_with_cache(
-        tokens, names_filter=names_filter, device=device, attention_mask=mask
-    )[1]
 
 
 def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:

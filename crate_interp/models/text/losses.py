@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 
 IGNORED = -100  # the label of a token that no loss counts, as in torch and transformers
 
@@ -57,11 +57,15 @@ def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "b
             f"labels are {labels.dtype} of shape {list(labels.shape)}: give a token id, or -100, "
             f"for each of the tokens {list(tokens.shape)}. They are shifted inside."
         )
-    if readable(labels):
-        told = labels[labels != IGNORED]
-        if told.numel() and (int(told.min()) < 0 or int(told.max()) >= d_vocab):
-            raise ValueError(
-                f"labels go from {int(told.min())} to {int(told.max())}, the vocabulary from 0 to "
-                f"{d_vocab - 1}: -100 is left out."
-            )
+    check_label_range(labels, d_vocab, "vocabulary")
     return labels.to(tokens.device, torch.long)
+
+
+def check_label_range(labels: Int[Tensor, "..."], count: int, what: str) -> None:
+    """Raises ValueError, naming `what` has `count` entries, for a label beyond them."""
+    given = labels[labels != IGNORED] if readable(labels) else labels[:0]
+    if given.numel() and (int(given.min()) < 0 or int(given.max()) >= count):
+        raise ValueError(
+            f"labels go from {int(given.min())} to {int(given.max())}, the {what} from 0 to "
+            f"{count - 1}: -100 is left out."
+        )

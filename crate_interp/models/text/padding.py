@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Padding, Past
 
 SIDES = ("left", "right")

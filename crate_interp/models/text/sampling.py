@@ -54,7 +54,10 @@ class Sampling:
         tokens: those so far, which the penalties count; real: which of them are no padding.
         """
         penalties = self.repetition_penalty != 1 or self.freq_penalty > 0
-        counts = _counts(logits, tokens, real) if penalties else None
+        counts = None
+        if penalties:  # how often each token of the vocabulary occurs in a row, without padding
+            ones = torch.ones_like(tokens).float() if real is None else real.float()
+            counts = torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, tokens, ones)
         if counts is not None and self.repetition_penalty != 1:
             weaker = torch.where(
                 logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
@@ -80,13 +83,3 @@ class Sampling:
         before[:, 0] = 0.0  # the likeliest token always stays
         out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, places, before > self.top_p)
         return logits.masked_fill(out, -torch.inf)
-
-
-def _counts(
-    logits: Float[Tensor, "batch d_vocab"],
-    tokens: Int[Tensor, "batch pos"],
-    real: Bool[Tensor, "batch pos"] | None,
-) -> Float[Tensor, "batch d_vocab"]:
-    """Returns how often each token of the vocabulary occurs in a row, padding left out."""
-    ones = torch.ones_like(tokens, dtype=torch.float32) if real is None else real.float()
-    return torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, tokens, ones)

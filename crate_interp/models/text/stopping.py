@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.core import checks
-from crate_interp.core.errors import CheckpointError, TextError
+from crate_interp.core import checks, errors
 from crate_interp.models.text.tokenizer import is_hugging_face
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
 
-    from crate_interp.models.text.text_methods import TextMixin
+    from crate_interp.models.text.text_and_tokens import TextMixin
 
 
 @dataclass(frozen=True)
@@ -86,21 +85,17 @@ def _ends(model: "TextMixin", told: int | Sequence[int] | None) -> tuple[int, ..
         try:
             told = getattr(model.tokenizer, "eos_token_id", None)
             reason = "the model has no tokenizer that names one"
-        except CheckpointError as error:
+        except errors.CheckpointError as error:
             reason = str(error).rstrip(".")
         if told is None:
-            raise TextError(
+            raise errors.TextError(
                 f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=, or "
                 "stop_at_eos=False."
             )
-    ends: Any = told if _is_list(told) else [told]
+    ends: Any = told if isinstance(told, (list, tuple)) else [told]
     if not ends or not all(checks.is_int(index) for index in ends):
         raise ValueError(f"eos_token_id={checks.shown(told)}: give a token id, or several.")
     return tuple(int(index) for index in ends)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple))
 
 
 def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
@@ -120,7 +115,7 @@ def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
             )
         found.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
     if criteria is not None:
-        given = list(criteria) if _is_list(criteria) else [criteria]
+        given = list(criteria) if isinstance(criteria, (list, tuple)) else [criteria]
         if not all(isinstance(one, StoppingCriteria) for one in given):
             raise TypeError(
                 f"stopping_criteria is {type(criteria).__name__}: give a transformers "

@@ -23,7 +23,7 @@ ROLES = {
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-def encode(tokenizer: object, text: str) -> list[int]:
+def encode(tokenizer: Any, text: str) -> list[int]:
     """Returns token ids of a text, with nothing added.
 
     tokenizer: one of Hugging Face's, or anything with `encode`. Raises ValueError for a text with
@@ -37,29 +37,28 @@ def encode(tokenizer: object, text: str) -> list[int]:
             ".decode('utf-16', 'replace')."
         )
     options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
-    held: Any = tokenizer
-    return safely(lambda: held.encode(text, **options))
+    return safely(lambda: tokenizer.encode(text, **options))
 
 
-def decode(tokenizer: object, ids: Sequence[int]) -> str:
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """Returns the text of token ids, special tokens by their names.
 
     Raises ValueError for an id that no token has.
     """
-    held: Any = tokenizer
-    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no odd id
+    core = getattr(tokenizer, "backend_tokenizer", None)  # five times as fast, and drops no odd id
     if core is None:
-        return held.decode(ids)
+        return tokenizer.decode(ids)
     for index in ids:
         if not 0 <= index < 2**32 or core.id_to_token(index) is None:
-            raise ValueError(f"no token has the id {index}: the tokenizer has {len(held)} tokens.")
+            raise ValueError(
+                f"no token has the id {index}: the tokenizer has {len(tokenizer)} tokens."
+            )
     return safely(lambda: core.decode(ids, skip_special_tokens=False))
 
 
-def separator(tokenizer: object) -> int | None:
+def separator(tokenizer: Any) -> int | None:
     """Returns the id of the separator that may begin a text, or None."""
-    held: Any = tokenizer
-    return held.bos_token_id if is_hugging_face(tokenizer) else held.bos
+    return tokenizer.bos_token_id if is_hugging_face(tokenizer) else tokenizer.bos
 
 
 def is_hugging_face(tokenizer: object) -> bool:
@@ -126,7 +125,9 @@ def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
 
     added = sorted(content["added_tokens"], key=lambda token: token["id"])
     specials = {token["content"]: token["id"] for token in added if token["special"]}
-    content = content | {"added_tokens": [_with_flags(token) for token in added]}
+    # a special token matches no text
+    exact = [token | dict.fromkeys(_FLAGS, False) if token["special"] else token for token in added]
+    content = content | {"added_tokens": exact}
     core = safely(lambda: Core.from_str(json.dumps(content)))
     for name, index in specials.items():
         if core.token_to_id(name) != index:
@@ -147,8 +148,3 @@ def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
         padding_side="right",
         **found | ({"unk_token": unknown} if unknown else {}),
     )
-
-
-def _with_flags(token: dict[str, Any]) -> dict[str, Any]:
-    """Returns an added token as the library takes it: a special one matches no text."""
-    return token | dict.fromkeys(_FLAGS, False) if token["special"] else token

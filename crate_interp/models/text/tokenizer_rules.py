@@ -16,11 +16,7 @@ _BYTES = ("add_prefix_space", "trim_offsets", "use_regex")
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "normalizer": {
         "BertNormalizer": ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"),
-        "Lowercase": (),
-        "NFC": (),
-        "NFD": (),
-        "NFKC": (),
-        "NFKD": (),
+        **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD"), ()),
         "Prepend": ("prepend",),
         "Replace": ("pattern", "content"),
         "Strip": ("strip_left", "strip_right"),
@@ -51,26 +47,15 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "WordPiece": ("prefix", "cleanup"),
     },
 }
-_MEMBERS = {
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "post_processor": "processors",
-    "decoder": "decoders",
-}
-_FLAGS = ("fuse_unk", "byte_fallback", "ignore_merges")
+_MEMBERS = dict(zip(PARTS, ("normalizers", "pretokenizers", "processors", "decoders"), strict=True))
 MODELS: dict[str, tuple[str, ...]] = {
     "BPE": (
-        "dropout",
-        "unk_token",
-        "continuing_subword_prefix",
-        "end_of_word_suffix",
-        *_FLAGS,
-        "vocab",
-        "merges",
+        "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+        "byte_fallback", "ignore_merges", "vocab", "merges",
     ),
     "WordLevel": ("unk_token", "vocab"),
     "WordPiece": ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"),
-}
+}  # fmt: skip
 _MOST_TOKENS, _MOST_MERGES, _MOST_ADDED, _MOST_PARTS = 2**18, 2**19, 10_000, 8
 _LONGEST_TOKEN, _LONGEST_WORD, _LONGEST_NAME = 1000, 200, 200
 _IDS = 2**31

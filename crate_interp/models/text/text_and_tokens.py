@@ -1,6 +1,7 @@
 """Text in and out of a language model, under TransformerLens' names."""
 
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import NoTokenizerError, TextError
+from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import after_past, check_side, padded, read_off
 from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
-from crate_interp.models.text.windows import rows_of, stacked
 
 # what a model has of its tokenizer: itself, once it has been asked for or set, and how to get it
 _HELD = "_tokenizer_held"
@@ -293,3 +294,72 @@ def _nested(tokens: Any) -> list[Any]:
     if isinstance(tokens, (list, tuple)):
         return [_nested(one) if isinstance(one, (list, tuple)) else int(one) for one in tokens]
     return [int(tokens)]
+
+
+def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
+    """Checks a batch of token ids.
+
+    Raises ValueError for another dtype or shape, if `count` exceeds n_ctx, and for ids that are not
+    in the vocabulary. Ids cannot be read while a model is traced; a bad one then reaches torch.
+    """
+    check_ids(tokens, cfg.d_vocab, count, cfg.n_ctx)
+
+
+def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> None:
+    """Does what `check_tokens` does, without a config. n_ctx: None if there is no limit."""
+    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
+            "numbers [batch, pos]."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
+    if n_ctx is not None and count > n_ctx:
+        raise ValueError(
+            f"there are {count} tokens, the model takes at most n_ctx={n_ctx}: cut them shorter."
+        )
+    if not readable(tokens):
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= d_vocab:
+        raise ValueError(f"tokens go from {low} to {high}, the vocabulary from 0 to {d_vocab - 1}.")
+
+
+def rows_of(
+    texts: Iterable[list[int]],
+    n_ctx: int,
+    between: int | None,
+    first: int | None = None,
+    advice: str = "give longer texts.",
+) -> Iterator[list[int]]:
+    """Yields windows of n_ctx tokens, while the token ids of the texts come.
+
+    between: the separator. first: a token that begins each window. The last window is dropped if it
+    is short. Raises ValueError if there is no separator and a second text, or if no window is full;
+    advice: what the error says then.
+    """
+    begin = [] if first is None else [first]
+    length = n_ctx - len(begin)
+    waiting: list[int] = []
+    short = True  # as long as no window is full
+    for place, ids in enumerate(texts):
+        if place and between is None:
+            raise ValueError(
+                "the tokenizer has no separator to join texts with: give one string, or token ids."
+            )
+        waiting += ([between] if place and between is not None else []) + ids
+        starts = range(0, len(waiting) - length + 1, length)
+        for start in starts:
+            yield begin + waiting[start : start + length]
+        if starts:
+            short, waiting = False, waiting[starts[-1] + length :]
+    if short:
+        raise ValueError(f"the texts have {len(waiting)} tokens, a window has {n_ctx}: {advice}")
+
+
+def stacked(rows: Iterable[list[int]], n_ctx: int) -> Int[Tensor, "window n_ctx"]:
+    """Returns rows as one tensor: 8 bytes a token, of which there is no other copy."""
+    joined = array("q")
+    for row in rows:
+        joined.extend(row)
+    return torch.frombuffer(joined, dtype=torch.int64).view(-1, n_ctx)
