@@ -130,7 +130,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
         again = lm(torch.cat([tokens, tokens[:, :2]], dim=1), attention_mask=longer)
     torch.testing.assert_close(more, again[:, -2:], **CLOSE)
     refuses(
-        "tells otherwise of the 8 tokens of the past",
+        "differs from the mask with which the 8 tokens of the past were",
         lambda: lm(tokens[:, :1], past=past, attention_mask=torch.ones(3, 9)),
     )
 

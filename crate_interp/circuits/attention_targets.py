@@ -1,4 +1,4 @@
-"""What heads look at: how much attention goes to the token before, to a copy, or after one."""
+"""How much attention heads give to targets: the token before, a copy, the token after a copy."""
 
 from collections.abc import Mapping, Sequence
 

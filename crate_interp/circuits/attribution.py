@@ -179,7 +179,7 @@ def _contributions(
 
 
 def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Tensor:
-    """Returns what a point holds at the token that is read, `[batch, ...]`."""
+    """Returns the activation of a point at the token that is read, `[batch, ...]`."""
     held = cache.at(point, layer)
     cfg = cache.model.cfg
     if cfg.kind == "vision" and cfg.pool == "mean":

@@ -1,4 +1,4 @@
-"""What circuits are measured with: two runs, a metric of the logits, and heads."""
+"""Checks of what patching takes: two inputs, a metric of the logits, and heads."""
 
 import math
 from collections.abc import Callable, Sequence

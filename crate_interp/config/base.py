@@ -148,7 +148,7 @@ class CrateConfig:
 
     @classmethod
     def _who_has(cls, name: str) -> str:
-        """Returns the kinds and families that have a field, as words of an error."""
+        """Returns a text for errors: the kinds and families that have a field."""
         kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
         having = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
         return f"models of kind {' and '.join(kinds)} have it: {', '.join(having)}"
@@ -173,8 +173,8 @@ class CrateConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def call(self, name: str) -> None:
-        """Names a model that had no name; its config is frozen, and its own."""
+    def set_model_name(self, name: str) -> None:
+        """Sets the name of a model that had none, in its own config, although that is frozen."""
         self._set(model_name=checks.one_line("model_name", name))
 
     def _fill_sizes(self) -> None:
@@ -283,18 +283,18 @@ class CrateConfig:
         return bool(self.facts["output_bias"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy of this config holds: not the model that this one belongs to."""
+        """Returns the state of a copy of this config, which belongs to no model."""
         return {name: value for name, value in self.__dict__.items() if name != "_runtime"}
 
     # The names that TransformerLens' utilities read from a config.
     @property
     def device(self) -> Any:
-        """The torch.device of the model whose own config this is, now; None of any other."""
+        """The torch.device of the model that owns this config, at present; None without a model."""
         return self._runtime and self._runtime.device
 
     @property
     def dtype(self) -> Any:
-        """The torch.dtype of the model whose own config this is, now; None of any other."""
+        """The torch.dtype of the model that owns this config, at present; None without a model."""
         return self._runtime and self._runtime.dtype
 
     @property

@@ -6,7 +6,7 @@ VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 TOKENIZERS = ("gpt2", "bert", "file")
-SUBSPACES = ("value", "key", "query")  # what a black box has in place of U
+SUBSPACES = ("value", "key", "query")  # what a network behind a bridge has in place of U
 
 
 class Facts(TypedDict):
@@ -27,7 +27,7 @@ class Facts(TypedDict):
     causal: NotRequired[bool]
     prepend_bos: NotRequired[bool]
     softcap: NotRequired[float]
-    bridged: NotRequired[bool]  # whether its models are black boxes behind a bridge
+    bridged: NotRequired[bool]  # whether its models are other networks behind a bridge
 
 
 FAMILIES: dict[str, Facts] = {

@@ -136,7 +136,7 @@ class ImageConfig(CrateConfig):
 
     @property
     def n_special(self) -> int:
-        """How many tokens come before the patches: CLS, and in a black box maybe others."""
+        """How many tokens come before the patches: CLS, and behind a bridge maybe others."""
         return 1
 
     @property

@@ -32,7 +32,7 @@ def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], wh
 
 
 def is_binary(masks: Iterable[Image.Image]) -> bool:
-    """Tells whether masks hold nothing but 0 and 255, so that 255 is the object, not "ignore".
+    """Tells whether masks hold only 0 and 255, so that 255 means the object, not "ignore".
 
     Pass the masks of the whole data set: a single image may have only background and ignored
     pixels. Black and white masks (mode "1") do not count: their white is class 1 either way.

@@ -65,8 +65,8 @@ def folder_samples(
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
     crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. They
-    are turned upright as their EXIF orientation says. kept: a file in which `Listing.keep` has kept
-    the names; if it is of this folder, nothing is listed again.
+    are turned upright as their EXIF orientation says. kept: a file that `Listing.keep` wrote; if
+    it lists this folder, the folder is not listed again.
 
     Raises ValueError if there is no such folder, and where it has no pictures. A picture is opened
     when it is read; that raises ValueError for one that cannot be decoded, and for a file that has

@@ -26,7 +26,7 @@ class Samples:
 
     `read(start, stop)` gives preprocessed floats `[batch, channels, height, width]` or token ids
     `[batch, pos]`. `masks(start, stop)` gives the class of every pixel after the same resize and
-    crop: 0 is background, 1 to 254 are classes, 255 is not to be judged. It is None where the
+    crop: 0 is background, 1 to 254 are classes, 255 is ignored. It is None where the
     data has no masks. Both take numbers of samples in the whole data set, from `start` to
     `start + n`, also where these samples are a part of it.
 

@@ -20,7 +20,7 @@ from crate_interp.data.class_maps import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
 
 MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
-# How datasets puts the files that a table names into it. Who types it says that they may be read.
+# Code that copies the files that a table names into the table; to run it is to trust the table.
 EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
@@ -29,7 +29,7 @@ EMBED = (
 
 @runtime_checkable
 class Table(Protocol):
-    """What tells a datasets.Dataset: importing datasets takes a second, so nobody has to."""
+    """A datasets.Dataset, recognised without the import of datasets, which takes a second."""
 
     @property
     def features(self) -> Mapping[str, Any] | None:
@@ -55,7 +55,7 @@ def table_samples(
     label_mask, annotation or seg (the first of these names) beside another image column. Where
     the masks of the whole data set hold nothing but 0 and 255, 255 is class 1. Otherwise values
     are classes and 255 is ignored. Pictures are read from the bytes in the table alone, and
-    turned upright; a format such as "torch" is left aside. Errors in masks are raised when masks
+    turned upright; a format such as "torch" is ignored. Errors in masks are raised when masks
     are read, since not every use reads them.
 
     Raises ValueError if there is no image column, and for a
@@ -83,9 +83,9 @@ def row_samples(
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None = None,
 ) -> Samples:
-    """Returns rows, of pictures that nobody has decoded, as samples from number start on.
+    """Returns rows with undecoded pictures as samples, numbered from start on.
 
-    Masks are those of these rows alone: whether 255 is a class is told by them.
+    Whether 255 is a class in masks follows from the masks of these rows alone.
     """
     held, label = _Held(rows, start), columns.label
     labels = [row[label] for row in rows] if label else None
@@ -160,7 +160,7 @@ def _samples(
 
 
 def texts_of(table: Table) -> Sequence[str]:
-    """Returns the first text column, of which only the texts that are asked for are in memory.
+    """Returns the first text column; texts are read from the disk when they are used.
 
     Raises ValueError if there is none.
     """
@@ -201,7 +201,7 @@ def _names(dataset: Table) -> str:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Tells whether a column holds values, or lists of values, that nothing has to decode."""
+    """Tells whether a column holds plain values, or lists of them."""
     import datasets
 
     inner = getattr(feature, "feature", None)
@@ -210,7 +210,7 @@ def _is_plain(feature: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of pictures as files in memory; `mode` is what the table makes of them, or None."""
+    """A column of pictures as files in memory; mode: what the table converts them to, or None."""
 
     rows: Any
     name: str
@@ -248,7 +248,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Held:
-    """Rows in memory, of which the first has a number, sliced as a datasets.Dataset is."""
+    """Rows in memory, sliced like a datasets.Dataset; the first has the number `start`."""
 
     rows: Sequence[Mapping[str, Any]]
     start: int

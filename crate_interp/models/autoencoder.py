@@ -23,7 +23,7 @@ from crate_interp.models.layers.norm import HookedLayerNorm
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What a masked autoencoder returns. `mask`: 1 for patches that were removed, 0 for the others.
+    """The output of a masked autoencoder. `mask`: 1 for patches that were removed, 0 for others.
 
     pred: the pixels of every patch in the order (row, column, channel), normalised ones with
     `cfg.norm_pix_loss`. loss: mean squared error over removed patches; over all patches if none was
@@ -38,7 +38,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class DecoderView:
-    """The decoder of a masked autoencoder as the model of a cache of its own, `cache.decoder`."""
+    """The decoder of a masked autoencoder, as the model to which `cache.decoder` belongs."""
 
     model: "HookedCrateMAE"
     unit: str = "images"
@@ -89,7 +89,7 @@ class CrateDecoderBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the tokens after a layer of the decoder: its step back, then attention away."""
+        """Returns the tokens after a layer: after the dictionary, less their attention."""
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
         out = -self.attn.of_stream(mid, self.ln2, None)
         return self.hook_resid_post(mid + self.hook_attn_out(out))
@@ -210,7 +210,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             target = (target - mean) / (variance + 1e-6).sqrt()
         errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
         removed = mask.sum()
-        some = removed > 0  # no branch: under torch.export nobody can look at it
+        some = removed > 0  # no `if`: torch.export cannot read the value
         mean = (errors * mask).sum() / torch.where(some, removed, 1)
         return torch.where(some, mean, errors.mean())
 
@@ -255,7 +255,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         return self.decoder_pred.bias
 
     def decoder_view(self, cache: CrateCache) -> CrateCache:
-        """Returns the decoder's part of a cache under the names of a model of its own.
+        """Returns the decoder's part of a cache, without "decoder_" in the names of points.
 
         `cache.decoder` calls this.
         """

@@ -152,7 +152,7 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        # one count of open contexts, one state: the hook points are the same
+        # the towers' points are the CLIP's too, so they share its count of contexts and its state
         for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
             tower._hook_state = self._hook_state

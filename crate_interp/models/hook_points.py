@@ -102,8 +102,8 @@ class PointsMixin:
     def matching_points(self, names_filter: NamesFilter) -> list[str]:
         """Returns the hook points that a filter selects, in the model's order.
 
-        None and functions select among the points that fire with the switches as they are; a
-        function that selects none of our names is asked for TransformerLens' aliases. Raises
+        None and functions select among the points that fire with the switches as they are. If a
+        function selects none of their names, it is applied to TransformerLens' aliases. Raises
         KeyError if nothing is selected, and for a name that is not a point or cannot fire.
         """
         firing = [name for name in self.hook_dict if self._why_silent(name) is None]
@@ -135,8 +135,8 @@ class PointsMixin:
             raise KeyError(f"{name!r} {silent}.")
 
     def _check_name(self, name: str) -> None:
-        if name not in self.hook_dict.keys():  # an alias is no name
-            # cache["pattern", 3] takes the short name, and so people try it here
+        if name not in self.hook_dict.keys():  # `in self.hook_dict` would find aliases too
+            # users try the short name of cache["pattern", 3] here
             short = [full for full in self.hook_dict if full.endswith(f".hook_{name}")][:2]
             hint = (
                 f"Did you mean {', '.join(short)}, ...?"
@@ -146,7 +146,7 @@ class PointsMixin:
             raise KeyError(f"no hook point is called {name!r}. {self._layers_of(name) or hint}")
 
     def _layers_of(self, name: str) -> str:
-        """Returns which layers have a point, if there is no layer of its number alone."""
+        """Returns which layers have a point, if only the number of the layer is wrong."""
         found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
         if found is None:
             return ""
@@ -174,13 +174,13 @@ class PointsMixin:
             raise ValueError(f"cannot add a hook: {hook_point_name!r} {silent}.")
 
     def hookable(self, name: str | Callable[[str], bool]) -> list[str]:
-        """Returns the points that a hook is to be added to.
+        """Returns the points to which a hook is to be added.
 
-        A patch that is never called would look like one without effect: a point that is named and
-        does not fire raises ValueError. Among those that a function selects they are left out, with
-        a warning if none is left, since hooking all points is usual. A tower shares its points with
-        the larger model: each carries the name by which it was hooked last. Raises KeyError for a
-        name that is not a hook point.
+        A hook that is never called would look like one without effect. So a name of a point that
+        does not fire raises ValueError. If a function selects the points, those that do not fire
+        are left out, because hooking all points is usual; if none is left, a warning says so. A
+        tower shares its points with the larger model: each has the name by which it was hooked
+        last. Raises KeyError for a name that is not a hook point.
         """
         if isinstance(name, str):
             chosen = [hook_aliases.resolve(name, self.hook_dict)]
@@ -243,5 +243,5 @@ class PointsMixin:
             set_runtime(cfg, **{name: on})
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """Returns the configs that follow the model's switches and device, its parts' too."""
+        """Returns the configs of the model and its parts, which have its switches and device."""
         return [self.cfg]

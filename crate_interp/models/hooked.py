@@ -27,7 +27,7 @@ _NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 def own_config(
     cfg: CrateConfig, model: str, kinds: tuple[str, ...], families: tuple[str, ...] | None = None
 ) -> CrateConfig:
-    """Returns a copy of a config for one model, as it follows that model's device and dtype.
+    """Returns a copy of a config for one model; the copy reports that model's device and dtype.
 
     Raises ValueError for a config of another kind or family.
     """
@@ -51,7 +51,7 @@ def own_config(
 
 
 def hooked_part(model: object) -> str | None:
-    """Returns where the hooked model is in a compiled or parallel one, such as "model._orig_mod".
+    """Returns the path to the hooked model inside a wrapper, such as "model._orig_mod".
 
     Returns "model" for a hooked model, and None where there is none.
     """
@@ -132,7 +132,7 @@ def check_backward(stop_at_layer: int | None) -> None:
 
 
 def no_backward(error: RuntimeError) -> ValueError | None:
-    """Returns what torch's error of a backward pass means, or None for another error."""
+    """Returns an error that explains torch's error of a backward pass, or None for others."""
     if "scalar outputs" in str(error):
         return ValueError(
             "incl_bwd=True needs a scalar output: use return_type='loss', or model.hooks("
@@ -168,10 +168,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward that runs every layer on every token.
-
-        Such a forward computes nothing that is not needed for that.
-        """
+        """The keyword arguments of a forward that runs every layer on every token, and no more."""
         return {}
 
     def fresh(self) -> "HookedModel":
@@ -182,7 +179,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         return type(self)(self.cfg)
 
     def full_forward(self, batch: Tensor) -> None:
-        """Runs every layer on every token of a batch, for the hooks on the way.
+        """Runs every layer on every token of a batch, so that hooks fire.
 
         A masked autoencoder sees every patch, and a language model computes no logits.
         """
@@ -263,7 +260,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
-            # a copy of gradients: autograd goes on adding to what it handed out
+            # gradients are copied, because autograd adds to the tensor later
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
             if not name.endswith(_NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
                 kept = cut.apply(kept, dim=-2 if name.endswith(_QUERY_AXIS) else 1)
@@ -273,7 +270,7 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
 
         names = self.matching_points(names_filter)
         self.is_caching = True
-        # by the name in this model: a tower's hooks carry the names of the larger model
+        # under the name in this model: the points of a tower may have the name in the larger model
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
         backward = (
             [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
@@ -330,9 +327,9 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         self.__dict__.setdefault("_levels", [0])[0] = level
 
     def _follow(self) -> None:
-        """Lets the configs that no part of this model has claimed say its device and dtype."""
+        """Makes the configs that do not yet belong to a tower report this model's device."""
         follow(self, *(cfg for cfg in self.runtime_configs() if cfg._runtime is None))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._follow()  # a copied or unpickled config follows nothing
+        self._follow()  # a copied or unpickled config has lost its model

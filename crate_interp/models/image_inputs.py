@@ -17,7 +17,7 @@ Images = pictures.Picture | Sequence[pictures.Picture] | np.ndarray | Tensor
 
 
 class ImageMixin:
-    """`preprocess`, `pad`, and refusals of images that the model does not take."""
+    """Checks of images, `preprocess` and `pad`."""
 
     cfg: CrateConfig
     pos_embed: nn.Parameter
@@ -124,7 +124,7 @@ def pad_to_patch(
 
 
 def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
-    """Returns what is wrong with images of this size, and the calls that mend it."""
+    """Returns what is wrong with images of this size, and the calls that fix it."""
     below = [side // step * step for side, step in zip(size, patch, strict=True)]
     above = [side + -side % step for side, step in zip(size, patch, strict=True)]
     fits = (

@@ -170,9 +170,9 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         past: Past | None,
         padding: Padding | None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the stream after the layers, or as layer `stop` takes it.
+        """Returns the stream after all layers, or the input of layer `stop`.
 
-        embedded: whether z is the embedding; else it is what layer `start` takes.
+        embedded: whether z is the embedding; else it is the input of layer `start`.
         """
         x0 = z if embedded else None
         visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
@@ -195,7 +195,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         labels: Tensor | None,
         as_output: bool,
     ) -> Any:
-        x = self.ln_final(z)  # without an answer too: the cache of a run has it
+        x = self.ln_final(z)  # also if nothing is returned, so that a cache has it
         if return_type is None:
             return None
         logits = self.unembed(x)
@@ -220,7 +220,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
-        """Returns the stream as layer `layer` takes it."""
+        """Returns the input of a layer: in nanochat-crate a mix of the stream and the embedding."""
         if not self.cfg.rotary:
             return z
         z = self.resid_lambdas[layer] * z
@@ -258,7 +258,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
 
     @property
     def adapter(self) -> SimpleNamespace:
-        """What TransformerLens' logit lens applies after W_U: the softcap."""
+        """The softcap, where TransformerLens' logit lens looks for it."""
         return SimpleNamespace(apply_output_logits_transform=self.unembed.cap)
 
     @property

@@ -86,7 +86,7 @@ def save(model: nn.Module, folder: Path) -> Path:
 
 
 def _auto_class(model: nn.Module) -> dict[str, Any]:
-    """Returns what AutoConfig and AutoModel look for; nothing for a model that they do not know."""
+    """Returns the entries that AutoConfig and AutoModel read, if they know this class."""
     known = HUGGING_FACE.get(type(model).__name__)
     return {} if known is None else {"model_type": known[0], "architectures": [known[1]]}
 
@@ -95,7 +95,7 @@ def _write_weights(weights: dict[str, Any], path: Path) -> None:
     """Writes a safetensors file. Raises OSError if there is no room for it."""
     try:
         save_file(weights, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # of the library in Rust, which knows no OSError
+    except SafetensorError as error:  # the library, in Rust, raises no OSError
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
@@ -112,7 +112,7 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
 def _tokenizer(model: nn.Module) -> str | None:
     """Returns the tokenizer.json that belongs in the folder, or None.
 
-    A tokenizer that lay beside the weights does, one from the Hub does not.
+    One that lay beside the weights belongs there, and one from the Hub does not.
     """
     text: Any = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
@@ -145,7 +145,7 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
 def check_new(folder: Path) -> None:
     """Raises ValueError unless the folder is empty or not there.
 
-    What a process that died began in it does not count.
+    Unfinished files of a process that died do not count.
     """
     if not folders.is_free(folder, CONFIG):
         raise ValueError(
@@ -182,7 +182,7 @@ class SharedModel(ModelHubMixin):
             self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
         return folder
 
-    # options that ci.load has no use for are left out
+    # without those options of huggingface_hub's that ci.load does not have
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         cls,

@@ -13,9 +13,9 @@ from crate_interp.models.compat.offload import onloaded
 from crate_interp.models.hooked import HookedModel
 
 T = TypeVar("T")
-_COLUMNS = 512  # words in a row of a check sum
+_COLUMNS = 512  # whole numbers in a row of a check sum
 
-# by model: the marks of the weights, and what was made of them; it goes when the model goes
+# model -> marks of its weights, and what was computed from them; an entry ends with its model
 _KEPT: WeakKeyDictionary[HookedModel, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
 
 
@@ -32,8 +32,9 @@ def model_digest(model: HookedModel) -> str:
 def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
     """Returns make(), or what it returned before for this name, if config and weights are the same.
 
-    The weights are read each time, and summed as whole numbers in two ways: torch's count of edits
-    knows nothing of an edit through `.data`. What `make` returns must not hold the model.
+    The weights are read each time, and summed as whole numbers by row and by column, because
+    torch's version counter misses edits through `.data`. What `make` returns must not refer to the
+    model.
     """
     marks = _marks(model)
     if model not in _KEPT or _KEPT[model][0] != marks:
@@ -45,7 +46,7 @@ def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
 
 
 def _marks(model: HookedModel) -> tuple:
-    """Returns what changes when config, place or weights of a model do."""
+    """Returns values that change if the config, device or weights of a model change."""
     with onloaded(model):
         tensors = tuple(
             (name, value.dtype, value.shape, value.device, _sums(value.detach()))
@@ -57,7 +58,7 @@ def _marks(model: HookedModel) -> tuple:
 def _sums(value: Tensor) -> bytes:
     """Returns sums of the bits of a tensor by row and by column, and the bits that fill no row."""
     bits = value.contiguous().reshape(-1).view(torch.uint8)
-    bits = bits.clone() if bits.storage_offset() % 8 else bits  # words begin at whole words
+    bits = bits.clone() if bits.storage_offset() % 8 else bits  # int64 is aligned to 8 bytes
     whole = bits.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
     rows = bits[:whole].view(torch.int64).view(-1, _COLUMNS)
     parts = (rows.sum(dim=0), rows.sum(dim=1), bits[whole:])  # whole numbers wrap, and are exact

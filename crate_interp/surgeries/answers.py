@@ -1,4 +1,4 @@
-"""What surgery looks at: the loss and the share of right answers of each sample."""
+"""The answers of a model: the loss and the share of right answers of each sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _TOWERS = ("clipa-visual", "clipa-text")
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers to a batch.
+    """The answers of a model to a batch.
 
     loss `[batch]`: the cross-entropy in nats, in float64; of windows the mean over tokens. right
     `[batch]`: 1 or 0; of windows the share of tokens. stream: Z^L `[batch, pos, d_model]`.
@@ -41,7 +41,7 @@ class Answers:
 def answers(
     model: HookedModel, inputs: Tensor, classes: Tensor | None, hooks: Sequence[Hook] = ()
 ) -> Answers:
-    """Returns what a model answers while hooks change it.
+    """Returns the answers of a model while hooks change it.
 
     classes `[batch]`: the right ones, or None for a language model, whose next tokens are in
     `inputs`.
@@ -66,7 +66,7 @@ def check_answers(model: HookedModel, what: str = "surgery") -> None:
     """Raises ValueError, naming `what`, unless the logits are of classes or of next tokens."""
     if not model.has_logits or model.cfg.family in _TOWERS:
         raise ValueError(
-            f"a model of family {model.cfg.family!r} answers with no logits: {what} needs a "
+            f"a model of family {model.cfg.family!r} returns no logits: {what} needs a "
             "classifier of images or a language model."
         )
 

@@ -29,7 +29,7 @@ class Unchanged:
     gradients: dict[str, Tensor]
 
     def layer(self, step: Step, layer: int) -> dict[str, Tensor]:
-        """Returns what the points that a step needs hold in a layer, by their names in a block."""
+        """Returns the activations that a step needs in a layer, by their points in a block."""
         points = (*step.reads, step.point)
         return {point: self.acts[full_name(point, layer)] for point in points}
 

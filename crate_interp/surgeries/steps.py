@@ -33,7 +33,7 @@ class Step:
 
     name: what tables call it. point: where its result goes. reads: the points it is computed from,
     beside `point`, which holds the layer's own. make(block, acts, visible, eps) computes it.
-    lacking(block) says why a layer cannot have it, or nothing.
+    lacking(block) returns why a layer cannot have it, or an empty text.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _attention(
     name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_model"]:
     u = tied_subspaces(block)
-    assert u is not None  # _no_u was asked before
+    assert u is not None  # _no_u was checked before
     u = u.detach()
     if name in ("plus", "minus"):
         update = written(acts["attn.hook_z"].transpose(1, 2), u)
@@ -182,7 +182,7 @@ def _solution(
 
 def _lasso(block: CrateBlock) -> Lasso:
     lasso = block.mlp.lasso()
-    assert isinstance(lasso, Lasso), lasso  # _no_lasso was asked before
+    assert isinstance(lasso, Lasso), lasso  # _no_lasso was checked before
     return lasso
 
 

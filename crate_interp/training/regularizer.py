@@ -14,7 +14,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import Layer
 from crate_interp.probes.layer_reading import subspaces
 
-# what stands for the count of entries that are not zero
+# the functions that count or approximate the entries that are not zero
 _PENALTIES = {"l0": l0_norm, "l1": l1_norm}
 
 
@@ -39,8 +39,8 @@ class SRRRegularizer:
 
     `last` holds the term of each layer in the last call, before the weight.
 
-    Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that there are
-    not, and models whose layers have no U; RuntimeError if it is called outside its `with` or
+    Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that do not
+    exist, and models whose layers have no U; RuntimeError if it is called outside its `with` or
     without a new forward.
     """
 

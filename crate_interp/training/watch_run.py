@@ -27,7 +27,7 @@ from crate_interp.training.callbacks import CALLBACKS
 from crate_interp.training.watch_result import STORED, WatchResult
 
 _STAGE = "watch"
-# what is not the same at another step, in another process or on another device
+# entries that differ between the steps, processes or devices of one training
 _FREE = ("model_digest", "device", "seconds")
 
 
@@ -138,7 +138,7 @@ class Watch:
         return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
 
     def _measure(self) -> None:
-        """Measures the model as it is; what cannot be measured is told and does not end a training.
+        """Measures the model as it is; if that fails, it warns, and the training goes on.
 
         The model is in eval mode meanwhile, without autocast; its modes and torch's random numbers
         are as before afterwards.
@@ -167,7 +167,7 @@ class Watch:
         finally:
             for module in training:
                 module.training = True
-            self.stage.once.clear()  # what was computed of weights, which change
+            self.stage.once.clear()  # computed from weights, which change
 
     def _keep(self, step: int, tables: Tables) -> None:
         self._steps[step] = tables
@@ -179,7 +179,7 @@ class Watch:
 
 
 def _other(kept: Tables, now: Tables) -> str | None:
-    """Returns how the numbers of a step differ from those that were kept of it, or None."""
+    """Returns how the numbers of a step differ from those in the folder, or None."""
     for name in ("samples", "moments", "weights"):
         numbers = kept[name].select_dtypes("float").columns
         for column in numbers.difference(["n", "squares"]):
@@ -210,7 +210,7 @@ def watch(
     start: int = 0,
     resume: bool = True,
 ) -> Watch:
-    """Returns what measures a model while it is trained, always on the first `limit` samples.
+    """Returns a Watch, which measures a model in training on the first `limit` samples.
 
         with ci.watch(model, images, every=100) as watch:
             for x, y in batches:

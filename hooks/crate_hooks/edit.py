@@ -45,8 +45,8 @@ def mean(
 ) -> Edit:
     """Returns an edit that puts the mean over the samples of another run in place of a part.
 
-    What was particular to a sample is then gone from that part. source: what the same point held,
-    batch first; each position keeps a mean of its own. Raises ValueError if the source is not a
+    That removes from the part what differs between samples. source: what the same point held, batch
+    first; each position keeps a mean of its own. Raises ValueError if the source is not a
     tensor with the batch first, or if a selection is not of whole numbers.
     """
     arguments.require_source(source)
@@ -298,7 +298,7 @@ def sparse_step(
     try:
         for name, value in wanted.items():
             setattr(step, name, float(value))
-        step.edited = outer | wanted  # so that results say so
+        step.edited = outer | wanted  # results list it
         yield block
     finally:
         step.edited = outer

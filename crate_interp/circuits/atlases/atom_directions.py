@@ -1,4 +1,4 @@
-"""What the weights say of an atom: logits on the direct path, and its nearest atoms."""
+"""What the weights tell about an atom: its logits on the direct path, and its nearest atoms."""
 
 from typing import Any
 

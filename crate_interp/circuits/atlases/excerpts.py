@@ -1,4 +1,4 @@
-"""What surrounds a token: the patch of an image with its neighbours, or a piece of text."""
+"""The surroundings of a token: an image's patch with its neighbours, or a piece of text."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Hugging Face's libraries give a model and take from it."""
+"""Inputs and outputs of models in the form that Hugging Face's libraries use."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def one_of(input: object, input_ids: Tensor | None) -> Any:
-    """Returns what the model is to read; raises ValueError unless exactly one of the two is given.
+    """Returns the model's input; raises ValueError unless exactly one of the two is given.
 
-    input_ids: tokens under the name that Hugging Face's libraries use, which go with no text.
+    input_ids: tokens under the name that Hugging Face's libraries use; it takes no text.
     """
     if (input is None) == (input_ids is None):
         raise ValueError("give the model tokens or text, or token ids as input_ids=: one of them.")

@@ -16,11 +16,11 @@ def is_hooked(point: HookPoint) -> bool:
 
 
 def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
-    """Returns a scale as the point's hooks leave it, and whether the fused kernel may stand in.
+    """Returns a scale after the point's hooks, and whether torch's fused kernel may be used.
 
-    It may if they returned the same values and no gradient is at stake: a scale cut from the graph
-    is meant as a constant, and a backward hook wants the gradient of the scale itself. Nor may it
-    where the values cannot be compared (crate_interp/models/compat/torch_compile.py).
+    It may if the hooks returned the same values and left the gradient alone. A detached scale is
+    meant as a constant, and a backward hook needs the gradient of the scale itself. The kernel is
+    not used either if the values cannot be compared (`readable`).
     """
     edited = point(scale.clone())
     same = (

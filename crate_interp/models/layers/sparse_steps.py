@@ -35,7 +35,7 @@ class Lasso:
     def run(
         self, y: Float[Tensor, "*batch pos d_model"], lambd: Float[Tensor, "*atoms"]
     ) -> Float[Tensor, "*batch pos d_mlp"]:
-        """Returns the code after its steps with another penalty; with its own it is the layer's."""
+        """Returns the code after the steps with a penalty; with `lambd` it is the layer's code."""
         code = y if self.warm else self.start(y)
         for _ in range(self.count):
             code = torch.relu(
@@ -45,7 +45,7 @@ class Lasso:
 
 
 class SparseStep(nn.Module):
-    """What follows attention in a layer.
+    """The step that follows attention in a layer.
 
     A step is a subclass with `forward`, `lasso`, `linear`, and `W_out` or `written`. The forward
     takes the normalised stream `[batch, pos, d_model]` and returns what the layer adds to the
@@ -217,7 +217,7 @@ class ThresholdODL(DecodedStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Returns what the thresholded code stands for, `relu(D^T y - threshold) D1^T`."""
+        """Returns the decoded code, `relu(D^T y - threshold) D1^T`."""
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
     def lasso(self) -> Lasso | str:

@@ -24,7 +24,7 @@ _RETURNS = ("input", "str", "tokens")
 
 @dataclass(frozen=True)
 class Prompt:
-    """What generation begins with: token ids, and which of them are real (None is all)."""
+    """The prompt of a generation: token ids, and which of them are real (None is all)."""
 
     tokens: Int[Tensor, "batch pos"]
     real: Bool[Tensor, "batch pos"] | None
@@ -60,7 +60,7 @@ class GenerateMixin(TextMixin):
     Texts of unequal length are padded on the left. Tokens that are padded already need
     `attention_mask` `[batch, pos]`, or `padding_side="left"` to read it off the pad tokens. Keys
     and values of earlier tokens are kept (`use_past_kv_cache`); past n_ctx the last n_ctx tokens
-    are read anew at each step, as nanoGPT does. Hooks on the model act. `generator` makes the
+    are read anew at each step, as nanoGPT does. Hooks on the model fire. `generator` makes the
     random numbers, which TransformerLens takes from torch's global state. Different from it:
     padding counts in no penalty, and `top_k` with `top_p` raises ValueError.
     """
@@ -102,7 +102,7 @@ class GenerateMixin(TextMixin):
         `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch, d_vocab]`
         per step. `return_cache` adds the cache of a run over the result, of one row (`names_filter`
         and `device` as in run_with_cache); `return_input_tokens` the tokens that were read. Raises
-        for what a model of text has no use for.
+        for arguments that a model of text does not have.
         """
         _check_possible(input, pixel_values, forced_bos_token_id)
         sampling = Sampling(
@@ -191,7 +191,7 @@ def _steps(
     steps = progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
     for step in steps:
         mask = prompt.mask(tokens.shape[1])
-        if use_past and tokens.shape[1] <= n_ctx:  # the past remembers what of it is padding
+        if use_past and tokens.shape[1] <= n_ctx:  # the past keeps the mask of its tokens
             mask = None if step else mask
             logits = model(tokens[:, past.length :], past=past, attention_mask=mask)
         else:
@@ -210,7 +210,7 @@ def _steps(
 
 
 def _check_possible(input: object, pixel_values: object, forced_bos_token_id: object) -> None:
-    """Raises for what TransformerLens takes and a causal model of text has no meaning for."""
+    """Raises for arguments of TransformerLens that have no meaning in a causal model of text."""
     if isinstance(input, Tensor) and input.is_floating_point():
         raise NotImplementedError(
             "generate reads token ids or text, and inputs_embeds has neither: give tokens, or run "
@@ -235,7 +235,7 @@ def _prompt(
     padding_side: str | None,
     attention_mask: Tensor | None,
 ) -> Prompt:
-    """Returns what generation begins with; texts are padded on the left, whatever is asked for."""
+    """Returns the prompt of a generation; texts are always padded on the left."""
     check_side(padding_side)
     text = is_text(input)
     if text:
@@ -267,7 +267,7 @@ def _prompt(
 def _request(
     model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
 ) -> Request:
-    """Returns what is to be done; raises ValueError for what cannot be, before work starts."""
+    """Returns the checked arguments; raises ValueError for bad ones before work starts."""
     if return_type not in _RETURNS:
         raise ValueError(
             f"return_type={return_type!r}: give 'input', 'str' or 'tokens'; the stream of the "
@@ -279,12 +279,12 @@ def _request(
     if kind == "input":
         kind = "str" if prompt.as_text else "tokens"
     if kind == "str":
-        model._tokenizer()  # or say now that there is none
+        model._tokenizer()  # raises now if there is none
     return Request(prompt, kind, sampling, ending)
 
 
 def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
-    """Raises, before work starts, where there will be no cache of the whole result."""
+    """Raises, before work starts, if there cannot be a cache of the whole result."""
     if len(prompt.tokens) > 1:
         raise NotImplementedError(
             "return_cache=True is for one row, not batched: use run_with_cache on the result."
@@ -298,7 +298,7 @@ def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None
 
 
 def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:
-    """Returns what was generated as it was asked for."""
+    """Returns what was generated as tokens, text, or an output of transformers."""
     if logits is not None:
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -319,7 +319,7 @@ def _text(model: TextMixin, ids: list[int]) -> str:
 
 
 class _Writer:
-    """Makes text of parts of token ids; what ends in a piece of a character waits for its rest."""
+    """Turns parts of token ids into text; an incomplete character waits for its other tokens."""
 
     def __init__(self, model: TextMixin) -> None:
         self.model, self.rows, self.written = model, [], []
@@ -333,7 +333,7 @@ class _Writer:
         return self._new(hold=True)
 
     def rest(self) -> str | list[str] | None:
-        """Returns what still waits, or None."""
+        """Returns the text that still waits, or None."""
         new = self._new(hold=False)
         return new if any(new) else None
 

@@ -19,10 +19,10 @@ def next_token_loss(
 ) -> Float[Tensor, "..."]:
     """Returns the cross-entropy in nats of each token given those before it.
 
-    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: the tokens that are no
-    padding; a prediction counts if the token it is made at and the one it is of are both real.
-    labels: what is predicted in place of the tokens, -100 where nothing is. What does not count
-    is 0 by token. Raises ValueError if nothing counts.
+    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: which tokens
+    are not padding; a prediction counts if its own token and the predicted one are both real.
+    labels: what is predicted in place of the tokens, -100 where nothing is. With `per_token`, a
+    prediction that does not count is 0. Raises ValueError if no prediction counts.
     """
     if tokens.shape[1] < 2:
         raise ValueError(

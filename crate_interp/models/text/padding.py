@@ -64,8 +64,8 @@ def _check_values(mask: Tensor, real: Tensor, before: Tensor | None, length: int
     known = torch.ones_like(real[:, :length]) if before is None else before
     if not torch.equal(real[:, :length], known):
         raise ValueError(
-            f"attention_mask tells otherwise of the {length} tokens of the past than the mask they "
-            "were read with: give that one, followed by the new tokens, or none."
+            f"attention_mask differs from the mask with which the {length} tokens of the past were "
+            "read: give that mask, followed by the new tokens, or none."
         )
 
 

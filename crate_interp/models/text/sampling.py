@@ -1,4 +1,4 @@
-"""How the next token is chosen: the likeliest one, or one drawn from penalised, cut chances."""
+"""How the next token is chosen: the likeliest one, or a random one after penalties and cuts."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from crate_interp.core import checks
 
 @dataclass(frozen=True)
 class Sampling:
-    """What `generate` was told of drawing; the names and rules are TransformerLens'.
+    """The options of `generate` for choosing tokens; names and rules are TransformerLens'.
 
     Raises ValueError for numbers out of range, and for top_k and top_p at once.
     """

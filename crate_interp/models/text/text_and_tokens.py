@@ -17,13 +17,13 @@ from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import after_past, check_side, padded, read_off
 from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
 
-# what a model has of its tokenizer: itself, once it has been asked for or set, and how to get it
+# attributes of a model: its tokenizer, once it was read or set, and the function that reads it
 _HELD = "_tokenizer_held"
 TOKENIZER_STATE = (_HELD, "fetch_tokenizer")
 
 
 class TextMixin:
-    """Text to tokens and back; a model has `cfg` and perhaps a tokenizer.
+    """Text to tokens and back; a model has `cfg`, and may have a tokenizer.
 
     prepend_bos: whether the separator token comes first; None is as the model was trained
     (nanochat-crate and crate-tiny-lm yes, CRATE-LM and its baseline no). Text never becomes a
@@ -33,13 +33,13 @@ class TextMixin:
 
     cfg: CrateConfig
     unit: str = "windows"
-    fetch_tokenizer: Callable[[], Any] | None = None  # of ci.load, for the first touch
+    fetch_tokenizer: Callable[[], Any] | None = None  # set by ci.load, called at the first use
 
     @property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer, a `PreTrainedTokenizerFast`; None if the model has none.
 
-        It is read, or fetched from the Hub, when it is first asked for; CheckpointError if that
+        It is read, or fetched from the Hub, at its first use; CheckpointError if that
         fails. `model.tokenizer = ...` sets another: one of Hugging Face's, or anything with
         `encode`, `decode` and `bos`. Different from Hugging Face's default, the names of special
         tokens are text: `tokenizer(text, split_special_tokens=False)` makes tokens of them.

@@ -10,8 +10,8 @@ from crate_interp.models.text.tokenizer_rules import check_added, check_content,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# the names by which published tokenizers know what Hugging Face calls bos, eos, ...; the first
-# that a tokenizer has counts
+# role of a token in Hugging Face's terms -> its names in published tokenizers; the first name that
+# a tokenizer has is taken
 ROLES = {
     "bos_token": ("<|bos|>", "<|endoftext|>", "[CLS]"),
     "eos_token": ("<|endoftext|>", "[SEP]", "<|bos|>"),
@@ -62,7 +62,7 @@ def separator(tokenizer: Any) -> int | None:
 
 
 def is_hugging_face(tokenizer: object) -> bool:
-    """Tells whether a tokenizer has what Hugging Face's have, and not `encode` and `bos` alone."""
+    """Tells whether a tokenizer is one of Hugging Face's; others have `encode` and `bos` alone."""
     return hasattr(tokenizer, "bos_token_id")
 
 
@@ -80,8 +80,8 @@ def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
 def safely(call: Callable[[], Any]) -> Any:
     """Returns what a call of the library returns.
 
-    Raises CheckpointError if it fails: a panic of its Rust code is no Exception. The panic has
-    written to stderr by then, which nothing in Python can prevent.
+    Raises CheckpointError if it fails; a panic of its Rust code is no Exception. A panic has also
+    been written to stderr, which Python cannot prevent.
     """
     try:
         return call()
@@ -101,24 +101,24 @@ def parse(text: str) -> "PreTrainedTokenizerFast":
 
 
 def check(text: str) -> dict[str, Any]:
-    """Returns what a tokenizer.json says, of what is admitted; raises as `parse` does."""
+    """Returns the admitted content of a tokenizer.json; raises as `parse` does."""
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
     check_added(added)
     if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
         raise ValueError("the ids of added tokens are no ids")
-    # the tokens of a text are all of them, and no others
+    # no text is cut or padded
     complete = {"added_tokens": added, "truncation": None, "padding": None}
     return check_content(content) | complete
 
 
 def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """Returns the Hugging Face tokenizer of what a tokenizer.json says, which has been checked.
+    """Returns the Hugging Face tokenizer of the checked content of a tokenizer.json.
 
     Text never becomes a special token, whose name is text like any other. That is different from
     Hugging Face's default, which `tokenizer(text, split_special_tokens=False)` asks for. Its
-    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. Where nothing is made
-    for padding, the separator pads, as TransformerLens does.
+    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. If it has no
+    token for padding, the separator pads, as in TransformerLens.
     """
     from tokenizers import Tokenizer as Core
     from transformers import PreTrainedTokenizerFast

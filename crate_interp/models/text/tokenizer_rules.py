@@ -1,8 +1,8 @@
 """What a tokenizer.json may ask of the `tokenizers` library, which trusts its files.
 
-There a regular expression can take for ever, a chain of replacements fills the memory, and odd
-numbers end in a panic. Admitted is what public BPE, WordPiece and word-level models are made of.
-None of it makes a text longer than a bounded number of times.
+In that library a regular expression can take for ever, a chain of replacements can fill the memory,
+and odd numbers end in a panic. Only the parts of public BPE, WordPiece and word-level models are
+admitted. Together they lengthen a text by no more than a fixed factor.
 """
 
 import re
@@ -62,7 +62,7 @@ _IDS = 2**31
 
 
 def check_content(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a tokenizer.json says, without fields that are read by nobody.
+    """Returns the content of a tokenizer.json, without fields that are not used.
 
     Raises CheckpointError for anything that is not admitted.
     """
@@ -119,7 +119,7 @@ def _check_section(section: str, part: Any) -> None:
 
 
 def _shortens(member: dict[str, Any]) -> bool:
-    """Tells whether a replacement is no longer than the text in whose place it stands."""
+    """Tells whether a replacement is no longer than the text that it replaces."""
     pattern = member["pattern"].get("String", "")
     return len(str(member["content"])) <= len(pattern)
 
@@ -136,7 +136,7 @@ def _is_admitted(name: str, value: Any) -> bool:
         return kind == "Regex" or (kind == "String" and 0 < len(pattern) <= 16)
     if name in ("sep", "cls"):
         return isinstance(value, list) and len(value) == 2 and _is_word(value[0])
-    if name in ("single", "pair"):  # a text that stands in it twice comes out twice
+    if name in ("single", "pair"):  # a text that occurs in it twice comes out twice
         texts = [piece["Sequence"]["id"] for piece in value if "Sequence" in piece]
         return len(value) <= _MOST_PARTS and len(texts) == len(set(texts))
     if name == "special_tokens":
