@@ -328,7 +328,7 @@ def test_what_does_not_fit_is_said():
         "does not go to a later place": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
         "there twice": lambda: Circuit((Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))),
         "finite number": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
-        "is made of Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
+        "a circuit has Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
         "through='x'": lambda: composition(model, through="x"),
         "needs data": lambda: composition(model, through="data"),
         "no other way takes data": lambda: composition(model, images),

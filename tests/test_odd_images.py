@@ -81,7 +81,7 @@ def broken(folder):
     Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
     return {
         "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\): "
-        "convert it to 8-bit",
+        "convert it to L or RGB",
         "floats.tif": "the image '.*floats.tif' has mode 'F'",
         "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
         "empty.png": "cannot read the image '.*empty.png'",

@@ -193,7 +193,7 @@ def test_names_of_classes_are_labels(images):
         (dict(seed=-1), "seed=-1"),
         (dict(batch_size=0), "batch_size=0"),
         (dict(limit=0), "limit=0"),
-        (dict(labels=None), "the data has none, give labels"),
+        (dict(labels=None), "the loss needs labels: give labels"),
         (dict(labels=[3]), "there are 1 labels for 2 samples"),
         (dict(labels=[3, 11]), "the label 11 is no class of this model: give numbers from 0 to 10"),
         (dict(labels=[3, -1]), "the label -1"),

@@ -143,8 +143,7 @@ def logit_attribution(
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
-            f"there are {len(direction)} targets for {len(scale)} samples: "
-            "give one target, or one per sample."
+            f"there are {len(direction)} targets for {len(scale)} samples: give one, or one each."
         )
     parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))

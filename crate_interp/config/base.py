@@ -198,9 +198,7 @@ class CrateConfig:
         n, d = getattr(self, heads), getattr(self, width)
         if d % n:
             other = ", or d_head" if heads == "n_heads" else ""
-            raise ValueError(
-                f"{heads}={n} does not divide {width}={d}: give another {heads}{other}."
-            )
+            raise ValueError(f"{heads}={n} does not divide {width}={d}: change {heads}{other}.")
         return d // n
 
     def _check_steps(self) -> None:
@@ -218,13 +216,10 @@ class CrateConfig:
             )
         if self.output_matrix and self.variant not in ("crate", "fix"):
             raise ValueError(
-                f"variant={self.variant!r} has no output matrix of its own: "
-                "leave output_matrix out."
+                f"variant={self.variant!r} has no output matrix: leave output_matrix out."
             )
         if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
-            raise ValueError(
-                f"variant={self.variant!r}: only families crate and crate-alpha have it."
-            )
+            raise ValueError(f"variant={self.variant!r}: only crate and crate-alpha have it.")
 
     def _check_kind(self) -> None:
         """Checks what only configs of one kind have."""

@@ -165,9 +165,7 @@ def check_depth(mode: str, what: str) -> None:
     Such files do not say which number is white.
     """
     if mode.startswith("I;16") or mode in ("I", "F"):
-        raise Undecodable(
-            f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first."
-        )
+        raise Undecodable(f"{what} has mode {mode!r} (more than 8 bits): convert it to L or RGB.")
 
 
 def check_image(path: Path) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def any_terminal() -> Iterator[None]:
         redirect_stderr(_open(sys.stderr)),
         warnings.catch_warnings(),
     ):
-        warnings.showwarning = _warn
+        warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
         yield
 
 
@@ -120,7 +120,3 @@ def _open(stream: Any) -> Any:
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
     return _Stream(stream)
-
-
-def _warn(message: Warning | str, *_: Any) -> None:
-    complain(f"warning: {message}")

@@ -134,14 +134,13 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         rows = content.get(table) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(
-                f"{quoted(path)} is no file of COCO annotations: it has no list of {table}."
+                f"{quoted(path)} holds no COCO annotations: it has no list of {table}."
             )
         for number, row in enumerate(rows):
             for field in fields:
                 if field not in row or not _USABLE.get(field, _is_id)(row[field]):
                     raise ValueError(
-                        f"{quoted(path)}: number {number} of its {table} has no {field} "
-                        "that can be used."
+                        f"{quoted(path)}: number {number} of its {table} has no usable {field}."
                     )
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
@@ -170,9 +169,7 @@ def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list
 def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
     """Returns the class of each id of a category."""
     if len(categories) >= IGNORE:
-        raise ValueError(
-            f"{quoted(path)} has {len(categories)} categories: class maps hold 254 at most."
-        )
+        raise ValueError(f"{quoted(path)} has {len(categories)} categories: class maps hold 254.")
     return {
         identity: number
         for number, identity in enumerate(sorted(row["id"] for row in categories), 1)

@@ -101,9 +101,7 @@ def _backgrounds(folder: Path) -> list[Path]:
         return []
     paths = picture_files.pictures_under(folder)
     if not paths:
-        raise ValueError(
-            f"the folder {quoted(folder)} has no images: put backgrounds there, or remove it."
-        )
+        raise ValueError(f"{quoted(folder)} has no images: put backgrounds there, or remove it.")
     for path in paths:
         check_image(path)
     return paths

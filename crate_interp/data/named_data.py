@@ -49,9 +49,7 @@ def _embedded_file(name: str) -> Path:
         )
     path = _ASSETS / EMBEDDED[name]
     if not path.is_file():
-        raise ValueError(
-            f"the file of embedded:{name}, {str(path)!r}, is missing: install crate_interp again."
-        )
+        raise ValueError(f"embedded:{name} lacks {str(path)!r}: install crate_interp again.")
     return path
 
 

@@ -158,7 +158,5 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
     shown: dict[str, str] = {}
     for folder, label in labels.items():
         if shown.setdefault(label, folder) != folder:
-            raise ValueError(
-                f"two folders {quoted(folder)} differ in signs that cannot be seen: rename one."
-            )
+            raise ValueError(f"two folders {quoted(folder)} differ in invisible signs: rename one.")
     return found

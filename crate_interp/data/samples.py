@@ -72,9 +72,7 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
     start < stop, and `samples` has all of them.
     """
     if not isinstance(samples, Samples):
-        raise ValueError(
-            f"part cuts the samples of ci.data.open_data(...), got {type(samples).__name__}."
-        )
+        raise ValueError(f"part takes ci.data.open_data(...), got {type(samples).__name__}.")
     begin, end = samples.start, samples.start + samples.n
     whole = checks.is_int(start) and checks.is_int(stop)
     if not whole or not begin <= start < stop <= end:
@@ -100,9 +98,7 @@ def first(samples: Samples, limit: int | None) -> Samples:
 def check_limit(limit: int | None) -> None:
     """Raises ValueError unless limit is None or a number of samples."""
     if limit is not None and (not checks.is_int(limit) or limit < 1):
-        raise ValueError(
-            f"limit={limit!r}: give a whole number of at least 1, or None for all samples."
-        )
+        raise ValueError(f"limit={limit!r}: give a whole number of at least 1, or None for all.")
 
 
 def picture_samples(

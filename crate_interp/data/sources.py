@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 
 from crate_interp.core import checks, pictures
-from crate_interp.data.coco import coco_samples
-from crate_interp.data.cutouts import cutout_samples
-from crate_interp.data.images import folder_samples, tensor_samples
-from crate_interp.data.named_data import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
+from crate_interp.data import coco, cutouts, images, named_data, streams, voc
 from crate_interp.data.samples import Preprocess, Samples, check_limit, first
-from crate_interp.data.streams import image_stream, is_stream
 from crate_interp.data.tables import Table, checked, table_samples, texts_of
-from crate_interp.data.voc import voc_samples
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,12 @@ class Source:
 
 
 SOURCES = (
-    Source("embedded:NAME", embedded_samples, table=embedded),
-    Source("imagefolder:DIR", folder_samples, masks=False, listed=True),
-    Source("cutouts:DIR", cutout_samples),
-    Source("voc:DIR", voc_samples),
-    Source("coco:ANNOTATIONS.json", coco_samples),
-    Source("hf:owner/name:split", hub_samples, table=from_hub),
+    Source("embedded:NAME", named_data.embedded_samples, table=named_data.embedded),
+    Source("imagefolder:DIR", images.folder_samples, masks=False, listed=True),
+    Source("cutouts:DIR", cutouts.cutout_samples),
+    Source("voc:DIR", voc.voc_samples),
+    Source("coco:ANNOTATIONS.json", coco.coco_samples),
+    Source("hf:owner/name:split", named_data.hub_samples, table=named_data.from_hub),
 )
 
 
@@ -71,7 +66,9 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
     near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
-    meant = "embedded" if data in EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
+    meant = (
+        "embedded" if data in named_data.EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
+    )
     hint = (
         f" Did you mean '{meant}:{data}'?" if meant and not (text and meant != "embedded") else ""
     )
@@ -121,9 +118,9 @@ def open_data(
         options = {"kept": kept} if source.listed else {}
         samples = source.images(where, preprocess, preprocess_masks, **options)
     elif isinstance(data, (Tensor, np.ndarray)):
-        samples = tensor_samples(torch.as_tensor(data), preprocess, limit)
-    elif is_stream(data):
-        samples = image_stream(data, preprocess, limit, preprocess_masks).kept()
+        samples = images.tensor_samples(torch.as_tensor(data), preprocess, limit)
+    elif streams.is_stream(data):
+        samples = streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
     elif isinstance(data, Table):
         samples = table_samples(data, preprocess, preprocess_masks)
     else:
@@ -164,7 +161,7 @@ def open_text(
         source, where = source_of(data, kinds, text=True)
         assert source.table is not None
         texts = texts_of(source.table(where))
-    elif is_stream(data):
+    elif streams.is_stream(data):
         raise ValueError(
             "the dataset is a stream, of which windows are made as it goes: give it to ci.sweep or "
             "ci.atoms, or a map-style datasets.Dataset here."

@@ -32,15 +32,12 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
     for name in (IMAGES, MASKS):
         if not isdir(folder / name):
             raise ValueError(
-                f"{quoted(folder)} has no folder {name}: "
-                f"give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR."
+                f"{quoted(folder)} has no folder {name}: give voc:DIR with {IMAGES}/ and {MASKS}/."
             )
     images, masks = _by_name(folder / IMAGES), _by_name(folder / MASKS)
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
     if not names:
-        raise ValueError(
-            f"the data is empty: no image in {quoted(folder / IMAGES)} has a mask in {MASKS}/."
-        )
+        raise ValueError(f"the data is empty: no image in {quoted(folder / IMAGES)} has a mask.")
     for name in names:
         for kind, found in ((IMAGES, images), (MASKS, masks)):
             if name not in found:
@@ -74,8 +71,7 @@ def _split(folder: Path, split: str) -> list[str]:
             else f"there are no lists in {SPLITS}/"
         )
         raise ValueError(
-            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. "
-            "voc:DIR takes all masks."
+            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. voc:DIR takes all."
         )
     path = folder / SPLITS / f"{split}.txt"
     check_file(path, f"the list of names {quoted(path)}")

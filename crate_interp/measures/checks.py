@@ -18,13 +18,9 @@ def require_floats(tensor: Tensor, axes: str) -> None:
     axes: names with spaces between them, such as "pos d_model"; more axes may stand before them.
     """
     if not isinstance(tensor, Tensor):
-        raise ValueError(
-            f"a measure takes a torch tensor [..., {axes}], got {type(tensor).__name__}."
-        )
+        raise ValueError(f"a measure takes a tensor [..., {axes}], got {type(tensor).__name__}.")
     if not tensor.is_floating_point():
-        raise ValueError(
-            f"a measure takes floats, got {tensor.dtype}: convert with .float() or .double()."
-        )
+        raise ValueError(f"a measure takes floats, got {tensor.dtype}: use .float() or .double().")
     if tensor.ndim < len(axes.split()):
         raise ValueError(f"a measure takes [..., {axes}], got shape {list(tensor.shape)}.")
 

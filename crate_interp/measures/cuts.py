@@ -84,21 +84,16 @@ def normalised_cut(
     """
     require_floats(affinity, "pos pos")
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or len(affinity) < 2:
-        raise ValueError(
-            f"an affinity is [pos, pos] of 2 tokens or more, got {list(affinity.shape)}."
-        )
+        raise ValueError(f"an affinity is [pos, pos] with pos > 1, got {list(affinity.shape)}.")
     weights = affinity.detach().cpu().double().numpy()
     valid = np.isfinite(weights).all() and weights.min() >= 0
     if not valid or not np.array_equal(weights, weights.T):
         raise ValueError(
-            "an affinity is symmetric, finite and >= 0: symmetrise it with (A + A.T) / 2, and "
-            "clamp with min=0."
+            "an affinity is symmetric, finite and >= 0: use (A + A.T) / 2, and clamp with min=0."
         )
     empty = np.flatnonzero(~weights.any(axis=1))
     if len(empty):
-        raise ValueError(
-            f"token {empty[0]} has no weight to any token: leave it out of the affinity."
-        )
+        raise ValueError(f"token {empty[0]} has no weight to any token: leave it out.")
     half = int(np.frexp(weights.max())[1]) // 2  # v depends on the scale of A, lambda does not
     weights = np.ascontiguousarray(np.ldexp(weights, -2 * half))
     vector, value = second(weights, np.sqrt(weights.sum(axis=1)))
@@ -228,9 +223,7 @@ def _check(
         )
     checks.count("n_masks", n_masks)
     if affinity not in _AFFINITIES:
-        raise ValueError(
-            f"affinity={affinity!r}: give 'cosine' (CutLER) or 'inner' (arXiv 2308.16271)."
-        )
+        raise ValueError(f"affinity={affinity!r}: give 'cosine' (CutLER) or 'inner' (2308.16271).")
     if not isinstance(tau, (int, float)) or not math.isfinite(tau):
         raise ValueError(f"tau={tau}: give a finite number, such as 0.15.")
     if affinity == "inner" and tau < 0:

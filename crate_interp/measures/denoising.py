@@ -43,9 +43,7 @@ def _weighted_projection(x: Tensor, u: Tensor, sigma: float, spread: float) -> T
     checks.require_floats(x, "pos d_model")
     checks.require_floats(u, "head d_model d_head")
     if not sigma > 0:
-        raise ValueError(
-            f"sigma={sigma}: give the standard deviation of the noise, a number above 0."
-        )
+        raise ValueError(f"sigma={sigma}: give the standard deviation of the noise, above 0.")
     codes = rates.head_codes(x, u)  # [..., head, pos, d_head]
     energy = codes.square().sum(dim=-1)  # [..., head, pos]
     weights = (energy / (2 * sigma**2 * spread)).softmax(dim=-2)

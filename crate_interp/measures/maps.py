@@ -70,8 +70,7 @@ def attention_rollout(
     require_floats(patterns, "layer head query key")
     if 0 in patterns.shape[-4:] or patterns.shape[-1] != patterns.shape[-2]:
         raise ValueError(
-            "patterns are [..., layer, head, pos, pos] with at least one of each, "
-            f"got {list(patterns.shape)}."
+            f"patterns are [..., layer, head, pos, pos], not empty, got {list(patterns.shape)}."
         )
     mixed = patterns.mean(dim=-3)  # [..., layer, query, key]
     mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2

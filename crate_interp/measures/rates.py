@@ -152,9 +152,7 @@ def _weights(
     """Returns the membership as weights in the dtype of z."""
     kind = getattr(membership, "dtype", type(membership).__name__)
     if not isinstance(membership, Tensor) or kind == torch.bool or membership.is_complex():
-        raise ValueError(
-            f"membership is {kind}: give integers [..., pos] or float weights [..., pos, class]."
-        )
+        raise ValueError(f"membership is {kind}: give ints [..., pos] or floats [..., pos, class].")
     soft = membership.is_floating_point()
     shape = membership.shape[:-1] if soft else membership.shape
     if shape != z.shape[:-1] or 0 in membership.shape:
@@ -221,9 +219,7 @@ def official_rate_and_zeros(
 ) -> tuple[Float[Tensor, "*batch head"], Float[Tensor, "*batch head"]]:
     """Returns `official_coding_rate` and the number of all-zero codes of each head."""
     if not eps_squared > 0:
-        raise ValueError(
-            f"eps_squared={eps_squared}: give a number above 0, such as the script's 0.01."
-        )
+        raise ValueError(f"eps_squared={eps_squared}: give a number above 0, such as 0.01.")
     check_rate(codes, eps_squared)
     pos, width = codes.shape[-2:]
     flat = codes.reshape(-1, *codes.shape[-3:])

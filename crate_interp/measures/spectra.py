@@ -60,9 +60,7 @@ def rate_of_spectrum(
     if n_tokens < 1 or width < 1:
         raise ValueError(f"n_tokens={n_tokens}, width={width}: give numbers of at least 1.")
     if bool((spectrum < 0).any()):
-        raise ValueError(
-            "the spectrum has negative values: give squared singular values, as `spectrum` does."
-        )
+        raise ValueError("the spectrum has negative values: give squared singular values.")
     scale = width / (n_tokens * grid.square())
     rate = 0.5 * torch.log1p(spectrum.double().unsqueeze(-1) * scale.reshape(-1)).sum(dim=-2)
     return rate.reshape((*spectrum.shape[:-1], *grid.shape)).to(spectrum.dtype)

@@ -31,9 +31,7 @@ class CrateCache(ActivationCache):
         """
         name = point if layer is None else full_name(point, self._layer(layer))
         if not self.has_batch_dim:
-            raise ValueError(
-                "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
-            )
+            raise ValueError("the cache has no batch axis: run it without remove_batch_dim=True.")
         if name not in self.cache_dict:
             raise KeyError(self._why_missing(name))
         return self.cache_dict[name]
@@ -127,9 +125,7 @@ class CrateCache(ActivationCache):
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no {name} tower; a HookedCrateCLIP has."
-            )
+            raise AttributeError(f"{type(self.model).__name__} has no {name} tower; a CLIP has.")
         kept = {
             key.removeprefix(f"{name}."): value
             for key, value in self.items()
@@ -177,7 +173,5 @@ class CrateCache(ActivationCache):
         For example `cache.decoder["pattern", 0]`.
         """
         if not hasattr(self.model, "decoder_view"):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no decoder; a HookedCrateMAE has."
-            )
+            raise AttributeError(f"{type(self.model).__name__} has no decoder; HookedCrateMAE has.")
         return self.model.decoder_view(self)

@@ -119,9 +119,7 @@ class PointsMixin:
             return chosen
         asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
         if not asked:
-            raise KeyError(
-                "names_filter is empty: name a hook point, or pass None for all of them."
-            )
+            raise KeyError("names_filter is empty: name a hook point, or pass None for all.")
         meant = {hook_aliases.resolve(name, self.hook_dict) for name in asked}
         for name in meant:
             self.check_point(name)
@@ -236,8 +234,7 @@ class PointsMixin:
     def _switch(self, name: str, on: bool, excludes: str | None = None) -> None:
         if on and excludes and getattr(self.cfg, excludes):
             raise ValueError(
-                f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False) "
-                "first."
+                f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."
             )
         for cfg in self.runtime_configs():
             set_runtime(cfg, **{name: on})

@@ -69,9 +69,7 @@ def check_hooked(model: object) -> None:
     if isinstance(model, HookedModel):
         return
     if type(model).__name__ == "TransformerBridge":  # its class takes seconds to import
-        raise ValueError(
-            "cannot measure a TransformerBridge as it is: give model = ci.from_bridge(bridge)."
-        )
+        raise ValueError("cannot measure a TransformerBridge: give ci.from_bridge(bridge).")
     place = hooked_part(model)
     advice = (
         ": give a hooked model, such as ci.load(...) returns."
@@ -92,9 +90,7 @@ def layer_range(
     start = 0 if start_at_layer is None else _layer(n_layers, start_at_layer, "start_at_layer")
     stop = None if stop_at_layer is None else _layer(n_layers, stop_at_layer, "stop_at_layer")
     if stop is not None and stop < start:
-        raise ValueError(
-            f"stop_at_layer={stop_at_layer} lies before start_at_layer={start_at_layer}."
-        )
+        raise ValueError(f"stop_at_layer={stop} lies before start_at_layer={start}.")
     return start, stop
 
 

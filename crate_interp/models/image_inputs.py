@@ -36,8 +36,7 @@ class ImageMixin:
         cfg, shape = self.cfg, tuple(images.shape)
         if not images.is_floating_point():
             raise ValueError(
-                f"images are {images.dtype}, the model takes floats: use "
-                "model(model.preprocess(images))."
+                f"images are {images.dtype}, the model takes floats: use model.preprocess(images)."
             )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(

@@ -61,8 +61,7 @@ def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
     """Raises ValueError for floats of another shape, and for those that are pixels of 0 to 255."""
     if array.ndim != 4:
         raise ValueError(
-            f"images have shape {tuple(array.shape)}, wanted [batch, {cfg.channels}, height, "
-            "width]."
+            f"images have shape {tuple(array.shape)}: give [batch, {cfg.channels}, height, width]."
         )
     first = array[:1]
     bytes_ = first.numel() and first.min() >= 0 and 20 < first.max() <= 255
@@ -90,8 +89,7 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
     """Returns the picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: "
-            "pass a float tensor instead."
+            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor."
         )
     return _resize_and_crop(
         cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
@@ -183,13 +181,9 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
     """
     shape = tuple(array.shape)
     if array.dtype != torch.uint8:
-        raise ValueError(
-            f"images are {array.dtype}: give uint8 arrays (0 to 255), or preprocessed floats."
-        )
+        raise ValueError(f"images are {array.dtype}: give uint8 (0 to 255) or preprocessed floats.")
     if array.ndim != 4 or shape[1] != cfg.channels:
-        raise ValueError(
-            f"images have shape {shape}, wanted [batch, {cfg.channels}, height, width]."
-        )
+        raise ValueError(f"images have shape {shape}: give [batch, {cfg.channels}, height, width].")
     if shape[0] == 0:
         raise ValueError("there is no image to preprocess: the array is empty.")
     if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):
@@ -208,8 +202,7 @@ def _stack(images: list[Tensor], kind: str = "image") -> Tensor:
     if len(sizes) > 1:
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
         raise ValueError(
-            f"the {kind}s of a batch differ in size ({shown}): "
-            "load the model with crop=..., or resize=(h, w)."
+            f"the {kind}s differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
         )
     return torch.stack(images)
 

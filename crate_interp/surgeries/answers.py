@@ -83,13 +83,9 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
         return None
     given: Any = samples.labels if labels is None else labels
     if given is None:
-        raise ValueError(
-            "the loss needs labels: the data has none, give labels=[...], one per sample."
-        )
+        raise ValueError("the loss needs labels: give labels=[...], one per sample.")
     if len(given) < samples.n:
-        raise ValueError(
-            f"there are {len(given)} labels for {samples.n} samples: give one per sample."
-        )
+        raise ValueError(f"there are {len(given)} labels for {samples.n} samples: give one each.")
     classes = [_class(model, label) for label in list(given)[: samples.n]]
     return torch.tensor(classes, device=model.cfg.device)
 

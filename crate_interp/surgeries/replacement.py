@@ -113,9 +113,7 @@ def check_layers(model: HookedModel, layers: Sequence[int] | None) -> list[int]:
         return list(range(count))
     listed = isinstance(layers, (list, tuple, range, set)) and len(layers) > 0
     if not listed or not all(checks.is_int(layer) and 0 <= layer < count for layer in layers):
-        raise ValueError(
-            f"layers={layers!r}: give a list of layers from 0 to {count - 1}, or None for all."
-        )
+        raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}, or None for all.")
     return sorted({int(layer) for layer in layers})
 
 
@@ -133,6 +131,5 @@ def check_step(model: HookedModel, step: Step, layers: Sequence[int]) -> None:
         reason = step.lacking(blocks[layer])
         if reason:
             raise ValueError(
-                f"layer {layer} cannot take {step.name!r}: {reason}. Give other layers or another "
-                "replacement."
+                f"layer {layer} cannot take {step.name!r}: {reason}. Give other layers or steps."
             )

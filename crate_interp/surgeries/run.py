@@ -149,9 +149,7 @@ def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step
             check_step(model, steps[0], layers)  # raises, with the reason
         return fit
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise ValueError(
-            f"replacements={given!r}: give a list such as ['gradient', 4, 'solution'], or None."
-        )
+        raise ValueError(f"replacements={given!r}: give a list such as ['gradient', 4], or None.")
     steps = [any_step(what) for what in given]
     if len({step.name for step in steps}) < len(steps):
         raise ValueError(f"replacements={list(given)!r} names one twice: give each once.")

@@ -72,9 +72,7 @@ def resample(
     """
     arguments.require_source(source)
     if len(source) < 2:
-        raise ValueError(
-            "source has one sample, and there is no other to draw: give the cache of several."
-        )
+        raise ValueError("source has one sample, so no other can be drawn: give several.")
     arguments.require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
@@ -133,8 +131,7 @@ def clamp(
             arguments.require_number(name, bound)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
         raise ValueError(
-            f"low={low!r}, high={high!r}: give at least one of them, and a low that is not above "
-            "high."
+            f"low={low!r}, high={high!r}: give at least one, and a low that is not above high."
         )
     return edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
 
@@ -149,9 +146,7 @@ def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> E
     """
     arguments.require_number("by", by)
     if by < 0:
-        raise ValueError(
-            f"by={by}: a threshold cannot restore what it cut off, give a number of at least 0."
-        )
+        raise ValueError(f"by={by}: a threshold only cuts off, give a number of at least 0.")
     return edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
 
 

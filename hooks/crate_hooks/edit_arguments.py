@@ -63,18 +63,14 @@ def _numbers(name: str, which: Chosen) -> list[int]:
         isinstance(value, Integral) and not isinstance(value, bool) for value in values
     )
     if not integers or not values:
-        raise ValueError(
-            f"{name}={which!r}: give a whole number, a list of whole numbers, or None for all."
-        )
+        raise ValueError(f"{name}={which!r}: give a whole number, a list of them, or None for all.")
     return [int(value) for value in values]
 
 
 def _inside(name: str, numbers: Sequence[int], count: int, hook: Any) -> list[int]:
     wrong = [number for number in numbers if not -count <= number < count]
     if wrong:
-        raise ValueError(
-            f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}, give one of these."
-        )
+        raise ValueError(f"{name}={wrong[0]}: {at(hook)} has {name} 0 to {count - 1}: give these.")
     return list(numbers)
 
 

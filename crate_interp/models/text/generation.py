@@ -218,13 +218,11 @@ def _check_possible(input: object, pixel_values: object, forced_bos_token_id: ob
         )
     if pixel_values is not None:
         raise NotImplementedError(
-            "pixel_values belong to multimodal models, and this one reads text alone: leave them "
-            "out."
+            "pixel_values belong to multimodal models, and this one reads text: leave them out."
         )
     if forced_bos_token_id is not None:
         raise ValueError(
-            "forced_bos_token_id belongs to encoder-decoder models: put the token at the end of "
-            "the input."
+            "forced_bos_token_id belongs to encoder-decoder models: end the input with the token."
         )
 
 

@@ -25,9 +25,7 @@ def next_token_loss(
     prediction that does not count is 0. Raises ValueError if no prediction counts.
     """
     if tokens.shape[1] < 2:
-        raise ValueError(
-            "the loss needs at least two tokens: the second is predicted from the first."
-        )
+        raise ValueError("the loss needs at least two tokens: the first predicts the second.")
     wanted = (tokens if labels is None else labels)[:, 1:]
     losses = F.cross_entropy(
         logits[:, :-1].flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORED

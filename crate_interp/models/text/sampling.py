@@ -33,13 +33,9 @@ class Sampling:
             if not checks.is_number(value) or value < least:
                 raise ValueError(f"{name}={checks.shown(value)}: give {words}.")
         if self.top_k is not None and (not checks.is_int(self.top_k) or self.top_k < 1):
-            raise ValueError(
-                f"top_k={checks.shown(self.top_k)}: give a whole number of at least 1, or None."
-            )
+            raise ValueError(f"top_k={checks.shown(self.top_k)}: give a whole number > 0, or None.")
         if self.top_p is not None and (not checks.is_number(self.top_p) or not 0 < self.top_p <= 1):
-            raise ValueError(
-                f"top_p={checks.shown(self.top_p)}: give a share above 0 and at most 1, or None."
-            )
+            raise ValueError(f"top_p={checks.shown(self.top_p)}: give a share in (0, 1], or None.")
         if self.top_k is not None and self.top_p is not None:
             raise ValueError("top_k and top_p both say from which tokens to draw: give one.")
 

@@ -186,9 +186,7 @@ class TextMixin:
             tokens, real = self._rows(input, prepend_bos, padding_side)
             tokens = tokens.to(self.cfg.device)
         else:
-            raise ValueError(
-                f"the model takes a tensor of token ids or text, got {type(input).__name__}."
-            )
+            raise ValueError(f"give a tensor of token ids or text, not {type(input).__name__}.")
         if mask is None and real is not None:
             mask = after_past(real, past)
         return tokens, mask

@@ -50,9 +50,7 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
         return tokenizer.decode(ids)
     for index in ids:
         if not 0 <= index < 2**32 or core.id_to_token(index) is None:
-            raise ValueError(
-                f"no token has the id {index}: the tokenizer has {len(tokenizer)} tokens."
-            )
+            raise ValueError(f"no token has the id {index}: there are {len(tokenizer)} tokens.")
     return safely(lambda: core.decode(ids, skip_special_tokens=False))
 
 

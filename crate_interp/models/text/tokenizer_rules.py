@@ -78,9 +78,7 @@ def check_content(content: dict[str, Any]) -> dict[str, Any]:
 def check_added(tokens: Any) -> None:
     """Raises CheckpointError for added tokens that are too many, or too long, or have no name."""
     if len(tokens) > _MOST_ADDED:
-        raise CheckpointError(
-            f"the tokenizer adds {len(tokens)} tokens, wanted at most {_MOST_ADDED}."
-        )
+        raise CheckpointError(f"the tokenizer adds {len(tokens)} tokens, more than {_MOST_ADDED}.")
     for token in tokens:
         check_name(token["content"])
 
