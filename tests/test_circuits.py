@@ -347,7 +347,7 @@ def test_what_does_not_fit_is_said():
         "no head of layer 1 or later": lambda: path_patch(
             model, images, images, metric, receivers=[(1, 0)], senders=[(2, 0)]
         ),
-        "two tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
+        "give tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
         "roles=": lambda: path_patch(model, images, images, metric, roles="q"),
         "the metric returned a tensor": lambda: path_patch(
             model, images, images, lambda out: out, senders=[(0, 0)]

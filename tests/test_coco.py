@@ -150,7 +150,7 @@ def test_coco_files_that_cannot_be_used(tmp_path, monkeypatch):
     def fails(match, *notes, **tables):
         refused(model, match, coco_file(tmp_path, list(notes), **tables))
 
-    fails("holds no COCO annotations: it has no list of annotations", "x")
+    fails("holds no COCO annotations: no list of annotations", "x")
     fails(
         "has 255 categories: class maps hold 254",
         categories=[{"id": number} for number in range(255)],

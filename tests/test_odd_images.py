@@ -106,7 +106,7 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
             model.preprocess(image)
     with pytest.raises(ValueError, match="an image is 0 x 5: it has no pixel"):
         model.preprocess(Image.new("RGB", (5, 0)))
-    with pytest.raises(ValueError, match="an image has mode 'La': convert it to RGB first"):
+    with pytest.raises(ValueError, match="an image has mode 'La': make it RGB"):
         model.preprocess(Image.new("La", (5, 5)))
 
 

@@ -104,9 +104,7 @@ def _tokens(model: HookedModel, inputs: Tensor) -> int:
 def _check_clean(cache: CrateCache, activation: str, count: int) -> None:
     shapes = [value.shape for name, value in cache.items() if name.endswith(f"hook_{activation}")]
     if not shapes:
-        raise KeyError(
-            f"the clean cache has no hook_{activation}: use model.run_with_cache(clean)[1]."
-        )
+        raise KeyError(f"clean_cache has no hook_{activation}: use model.run_with_cache(clean)[1].")
     tokens = shapes[0][-1] if activation == "pattern" else shapes[0][1]
     if tokens != count:
         raise ValueError(

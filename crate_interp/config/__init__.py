@@ -11,11 +11,10 @@ eps is always the epsilon of the papers, not squared.
 
 from crate_interp.config.base import CrateConfig, check_names
 from crate_interp.config.bridged import BridgedImageConfig, BridgedTextConfig
-from crate_interp.config.clip import CLIPConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.config.images import ImageConfig
 from crate_interp.config.text import TextConfig
-from crate_interp.config.vision import MAEConfig, VisionConfig
+from crate_interp.config.vision import CLIPConfig, MAEConfig, VisionConfig
 
 # the class that CrateConfig(family=...) makes, by the kind of the family
 CrateConfig.classes = {

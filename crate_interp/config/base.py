@@ -215,9 +215,7 @@ class CrateConfig:
                 f"got {self.n_heads} * {self.d_head} != {self.d_model}."
             )
         if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(
-                f"variant={self.variant!r} has no output matrix: leave output_matrix out."
-            )
+            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
         if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
             raise ValueError(f"variant={self.variant!r}: only crate and crate-alpha have it.")
 

@@ -133,9 +133,7 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     for table, fields in _NEEDED.items():
         rows = content.get(table) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(
-                f"{quoted(path)} holds no COCO annotations: it has no list of {table}."
-            )
+            raise ValueError(f"{quoted(path)} holds no COCO annotations: no list of {table}.")
         for number, row in enumerate(rows):
             for field in fields:
                 if field not in row or not _USABLE.get(field, _is_id)(row[field]):

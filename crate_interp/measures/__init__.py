@@ -10,7 +10,6 @@ from crate_interp.measures import (
     attention,
     ceilings,
     cuts,
-    denoising,
     gradients,
     lasso,
     maps,
@@ -25,7 +24,6 @@ from crate_interp.measures import (
 from crate_interp.measures.attention import *
 from crate_interp.measures.ceilings import *
 from crate_interp.measures.cuts import *
-from crate_interp.measures.denoising import *
 from crate_interp.measures.gradients import *
 from crate_interp.measures.lasso import *
 from crate_interp.measures.maps import *
@@ -38,7 +36,7 @@ from crate_interp.measures.steps import *
 from crate_interp.measures.subspaces import *
 
 _MODULES = (
-    attention, ceilings, cuts, denoising, gradients, lasso, maps, masks, objective, rates, sparsity,
+    attention, ceilings, cuts, gradients, lasso, maps, masks, objective, rates, sparsity,
     spectra, steps, subspaces,
 )  # fmt: skip
 __all__: list[str] = [name for module in _MODULES for name in module.__all__]  # pyright: ignore

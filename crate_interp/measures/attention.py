@@ -9,13 +9,9 @@ from torch import Tensor
 from crate_interp.measures.checks import require_entries
 
 __all__ = [
-    "attention_entropy",
-    "causal_uniform_entropy",
-    "effective_support",
-    "mass_cover",
-    "official_attention_entropy",
-    "top_mass",
-]
+    "attention_entropy", "causal_uniform_entropy", "effective_support", "mass_cover",
+    "official_attention_entropy", "top_mass",
+]  # fmt: skip
 
 _EMPTY = "there is no attention to measure"
 _PIECE = 2**17  # entries of a piece: half a megabyte of float32

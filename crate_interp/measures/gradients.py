@@ -7,11 +7,8 @@ from torch import Tensor
 from crate_interp.measures import checks, rates, spectra
 
 __all__ = [
-    "coding_rate_gradient",
-    "neumann_gradient",
-    "neumann_invalid",
-    "subspace_coding_rate_gradient",
-]
+    "coding_rate_gradient", "neumann_gradient", "neumann_invalid", "subspace_coding_rate_gradient",
+]  # fmt: skip
 
 
 @checks.in_full_precision

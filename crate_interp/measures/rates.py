@@ -15,14 +15,9 @@ from torch import Tensor
 from crate_interp.measures import checks
 
 __all__ = [
-    "coding_length",
-    "coding_rate",
-    "dictionary_rate_change",
-    "mcr2_coding_rate",
-    "official_coding_rate",
-    "rate_reduction",
-    "subspace_coding_rate",
-]
+    "coding_length", "coding_rate", "dictionary_rate_change", "mcr2_coding_rate",
+    "official_coding_rate", "rate_reduction", "subspace_coding_rate",
+]  # fmt: skip
 
 # A float32 Gram can be wrong by several per cent without an error. Rounding errs in each entry of
 # A = I + c G by a multiple of |A_ii A_jj|^(1/2), and logdet A by the diagonal of the inverse of A

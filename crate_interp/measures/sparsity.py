@@ -7,16 +7,9 @@ from torch import Tensor
 from crate_interp.measures.checks import largest_entry, require_entries, squares_fit
 
 __all__ = [
-    "firing_rate",
-    "gini",
-    "hoyer",
-    "l0_norm",
-    "l1_l2_ratio",
-    "l1_norm",
-    "mean_magnitude",
-    "support_for_energy",
-    "zero_fraction",
-]
+    "firing_rate", "gini", "hoyer", "l0_norm", "l1_l2_ratio", "l1_norm", "mean_magnitude",
+    "support_for_energy", "zero_fraction",
+]  # fmt: skip
 
 _EMPTY = "there is no code to measure"
 

@@ -7,22 +7,11 @@ from torch import Tensor
 from crate_interp.measures import checks, rates, spectra
 
 __all__ = [
-    "column_cosines",
-    "completeness_defect",
-    "condition_number",
-    "dictionary_defect",
-    "head_overlap",
-    "incoherence",
-    "membership_entropy",
-    "mutual_coherence",
-    "orthonormality_defect",
-    "output_map_cosine",
-    "principal_angles",
-    "projection_energy",
-    "scale_free_defect",
-    "subspace_overlap",
-    "subspace_snr",
-]
+    "column_cosines", "completeness_defect", "condition_number", "dictionary_defect",
+    "head_overlap", "incoherence", "membership_entropy", "mutual_coherence",
+    "orthonormality_defect", "output_map_cosine", "principal_angles", "projection_energy",
+    "scale_free_defect", "subspace_overlap", "subspace_snr",
+]  # fmt: skip
 
 
 @checks.in_full_precision

@@ -89,7 +89,7 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
     """Returns the picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: pass a float tensor."
+            f"the model takes {cfg.channels} channels, pictures have 1 or 3: pass floats."
         )
     return _resize_and_crop(
         cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
@@ -133,9 +133,7 @@ def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
             image = Image.alpha_composite(white, image.convert("RGBA"))
         return image.convert(mode)
     except ValueError as error:  # a few modes convert to some others only, such as La
-        raise ValueError(
-            f"{what} has mode {image.mode!r}: convert it to {mode} first ({error})."
-        ) from None
+        raise ValueError(f"{what} has mode {image.mode!r}: make it {mode} ({error}).") from None
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:

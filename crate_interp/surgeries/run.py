@@ -34,10 +34,9 @@ from crate_interp.data import Data
 from crate_interp.measures.checks import all_finite
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.surgeries.answers import answers, check_answers, classes_of
+from crate_interp.surgeries import answers
 from crate_interp.surgeries.replacement import Hook, check_mix, check_step, hooks_of, mixed
 from crate_interp.surgeries.result import ALL, SurgeryResult
-from crate_interp.surgeries.slopes import Unchanged, random_slopes, slope, turns_of, unchanged
 from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
 from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
@@ -67,7 +66,7 @@ class _Rows:
 
     unchanged: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
-    answers: list[pd.DataFrame] = field(default_factory=list)
+    mixes: list[pd.DataFrame] = field(default_factory=list)
     random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # [direction]
     n: int = 0
 
@@ -114,12 +113,12 @@ def surgery(
     checks.count("batch_size", batch_size)
     eps, seed = checks.positive("eps", eps), checks.count("seed", seed, least=0)
     check_model(model)
-    check_answers(model)
+    answers.check_answers(model)
     steps = _steps(model, replacements)
     values = _mixes(mixes)
     directions = checks.count("directions", directions, least=2)
     samples = samples_of(model, data, limit)
-    classes = classes_of(model, samples, labels)
+    classes = answers.classes_of(model, samples, labels)
     settings = {"replacements": [step.name for step in steps], "mixes": values, "eps": eps}
     settings |= {"directions": directions, "seed": seed}
     meta = data_meta(model, samples, batch_size) | {"settings": settings}
@@ -176,7 +175,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
     tables: dict[str, pd.DataFrame] = {
         "unchanged": pd.concat(rows.unchanged, ignore_index=True),
         "samples": pd.concat(rows.samples, ignore_index=True),
-        "answers": pd.concat(rows.answers, ignore_index=True) if rows.answers else _no_answers(),
+        "answers": pd.concat(rows.mixes, ignore_index=True) if rows.mixes else _no_answers(),
         "random": pd.DataFrame(random),
     }
     for name in ("samples", "answers"):
@@ -198,7 +197,7 @@ class _BatchPass:
     model: HookedModel
     batch: Batch
     classes: Tensor | None
-    base: Unchanged
+    base: answers.Unchanged
     plan: _Plan
     rows: _Rows
 
@@ -235,28 +234,28 @@ class _BatchPass:
         """Adds a layer's slopes to the rows, and returns slope and added, `[2, batch]`."""
         name, plan = full_name(step.point, layer), self.plan
         own, gradient = self.base.acts[name], self.base.gradients[name]
-        slopes = torch.stack([slope(gradient, new - own), slope(gradient, new)])
+        slopes = torch.stack([answers.slope(gradient, new - own), answers.slope(gradient, new)])
         self.rows.samples.append(_table(self.batch, step, layer, slope=slopes[0], added=slopes[1]))
-        turns = turns_of(step, layer, own.shape[-1], plan.directions, plan.seed)
+        turns = answers.turns_of(step, layer, own.shape[-1], plan.directions, plan.seed)
         order, signs = (part.to(own.device) for part in turns)
-        sums = random_slopes(gradient, new - own, (order, signs)).cpu()
+        sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
         self.rows.random[step.name, layer] = self.rows.random.get((step.name, layer), 0.0) + sums
         return slopes
 
     def _answers(self, step: Step, layer: int, mix: float, hooks: list[Hook]) -> None:
         """Runs the model with hooks that change it, and adds its answers to the rows."""
         with torch.no_grad():
-            got = answers(self.model, self.batch.inputs, self.classes, hooks)
+            got = answers.answer(self.model, self.batch.inputs, self.classes, hooks)
         _check(got.loss, f"the loss with {mix} of {step.name!r} in layer {layer}")
         numbers = {"loss": got.loss, "right": got.right, "change": self.base.answers.change(got)}
-        self.rows.answers.append(_table(self.batch, step, layer, mix=mix, **numbers))
+        self.rows.mixes.append(_table(self.batch, step, layer, mix=mix, **numbers))
 
 
 def _of_batch(model: HookedModel, batch: Batch, plan: _Plan, rows: _Rows) -> None:
     first = batch.start - plan.first
     classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
     rows.n += len(batch.inputs)
-    base = unchanged(model, batch.inputs, classes, plan.steps)
+    base = answers.unchanged(model, batch.inputs, classes, plan.steps)
     _check(base.answers.loss, f"the loss in samples {batch.start} to {batch.last}")
     rows.unchanged.append(_table(batch, loss=base.answers.loss, right=base.answers.right))
     batch_pass = _BatchPass(model, batch, classes, base, plan, rows)

@@ -130,9 +130,7 @@ def clamp(
         if bound is not None:
             arguments.require_number(name, bound)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
-        raise ValueError(
-            f"low={low!r}, high={high!r}: give at least one, and a low that is not above high."
-        )
+        raise ValueError(f"low={low!r}, high={high!r}: give one or both, with low <= high.")
     return edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
 
 

@@ -156,9 +156,7 @@ def _check_model(model: Any) -> None:
         ):
             raise _odd(f"model {kind}", name, value)
     if not isinstance(vocab, dict) or not 0 < len(vocab) <= _MOST_TOKENS:
-        raise CheckpointError(
-            f"the tokenizer's vocabulary is no table of 1 to {_MOST_TOKENS} tokens."
-        )
+        raise CheckpointError(f"the tokenizer's vocab is no table of 1 to {_MOST_TOKENS} tokens.")
     if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
         raise CheckpointError(f"the tokenizer has more than {_MOST_MERGES} merges, or no list.")
     if max(map(len, vocab)) > _LONGEST_TOKEN:
