@@ -157,7 +157,7 @@ def _contributions(
 ) -> dict[str, Tensor]:
     """Returns what each part, without the constant, adds along a direction, `[batch, ...]`."""
     model: Any = cache.model
-    gains, entry = gains_of(model)
+    gains, entry = residual_gains(model)
     heads, atoms, biases = [], [], []
     for layer, block in enumerate(model.blocks):
         pattern = "head d_head d, batch d -> batch head d_head"
@@ -274,7 +274,7 @@ def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
     return constant if bias is None else constant + model.W_U.T[index] @ bias
 
 
-def gains_of(model: Any) -> tuple[list[Any], Any]:
+def residual_gains(model: Any) -> tuple[list[Any], Any]:
     """Returns the factors by which each layer's addition and the embedding grow up to the end."""
     count = len(model.blocks)
     if not hasattr(model, "resid_lambdas"):

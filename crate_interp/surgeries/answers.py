@@ -172,7 +172,7 @@ def random_slopes(
     return (signs * products[order, columns]).sum(dim=-1)
 
 
-def turns_of(
+def random_turns(
     step: Step, layer: int, width: int, directions: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Returns the orders and the signs of some random turns, `[direction, width]` each.

@@ -61,12 +61,12 @@ def replaced(
     for step in steps:
         check_step(model, step, wanted)
     share, eps = check_mix(mix), checks.positive("eps", eps)
-    hooks: Any = hooks_of(model, steps, wanted, share, eps)
+    hooks: Any = replacement_hooks(model, steps, wanted, share, eps)
     with model.hooks(hooks):
         yield model
 
 
-def hooks_of(
+def replacement_hooks(
     model: HookedModel, steps: Sequence[Step], layers: Sequence[int], mix: float, eps: float
 ) -> list[Hook]:
     """Returns the hooks that compute steps in layers and mix them with the layers' own."""

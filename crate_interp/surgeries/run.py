@@ -35,7 +35,7 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.surgeries import answers
-from crate_interp.surgeries.replacement import Hook, check_mix, check_step, hooks_of, mixed
+from crate_interp.surgeries.replacement import Hook, check_mix, check_step, mixed, replacement_hooks
 from crate_interp.surgeries.result import ALL, SurgeryResult
 from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
 from crate_interp.sweeps.ledgers.chunk_files import Tables
@@ -216,7 +216,7 @@ class _BatchPass:
         together = sum(self.rows.random[step.name, layer] for layer in layers)
         self.rows.random[step.name, ALL] = torch.as_tensor(together)
         for mix in self.plan.mixes:
-            hooks = hooks_of(self.model, [step], layers, mix, self.plan.eps)
+            hooks = replacement_hooks(self.model, [step], layers, mix, self.plan.eps)
             self._answers(step, ALL, mix, hooks)
 
     def _computed(self, step: Step, layer: int) -> Tensor:
@@ -236,7 +236,7 @@ class _BatchPass:
         own, gradient = self.base.acts[name], self.base.gradients[name]
         slopes = torch.stack([answers.slope(gradient, new - own), answers.slope(gradient, new)])
         self.rows.samples.append(_table(self.batch, step, layer, slope=slopes[0], added=slopes[1]))
-        turns = answers.turns_of(step, layer, own.shape[-1], plan.directions, plan.seed)
+        turns = answers.random_turns(step, layer, own.shape[-1], plan.directions, plan.seed)
         order, signs = (part.to(own.device) for part in turns)
         sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
         self.rows.random[step.name, layer] = self.rows.random.get((step.name, layer), 0.0) + sums

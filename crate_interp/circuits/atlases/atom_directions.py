@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.attribution import gains_of
+from crate_interp.circuits.attribution import residual_gains
 from crate_interp.core.safe_text import LONGEST
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.norm import HookedLayerNorm
@@ -63,7 +63,7 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
         read = model.ln_final.weight[:, None] * read
         read = read - read.mean(dim=0, keepdim=True)
     raises, lowers = [], []
-    for block, gain in zip(model.blocks, gains_of(model)[0], strict=True):
+    for block, gain in zip(model.blocks, residual_gains(model)[0], strict=True):
         moved = gain * block.mlp.written() @ read  # [atom, logit]
         moved = moved - moved.mean(dim=1, keepdim=True)
         count = min(NAMED, moved.shape[1])

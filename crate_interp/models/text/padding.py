@@ -88,7 +88,7 @@ def padded(
     return tokens, real
 
 
-def read_off(
+def mask_from_pads(
     tokens: Int[Tensor, "batch pos"], pad: int, side: str, separator: int | None
 ) -> Int[Tensor, "batch pos"]:
     """Returns the attention mask of tokens that are padded already.

@@ -14,7 +14,7 @@ from crate_interp.config import CrateConfig
 from crate_interp.core.errors import NoTokenizerError, TextError
 from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past
-from crate_interp.models.text.padding import after_past, check_side, padded, read_off
+from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
 from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
 
 # attributes of a model: its tokenizer, once it was read or set, and the function that reads it
@@ -195,7 +195,7 @@ class TextMixin:
         """Returns the attention mask of tokens whose pad tokens at one side are padding."""
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(self._tokenizer()) if wanted else None
-        return read_off(tokens, self._pad(), side, first)
+        return mask_from_pads(tokens, self._pad(), side, first)
 
     def to_string(
         self,
