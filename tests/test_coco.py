@@ -121,7 +121,7 @@ def test_bad_coco(tmp_path):
         note(1, [[0, 0, 3, 0, 3, 3, 1]]),
     )
     fails(cannot + "could not convert", note(1, [["a", 0, 3, 0, 3, 3]]))
-    fails(cannot + "it is str, not a list", note(1, "square"))
+    fails(cannot + "it is str, not polygons", note(1, "square"))
     fails(
         cannot + r"its size is \[13, 28\], the image is 13 x 29",
         note(1, {"size": [13, 28], "counts": [364]}),

@@ -223,7 +223,7 @@ def test_sizes_and_ids_that_no_image_has(model, tmp_path):
     # multiples of 2^61 - 1 all have hash 0: a set of a million of them takes hours
     for wrong in (float("nan"), 1.0, True, "7", None, [7], 2**61 - 1, -(2**53)):
         said("number 0 of its images has no usable id", images=row(id=wrong))
-        said("number 0 of its categories has no id that can", categories=[{"id": wrong}])
+        said("number 0 of its categories has no usable id", categories=[{"id": wrong}])
         said("no usable image_id", annotations=[note(1, [], image=wrong)])
     for deep in ("[" * 200_000, '{"images":' * 200_000, '{"images": ' + "[" * 200_000):
         path.write_text(deep)

@@ -121,7 +121,7 @@ def decoded(data: bytes, what: str) -> Image.Image:
 
 
 def opened(file: Path | BytesIO, what: str) -> Image.Image:
-    """Returns a picture of which no more than the header is read. It must be closed.
+    """Opens a picture and reads no more than its header. It must be closed.
 
     Raises Undecodable, calling the picture `what`, where `loaded` would.
     """
@@ -190,7 +190,7 @@ def _check_opened(image: Image.Image, what: str) -> None:
     tags: Any = getattr(image, "tag_v2", {})
     try:  # a tile of a TIFF file is decoded whole, however small the picture is
         tile = [int(tags.get(side, 1)) for side in (322, 323)]
-    except Exception as error:  # Pillow parses a tag when it is asked for
+    except Exception as error:  # Pillow parses a tag at its first use
         raise Undecodable(f"cannot read {what}: {plain(error)}") from None
     _check_pixels(f"a tile of {what}", *tile)
 

@@ -154,7 +154,7 @@ def paste(
 
 
 def random_square(background: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """Returns a random square of a picture, perhaps mirrored, scaled to `size` x `size`.
+    """Returns a random square of a picture, mirrored half the time, scaled to `size` x `size`.
 
     The side of the square is at least half the shorter side of the picture.
     """

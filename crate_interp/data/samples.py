@@ -107,7 +107,7 @@ def picture_samples(
     preprocess: Preprocess,
     masks: Callable[[int, int], Tensor] | None,
 ) -> Samples:
-    """Returns files of pictures as samples. Each file is read when it is asked for."""
+    """Returns files of pictures as samples. Each file is read when its sample is read."""
     return Samples(
         len(pictures),
         None,

@@ -163,7 +163,7 @@ def open_text(
         texts = texts_of(source.table(where))
     elif streams.is_stream(data):
         raise ValueError(
-            "the dataset is a stream, of which windows are made as it goes: give it to ci.sweep or "
+            "the dataset is a stream, whose windows are made as it is read: give it to ci.sweep or "
             "ci.atoms, or a map-style datasets.Dataset here."
         )
     elif isinstance(data, Table):

@@ -225,7 +225,7 @@ class _Column:
         ]
 
     def pictures(self, start: int, stop: int) -> list[Later]:
-        """Returns the pictures, of which none is decoded yet."""
+        """Returns the pictures, not yet decoded."""
         return [
             Later(partial(_decoded, data, what, self.mode), what)
             for data, what in self.files(start, stop)
@@ -278,7 +278,7 @@ def _masks(
 ) -> Callable[[int, int], Tensor]:
     @cache
     def binary() -> bool:
-        """Looks at the whole data set, and only once a mask is asked for: it is slow."""
+        """Looks at the whole data set, which is slow, so only when the first mask is read."""
         return is_binary(_readable(drawn, numbers))
 
     def masks(start: int, stop: int) -> Tensor:

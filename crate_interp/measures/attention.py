@@ -109,8 +109,8 @@ def causal_uniform_entropy(n: int) -> float:
 def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     """Returns the entropy of rows; NaN for a row that holds a negative number.
 
-    0 ln 0 is 0: the logarithm there is that of the smallest float of which it is fast. Numbers
-    below that count in rows of almost no entropy alone, which take a second pass.
+    0 ln 0 is 0: the logarithm is taken of no less than the smallest float for which it is fast.
+    Numbers below that matter only in rows of almost no entropy, which take a second pass.
     """
     least = min(torch.finfo(rows.dtype).tiny, 2**-24)
     entropy = -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)

@@ -24,8 +24,8 @@ __all__ = [
 # scaled to a unit diagonal. A_ii over the square of pivot i is at most that entry, and equal to it
 # for the last i. Above this limit for any i the sample is computed again. The study is
 # tests/benchmarks/bench_guard.py: rates that pass are right to 4e-6 on the streams of the embedded
-# models, and to 1.1e-5 on matrices made to be hard. They were by max A_ii / min pivot^2 below 1e3,
-# of which more are computed again.
+# models, and to 1.1e-5 on matrices made to be hard. The simpler rule max A_ii / min pivot^2 < 1e3
+# is as safe, but more samples are computed again.
 FLOAT32_LIMIT = 1e3
 # A rate that is small beside the rounding of its pivots, which grows with their number, is not
 # trusted either: it was off by 0.2 % for identical tokens, and by all of it for tokens near zero.

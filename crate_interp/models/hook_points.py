@@ -117,10 +117,10 @@ class PointsMixin:
                     "model.hook_dict."
                 )
             return chosen
-        asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-        if not asked:
+        wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        if not wanted:
             raise KeyError("names_filter is empty: name a hook point, or pass None for all.")
-        meant = {hook_aliases.resolve(name, self.hook_dict) for name in asked}
+        meant = {hook_aliases.resolve(name, self.hook_dict) for name in wanted}
         for name in meant:
             self.check_point(name)
         return [name for name in self.hook_dict if name in meant]
@@ -185,12 +185,12 @@ class PointsMixin:
             self._check_name(chosen[0])
             self.check_hooks_to_add(self.hook_dict[chosen[0]], chosen[0])
         else:
-            asked = hook_aliases.matching(self.hook_dict, name)
-            chosen = [point for point in asked if self._why_silent(point) is None]
-            if asked and not chosen:
-                more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+            wanted = hook_aliases.matching(self.hook_dict, name)
+            chosen = [point for point in wanted if self._why_silent(point) is None]
+            if wanted and not chosen:
+                more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
                 warnings.warn(
-                    f"no hook was added: {asked[0]!r}{more} {self._why_silent(asked[0])}.",
+                    f"no hook was added: {wanted[0]!r}{more} {self._why_silent(wanted[0])}.",
                     stacklevel=4,
                 )
         for point in chosen:

@@ -311,7 +311,7 @@ class HookedCrateLM(GenerateMixin, HookedModel):
         """Returns the cross-entropy in nats of each token given those before it.
 
         It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask
-        `[batch, pos]`: a pair of tokens of which one is masked (0) counts nothing. It is
+        `[batch, pos]`: a pair of tokens does not count if one of them is masked (0). It is
         TransformerLens' function.
         """
         tokens = tokens.to(logits.device)

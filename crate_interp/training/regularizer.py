@@ -64,8 +64,8 @@ class SRRRegularizer:
         self.blocks: list[Layer] = list(blocks)
         if any(subspaces(block) is None for block in self.blocks):
             raise ValueError(
-                f"the layers of family {model.cfg.family!r} have no subspaces U_k, of which the "
-                "sparse rate reduction is made: give a CRATE."
+                f"the layers of family {model.cfg.family!r} have no subspaces U_k, which the "
+                "sparse rate reduction needs: give a CRATE."
             )
         self.layers = _numbers(layers, len(self.blocks))
         self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)

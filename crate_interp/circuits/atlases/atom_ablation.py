@@ -19,7 +19,7 @@ from crate_interp.sweeps.bootstrap import intervals
 
 PER_LAYER = 20  # atoms of each layer that are set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
-_TOKENS = 2**15  # of the copies of one forward, each of which lacks another atom
+_TOKENS = 2**15  # in one forward, whose copies each lack another atom
 _KEYS = ["layer", "atom"]
 
 

@@ -69,9 +69,9 @@ ASSIGNED: dict[str, str] = {
 class RefusedError(AttributeError, NotImplementedError, ValueError):
     """The error for a name of TransformerLens that has no meaning here.
 
-    It is an AttributeError so that `hasattr` says False, as TransformerLens' tools ask, and a
-    NotImplementedError and a ValueError since those are what TransformerLens raises where an
-    architecture lacks a step.
+    It is an AttributeError so that `hasattr`, which TransformerLens' tools use, is False. It is a
+    NotImplementedError and a ValueError because TransformerLens raises these if an architecture
+    lacks a step.
     """
 
 

@@ -91,9 +91,9 @@ class TextMixin:
     ) -> Int[Tensor, "batch pos"]:
         """Returns token ids `[batch, pos]` of one text or several.
 
-        Shorter texts are padded on the `padding_side`, that of the tokenizer if it is None; the
-        model reads which tokens are padding from texts alone, so give it those, or an
-        attention mask. truncate: whether a text is cut to n_ctx tokens, with a warning.
+        Shorter texts are padded on the `padding_side`; None takes the tokenizer's. Token ids do not
+        show which tokens are padding: give the model the texts themselves, or an attention mask.
+        truncate: whether a text is cut to n_ctx tokens, with a warning.
         move_to_device: whether the ids go to the model's device. Raises ValueError for an empty
         text without a separator, and for padding with a tokenizer that has no token for it.
         """
@@ -356,7 +356,7 @@ def rows_of(
 
 
 def stacked(rows: Iterable[list[int]], n_ctx: int) -> Int[Tensor, "window n_ctx"]:
-    """Returns rows as one tensor: 8 bytes a token, of which there is no other copy."""
+    """Returns rows as one tensor of 8 bytes a token, without a second copy in memory."""
     joined = array("q")
     for row in rows:
         joined.extend(row)

@@ -1,4 +1,4 @@
-"""What a tokenizer.json may ask of the `tokenizers` library, which trusts its files.
+"""Which parts a tokenizer.json may have; the `tokenizers` library trusts its files.
 
 In that library a regular expression can take for ever, a chain of replacements can fill the memory,
 and odd numbers end in a panic. Only the parts of public BPE, WordPiece and word-level models are
