@@ -125,7 +125,7 @@ def test_bad_input(model, tmp_path):
         r"write ci.load\(..., resize=6, crop=\(6, 20\)\), or resize",
         picture(7, 20),
     )
-    fails(r"shape \(3, 6, 20\), wanted \[batch, 3, ", np.zeros((3, 6, 20)))
+    fails(r"shape \(3, 6, 20\): give \[batch, 3, ", np.zeros((3, 6, 20)))
     fails("whole numbers up to 255: floats count", np.full((2, 3, 6, 20), 255.0))
     fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
     fails(r"images are torch.int64: give uint8", np.zeros((2, 3, 6, 20), np.int64))

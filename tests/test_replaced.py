@@ -170,7 +170,7 @@ def test_gradients_flow_through_the_own_part_alone(images):
         (dict(sparse=0), "sparse=0: give a whole number of at least 1"),
         (dict(attention="plus", layers=[3]), r"layers=\[3\]: give layers from 0 to 2"),
         (dict(attention="plus", layers=[]), "give layers from"),
-        (dict(attention="plus", layers=1), "layers=1: give a list"),
+        (dict(attention="plus", layers=1), "layers=1: give layers"),
         (dict(attention="plus", mix=-0.1), "mix=-0.1: give a number from 0"),
         (dict(attention="plus", eps=0.0), "eps=0.0"),
     ],
