@@ -84,7 +84,7 @@ def code_of(
         if debug:
             raise
         return _report(error, place, reworded)
-    if code == INTERRUPTED:  # typer makes an exit of an interrupt
+    if code == INTERRUPTED:  # typer turns an interrupt into an exit
         complain(f"interrupted; {_finished(place)}")
     return code
 

@@ -42,7 +42,7 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     """
     ours: set[str] = set()
     seen: dict[tuple[int, int], str] = {}
-    left = [""]  # a list: folders may lie in one another deeper than Python recurses
+    left = [""]  # a list, because folders can be nested deeper than Python recurses
     while left:
         name = left.pop()
         if name and not name.endswith("/"):

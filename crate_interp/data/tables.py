@@ -96,7 +96,7 @@ def row_samples(
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that count, with what its pictures become; see `table_samples`."""
+    """The columns of a table that are used, and the modes of its pictures; see `table_samples`."""
 
     image: str
     mask: str | None

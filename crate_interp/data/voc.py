@@ -75,7 +75,7 @@ def _split(folder: Path, split: str) -> list[str]:
         )
     path = folder / SPLITS / f"{split}.txt"
     check_file(path, f"the list of names {quoted(path)}")
-    text = path.read_text("utf-8", errors="surrogateescape")  # names of files are any bytes
+    text = path.read_text("utf-8", errors="surrogateescape")  # file names may be any bytes
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     if not names:
         raise ValueError(f"the data is empty: {quoted(path)} holds no name.")

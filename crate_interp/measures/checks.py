@@ -26,9 +26,9 @@ def require_floats(tensor: Tensor, axes: str) -> None:
 
 
 def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
-    """Does what `require_floats` does, and raises ValueError with the words `empty` for no entries.
+    """Does what `require_floats` does, and raises ValueError if there are no entries.
 
-    axes: two names. Only these last two axes must not be empty; an empty batch is allowed.
+    axes: two names; an empty batch before these two axes is allowed. empty: how the error begins.
     """
     require_floats(tensor, axes)
     if 0 in tensor.shape[-2:]:

@@ -158,7 +158,7 @@ def _series(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
 def _at_length(
     update: Float[Tensor, "batch pos d_model"], own: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns an update scaled so that each sample's is as long as its own; zero stays zero."""
+    """Returns an update as long, sample by sample, as the layer's own; zero stays zero."""
     length, wanted = (
         torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
     )

@@ -57,7 +57,7 @@ def excerpts(
 
 
 def _readable(model: HookedModel) -> list[str]:
-    """Returns the strings of tokens; ids, if there is no tokenizer, begin with a space."""
+    """Returns the strings of tokens; without a tokenizer, their ids after a space."""
     names = answer_names(model)
     return [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
 

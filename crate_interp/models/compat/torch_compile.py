@@ -17,7 +17,7 @@ from transformer_lens import HookedRootModule
 class CompiledMixin(HookedRootModule):
     """A model whose hooks also fire after torch.compile.
 
-    `torch.compile(model)` is compiled anew for each set of hooks, and for none at all once.
+    `torch.compile(model)` is compiled once without hooks, and anew for each set of hooks.
     `model.compile()` runs uncompiled while there are hooks. Only hooks that the model itself adds
     and removes count (add_hook, hooks, run_with_hooks, reset_hooks), not those of
     `register_forward_hook` on a point.

@@ -24,7 +24,7 @@ class Attention(nn.Module):
     """
 
     out_proj: nn.Linear | None
-    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens adds heads up
+    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens sums heads
 
     def __init__(self, cfg: CrateConfig) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
     Raises ValueError for an id that no token has.
     """
-    core = getattr(tokenizer, "backend_tokenizer", None)  # five times as fast, and drops no odd id
+    core = getattr(tokenizer, "backend_tokenizer", None)  # five times as fast, and drops no id
     if core is None:
         return tokenizer.decode(ids)
     for index in ids:
