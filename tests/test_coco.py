@@ -138,7 +138,7 @@ def test_bad_coco(tmp_path):
     fails("annotation 1 .* has the category_id 4", note(1, [], category=4))
     fails("gives an id twice in its annotations", note(1, []), note(1, []))
     fails(
-        "number 0 of its annotations has no segmentation",
+        "number 0 of its annotations has no usable segmentation",
         {"id": 1, "image_id": 7, "category_id": 3},
     )
 
