@@ -273,12 +273,13 @@ class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, Shared
         )
         return cache, forward, backward
 
-    def add_caching_hooks(self, *args: Any, **kwargs: Any) -> dict:  # pyright: ignore
+    def add_caching_hooks(self, *args: object, **kwargs: object) -> dict:  # pyright: ignore
         """Adds hooks that fill a dict at each run, until `reset_hooks()`; returns the dict.
 
         Arguments are those of `get_caching_hooks`.
         """
-        cache, forward, backward = self.get_caching_hooks(*args, **kwargs)
+        hooks = self.get_caching_hooks(*args, **kwargs)  # pyright: ignore
+        cache, forward, backward = hooks
         for name, hook in forward:
             self.add_hook(name, hook)
         for name, hook in backward:

@@ -23,7 +23,7 @@ ROLES = {
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
+def encode(tokenizer: object, text: str) -> list[int]:
     """Returns token ids of a text, with nothing added.
 
     tokenizer: one of Hugging Face's, or anything with `encode`. Raises ValueError for a text with
@@ -37,26 +37,29 @@ def encode(tokenizer: Any, text: str) -> list[int]:
             ".decode('utf-16', 'replace')."
         )
     options = {"add_special_tokens": False} if is_hugging_face(tokenizer) else {}
-    return safely(lambda: tokenizer.encode(text, **options))
+    held: Any = tokenizer
+    return safely(lambda: held.encode(text, **options))
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+def decode(tokenizer: object, ids: Sequence[int]) -> str:
     """Returns the text of token ids, special tokens by their names.
 
     Raises ValueError for an id that no token has.
     """
-    core = getattr(tokenizer, "backend_tokenizer", None)  # five times as fast, and drops no id
+    held: Any = tokenizer
+    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no id
     if core is None:
-        return tokenizer.decode(ids)
+        return held.decode(ids)
     for index in ids:
         if not 0 <= index < 2**32 or core.id_to_token(index) is None:
-            raise ValueError(f"no token has the id {index}: there are {len(tokenizer)} tokens.")
+            raise ValueError(f"no token has the id {index}: there are {len(held)} tokens.")
     return safely(lambda: core.decode(ids, skip_special_tokens=False))
 
 
-def separator(tokenizer: Any) -> int | None:
+def separator(tokenizer: object) -> int | None:
     """Returns the id of the separator that may begin a text, or None."""
-    return tokenizer.bos_token_id if is_hugging_face(tokenizer) else tokenizer.bos
+    held: Any = tokenizer
+    return held.bos_token_id if is_hugging_face(tokenizer) else held.bos
 
 
 def is_hugging_face(tokenizer: object) -> bool:
