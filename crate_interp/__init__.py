@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from crate_interp.sweeps.runs.result_merging import merge
     from crate_interp.sweeps.runs.verification import verify
     from crate_interp.training.regularizer import SRRRegularizer
-    from crate_interp.training.watch_object import Watch
     from crate_interp.training.watch_result import WatchResult
-    from crate_interp.training.watch_run import watch
+    from crate_interp.training.watch_run import Watch, watch
 
 # public name -> module and name there; None: the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {
@@ -69,7 +68,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "SparseAutoencoder": ("crate_interp.models.sae", "SparseAutoencoder"),
     "SurgeryResult": ("crate_interp.surgeries", "SurgeryResult"),
     "SweepResult": ("crate_interp.sweeps", "SweepResult"),
-    "Watch": ("crate_interp.training.watch_object", "Watch"),
+    "Watch": ("crate_interp.training.watch_run", "Watch"),
     "WatchResult": ("crate_interp.training.watch_result", "WatchResult"),
     "ablate_heads": ("crate_interp.circuits", "ablate_heads"),
     "atlas": ("crate_interp.circuits", "atlas"),

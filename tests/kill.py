@@ -26,7 +26,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.models.model_digest import model_digest
+from crate_interp.models.weight_cache import model_digest
 from killing import died_at, killed_after
 
 OLD, NEW = (make(seed=seed, model_name=name) for seed, name in ((0, "the-old"), (1, "the-new")))

@@ -1,7 +1,7 @@
 """Layers of models with given weights, in float64."""
 
 import crate_interp as ci
-from crate_interp.models.layers.sparsify import ISTA
+from crate_interp.models.layers.sparse_steps import ISTA
 
 
 def ista(d, **over):

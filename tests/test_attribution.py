@@ -235,7 +235,7 @@ def test_attribution_patching_ranks_heads_as_patching_does():
 def test_what_has_no_gradient_is_refused():
     model, images = ready("crate")
     for words, call in {
-        "two tensors of one shape": lambda: attribution_patch(
+        "give tensors of one shape": lambda: attribution_patch(
             model, images, images[:1], lambda out: out.sum()
         ),
         "steps=0": lambda: attribution_patch(model, images, images, lambda out: out.sum(), steps=0),

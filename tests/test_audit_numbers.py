@@ -13,7 +13,7 @@ from crate_interp.audits.attention import Setting
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
 from crate_interp.audits.random_matrices import random_like
 from crate_interp.audits.sparse import SCALES, SIZES, evenly
-from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.models.layers.sparse_steps import Lasso
 
 EPS, N, FRAMES = 0.7, 5, ("stream", "read", "unit")
 

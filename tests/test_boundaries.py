@@ -30,7 +30,7 @@ LEVELS = [
     {"cli"},
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called
-LOOKS_BACK = {("models/hub_sharing.py", "from_pretrained", "crate_interp.checkpoints.load")}
+LOOKS_BACK = {("models/saving.py", "from_pretrained", "crate_interp.checkpoints.load")}
 FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:2], {"data"})
 MOST_FILES = 20  # of a folder
 

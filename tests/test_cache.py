@@ -43,7 +43,7 @@ def test_at_refuses_what_was_not_cached(model, images):
     with pytest.raises(KeyError, match=r"fires only after model.set_use_attn_result\(True\)"):
         few.at("attn.hook_result", 0)
     _, flat = model.run_with_cache(images[:1], remove_batch_dim=True)
-    with pytest.raises(ValueError, match="no batch axis: run_with_cache without remove_batch_dim"):
+    with pytest.raises(ValueError, match="no batch axis: run it without remove_batch_dim"):
         flat.at("mlp.hook_post", 0)
 
 

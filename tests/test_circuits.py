@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_said():
         "does not go to a later place": lambda: Circuit((Edge("L1H1", "L0H1", 1.0),)),
         "there twice": lambda: Circuit((Edge("embed", "L0H1", 1.0), Edge("embed", "L0H1", 2.0))),
         "finite number": lambda: Circuit((Edge("embed", "L0H1", math.nan),)),
-        "is made of Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
+        "a circuit has Edge": lambda: Circuit((("embed", "L0H1", 1.0),)),
         "through='x'": lambda: composition(model, through="x"),
         "needs data": lambda: composition(model, through="data"),
         "no other way takes data": lambda: composition(model, images),
@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_said():
         "no head of layer 1 or later": lambda: path_patch(
             model, images, images, metric, receivers=[(1, 0)], senders=[(2, 0)]
         ),
-        "two tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
+        "give tensors of one shape": lambda: path_patch(model, images, images[:1], metric),
         "roles=": lambda: path_patch(model, images, images, metric, roles="q"),
         "the metric returned a tensor": lambda: path_patch(
             model, images, images, lambda out: out, senders=[(0, 0)]

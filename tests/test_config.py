@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import crate_interp as ci
-from crate_interp.config import FAMILIES, TextConfig, VisionConfig, field_names
+from crate_interp.config import FAMILIES, TextConfig, VisionConfig
+from crate_interp.config.families import FIELD_ORDER
 
 BASE = dict(family="crate", d_model=32, n_layers=2, n_heads=4)
 
@@ -63,13 +64,13 @@ def test_every_family_has_the_class_of_its_kind(family):
         assert each == cfg and hash(each) == hash(cfg) and repr(each) == repr(cfg)
         assert type(each) is type(cfg)
     assert dataclasses.replace(cfg, n_layers=3).n_layers == 3
-    assert list(cfg.to_dict()) == [name for name in field_names() if name in cfg.to_dict()]
+    assert list(cfg.to_dict()) == [name for name in FIELD_ORDER if name in cfg.to_dict()]
 
 
 def test_the_order_of_json_has_every_field_once():
     kinds = ci.CrateConfig.classes.values()
     fields = {f.name for kind in kinds for f in dataclasses.fields(kind) if f.init}
-    assert len(field_names()) == len(set(field_names())) and set(field_names()) == fields
+    assert len(FIELD_ORDER) == len(set(FIELD_ORDER)) and set(FIELD_ORDER) == fields
 
 
 def test_json_of_the_embedded_models_is_read_and_written_alike():
@@ -113,7 +114,7 @@ def test_frozen():
         ),
         (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
         (dict(pool="max"), "pool='max' is none of cls, mean"),
-        (dict(n_heads=3), "n_heads=3 does not divide d_model=32: give another n_heads, or d_head"),
+        (dict(n_heads=3), "n_heads=3 does not divide d_model=32: change n_heads, or d_head"),
         (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
         (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
         (

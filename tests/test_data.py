@@ -165,7 +165,7 @@ def test_bad_data(preprocess, tmp_path):
 
     fails("the data is empty", torch.zeros(0, 3, 6, 20))
     fails("the data is empty", dataset().select([]))
-    fails(r"the folder .* has no images", f"imagefolder:{tmp_path}")
+    fails(r"' has no images", f"imagefolder:{tmp_path}")
     fails("is no folder", f"imagefolder:{tmp_path}/missing")
     fails(r"cannot take data from 'fashion': give .*Did you mean 'embedded:fashion'", "fashion")
     fails(
@@ -182,7 +182,7 @@ def test_bad_data(preprocess, tmp_path):
         samples.read(0, 2)  # a file is opened when it is read
     (tmp_path / "photos" / "a.png").write_text("no image")
     fails(r"cannot read the image '.*a.png'", f"imagefolder:{tmp_path / 'photos'}")
-    fails(r"data has shape \[3, 6, 20\]: images are", torch.zeros(3, 6, 20))
+    fails(r"data has shape \[3, 6, 20\]: give \[n, channels", torch.zeros(3, 6, 20))
     fails("data is torch.int64: give preprocessed floats", torch.zeros(2, 3, 6, 20).long())
     broken = torch.zeros(5, 3, 6, 20)
     broken[3, 0, 0, 0] = float("nan")

@@ -16,7 +16,7 @@ import crate_interp as ci
 from conftest import FIXTURES, make
 from crate_interp.core.files import write_text
 from crate_interp.core.folders import LOCK, listed, locked, replacing
-from crate_interp.models.model_digest import model_digest
+from crate_interp.models.weight_cache import model_digest
 from folders import files_of, two_sweeps
 from killing import died_at
 

@@ -9,7 +9,7 @@ from transformer_lens.model_bridge import TransformerBridge
 import crate_interp as ci
 from crate_interp.bridge.build_bridge import build
 from crate_interp.models.hooked import check_hooked
-from crate_interp.models.model_digest import model_digest
+from crate_interp.models.weight_cache import model_digest
 from crate_interp.sweeps.runs.untrained_twins import twin
 from foreign import (
     HEADS,
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_refused():
     _, model = pair("vit")
     bridge = model.bridge
     assert isinstance(bridge, TransformerBridge)
-    with pytest.raises(ValueError, match=r"give model = ci\.from_bridge\(bridge\)"):
+    with pytest.raises(ValueError, match=r"give ci\.from_bridge\(bridge\)"):
         check_hooked(bridge)  # as ci.sweep, ci.audit, ci.segment and ci.report do first
     with pytest.raises(ValueError, match="is a hooked model already"):
         ci.from_bridge(model)

@@ -115,7 +115,7 @@ def test_some_positions_of_text_are_refused_and_of_an_image_scored():
     for places in (-1, slice(2, 5), [3, 1]):
         _, cache = model.run_with_cache(tokens, pos_slice=places)
         kept = previous[:, [places] if places == -1 else places]
-        with pytest.raises(ValueError, match="of 11 queries: run_with_cache without pos_slice"):
+        with pytest.raises(ValueError, match="of 11 queries: run without pos_slice"):
             head_scores(cache, {"x": kept})
     model, images = ready("crate")
     _, whole = model.run_with_cache(images)

@@ -219,12 +219,12 @@ def test_sizes_and_ids_that_no_image_has(model, tmp_path):
         match = "image 7 in '.*notes.json' is .*, which is too large: a picture may have 50,000,000"
         said(match, images=row(**size))
     for side in (0, -13, 13.0, float("nan"), True, "13", None, 2**31, 10**4000):
-        said("number 0 of its images has no height that can be used", images=row(height=side))
+        said("number 0 of its images has no usable height", images=row(height=side))
     # multiples of 2^61 - 1 all have hash 0: a set of a million of them takes hours
     for wrong in (float("nan"), 1.0, True, "7", None, [7], 2**61 - 1, -(2**53)):
-        said("number 0 of its images has no id that can be used", images=row(id=wrong))
-        said("number 0 of its categories has no id that can", categories=[{"id": wrong}])
-        said("no image_id that can be used", annotations=[note(1, [], image=wrong)])
+        said("number 0 of its images has no usable id", images=row(id=wrong))
+        said("number 0 of its categories has no usable id", categories=[{"id": wrong}])
+        said("no usable image_id", annotations=[note(1, [], image=wrong)])
     for deep in ("[" * 200_000, '{"images":' * 200_000, '{"images": ' + "[" * 200_000):
         path.write_text(deep)
         refused("cannot read the annotations '.*notes.json': ", opened, model, where)

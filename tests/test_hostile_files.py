@@ -136,7 +136,12 @@ def test_names_that_cannot_be_told_apart(model, tmp_path):
     for name in ("two blanks", "two  blanks"):
         (tmp_path / name).mkdir()
         picture().save(tmp_path / name / "a.png")
-    refused("two folders 'two blanks' differ in signs", opened, model, f"imagefolder:{tmp_path}")
+    refused(
+        "two folders 'two blanks' differ in invisible signs",
+        opened,
+        model,
+        f"imagefolder:{tmp_path}",
+    )
 
 
 def test_folders_deeper_than_python_recurses(model, tmp_path):

@@ -16,7 +16,7 @@ from PIL import EpsImagePlugin, Image, ImageFile, TiffImagePlugin, WebPImagePlug
 
 from conftest import PLAIN, make
 from crate_interp.core import checks, pictures
-from crate_interp.models.image_methods import pad_to_patch
+from crate_interp.models.image_inputs import pad_to_patch
 from strangers import (
     EPS,
     NAMES,
@@ -199,9 +199,9 @@ attacks = {
     "masks": lambda: made(resize=[2, 40_000], crop=[2, 20]).preprocess_masks(thin),
     "arrays": lambda: made(resize=[2, 40_000], crop=[2, 20]).preprocess(
         np.zeros((1, 3, 100_000, 1), np.uint8)),
-    "padding": lambda: ci.models.image_methods.pad_to_patch(torch.zeros(1, 1, 2, 2), 40_000),
+    "padding": lambda: ci.models.image_inputs.pad_to_patch(torch.zeros(1, 1, 2, 2), 40_000),
 }
-import crate_interp.models.image_methods
+import crate_interp.models.image_inputs
 for name, attack in attacks.items():
     try:
         attack()

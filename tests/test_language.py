@@ -142,7 +142,7 @@ def test_bad_tokens(lm):
         assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
     refuses("there is no token", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
     refuses("there are 14 tokens, the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
-    refuses("takes a tensor of token ids or text, got int", lambda: lm(3))
+    refuses("give a tensor of token ids or text, not int", lambda: lm(3))
     refuses("return_type='x'", lambda: lm(ids(), "x"))
     refuses("the loss needs at least two tokens", lambda: lm(ids(pos=1), "loss"))
     refuses("the model has no tokenizer: .* tokenizer='gpt2'", lambda: lm("text"))
@@ -304,7 +304,7 @@ def test_configs_that_cannot_be_used():
         lambda: ci.CrateConfig(family="crate-lm", sparse_step="odl", **size),
     )
     refuses(
-        "variant='c': only families crate and crate-alpha",
+        "variant='c': only crate and crate-alpha",
         lambda: ci.CrateConfig(family="crate-lm", variant="c", **size),
     )
     refuses(

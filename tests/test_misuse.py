@@ -166,7 +166,7 @@ WRONG_TYPES = {
     "ci.CrateConfig(**base, crop=-3)": "crop=-3: give a whole number",
     "ci.CrateConfig(**base, resize='big')": "resize='big': give a whole number",
     "ci.measures.coding_rate(torch.ones(3, 5).long(), 0.1)": "takes floats, got torch.int64",
-    "ci.measures.coding_rate([[1.0]], 0.1)": "takes a torch tensor [..., pos width], got list",
+    "ci.measures.coding_rate([[1.0]], 0.1)": "takes a tensor [..., pos width], got list",
     "ci.measures.coding_rate(torch.ones(5), 0.1)": "takes [..., pos width], got shape [5]",
     "ci.measures.projection_energy(torch.ones(3, 5), torch.ones(5, 2))": (
         "takes [..., head d_model d_head], got shape [5, 2]"

@@ -331,7 +331,7 @@ def test_names_the_papers_use(model):
 def test_bad_images(model, images):
     with pytest.raises(
         ValueError,
-        match=r"images are torch.uint8, the model takes floats: use model\(model.preprocess",
+        match=r"images are torch.uint8, the model takes floats: use model.preprocess",
     ):
         model(images.to(torch.uint8))
     with pytest.raises(

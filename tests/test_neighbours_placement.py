@@ -13,7 +13,7 @@ from accelerate.hooks import remove_hook_from_submodules
 
 import crate_interp as ci
 from conftest import IMAGE, SIZES, make, make_lm
-from crate_interp.models.model_digest import model_digest
+from crate_interp.models.weight_cache import model_digest
 from neighbours import every_model, ids, make_clip, make_mae, pictures
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jacrev, vmap
 
 from conftest import make, make_lm
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 from neighbours import LMS, VISION, ids, make_clip, make_mae, pictures
 
 TRACED = Path(__file__).parent / "traced.py"

@@ -8,7 +8,7 @@ from PIL import Image
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.models.image_methods import pad_to_patch
+from crate_interp.models.image_inputs import pad_to_patch
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (23, 31, 3), np.uint8)
 
@@ -81,7 +81,7 @@ def broken(folder):
     Image.new("RGB", (1, 700_000)).save(folder / "thread.png")
     return {
         "deep.png": r"the image '.*deep.png' has mode 'I;16' \(more than 8 bits\): "
-        "convert it to 8-bit",
+        "convert it to L or RGB",
         "floats.tif": "the image '.*floats.tif' has mode 'F'",
         "cut.jpg": "cannot read the image '.*cut.jpg': image file is truncated",
         "empty.png": "cannot read the image '.*empty.png'",
@@ -106,7 +106,7 @@ def test_broken_pictures_are_one_clear_line(model, tmp_path):
             model.preprocess(image)
     with pytest.raises(ValueError, match="an image is 0 x 5: it has no pixel"):
         model.preprocess(Image.new("RGB", (5, 0)))
-    with pytest.raises(ValueError, match="an image has mode 'La': convert it to RGB first"):
+    with pytest.raises(ValueError, match="an image has mode 'La': make it RGB"):
         model.preprocess(Image.new("La", (5, 5)))
 
 

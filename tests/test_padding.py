@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import crate_interp as ci
 from conftest import FIXTURES, make_lm
 from crate_interp.models.clip import HookedTextTower
-from crate_interp.models.text.padding import padded, read_off
+from crate_interp.models.text.padding import mask_from_pads, padded
 
 FAMILIES = ["crate-lm", "crate-lm vanilla", "gpt-baseline", "nanochat-crate"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:3]]
@@ -130,7 +130,7 @@ def test_the_cache_of_keys_and_values_knows_padding(lm):
         again = lm(torch.cat([tokens, tokens[:, :2]], dim=1), attention_mask=longer)
     torch.testing.assert_close(more, again[:, -2:], **CLOSE)
     refuses(
-        "tells otherwise of the 8 tokens of the past",
+        "differs from the mask with which the 8 tokens of the past were",
         lambda: lm(tokens[:, :1], past=past, attention_mask=torch.ones(3, 9)),
     )
 
@@ -175,10 +175,18 @@ def test_clip_has_no_mask():
 
 def test_padding_that_is_read_off_the_tokens():
     rows = torch.tensor([[0, 0, 3, 0, 4], [5, 6, 7, 0, 0], [0, 0, 0, 0, 9]])
-    assert read_off(rows, 0, "left", None).tolist() == [[0, 0, 1, 1, 1], [1] * 5, [0, 0, 0, 0, 1]]
-    assert read_off(rows, 0, "right", 0).tolist() == [[1] * 5, [1, 1, 1, 0, 0], [1] * 5]
+    assert mask_from_pads(rows, 0, "left", None).tolist() == [
+        [0, 0, 1, 1, 1],
+        [1] * 5,
+        [0, 0, 0, 0, 1],
+    ]
+    assert mask_from_pads(rows, 0, "right", 0).tolist() == [[1] * 5, [1, 1, 1, 0, 0], [1] * 5]
     # the separator is the token that pads: one of them begins the text
-    assert read_off(rows, 0, "left", 0).tolist() == [[0, 1, 1, 1, 1], [1] * 5, [0, 0, 0, 1, 1]]
+    assert mask_from_pads(rows, 0, "left", 0).tolist() == [
+        [0, 1, 1, 1, 1],
+        [1] * 5,
+        [0, 0, 0, 1, 1],
+    ]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -102,7 +102,7 @@ def test_no_pixel_is_invented():
         model.preprocess(picture())
     model = make(interpolate_pos=True, **PLAIN)
     assert model.preprocess(picture(8, 25)).shape == (1, 3, 8, 25)
-    with pytest.raises(ValueError, match="the images of a batch differ in size .6 x 20, 8 x 25."):
+    with pytest.raises(ValueError, match="the images differ in size .6 x 20, 8 x 25."):
         model.preprocess([picture(), picture(8, 25)])
 
 
@@ -125,12 +125,12 @@ def test_bad_input(model, tmp_path):
         r"write ci.load\(..., resize=6, crop=\(6, 20\)\), or resize",
         picture(7, 20),
     )
-    fails(r"shape \(3, 6, 20\), wanted \[batch, 3, ", np.zeros((3, 6, 20)))
+    fails(r"shape \(3, 6, 20\): give \[batch, 3, ", np.zeros((3, 6, 20)))
     fails("whole numbers up to 255: floats count", np.full((2, 3, 6, 20), 255.0))
     fails("mode 'I;16'", Image.fromarray(np.zeros((6, 20), np.uint16)))
-    fails(r"images are torch.int64: give uint8 arrays", np.zeros((2, 3, 6, 20), np.int64))
+    fails(r"images are torch.int64: give uint8", np.zeros((2, 3, 6, 20), np.int64))
     fails(
-        r"images have shape \(3, 6, 20\), wanted \[batch, 3, height, width\]",
+        r"images have shape \(3, 6, 20\): give \[batch, 3, height, width\]",
         np.zeros((3, 6, 20), np.uint8),
     )
     fails("the array is empty", np.zeros((0, 3, 6, 20), np.uint8))

@@ -9,7 +9,7 @@ from transformer_lens.hook_points import HookPoint
 import crate_interp as ci
 from conftest import BATCH, D_MODEL, make, make_lm
 from crate_interp.circuits import composition
-from crate_interp.models.layers.sparse_step import Lasso, SparseStep
+from crate_interp.models.layers.sparse_steps import Lasso, SparseStep
 
 STEPS = {
     "ista": lambda: make("crate"),

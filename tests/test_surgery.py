@@ -8,8 +8,8 @@ from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, make, make_lm
-from crate_interp.surgeries.replacement import hooks_of
-from crate_interp.surgeries.slopes import random_slopes, turns_of
+from crate_interp.surgeries.answers import random_slopes, random_turns
+from crate_interp.surgeries.replacement import replacement_hooks
 from crate_interp.surgeries.steps import any_step
 from crate_interp.sweeps.bootstrap import intervals
 from operated import MODELS, N, inputs_of, labels_of
@@ -26,7 +26,9 @@ def model(request):
 
 def loss_at(model, step, layers, mix, inputs, labels):
     with torch.no_grad():
-        logits = model.run_with_hooks(inputs, fwd_hooks=hooks_of(model, [step], layers, mix, EPS))
+        logits = model.run_with_hooks(
+            inputs, fwd_hooks=replacement_hooks(model, [step], layers, mix, EPS)
+        )
     if labels is None:
         log = logits[:, :-1].log_softmax(-1)
         return -log.gather(-1, inputs[:, 1:, None])[..., 0].mean(dim=1)
@@ -97,16 +99,16 @@ def test_answers_at_each_mix(measured):
 def test_random_turns_by_hand():
     generator = torch.Generator().manual_seed(0)
     gradient, change = torch.randn(2, 5, 3, 7, generator=generator, dtype=torch.float64)
-    order, signs = turns_of(any_step("plus"), 2, 7, 11, seed=4)
+    order, signs = random_turns(any_step("plus"), 2, 7, 11, seed=4)
     got = random_slopes(gradient, change, (order, signs))
     for direction in range(11):
         assert sorted(order[direction].tolist()) == list(range(7))
         turned = signs[direction] * change[..., order[direction]]
         assert torch.allclose(turned.norm(dim=-1), change.norm(dim=-1))  # token by token
         assert got[direction] == pytest.approx(float((gradient * turned).sum()), rel=1e-12)
-    assert torch.equal(turns_of(any_step("minus"), 2, 7, 11, seed=4)[0], order)
+    assert torch.equal(random_turns(any_step("minus"), 2, 7, 11, seed=4)[0], order)
     for other in (("plus", 3, 4), ("plus", 2, 5), (3, 2, 4)):
-        again = turns_of(any_step(other[0]), other[1], 7, 11, seed=other[2])
+        again = random_turns(any_step(other[0]), other[1], 7, 11, seed=other[2])
         assert not torch.equal(again[0], order)
 
 
@@ -193,7 +195,7 @@ def test_names_of_classes_are_labels(images):
         (dict(seed=-1), "seed=-1"),
         (dict(batch_size=0), "batch_size=0"),
         (dict(limit=0), "limit=0"),
-        (dict(labels=None), "the data has none, give labels"),
+        (dict(labels=None), "the loss needs labels: give labels"),
         (dict(labels=[3]), "there are 1 labels for 2 samples"),
         (dict(labels=[3, 11]), "the label 11 is no class of this model: give numbers from 0 to 10"),
         (dict(labels=[3, -1]), "the label -1"),
@@ -227,7 +229,7 @@ def test_models_without_answers(images):
     mae = ci.HookedCrateMAE(ci.CrateConfig(family="crate-mae", decoder_n_heads=5, **size)).eval()
     clip = ci.HookedCrateCLIP(ci.CrateConfig(family="clipa", **size, **text)).eval()
     for model in (mae, clip.visual):
-        with pytest.raises(ValueError, match="answers with no logits: surgery needs a classifier"):
+        with pytest.raises(ValueError, match="returns no logits: surgery needs a classifier"):
             ci.surgery(model, images, labels=[1, 2], progress=False)
         with torch.no_grad(), ci.surgeries.replaced(model, attention="gradient", sparse=2):
             model.full_forward(images)

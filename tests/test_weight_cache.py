@@ -9,7 +9,7 @@ import torch
 
 import crate_interp as ci
 from crate_interp.models import weight_cache as module
-from crate_interp.models.model_digest import model_digest
+from crate_interp.models.weight_cache import model_digest
 
 
 def model(dtype=torch.float32):

@@ -10,7 +10,7 @@ from torch import Tensor
 from crate_interp.audits.attention import Cells
 from crate_interp.audits.descent import rates_of_codes
 from crate_interp.audits.frames import Norm, over
-from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.models.layers.sparse_steps import Lasso
 
 
 def of_rates(

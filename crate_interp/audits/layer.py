@@ -13,7 +13,7 @@ from crate_interp.audits.attention import Cells, Given, Layer, Setting
 from crate_interp.audits.claims import ATTENTION, CLAIM_OF, CLAIMS, NUMBERS, SPARSE
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.audits.random_matrices import randoms_like
-from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 POINTS = (

@@ -12,7 +12,7 @@ from crate_interp.audits.attention import Cells
 from crate_interp.audits.frames import over
 from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
-from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.models.layers.sparse_steps import Lasso
 
 DRAWS = 8  # of a random dictionary
 SCALES = tuple(2.0**power for power in range(-2, 3))  # of D, for constructions

@@ -12,7 +12,7 @@ from transformer_lens.model_bridge.generalized_components import (
 )
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
-from crate_interp.models.layers.stack import check_stream
+from crate_interp.models.hooked import check_stream
 
 
 class Part(GeneralizedComponent):

@@ -15,9 +15,8 @@ from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import Named
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.image_methods import ImageMixin
-from crate_interp.models.text.token_checks import check_ids
-from crate_interp.models.text.windows import rows_of, stacked
+from crate_interp.models.image_inputs import ImageMixin
+from crate_interp.models.text.text_and_tokens import check_ids, rows_of, stacked
 
 
 class _Stopped(Exception):

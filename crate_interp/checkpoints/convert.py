@@ -28,6 +28,6 @@ def convert(
     with locked(folder):
         model = load(source, **options)
         if isinstance(model.cfg, CrateConfig) and model.cfg.model_name is None:
-            model.cfg.call(plain(folder.resolve().name))
+            model.cfg.set_model_name(plain(folder.resolve().name))
         save(model, folder)
     return model

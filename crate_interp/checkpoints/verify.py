@@ -17,8 +17,8 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.model_digest import model_digest
 from crate_interp.models.sae import SparseAutoencoder
+from crate_interp.models.weight_cache import model_digest
 
 Source = str | Path | Mapping[str, Any] | nn.Module
 

@@ -2,7 +2,7 @@
 
 from crate_interp.circuits import patching
 from crate_interp.circuits.atlases.atlas_run import Atlas, atlas
-from crate_interp.circuits.attention_scores import head_scores, repeat_targets
+from crate_interp.circuits.attention_targets import head_scores, repeat_targets
 from crate_interp.circuits.attribution import LogitAttribution, logit_attribution
 from crate_interp.circuits.attribution_patching import attribution_patch
 from crate_interp.circuits.circuit import Circuit, Edge
@@ -10,27 +10,11 @@ from crate_interp.circuits.circuit_scores import CircuitScores, evaluate
 from crate_interp.circuits.compositions import Composition, composition
 from crate_interp.circuits.head_ablation import ablate_heads
 from crate_interp.circuits.head_ablation_result import HeadAblation
-from crate_interp.circuits.lens_table import LogitLens, logit_lens
+from crate_interp.circuits.logit_lens_table import LogitLens, logit_lens
 from crate_interp.circuits.path_patching import path_patch
 
 __all__ = [
-    "Atlas",
-    "Circuit",
-    "CircuitScores",
-    "Composition",
-    "Edge",
-    "HeadAblation",
-    "LogitAttribution",
-    "LogitLens",
-    "ablate_heads",
-    "atlas",
-    "attribution_patch",
-    "composition",
-    "evaluate",
-    "head_scores",
-    "logit_attribution",
-    "logit_lens",
-    "patching",
-    "path_patch",
-    "repeat_targets",
-]
+    "Atlas", "Circuit", "CircuitScores", "Composition", "Edge", "HeadAblation", "LogitAttribution",
+    "LogitLens", "ablate_heads", "atlas", "attribution_patch", "composition", "evaluate",
+    "head_scores", "logit_attribution", "logit_lens", "patching", "path_patch", "repeat_targets",
+]  # fmt: skip

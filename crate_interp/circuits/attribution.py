@@ -143,8 +143,7 @@ def logit_attribution(
     scale = _read(cache, "ln_final.hook_scale", None, position)  # [batch, 1]
     if len(direction) not in (1, len(scale)):
         raise ValueError(
-            f"there are {len(direction)} targets for {len(scale)} samples: "
-            "give one target, or one per sample."
+            f"there are {len(direction)} targets for {len(scale)} samples: give one, or one each."
         )
     parts = _contributions(cache, direction.expand(len(scale), -1) / scale, position)
     parts["constant"] = constant.expand(len(scale))
@@ -158,7 +157,7 @@ def _contributions(
 ) -> dict[str, Tensor]:
     """Returns what each part, without the constant, adds along a direction, `[batch, ...]`."""
     model: Any = cache.model
-    gains, entry = gains_of(model)
+    gains, entry = residual_gains(model)
     heads, atoms, biases = [], [], []
     for layer, block in enumerate(model.blocks):
         pattern = "head d_head d, batch d -> batch head d_head"
@@ -179,7 +178,7 @@ def _contributions(
 
 
 def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Tensor:
-    """Returns what a point holds at the token that is read, `[batch, ...]`."""
+    """Returns the activation of a point at the token that is read, `[batch, ...]`."""
     held = cache.at(point, layer)
     cfg = cache.model.cfg
     if cfg.kind == "vision" and cfg.pool == "mean":
@@ -196,12 +195,11 @@ def _read(cache: CrateCache, point: str, layer: int | None, position: int) -> Te
 def _long(parts: dict[str, Tensor]) -> pd.DataFrame:
     """Returns a row per sample, part, layer and number."""
     n = len(parts["embed"])
-    places: list[tuple] = []
-    for part in _PARTS:
-        axes = [range(side) for side in parts[part].shape[1:]]
-        index = [()] if not axes else [(a,) for a in axes[0]]
-        index = [(*a, b) for a in index for b in axes[1]] if len(axes) > 1 else index
-        places += [(part, *(*place, None, None)[:2]) for place in index]
+    places = [
+        (part, *(*place, None, None)[:2])
+        for part in _PARTS
+        for place in np.ndindex(parts[part].shape[1:])
+    ]
     columns = [parts[part].detach().reshape(n, -1).cpu() for part in _PARTS]
     values = torch.cat(columns, dim=1)
     values = values if values.dtype == torch.float64 else values.float()
@@ -276,7 +274,7 @@ def _constant(model: Any, target: Target) -> Float[Tensor, "target"]:
     return constant if bias is None else constant + model.W_U.T[index] @ bias
 
 
-def gains_of(model: Any) -> tuple[list[Any], Any]:
+def residual_gains(model: Any) -> tuple[list[Any], Any]:
     """Returns the factors by which each layer's addition and the embedding grow up to the end."""
     count = len(model.blocks)
     if not hasattr(model, "resid_lambdas"):

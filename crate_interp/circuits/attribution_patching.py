@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import full_name
-from crate_interp.circuits.two_runs import Metric, check_runs, returned
+from crate_interp.circuits.patching_arguments import Metric, check_runs, returned
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel

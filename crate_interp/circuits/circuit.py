@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.circuits.circuit_drawing import drawn
-from crate_interp.circuits.two_runs import Head
+from crate_interp.circuits.patching_arguments import Head
 from crate_interp.core import checks
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import plain
@@ -165,9 +165,7 @@ def number_of(name: str) -> int:
 
 def _check_edge(edge: Any) -> None:
     if not isinstance(edge, Edge):
-        raise ValueError(
-            f"a circuit is made of Edge(source, target, weight), got {checks.shown(edge)}."
-        )
+        raise ValueError(f"a circuit has Edge(source, target, weight), got {checks.shown(edge)}.")
     forward = place_of(edge.source) < place_of(edge.target)
     words = f"the edge {edge.source} -> {edge.target}"
     if not checks.is_number(edge.weight):

@@ -51,7 +51,7 @@ def layout(
             y = 30 + (row + (most - len(names)) / 2) * TALL
             spots[name] = (20.0 + column * WIDE, y)
     width = 40 + max(len(columns) - 1, 0) * WIDE + BOX[0]
-    # an arc rises by three quarters of the way to its inner points
+    # the top of an arc is three quarters of the way to its inner points
     bends = [bend(spots[a], spots[b]) for a, b in edges]
     tops = [0.25 * start[1] + 0.75 * inner[1] for start, inner, _, _ in bends]
     lower = max(0, math.ceil(20 - min(tops, default=20)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crate_hooks import edit, full_name
 from crate_interp.circuits.circuit import Circuit, head_name
-from crate_interp.circuits.two_runs import Head, MetricBySample, as_values, heads_of
+from crate_interp.circuits.patching_arguments import Head, MetricBySample, as_values, heads_of
 from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel, check_hooked

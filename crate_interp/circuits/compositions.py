@@ -11,8 +11,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.circuits.atlases.stream_linear import normed, pushed, stepped
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
+from crate_interp.circuits.stream_maps import normed, pushed, stepped
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data

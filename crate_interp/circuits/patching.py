@@ -14,7 +14,7 @@ import pandas as pd
 from torch import Tensor
 from transformer_lens import patching as lens
 
-from crate_interp.circuits.two_runs import Metric
+from crate_interp.circuits.patching_arguments import Metric
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
 from crate_interp.models.hooked import HookedModel
@@ -104,15 +104,11 @@ def _tokens(model: HookedModel, inputs: Tensor) -> int:
 def _check_clean(cache: CrateCache, activation: str, count: int) -> None:
     shapes = [value.shape for name, value in cache.items() if name.endswith(f"hook_{activation}")]
     if not shapes:
-        raise KeyError(
-            f"the clean cache has no hook_{activation}: "
-            "use clean_cache = model.run_with_cache(clean)[1]."
-        )
+        raise KeyError(f"clean_cache has no hook_{activation}: use model.run_with_cache(clean)[1].")
     tokens = shapes[0][-1] if activation == "pattern" else shapes[0][1]
     if tokens != count:
         raise ValueError(
-            f"the clean run has {tokens} tokens, the corrupted input {count}: "
-            "give inputs of one size."
+            f"the clean run has {tokens} tokens, the corrupted input {count}: give one size."
         )
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_hooks import edit, full_name
-from crate_interp.circuits.two_runs import Head, Metric, as_number, check_runs, heads_of
+from crate_interp.circuits.patching_arguments import Head, Metric, as_number, check_runs, heads_of
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel
 
@@ -51,7 +51,8 @@ def path_patch(
     if isinstance(receivers, str) and receivers != "logits":
         raise ValueError(f"receivers={receivers!r}: give 'logits' or (layer, head) pairs.")
     to = [] if isinstance(receivers, str) else heads_of("receivers", receivers, layers, heads)
-    _check_roles(roles)
+    if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
+        raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")
     last = max((layer for layer, _ in to), default=layers)
     before = [(layer, head) for layer in range(last) for head in range(heads)]
     chosen = before if senders is None else heads_of("senders", senders, layers, heads)
@@ -106,8 +107,3 @@ def _check_senders(senders: list[Head], last: int) -> None:
             "senders: the receivers are in the first layer, where they read no head: "
             "give receivers of a later layer."
         )
-
-
-def _check_roles(roles: Sequence[str]) -> None:
-    if not isinstance(roles, (list, tuple)) or not roles or set(roles) - set(_ROLES):
-        raise ValueError(f"roles={roles!r}: give some of 'q', 'k', 'v', such as ('q',).")

@@ -9,14 +9,12 @@ before layer l; Z^{l+1/2}: after MSSA. eta: step size of the sparse step; lambd:
 eps is always the epsilon of the papers, not squared.
 """
 
-from crate_interp.config.base import CrateConfig, check_names, field_names
+from crate_interp.config.base import CrateConfig, check_names
 from crate_interp.config.bridged import BridgedImageConfig, BridgedTextConfig
-from crate_interp.config.clip import CLIPConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.config.images import ImageConfig
-from crate_interp.config.mae import MAEConfig
 from crate_interp.config.text import TextConfig
-from crate_interp.config.vision import VisionConfig
+from crate_interp.config.vision import CLIPConfig, MAEConfig, VisionConfig
 
 # the class that CrateConfig(family=...) makes, by the kind of the family
 CrateConfig.classes = {
@@ -29,15 +27,6 @@ CrateConfig.classes = {
 }
 
 __all__ = [
-    "FAMILIES",
-    "BridgedImageConfig",
-    "BridgedTextConfig",
-    "CLIPConfig",
-    "CrateConfig",
-    "ImageConfig",
-    "MAEConfig",
-    "TextConfig",
-    "VisionConfig",
-    "check_names",
-    "field_names",
-]
+    "FAMILIES", "BridgedImageConfig", "BridgedTextConfig", "CLIPConfig", "CrateConfig",
+    "ImageConfig", "MAEConfig", "TextConfig", "VisionConfig", "check_names",
+]  # fmt: skip

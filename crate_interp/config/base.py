@@ -8,18 +8,23 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
 
-from crate_interp.config.families import (
-    FAMILIES,
-    FIELD_ORDER,
-    OTHER_STEPS,
-    SQUARE_STEPS,
-    VARIANTS,
-    Facts,
-)
-from crate_interp.config.types import DEFAULT, Filled
+from crate_interp.config import families
+from crate_interp.config.families import FAMILIES, FIELD_ORDER, Facts
 from crate_interp.core import checks
+
+# Some fields take more than they store. When a config is made, such a field takes a value of the
+# type in the second branch. It stores one of the type in the first, which type checkers see.
+if TYPE_CHECKING:
+    T = TypeVar("T")
+    Filled = Annotated[T, "None is replaced by a default"]
+    Size = tuple[int, int]  # (h, w)
+    SideOrSize = int | tuple[int, int]
+else:
+    Filled = Optional
+    Size = SideOrSize = int | tuple[int, int] | list[int]
+DEFAULT: Any = None  # the value of a Filled field that is not given
 
 # Checks the value of a field, given its name, and returns the value in the form that is stored.
 Check = Callable[[str, Any], Any]
@@ -42,11 +47,11 @@ class CrateConfig:
 
     A field that is left at None takes the published default of its family: `sparse_step`,
     `lambd`, `ln_eps`, `ln_final_eps`, and the integers `d_head` and `d_mlp`. `variant` chooses
-    the output map of MSSA (crate_interp/models/layers/attention.py), `sparse_step` the step that
-    follows MSSA (crate_interp/models/layers/sparsify.py). `output_matrix` says whether MSSA has an
-    output matrix. None means: as in the official code for images, which leaves the matrix out
-    where one head spans the whole stream. `n_ctx` and `d_vocab` are required for text; for
-    images they follow from the other fields.
+    the output map of MSSA (models/layers/attention.py), `sparse_step` the step that follows MSSA
+    (models/layers/sparse_steps.py). `output_matrix` says whether MSSA has an output matrix. None
+    means: as in the official code for images, which leaves the matrix out if one head spans the
+    whole stream. `n_ctx` and `d_vocab` are required for text; for images they follow from the other
+    fields.
 
     Raises ValueError, naming the field, for a value that cannot be used and for a field that
     models of this family do not have.
@@ -57,7 +62,7 @@ class CrateConfig:
     classes: ClassVar[dict[str, type["CrateConfig"]]]
     derived: ClassVar[tuple[str, ...]] = ()  # fields that follow from others and are not saved
     checked: ClassVar[dict[str, Check]] = {
-        "variant": choice(VARIANTS),
+        "variant": choice(families.VARIANTS),
         "d_model": checks.count,
         "n_layers": checks.count,
         "n_heads": checks.count,
@@ -90,16 +95,15 @@ class CrateConfig:
     d_vocab: Filled[int] = DEFAULT
     model_name: str | None = None
 
-    # What TransformerLens reads and its tools switch while a model lives. A model owns a copy
-    # of its config and writes these with models.points.set_runtime. They are neither saved nor
-    # compared.
+    # TransformerLens reads these, and its tools switch them while a model lives. A model owns a
+    # copy of its config and writes them with set_runtime (models/hook_points.py). They are neither
+    # saved nor compared.
     use_attn_result: bool = field(default=False, init=False, compare=False, repr=False)
     use_split_qkv_input: bool = field(default=False, init=False, compare=False, repr=False)
     use_attn_in: bool = field(default=False, init=False, compare=False, repr=False)
     use_hook_mlp_in: bool = field(default=False, init=False, compare=False, repr=False)
 
-    # where a model's own config reads device and dtype:
-    # crate_interp/models/compat/runtime_config.py
+    # where a model's own config reads device and dtype: `follow` in models/hook_points.py
     _runtime: ClassVar[Any] = None
 
     def __new__(cls, **values: Any) -> Any:
@@ -144,10 +148,10 @@ class CrateConfig:
 
     @classmethod
     def _who_has(cls, name: str) -> str:
-        """Returns the kinds and families that have a field, as words of an error."""
+        """Returns a text for errors: the kinds and families that have a field."""
         kinds = [kind for kind, each in cls.classes.items() if name in each.__dataclass_fields__]
-        families = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
-        return f"models of kind {' and '.join(kinds)} have it: {', '.join(families)}"
+        having = [family for family, facts in FAMILIES.items() if class_name(facts) in kinds]
+        return f"models of kind {' and '.join(kinds)} have it: {', '.join(having)}"
 
     @classmethod
     def checked_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,8 +173,8 @@ class CrateConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def call(self, name: str) -> None:
-        """Names a model that had no name; its config is frozen, and its own."""
+    def set_model_name(self, name: str) -> None:
+        """Sets the name of a model that had none, in its own config, although that is frozen."""
         self._set(model_name=checks.one_line("model_name", name))
 
     def _fill_sizes(self) -> None:
@@ -178,7 +182,7 @@ class CrateConfig:
         if self.d_head is None:
             self._set(d_head=self.share("n_heads", "d_model"))
         if self.d_mlp is None:
-            square = self.sparse_step in SQUARE_STEPS
+            square = self.sparse_step in families.SQUARE_STEPS
             ratio = 1 if square else self.facts["d_mlp_ratio"]
             self._set(d_mlp=self.d_model * ratio)
         if self.output_matrix is None:
@@ -194,15 +198,13 @@ class CrateConfig:
         n, d = getattr(self, heads), getattr(self, width)
         if d % n:
             other = ", or d_head" if heads == "n_heads" else ""
-            raise ValueError(
-                f"{heads}={n} does not divide {width}={d}: give another {heads}{other}."
-            )
+            raise ValueError(f"{heads}={n} does not divide {width}={d}: change {heads}{other}.")
         return d // n
 
     def _check_steps(self) -> None:
-        steps = (self.facts["sparse_step"], *OTHER_STEPS.get(self.family, ()))
+        steps = (self.facts["sparse_step"], *families.OTHER_STEPS.get(self.family, ()))
         checks.one_of("sparse_step", self.sparse_step, steps)
-        if self.sparse_step in SQUARE_STEPS and self.d_mlp != self.d_model:
+        if self.sparse_step in families.SQUARE_STEPS and self.d_mlp != self.d_model:
             raise ValueError(
                 f"d_mlp={self.d_mlp} with family={self.family!r}: its dictionary is square, "
                 f"so d_mlp is d_model={self.d_model}."
@@ -213,14 +215,9 @@ class CrateConfig:
                 f"got {self.n_heads} * {self.d_head} != {self.d_model}."
             )
         if self.output_matrix and self.variant not in ("crate", "fix"):
-            raise ValueError(
-                f"variant={self.variant!r} has no output matrix of its own: "
-                "leave output_matrix out."
-            )
+            raise ValueError(f"variant={self.variant!r} has no output matrix: leave it out.")
         if self.variant != "crate" and self.family not in ("crate", "crate-alpha"):
-            raise ValueError(
-                f"variant={self.variant!r}: only families crate and crate-alpha have it."
-            )
+            raise ValueError(f"variant={self.variant!r}: only crate and crate-alpha have it.")
 
     def _check_kind(self) -> None:
         """Checks what only configs of one kind have."""
@@ -256,7 +253,7 @@ class CrateConfig:
     @property
     def residual(self) -> bool:
         """Whether the output of the sparse step is added to the stream; ISTA replaces it."""
-        return self.facts["residual"] and self.sparse_step not in SQUARE_STEPS
+        return self.facts["residual"] and self.sparse_step not in families.SQUARE_STEPS
 
     @property
     def tied(self) -> bool:
@@ -279,18 +276,18 @@ class CrateConfig:
         return bool(self.facts["output_bias"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy of this config holds: not the model that this one belongs to."""
+        """Returns the state of a copy of this config, which belongs to no model."""
         return {name: value for name, value in self.__dict__.items() if name != "_runtime"}
 
     # The names that TransformerLens' utilities read from a config.
     @property
     def device(self) -> Any:
-        """The torch.device of the model whose own config this is, now; None of any other."""
+        """The torch.device of the model that owns this config, at present; None without a model."""
         return self._runtime and self._runtime.device
 
     @property
     def dtype(self) -> Any:
-        """The torch.dtype of the model whose own config this is, now; None of any other."""
+        """The torch.dtype of the model that owns this config, at present; None without a model."""
         return self._runtime and self._runtime.dtype
 
     @property
@@ -334,11 +331,6 @@ class CrateConfig:
 def class_name(facts: Facts) -> str:
     """Returns the key in CrateConfig.classes of a family's class of configs."""
     return f"bridged {facts['kind']}" if facts.get("bridged") else facts["kind"]
-
-
-def field_names() -> tuple[str, ...]:
-    """Returns the names of the fields that configs of any kind are made from, in order."""
-    return FIELD_ORDER
 
 
 def check_names(values: Mapping[str, Any]) -> None:

@@ -6,14 +6,14 @@ VARIANTS = ("crate", "c", "n", "t", "fix", "identity")
 POOLS = ("cls", "mean")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 TOKENIZERS = ("gpt2", "bert", "file")
-SUBSPACES = ("value", "key", "query")  # what a black box has in place of U
+SUBSPACES = ("value", "key", "query")  # what a network behind a bridge has in place of U
 
 
 class Facts(TypedDict):
     """What is true of every model of one family."""
 
     kind: str  # which forward, and which class of configs
-    sparse_step: str  # what follows attention (crate_interp/models/layers/sparsify.py, baseline.py)
+    sparse_step: str  # what follows attention (crate_interp/models/layers/sparse_steps.py)
     d_mlp_ratio: int  # width of its code over d_model
     residual: bool  # whether the stream is added to the output of the sparse step
     tied: bool  # whether query, key and value are one code
@@ -27,7 +27,7 @@ class Facts(TypedDict):
     causal: NotRequired[bool]
     prepend_bos: NotRequired[bool]
     softcap: NotRequired[float]
-    bridged: NotRequired[bool]  # whether its models are black boxes behind a bridge
+    bridged: NotRequired[bool]  # whether its models are other networks behind a bridge
 
 
 FAMILIES: dict[str, Facts] = {

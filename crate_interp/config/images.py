@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from crate_interp.config.base import Check, CrateConfig, choice
+from crate_interp.config.base import Check, CrateConfig, SideOrSize, Size, choice
 from crate_interp.config.families import INTERPOLATIONS
-from crate_interp.config.types import SideOrSize, Size
 from crate_interp.core import checks
 
 
@@ -137,7 +136,7 @@ class ImageConfig(CrateConfig):
 
     @property
     def n_special(self) -> int:
-        """How many tokens come before the patches: CLS, and in a black box maybe others."""
+        """How many tokens come before the patches: CLS, and behind a bridge maybe others."""
         return 1
 
     @property

@@ -11,9 +11,9 @@ _MOST_AT_ONCE = 4096  # tokens
 
 
 def check_context(n_ctx: int) -> None:
-    """Raises ValueError for a text tower, which sees its whole context at once, of too many tokens.
+    """Raises ValueError if a text tower, which sees its whole context at once, has too many tokens.
 
-    Its attention patterns take memory with their square; published towers have 77 at most.
+    The memory of its attention patterns grows with their square. Published towers have at most 77.
     """
     if n_ctx > _MOST_AT_ONCE:
         raise ValueError(

@@ -1,12 +1,13 @@
-"""The config of image classifiers, and of an image tower."""
+"""The configs of image classifiers and image towers, of the masked autoencoder, and of CLIP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crate_interp.config.base import Check, choice
-from crate_interp.config.families import POOLS
+from crate_interp.config.base import DEFAULT, Check, Filled, choice
+from crate_interp.config.families import POOLS, TOKENIZERS
 from crate_interp.config.images import ImageConfig, as_tuple
+from crate_interp.config.text import check_context
 from crate_interp.core import checks, safe_text
 
 _NAMES = ' of names in the order of the outputs, such as ["cat", "dog"]'
@@ -63,3 +64,72 @@ class VisionConfig(ImageConfig):
     def head_bias(self) -> bool:
         """Whether the map to the classes has a bias."""
         return self.facts.get("head_bias", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAEConfig(ImageConfig):
+    """The config of a masked autoencoder.
+
+    `decoder_n_layers` and `decoder_n_heads` are those of the encoder where they are None.
+    `norm_pix_loss` normalises the target patch by patch.
+    """
+
+    kind: ClassVar[str] = "mae"
+    derived: ClassVar[tuple[str, ...]] = ("n_ctx", "d_vocab")
+    checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
+        "decoder_n_layers": checks.count,
+        "decoder_n_heads": checks.count,
+        "norm_pix_loss": checks.flag,
+    }
+
+    decoder_n_layers: Filled[int] = DEFAULT
+    decoder_n_heads: Filled[int] = DEFAULT
+    norm_pix_loss: bool = False
+
+    def _check_kind(self) -> None:
+        super()._check_kind()
+        self._derive(n_ctx=self.n_tokens, d_vocab=self.patch_values)
+        self._set(
+            decoder_n_layers=self.decoder_n_layers or self.n_layers,
+            decoder_n_heads=self.decoder_n_heads or self.n_heads,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CLIPConfig(ImageConfig):
+    """The config of a CLIP. The fields of every family are those of its image tower.
+
+    `d_embed` is the width in which both towers end. `text_d_model`, `text_n_layers`,
+    `text_n_heads`, `n_ctx`, `d_vocab`, `tokenizer` and `prepend_bos` are those of the text
+    tower. All but the last two are required.
+    """
+
+    kind: ClassVar[str] = "clip"
+    checked: ClassVar[dict[str, Check]] = ImageConfig.checked | {
+        "d_embed": checks.count,
+        "text_d_model": checks.count,
+        "text_n_layers": checks.count,
+        "text_n_heads": checks.count,
+        "tokenizer": choice(TOKENIZERS),
+        "prepend_bos": checks.flag,
+    }
+
+    tokenizer: str | None = None
+    prepend_bos: bool | None = None
+    d_embed: Filled[int] = DEFAULT
+    text_d_model: Filled[int] = DEFAULT
+    text_n_layers: Filled[int] = DEFAULT
+    text_n_heads: Filled[int] = DEFAULT
+
+    def _check_kind(self) -> None:
+        super()._check_kind()
+        self.check_given(
+            "n_ctx", "d_vocab", "d_embed", "text_d_model", "text_n_layers", "text_n_heads"
+        )
+        check_context(self.n_ctx)
+        self.share("text_n_heads", "text_d_model")
+
+    @property
+    def default_prepend_bos(self) -> bool:
+        """Whether texts begin with the token BOS."""
+        return bool(self.prepend_bos)

@@ -60,7 +60,8 @@ def size(name: str, value: Any) -> tuple[int, int]:
 
     Raises ValueError, with the argument's `name`, for anything else.
     """
-    pair = (value, value) if is_int(value) else tuple(value) if _is_list(value) else ()
+    listed = isinstance(value, (list, tuple))
+    pair = (value, value) if is_int(value) else tuple(value) if listed else ()
     if len(pair) != 2 or not all(is_int(side) and 1 <= side < _MOST for side in pair):
         raise ValueError(f"{name}={shown(value)}: give an int, or (height, width).")
     return int(pair[0]), int(pair[1])
@@ -160,7 +161,3 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 def _plain(value: Any) -> Any:
     """Returns a number of NumPy as Python's; ints and floats stay what they are."""
     return value.item() if hasattr(value, "item") else value
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple))

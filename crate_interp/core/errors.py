@@ -17,7 +17,7 @@ class CheckpointError(ValueError):
 
 
 class NoTokenizerError(CheckpointError):
-    """A model whose tokenizer lies beside its weights, where there is none."""
+    """A tokenizer that should lie beside the weights of its model, and does not."""
 
 
 class TextError(ValueError, AssertionError):

@@ -15,9 +15,9 @@ _MODE = 0o644  # readable by all; safetensors and tempfile make files for their 
 
 
 def write(path: Path, writer: Callable[[Path], Any]) -> None:
-    """Lets `writer` write a file of a unique name, which then takes the place of `path`.
+    """Calls `writer` with a unique name, and moves the file that it wrote to `path`.
 
-    What a process that died left of the same file is removed a week later.
+    Unfinished files that a dead process left beside `path` are removed after a week.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
@@ -84,6 +84,6 @@ def stays_inside(name: object) -> bool:
 def _remove_old(folder: Path, pattern: str) -> None:
     """Removes regular files of a folder that match a pattern and are older than a week."""
     for path in folder.glob(pattern):
-        with suppress(OSError):  # another process may be as far
+        with suppress(OSError):  # another process may remove it first
             if not path.is_symlink() and time.time() - path.stat().st_mtime > _WEEK:
                 path.unlink()

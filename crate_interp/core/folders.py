@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: their files change together, and one writer at a time.
+"""Folders whose files change together or not at all, with one writer at a time.
 
 The index of a folder, a JSON file such as meta.json, holds the digest of every other file. It is
 removed first and written last, so that a folder whose writer died has none. Before the first change
@@ -31,8 +31,8 @@ _SUFFIXES = (".parquet", ".json", ".html", ".png", ".webp", ".csv", ".txt", ".sa
 def locked(folder: str | Path) -> Iterator[Path]:
     """Makes this thread the only writer of a folder, which is made if there is none.
 
-    The lock ends with the process, however it ends. A thread may take a lock that it has. A folder
-    that was made here and is still empty at the end goes.
+    The lock ends with the process, however that ends. A thread may take a lock twice. A folder that
+    was made here is removed if it is empty at the end.
 
     Raises ValueError if the folder cannot be written, or another process or thread writes it.
     """
@@ -58,7 +58,7 @@ def _acquire(out: Path) -> tuple[BaseFileLock, bool, bool]:
     Also returns whether it did before, and whether the folder was made here.
     """
     try:
-        str(out).encode()  # what writes tables takes no name that is no text
+        str(out).encode()  # raises for a name that is no text, which writers of tables refuse
         made = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out.resolve() / LOCK, timeout=0, is_singleton=True)
@@ -108,7 +108,7 @@ def replacing(
             try:
                 _commit(stage, out, index, change)
             except KeyboardInterrupt:
-                _commit(stage, out, index, change)  # goes on where it was
+                _commit(stage, out, index, change)  # continues
                 raise
         finally:
             shutil.rmtree(stage, ignore_errors=True)
@@ -172,7 +172,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def is_inside(name: object) -> bool:
-    """Tells whether a name is that of a file of ours inside a folder, such as "figures/a.png"."""
+    """Tells whether a name can be that of a file written here, such as "figures/a.png"."""
     if not isinstance(name, str) or len(name) > 1000 or not stays_inside(name):
         return False
     path = PurePosixPath(name)
@@ -181,7 +181,7 @@ def is_inside(name: object) -> bool:
 
 
 def differs(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Returns, of files and their digests, the names whose file is missing or another one."""
+    """Returns the names of files that are missing or have another digest."""
     return [name for name, wanted in files.items() if not _is(folder / name, [wanted])]
 
 
@@ -213,7 +213,7 @@ def _write_journal(
 
 
 def _before(out: Path, index: str, old: Mapping[str, str]) -> dict[str, list[str]]:
-    """Returns the digests that files of ours may have, by name: of the index and of a journal."""
+    """Returns the digests that the index and the journal name for each file."""
     found = {name: [value] for name, value in old.items()}
     lists = read_index(_journal(out, index)).get("files")
     for files in lists if isinstance(lists, list) else ():
@@ -248,10 +248,10 @@ def _prepare(
     same = {name for name in digests if old.get(name) == digests[name]}
     same -= set(differs(out, {name: digests[name] for name in same}))
     moved = [name for name in digests if name not in same]
-    if not moved:  # the same files again: what lies beside them stays
+    if not moved:  # the same files again: other listed files stay
         kept = [*kept, *(name for name in old if name not in (*owned, *digests))]
     others = {name for name in before if name not in digests and name not in kept}
-    # a file of that name that is another one by now is the user's
+    # a file with another digest is the user's
     gone = [name for name in others if _is(out / name, before[name])]
     gone += [name for name in owned if name not in digests and name not in gone]
     for name in (*moved, *gone, index):

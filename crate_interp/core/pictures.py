@@ -1,4 +1,4 @@
-"""Files of pictures, opened by Pillow within limits, and what errors say of the others.
+"""Opening picture files with Pillow, within limits, and the errors for those that are refused.
 
 Formats are named: Pillow knows a file by its first bytes, and would start Ghostscript for one
 that is EPS, whatever its name. Size and format are checked before pixels are decoded.
@@ -39,20 +39,20 @@ _TURNS = {  # EXIF orientation -> what turns the picture upright
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)
-# errors of the system that tell of the file; others, such as EIO, tell of the machine
+# errors of the system that are about the file; others, such as EIO, are about the machine
 _OF_THE_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _SCAN = b"\xff\xda"
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # but for those that stand in data
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # except those that occur in data
 _WHERE_EXIF_IS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 
 class Undecodable(ValueError):
-    """A picture that cannot be decoded: a sample that may be left out, where a user says so."""
+    """A picture that cannot be decoded; with skip_bad its sample is left out."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """A picture that `make` makes when it is needed, so that not all of a batch are in memory.
+    """A picture that `make` decodes when it is needed, so that a batch is not in memory at once.
 
     what: how errors call it.
     """
@@ -65,7 +65,7 @@ Picture = Image.Image | str | Path | Later
 
 
 def quoted(name: str | Path) -> str:
-    """Returns the name of a file in quotation marks, fit to be shown."""
+    """Returns the name of a file in quotation marks, safe to show."""
     return f"'{plain(name, 1000)}'"
 
 
@@ -121,7 +121,7 @@ def decoded(data: bytes, what: str) -> Image.Image:
 
 
 def opened(file: Path | BytesIO, what: str) -> Image.Image:
-    """Returns a picture of which no more than the header is read. It must be closed.
+    """Opens a picture and reads no more than its header. It must be closed.
 
     Raises Undecodable, calling the picture `what`, where `loaded` would.
     """
@@ -165,15 +165,13 @@ def check_depth(mode: str, what: str) -> None:
     Such files do not say which number is white.
     """
     if mode.startswith("I;16") or mode in ("I", "F"):
-        raise Undecodable(
-            f"{what} has mode {mode!r} (more than 8 bits): convert it to 8-bit L or RGB first."
-        )
+        raise Undecodable(f"{what} has mode {mode!r} (more than 8 bits): convert it to L or RGB.")
 
 
 def check_image(path: Path) -> tuple[int, int]:
     """Returns the upright (width, height) of a picture that a model's `preprocess` can take.
 
-    Raises Undecodable for other files, which their first bytes give away.
+    Only its first bytes are read. Raises Undecodable for other files.
     """
     what = f"the image {quoted(path)}"
     mode, size = header(path, what)
@@ -192,13 +190,13 @@ def _check_opened(image: Image.Image, what: str) -> None:
     tags: Any = getattr(image, "tag_v2", {})
     try:  # a tile of a TIFF file is decoded whole, however small the picture is
         tile = [int(tags.get(side, 1)) for side in (322, 323)]
-    except Exception as error:  # Pillow parses a tag when it is asked for
+    except Exception as error:  # Pillow parses a tag at its first use
         raise Undecodable(f"cannot read {what}: {plain(error)}") from None
     _check_pixels(f"a tile of {what}", *tile)
 
 
 def _unread(what: str, error: Exception, reason: object = None) -> ValueError:
-    """Returns what to raise: Undecodable, but where the machine failed, not the file."""
+    """Returns the error to raise: Undecodable for a bad file, ValueError if the machine failed."""
     failed = isinstance(error, MemoryError) or getattr(error, "errno", None) not in _OF_THE_FILE
     kind = ValueError if failed else Undecodable
     return kind(f"cannot read {what}: {plain(reason or error)}")
@@ -235,7 +233,7 @@ def _check_scans(image: Image.Image) -> None:
         return
     file.seek(0)
     data = file.read()
-    if data.count(_SCAN) <= MOST_SCANS:  # the usual case, also where chance wrote some of them
+    if data.count(_SCAN) <= MOST_SCANS:  # the usual case; these bytes also occur by chance
         return
     place, scans = 2, 0
     while marker := _MARKER.search(data, place):

@@ -1,7 +1,7 @@
 """Progress bars: widgets in a notebook that has ipywidgets, lines of text elsewhere.
 
-Jupyter shows what is written to stderr in a red box, and so the warning of tqdm that there is no
-ipywidgets. In a notebook a bar of text goes to stdout instead, and there is no warning.
+Jupyter shows text on stderr in a red box. So in a notebook a bar of text goes to stdout, and tqdm's
+warning that ipywidgets is missing is turned off.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Strings that strangers wrote, made fit to be shown: in errors, tables, figures and file names."""
+"""Text from files and the network, made safe for errors, tables, figures and file names."""
 
 import re
 import unicodedata
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 200  # characters
-_JOINERS = "\u200c\u200d"  # invisible, and letters of Persian and of emoji all the same
+_JOINERS = "\u200c\u200d"  # invisible, but needed in Persian words and emoji
 _HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, directions and tags, surrogates, line ends
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def plain(text: object, longest: int = LONGEST) -> str:
-    """Returns a text on one line, without anything that a terminal or a page would obey.
+    """Returns a text on one line, without characters that control a terminal or a page.
 
     Runs of white space become one space. Control characters, marks of writing direction and lone
     surrogates are written as escapes, such as \\x1b and \\u202e. A text of more than `longest`
@@ -38,7 +38,7 @@ def in_markdown(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str
 
 
 def visible(text: object, longest: int | None = None) -> str:
-    """Returns a text whose spaces and line ends stay, with the signs that `plain` escapes escaped.
+    """Escapes the signs of a text that `plain` escapes; spaces and line ends stay.
 
     A text of more than `longest` characters is cut, and ends in " ...".
     """
@@ -53,7 +53,7 @@ def visible(text: object, longest: int | None = None) -> str:
 def is_harmless(text: str) -> bool:
     """Tells whether a text is on one line and holds nothing that `plain` would escape.
 
-    Other than in `is_plain`, there may be spaces at its ends and several in a row.
+    Unlike `is_plain` it allows spaces at the ends, and several in a row.
     """
     return text.isprintable() or all(_escaped(sign) == sign for sign in text)
 

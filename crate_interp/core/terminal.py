@@ -1,4 +1,4 @@
-"""What a command line says: text that fits any terminal, and one line for whatever goes wrong."""
+"""Output of the command line: text for any terminal, and one line for each error."""
 
 import errno
 import os
@@ -13,11 +13,11 @@ from crate_interp.core.safe_text import plain
 FAILED, UNEXPECTED, INTERRUPTED = 2, 3, 130  # exit codes
 _LONGEST = 1500
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NOBODY = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
+_NO_READER = (errno.EPIPE, errno.EIO)  # the reader has gone, the terminal has gone
 
 
 class _Stream:
-    """A stream of text that goes on where nobody reads any more."""
+    """A stream of text that raises no error after its reader has gone."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -30,17 +30,17 @@ class _Stream:
         return self._do(self._stream.write, text) or len(text)
 
     def flush(self) -> None:
-        """Writes what is still held."""
+        """Writes the text in the buffer."""
         self._do(self._stream.flush)
 
     def _do(self, act: Callable[..., Any], *values: str) -> Any:
         try:
             return act(*values)
         except OSError as error:
-            # what is still held would fail again when Python ends
+            # the text in the buffer would fail again when Python ends
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            if error.errno not in _NOBODY:
+            if error.errno not in _NO_READER:
                 raise
             return None
 
@@ -53,7 +53,7 @@ def any_terminal() -> Iterator[None]:
         redirect_stderr(_open(sys.stderr)),
         warnings.catch_warnings(),
     ):
-        warnings.showwarning = _warn
+        warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
         yield
 
 
@@ -65,12 +65,12 @@ def complain(words: object) -> None:
 
 
 def code_of(
-    run: Callable[[], Any], place: Callable[[], Any], debug: bool, spoken: Callable[[str], str]
+    run: Callable[[], Any], place: Callable[[], Any], debug: bool, reworded: Callable[[str], str]
 ) -> int:
     """Runs a command and returns its exit code; an error is one line on stderr.
 
     place: returns the folder that it has written into, or None. debug: lets errors through.
-    spoken: puts what the library says to Python into the words of the command line.
+    reworded: returns an error of the library in terms of the command line, such as its options.
     """
     try:
         run()
@@ -83,8 +83,8 @@ def code_of(
     except BaseException as error:
         if debug:
             raise
-        return _said(error, place, spoken)
-    if code == INTERRUPTED:  # typer makes an exit of an interrupt
+        return _report(error, place, reworded)
+    if code == INTERRUPTED:  # typer turns an interrupt into an exit
         complain(f"interrupted; {_finished(place)}")
     return code
 
@@ -94,14 +94,14 @@ def _finished(place: Callable[[], Any]) -> str:
     return "nothing was finished" if where is None else f"what was finished is in {where}"
 
 
-def _said(error: BaseException, place: Callable[[], Any], spoken: Callable[[str], str]) -> int:
+def _report(error: BaseException, place: Callable[[], Any], reworded: Callable[[str], str]) -> int:
     """Prints an error as one line and returns its exit code."""
     if isinstance(error, OSError) and error.errno in _FULL:
         complain(f"{error}: make room, or give another folder; {_finished(place)}")
         return FAILED
     if isinstance(error, (ValueError, OSError, KeyError)):
         said = error.args[0] if isinstance(error, KeyError) and error.args else error
-        complain(spoken(str(said)))
+        complain(reworded(str(said)))
         return FAILED
     kind = type(error).__name__
     text = plain(error, _LONGEST)
@@ -110,9 +110,9 @@ def _said(error: BaseException, place: Callable[[], Any], spoken: Callable[[str]
 
 
 def _open(stream: Any) -> Any:
-    """Returns a stream that takes any text; a closed one becomes nothing.
+    """Returns a stream that takes any text; for a closed one, os.devnull.
 
-    The file that stands for a closed one also keeps its number from the next file that is opened.
+    That file also keeps the descriptor of the closed stream from the next file that is opened.
     """
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
@@ -120,7 +120,3 @@ def _open(stream: Any) -> Any:
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
     return _Stream(stream)
-
-
-def _warn(message: Warning | str, *_: Any) -> None:
-    complain(f"warning: {message}")

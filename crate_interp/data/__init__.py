@@ -11,9 +11,8 @@ from torch import Tensor
 
 from crate_interp.data.named_data import embedded
 from crate_interp.data.samples import Samples, part
-from crate_interp.data.sources import forms, open_data
+from crate_interp.data.sources import forms, open_data, open_text
 from crate_interp.data.tables import Table
-from crate_interp.data.text import open_text
 
 # what may be given as data; `open_data` and `open_text` say what becomes of it
 Data = str | Sequence[str] | Tensor | np.ndarray | Table | Samples

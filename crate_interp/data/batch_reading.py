@@ -20,7 +20,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of some samples. bad: why the others cannot be decoded, by their numbers."""
+    """The runs of some samples. bad: number of each other sample -> why it cannot be decoded."""
 
     runs: list[Run]
     bad: dict[int, str]
@@ -41,7 +41,7 @@ def read_runs(samples: Samples, start: int, stop: int, masks: bool = False) -> F
 
 
 def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, str]:
-    """Returns why samples cannot be decoded, by the numbers of those that cannot."""
+    """Returns the numbers of samples that cannot be decoded, each with the reason."""
     bad: dict[int, str] = {}
     for number in range(start, stop):
         try:
@@ -52,9 +52,10 @@ def bad_ones(samples: Samples, start: int, stop: int, masks: bool) -> dict[int, 
 
 
 def next_of(read: Callable[[int, int], Tensor], number: int, of: int, skip_bad: bool) -> Tensor:
-    """Returns what `read` gives of the sample after one of `of` samples, the first after the last.
+    """Reads the sample that follows sample `number` of `of` samples; the first follows the last.
 
-    skip_bad: of the next one that can be decoded. Raises Undecodable if there is none.
+    read: takes start and stop. skip_bad: whether samples that cannot be decoded are passed over.
+    Raises Undecodable if the sample cannot be decoded, or, with skip_bad, if none can.
     """
     for step in range(1, of + 1):
         following = (number + step) % of
@@ -74,7 +75,7 @@ def _run(samples: Samples, start: int, stop: int, masks: bool) -> Run:
 
 
 def _between(start: int, stop: int, bad: dict[int, str]) -> Iterator[tuple[int, int]]:
-    """Yields the first number and the one behind the last of each run without a bad sample."""
+    """Yields start and stop of each run without a bad sample."""
     for end in (*sorted(bad), stop):
         if start < end:
             yield start, end

@@ -1,6 +1,6 @@
 """Class maps from masks as data sets store them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import UInt8
@@ -32,7 +32,7 @@ def check_mask(mode: str, size: tuple[int, int], image_size: tuple[int, int], wh
 
 
 def is_binary(masks: Iterable[Image.Image]) -> bool:
-    """Tells whether masks hold nothing but 0 and 255, so that 255 is the object, not "ignore".
+    """Tells whether masks hold only 0 and 255, so that 255 means the object, not "ignore".
 
     Pass the masks of the whole data set: a single image may have only background and ignored
     pixels. Black and white masks (mode "1") do not count: their white is class 1 either way.
@@ -53,3 +53,17 @@ def class_maps(
     """
     maps = preprocess_masks(list(masks))
     return maps.where(maps != IGNORE, 1) if binary else maps
+
+
+def mask_reader(
+    preprocess_masks: Preprocess | None,
+    masks_of: Callable[[int, int], Sequence[Picture]],
+    binary: bool = False,
+) -> Callable[[int, int], UInt8[Tensor, "batch height width"]] | None:
+    """Returns a function of start and stop that reads the class maps of these samples.
+
+    masks_of: returns their masks. Returns None without `preprocess_masks`.
+    """
+    if preprocess_masks is None:
+        return None
+    return lambda start, stop: class_maps(preprocess_masks, masks_of(start, stop), binary)

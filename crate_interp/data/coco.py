@@ -16,7 +16,7 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.core.pictures import Later, check_file, check_image, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import IGNORE, class_maps
+from crate_interp.data.class_maps import IGNORE, mask_reader
 from crate_interp.data.coco_regions import MOST_EDGE, check_region, paint, runs_of
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
@@ -36,9 +36,7 @@ MOST_COVERED = 10_000_000_000  # pixels painted in one class map, one over anoth
 
 
 def coco_samples(
-    where: str,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None,
+    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
 ) -> Samples:
     """Returns the images of "ANNOTATIONS.json:IMAGEDIR", in the order of the annotations.
 
@@ -65,20 +63,17 @@ def coco_samples(
     files = [path, *paths]
     listing = names_and_sizes(files, ["annotations", *(row["file_name"] for row in images)])
 
-    def read_masks(start: int, stop: int) -> Tensor:
-        assert preprocess_masks is not None
-        maps = [
+    def masks_of(start: int, stop: int) -> list[Later]:
+        return [
             Later(
                 partial(_class_map, (row["height"], row["width"]), regions[row["id"]], classes),
                 f"the mask of image {row['id']}",
             )
             for row in images[start:stop]
         ]
-        return class_maps(preprocess_masks, maps, binary=False)
 
-    return picture_samples(
-        paths, f"coco:{listing}", preprocess, read_masks if preprocess_masks else None
-    )
+    read_masks = mask_reader(preprocess_masks, masks_of)
+    return picture_samples(paths, f"coco:{listing}", preprocess, read_masks)
 
 
 def coco_image_ids(where: str) -> list[int]:
@@ -138,15 +133,12 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     for table, fields in _NEEDED.items():
         rows = content.get(table) if isinstance(content, dict) else None
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(
-                f"{quoted(path)} is no file of COCO annotations: it has no list of {table}."
-            )
+            raise ValueError(f"{quoted(path)} holds no COCO annotations: no list of {table}.")
         for number, row in enumerate(rows):
             for field in fields:
                 if field not in row or not _USABLE.get(field, _is_id)(row[field]):
                     raise ValueError(
-                        f"{quoted(path)}: number {number} of its {table} has no {field} "
-                        "that can be used."
+                        f"{quoted(path)}: number {number} of its {table} has no usable {field}."
                     )
         if len({row["id"] for row in rows}) != len(rows):
             raise ValueError(f"{quoted(path)} gives an id twice in its {table}.")
@@ -175,9 +167,7 @@ def _image_files(path: Path, folder: Path, images: list[dict[str, Any]]) -> list
 def _classes(path: Path, categories: list[dict[str, Any]]) -> dict[int, int]:
     """Returns the class of each id of a category."""
     if len(categories) >= IGNORE:
-        raise ValueError(
-            f"{quoted(path)} has {len(categories)} categories: class maps hold 254 at most."
-        )
+        raise ValueError(f"{quoted(path)} has {len(categories)} categories: class maps hold 254.")
     return {
         identity: number
         for number, identity in enumerate(sorted(row["id"] for row in categories), 1)

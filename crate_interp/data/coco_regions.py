@@ -55,9 +55,7 @@ def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -
         if isinstance(segmentation, list):
             found = [_check_polygon(polygon, size) for polygon in segmentation]
             return sum(covered for covered, _ in found), sum(edge for _, edge in found)
-        raise ValueError(
-            f"it is {type(segmentation).__name__}, not a list of polygons or run lengths"
-        )
+        raise ValueError(f"it is {type(segmentation).__name__}, not polygons or run lengths")
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         raise ValueError(f"the segmentation of {what} cannot be drawn: {plain(error)}.") from None
 
@@ -65,9 +63,7 @@ def check_region(segmentation: Segmentation, size: tuple[int, int], what: str) -
 def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
     points = np.asarray(polygon, dtype=np.float64)
     if points.ndim != 1 or len(points) % 2:
-        raise ValueError(
-            f"a polygon is a list x, y, x, y, ..., not one of shape {list(points.shape)}"
-        )
+        raise ValueError(f"a polygon is a list x, y, x, y, ..., not of shape {list(points.shape)}")
     if not len(points):
         return 0, 0
     x, y = points[0::2], points[1::2]
@@ -75,9 +71,7 @@ def _check_polygon(polygon: Any, size: tuple[int, int]) -> tuple[int, int]:
     for axis, values, side in (("x", x, size[1]), ("y", y, size[0])):
         low, high = float(values.min()), float(values.max())
         if not (low >= -side and high <= 2 * side):  # NaN is neither
-            raise ValueError(
-                f"a polygon has {axis} far outside the image, which is {size[0]} x {size[1]}"
-            )
+            raise ValueError(f"a polygon has {axis} far outside the {size[0]} x {size[1]} image")
         covered *= max(0, min(side, int(high) + 1) - max(0, int(low)))
         closing = max(closing, high - low)  # at least the step from the last point to the first
     steps = np.maximum(np.abs(x[1:] - x[:-1]), np.abs(y[1:] - y[:-1]))
@@ -95,9 +89,7 @@ def _check_runs(segmentation: dict[str, Any], size: tuple[int, int]) -> tuple[in
     runs, pixels = _runs(counts), size[0] * size[1]
     # each by itself first: a sum of strange numbers may be beyond what NumPy counts
     if ((runs < 0) | (runs > pixels)).any() or runs.sum() != pixels:
-        raise ValueError(
-            f"its run lengths do not fill the {size[0]} x {size[1]} pixels of the image"
-        )
+        raise ValueError(f"its run lengths do not fill the image of {size[0]} x {size[1]} pixels")
     return int(runs[1::2].sum()), len(runs)
 
 

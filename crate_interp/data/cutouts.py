@@ -1,11 +1,129 @@
-"""Objects with alpha pasted on backgrounds: images whose masks are exact."""
+"""Objects with alpha, pasted on backgrounds: images whose masks are exact, as a data set too."""
 
+from os.path import isdir
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from crate_interp.core.pictures import check_image, loaded, opened, quoted
+from crate_interp.core.safe_text import plain
+from crate_interp.data import picture_files
+from crate_interp.data.class_maps import mask_reader
+from crate_interp.data.samples import Preprocess, Samples
+
+SIDE = 224  # of a composite, before the model's own resize
+COVER = (0.03, 0.97)  # the share of its canvas that an object takes
+BACKGROUNDS = "backgrounds"
 SHARE = (0.45, 0.8)  # of the picture's side: what the longer side of an object takes
+
+
+def cutout_samples(
+    where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None
+) -> Samples:
+    """Returns one composite for each object in "DIR" or "DIR:SEED" (default 0).
+
+    Composites are 224 x 224 before the model's resize. Objects are PNG and WebP files anywhere
+    under DIR whose alpha (> 127) covers 3 to 97 % of the canvas; other files are skipped, also
+    unreadable ones. Backgrounds are squares cut from the pictures in DIR/backgrounds, or smooth
+    colour noise where there is no such folder. Labels are the first folder below DIR; masks
+    have one class. The same seed and files give the same composites.
+
+    Raises ValueError for missing folders, no objects, and backgrounds that cannot be read.
+    """
+    folder, option = picture_files.path_and_option(where)
+    if not isdir(folder):
+        raise ValueError(f"{quoted(folder)} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
+    if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
+        raise ValueError(
+            f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is no whole number: "
+            "give cutouts:DIR:3 or the like."
+        )
+    seed = int(option or 0)
+    backgrounds, objects = _backgrounds(folder / BACKGROUNDS), _objects(folder)
+    names = [path.relative_to(folder).as_posix() for path in objects]
+    listing = picture_files.names_and_sizes(
+        objects + backgrounds, names + [path.name for path in backgrounds]
+    )
+
+    def composites(start: int, stop: int) -> list[tuple[Image.Image, Image.Image]]:
+        return [
+            _composite(objects[index], backgrounds, (seed, index))
+            for index in range(start, min(stop, len(names)))
+        ]
+
+    def masks_of(start: int, stop: int) -> list[Image.Image]:
+        return [mask for _, mask in composites(start, stop)]
+
+    return Samples(
+        n=len(names),
+        labels=picture_files.first_folders(names),
+        fingerprint=f"cutouts:seed={seed}:{listing}",
+        read=lambda start, stop: preprocess([picture for picture, _ in composites(start, stop)]),
+        masks=mask_reader(preprocess_masks, masks_of, binary=True),
+    )
+
+
+def _objects(folder: Path) -> list[Path]:
+    paths = [
+        path
+        for path in picture_files.pictures_under(folder, (".png", ".webp"))
+        if path.relative_to(folder).parts[0] != BACKGROUNDS
+    ]
+    objects = [path for path in paths if _is_object(path)]
+    if not objects:
+        looked = (
+            f"{len(paths)} PNG and WebP files were skipped: none has"
+            if paths
+            else "there is no PNG or WebP file with"
+        )
+        raise ValueError(
+            f"the folder {quoted(folder)} has no objects: {looked} an alpha band that covers "
+            f"{COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."
+        )
+    return objects
+
+
+def _is_object(path: Path) -> bool:
+    try:
+        with opened(path, "") as image:
+            if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+                return False
+            share = np.mean(np.asarray(image.convert("RGBA").getchannel("A")) > 127)
+    except Exception:  # every decoder of Pillow has its own; one bad file among many is skipped
+        return False
+    return bool(COVER[0] <= share <= COVER[1])
+
+
+def _backgrounds(folder: Path) -> list[Path]:
+    if not isdir(folder):
+        return []
+    paths = picture_files.pictures_under(folder)
+    if not paths:
+        raise ValueError(f"{quoted(folder)} has no images: put backgrounds there, or remove it.")
+    for path in paths:
+        check_image(path)
+    return paths
+
+
+def _composite(
+    cutout: Path, backgrounds: list[Path], seed: tuple[int, int]
+) -> tuple[Image.Image, Image.Image]:
+    rng = np.random.default_rng(seed)
+    if backgrounds:
+        picture = loaded(backgrounds[int(rng.integers(len(backgrounds)))])[0].convert("RGB")
+        background = random_square(picture, SIDE, rng)
+    else:
+        background = _smooth_noise(rng)
+    return paste(loaded(cutout)[0].convert("RGBA"), background, rng)
+
+
+def _smooth_noise(rng: np.random.Generator) -> Image.Image:
+    """Returns a random colour with soft spots of colours near it."""
+    colours = rng.uniform(40, 216, 3) + rng.normal(0, 40, (5, 5, 3))
+    spots = Image.fromarray(colours.clip(0, 255).astype(np.uint8))
+    return spots.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def paste(
@@ -36,7 +154,7 @@ def paste(
 
 
 def random_square(background: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """Returns a random square of a picture, perhaps mirrored, scaled to `size` x `size`.
+    """Returns a random square of a picture, mirrored half the time, scaled to `size` x `size`.
 
     The side of the square is at least half the shorter side of the picture.
     """

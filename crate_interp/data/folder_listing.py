@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from crate_interp.core.files import write
 from crate_interp.core.pictures import quoted
-from crate_interp.data.picture_files import bytes_of, inside, names_under, print_of
+from crate_interp.data.picture_files import bytes_of, fingerprint_of, inside, names_under
 
 if TYPE_CHECKING:
     import pyarrow
 
-_UNREAD = -1  # the size of what is no file, such as a broken link; reading it says what it is
-_ROWS_PER_BYTE = 64  # a file that claims more is none of ours
+_UNREAD = -1  # stands for the size of a broken link and the like; reading it raises the error
+_ROWS_PER_BYTE = 64  # a file that claims more was not written here
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Listing:
 
     @classmethod
     def kept(cls, path: Path, folder: Path) -> "Listing | None":
-        """Returns the listing in a file; None if there is none that can be read, of this folder."""
+        """Returns the listing of a folder that `keep` wrote into a file, or None without one."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -68,7 +68,7 @@ class Listing:
         return None if names.null_count or sizes.null_count else cls(folder, names, sizes)
 
     def keep(self, path: Path) -> None:
-        """Writes the listing into a file, unless it is there."""
+        """Writes the listing into a file, unless the file exists."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -92,7 +92,7 @@ class Listing:
     def fingerprint(self) -> str:
         """A digest of names and sizes. No content is read."""
         pairs = ((bytes_of(self.name(n)), self.sizes[n].as_py()) for n in range(len(self)))
-        return print_of(pairs)
+        return fingerprint_of(pairs)
 
     def paths(self, numbers: Iterable[int]) -> list[Path]:
         """Returns the paths of files by their numbers.

@@ -26,13 +26,9 @@ def tensor_samples(images: Tensor, preprocess: Preprocess, limit: int | None) ->
     dtypes, and for NaN or Inf in the first `limit` images.
     """
     if images.ndim != 4:
-        raise ValueError(
-            f"data has shape {list(images.shape)}: images are [n, channels, height, width]."
-        )
+        raise ValueError(f"data has shape {list(images.shape)}: give [n, channels, height, width].")
     if not (images.is_floating_point() or images.dtype == torch.uint8):
-        raise ValueError(
-            f"data is {images.dtype}: give preprocessed floats, or uint8 images (0 to 255)."
-        )
+        raise ValueError(f"data is {images.dtype}: give preprocessed floats, or uint8 (0 to 255).")
     images = images.detach()
     if images.is_floating_point():
         used = images[:limit]
@@ -65,8 +61,8 @@ def folder_samples(
 
     Pictures are the files whose names end in .png, .jpg, .webp and the like (SUFFIXES in
     crate_interp/core/pictures.py); other files, and names that begin with a dot, are skipped. They
-    are turned upright as their EXIF orientation says. kept: a file in which `Listing.keep` has kept
-    the names; if it is of this folder, nothing is listed again.
+    are turned upright as their EXIF orientation says. kept: a file that `Listing.keep` wrote; if
+    it lists this folder, the folder is not listed again.
 
     Raises ValueError if there is no such folder, and where it has no pictures. A picture is opened
     when it is read; that raises ValueError for one that cannot be decoded, and for a file that has
@@ -74,14 +70,10 @@ def folder_samples(
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        raise ValueError(
-            f"{quoted(folder)} is no folder: give imagefolder:DIR with a folder of images."
-        )
+        raise ValueError(f"{quoted(folder)} is no folder: give imagefolder:DIR with a folder.")
     listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
     if not len(listing):
-        raise ValueError(
-            f"the folder {quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}."
-        )
+        raise ValueError(f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}.")
     labels = first_folders(listing.every_name())
     order = np.arange(len(listing)) if labels is None else spread(labels)
     return Samples(

@@ -4,8 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crate_interp.core import checks
-from crate_interp.core.safe_text import plain
+from crate_interp.core import checks, safe_text
 from crate_interp.data.samples import Preprocess, Samples
 from crate_interp.data.tables import Table, table_samples
 
@@ -50,9 +49,7 @@ def _embedded_file(name: str) -> Path:
         )
     path = _ASSETS / EMBEDDED[name]
     if not path.is_file():
-        raise ValueError(
-            f"the file of embedded:{name}, {str(path)!r}, is missing: install crate_interp again."
-        )
+        raise ValueError(f"embedded:{name} lacks {str(path)!r}: install crate_interp again.")
     return path
 
 
@@ -69,7 +66,7 @@ def from_hub(name: str) -> Table:
     try:
         return datasets.load_dataset(repo, split=split)
     except Exception as error:  # of many libraries: network, missing repository, wrong split
-        raise ValueError(f"cannot load 'hf:{name}': {plain(error, 300)}") from error
+        raise ValueError(f"cannot load 'hf:{name}': {safe_text.plain(error, 300)}") from error
 
 
 def hub_samples(name: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:

@@ -1,4 +1,4 @@
-"""Files of pictures: which there are, and their names in fingerprints and labels."""
+"""Finding the picture files under a folder; fingerprints and labels from their names."""
 
 import hashlib
 import os
@@ -33,16 +33,16 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
     Names are paths below the folder, with /. One folder's names are in memory at a time.
 
     Folders are left out, whatever their names, and so are names that begin with a dot and what
-    lies in folders with such names. Links to files and folders count, wherever they lead: who
-    unpacked the folder has allowed them. Those that lead back to a folder around them are not
-    followed. Pipes, broken links and the like are listed; `check_file` refuses them by name.
+    lies in folders with such names. Links to files and folders are followed wherever they lead,
+    because the user unpacked the folder; but not those that lead back to a folder around them.
+    Pipes, broken links and the like are listed; `check_file` refuses them by name.
     Pictures that belong to a result which was saved there are left out.
 
     Raises ValueError if a folder is there twice: its pictures would count twice.
     """
     ours: set[str] = set()
     seen: dict[tuple[int, int], str] = {}
-    left = [""]  # a list: folders may lie in one another deeper than Python recurses
+    left = [""]  # a list, because folders can be nested deeper than Python recurses
     while left:
         name = left.pop()
         if name and not name.endswith("/"):
@@ -57,10 +57,10 @@ def names_under(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[st
 
 
 def _leads_back(folder: Path, below: str, seen: dict[tuple[int, int], str]) -> bool:
-    """Returns whether a folder is one that lies around it. seen: takes the name of each folder."""
+    """Tells whether a folder links back to one of its parents. seen: folders so far, by inode."""
     try:
         found = os.stat(folder / below)
-    except OSError:  # `_entries` has nothing of it either
+    except OSError:  # `_entries` lists nothing there
         return False
     first = seen.setdefault((found.st_dev, found.st_ino), below)
     if first != below and not below.startswith(first):
@@ -74,7 +74,7 @@ def _leads_back(folder: Path, below: str, seen: dict[tuple[int, int], str]) -> b
 def _entries(folder: Path, below: str, suffixes: Sequence[str], ours: set[str]) -> list[str]:
     """Returns the names in one folder that count, those of folders with a / at the end.
 
-    ours: takes the names of files that belong to a result.
+    ours: a set, to which the names of files that belong to a result are added.
     """
     found = []
     try:
@@ -123,7 +123,7 @@ def _can_be_asked(name: str) -> bool:
 def names_and_sizes(paths: Sequence[Path], names: Sequence[str]) -> str:
     """Returns a fingerprint of files made of their names and sizes. No content is read."""
     sizes = (path.stat().st_size for path in paths)
-    return print_of(zip(map(bytes_of, names), sizes, strict=True))
+    return fingerprint_of(zip(map(bytes_of, names), sizes, strict=True))
 
 
 def bytes_of(name: str) -> bytes:
@@ -131,7 +131,7 @@ def bytes_of(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def print_of(files: Iterable[tuple[bytes, int]]) -> str:
+def fingerprint_of(files: Iterable[tuple[bytes, int]]) -> str:
     """Returns the fingerprint of names (`bytes_of`) and sizes."""
     listing = hashlib.sha256()
     for number, (name, size) in enumerate(files):
@@ -158,7 +158,5 @@ def first_folders(names: Iterable[str]) -> list[str] | None:
     shown: dict[str, str] = {}
     for folder, label in labels.items():
         if shown.setdefault(label, folder) != folder:
-            raise ValueError(
-                f"two folders {quoted(folder)} differ in signs that cannot be seen: rename one."
-            )
+            raise ValueError(f"two folders {quoted(folder)} differ in invisible signs: rename one.")
     return found

@@ -26,7 +26,7 @@ class Samples:
 
     `read(start, stop)` gives preprocessed floats `[batch, channels, height, width]` or token ids
     `[batch, pos]`. `masks(start, stop)` gives the class of every pixel after the same resize and
-    crop: 0 is background, 1 to 254 are classes, 255 is not to be judged. It is None where the
+    crop: 0 is background, 1 to 254 are classes, 255 is ignored. It is None where the
     data has no masks. Both take numbers of samples in the whole data set, from `start` to
     `start + n`, also where these samples are a part of it.
 
@@ -72,9 +72,7 @@ def part(samples: Samples, start: int, stop: int) -> Samples:
     start < stop, and `samples` has all of them.
     """
     if not isinstance(samples, Samples):
-        raise ValueError(
-            f"part cuts the samples of ci.data.open_data(...), got {type(samples).__name__}."
-        )
+        raise ValueError(f"part takes ci.data.open_data(...), got {type(samples).__name__}.")
     begin, end = samples.start, samples.start + samples.n
     whole = checks.is_int(start) and checks.is_int(stop)
     if not whole or not begin <= start < stop <= end:
@@ -103,7 +101,7 @@ def picture_samples(
     preprocess: Preprocess,
     masks: Callable[[int, int], Tensor] | None,
 ) -> Samples:
-    """Returns files of pictures as samples. Each file is read when it is asked for."""
+    """Returns files of pictures as samples. Each file is read when its sample is read."""
     return Samples(
         len(pictures),
         None,

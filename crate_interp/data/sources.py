@@ -1,7 +1,8 @@
-"""What `data` may be: the table of the sources that a string names, and open_data."""
+"""What `data` may be: the sources that a string names, open_data for images, open_text for text."""
 
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,16 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crate_interp.core import checks
-from crate_interp.core.pictures import Undecodable
-from crate_interp.data.coco import coco_samples
-from crate_interp.data.cutout_folder import cutout_samples
-from crate_interp.data.images import folder_samples, tensor_samples
-from crate_interp.data.named_data import EMBEDDED, embedded, embedded_samples, from_hub, hub_samples
+from crate_interp.core import checks, pictures
+from crate_interp.data import coco, cutouts, images, named_data, streams, voc
 from crate_interp.data.samples import Preprocess, Samples, first
-from crate_interp.data.streams import image_stream, is_stream
-from crate_interp.data.tables import Table, table_samples
-from crate_interp.data.voc import voc_samples
+from crate_interp.data.tables import Table, checked, table_samples, texts_of
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,12 @@ class Source:
 
 
 SOURCES = (
-    Source("embedded:NAME", embedded_samples, table=embedded),
-    Source("imagefolder:DIR", folder_samples, masks=False, listed=True),
-    Source("cutouts:DIR", cutout_samples),
-    Source("voc:DIR", voc_samples),
-    Source("coco:ANNOTATIONS.json", coco_samples),
-    Source("hf:owner/name:split", hub_samples, table=from_hub),
+    Source("embedded:NAME", named_data.embedded_samples, table=named_data.embedded),
+    Source("imagefolder:DIR", images.folder_samples, masks=False, listed=True),
+    Source("cutouts:DIR", cutouts.cutout_samples),
+    Source("voc:DIR", voc.voc_samples),
+    Source("coco:ANNOTATIONS.json", coco.coco_samples),
+    Source("hf:owner/name:split", named_data.hub_samples, table=named_data.from_hub),
 )
 
 
@@ -71,7 +66,9 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
     near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
-    meant = "embedded" if data in EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
+    meant = (
+        "embedded" if data in named_data.EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
+    )
     hint = (
         f" Did you mean '{meant}:{data}'?" if meant and not (text and meant != "embedded") else ""
     )
@@ -100,7 +97,7 @@ def open_data(
     masks are left out): a datasets.Dataset with a mask column (crate_interp/data/tables.py);
     "embedded:cutouts"; "voc:DIR" or "voc:DIR:SPLIT" (data/voc.py); "coco:ANNOTATIONS.json" or
     "coco:ANNOTATIONS.json:IMAGEDIR" (data/coco.py); "cutouts:DIR" or "cutouts:DIR:SEED",
-    objects with alpha (data/cutout_folder.py).
+    objects with alpha (data/cutouts.py).
 
     Of a datasets.IterableDataset the first `limit` rows are kept in memory, as they are in the
     stream. kept: the file of a folder's listing, which is used instead of listing it again.
@@ -121,9 +118,9 @@ def open_data(
         options = {"kept": kept} if source.listed else {}
         samples = source.images(where, preprocess, preprocess_masks, **options)
     elif isinstance(data, (Tensor, np.ndarray)):
-        samples = tensor_samples(torch.as_tensor(data), preprocess, limit)
-    elif is_stream(data):
-        samples = image_stream(data, preprocess, limit, preprocess_masks).kept()
+        samples = images.tensor_samples(torch.as_tensor(data), preprocess, limit)
+    elif streams.is_stream(data):
+        samples = streams.image_stream(data, preprocess, limit, preprocess_masks).kept()
     elif isinstance(data, Table):
         samples = table_samples(data, preprocess, preprocess_masks)
     else:
@@ -132,7 +129,70 @@ def open_data(
         raise ValueError("the data is empty: there is no image in it.")
     try:
         samples.read(0, 1)  # a broken first image is an error now, not under a progress bar
-    except Undecodable:
+    except pictures.Undecodable:
         if not skip_bad:
             raise
     return first(samples, limit)
+
+
+def open_text(
+    data: str | Sequence[str] | Tensor | np.ndarray | Table | Samples,
+    windows: Callable[[Iterable[str]], Tensor],
+    limit: int | None = None,
+) -> Samples:
+    """Returns windows of tokens, each a sample, the first `limit` of them. There are no labels.
+
+    data: whole numbers `[n, pos]` (taken as token ids), a list of strings, a datasets.Dataset
+    (its first text column), "embedded:held-out-text" or "hf:owner/name:split". Samples are
+    returned as they came. `windows` makes token ids `[n, pos]` of texts.
+
+    Raises ValueError for anything else, for no tokens, and for texts shorter than one window.
+    """
+    checks.limit(limit)
+    kinds = (
+        "whole numbers [n, pos], a list of strings, a datasets.Dataset with a text column, "
+        f"{forms(text=True)}"
+    )
+    if isinstance(data, Samples):
+        return first(data, limit)
+    if isinstance(data, (Tensor, np.ndarray)):
+        return first(_token_samples(torch.as_tensor(data)), limit)
+    if isinstance(data, str):
+        source, where = source_of(data, kinds, text=True)
+        assert source.table is not None
+        texts = texts_of(source.table(where))
+    elif streams.is_stream(data):
+        raise ValueError(
+            "the dataset is a stream, whose windows are made as it is read: give it to ci.sweep or "
+            "ci.atoms, or a map-style datasets.Dataset here."
+        )
+    elif isinstance(data, Table):
+        texts = texts_of(data)
+    elif isinstance(data, (list, tuple)):
+        texts = data
+        for _ in checked(texts):  # all of them, before work starts
+            pass
+    else:
+        raise ValueError(f"cannot take text from {type(data).__name__}: give {kinds}.")
+    if not len(texts):
+        raise ValueError("the data is empty: there is no text in it.")
+    return first(_token_samples(windows(checked(texts))), limit)
+
+
+def _token_samples(tokens: Tensor) -> Samples:
+    odd = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim != 2 or odd:
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}: give whole numbers [n, pos]."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"the data is empty: tokens have shape {list(tokens.shape)}.")
+    tokens = tokens.long()
+    digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
+    digest.update(tokens.cpu().contiguous().numpy().data)
+    return Samples(
+        len(tokens),
+        None,
+        f"tokens:sha256:{digest.hexdigest()}",
+        lambda start, stop: tokens[start:stop],
+    )

@@ -19,11 +19,11 @@ Row = dict[str, Any] | list[int]
 
 @dataclass(frozen=True)
 class Stream:
-    """Samples that come in chunks, and how many there are is known when they end.
+    """Samples that come in chunks; how many there are is known only at the end.
 
     rows(): begins to read from the start: all rows, or the first `limit`. held(rows, start): makes
-    samples of some rows, of which the first is sample number start. fingerprint: what is known of
-    the data; its content is not part of it.
+    samples of some rows; the first one gets the number start. fingerprint: names and columns of the
+    data, without its content.
     """
 
     rows: Callable[[], Iterator[Row]]
@@ -133,7 +133,7 @@ def _not_empty(stream: Stream, what: str) -> Stream:
 def _resolved(data: Table) -> Any:
     """Returns a stream that knows its columns: those it names, or those of its first rows.
 
-    Raises ValueError if it has no row, or rows that do not tell.
+    Raises ValueError if it has no row, or if its columns stay unknown.
     """
     dataset: Any = data
     _check_steps(dataset)  # before a row is read
@@ -155,7 +155,7 @@ def _resolved(data: Table) -> Any:
 def _check_steps(dataset: Any) -> None:
     """Raises ValueError if a step of a stream, such as a map, gets pictures that datasets decodes.
 
-    datasets would open any file that a row names. Nothing public tells the steps of a stream.
+    datasets would open any file that a row names. It has no public list of the steps of a stream.
     """
     import datasets
 
@@ -179,7 +179,7 @@ def _check_steps(dataset: Any) -> None:
 
 
 def _fingerprint(dataset: Any, limit: int | None) -> str:
-    """Returns what is known of a stream before it is read."""
+    """Returns the names and columns of a stream, and the limit, as one line."""
     info = dataset.info
     known = (info.dataset_name or info.builder_name, info.config_name, dataset.split)
     names = ":".join(plain(name, 200) if name else "?" for name in known)

@@ -20,7 +20,7 @@ from crate_interp.data.class_maps import check_mask, class_maps, is_binary
 from crate_interp.data.samples import Preprocess, Samples
 
 MASK_COLUMNS = ("mask", "masks", "segmentation", "label_mask", "annotation", "seg")
-# How datasets puts the files that a table names into it. Who types it says that they may be read.
+# Code that copies the files that a table names into the table; to run it is to trust the table.
 EMBED = (
     "from datasets.table import embed_table_storage; data = data.with_format('arrow')"
     ".map(embed_table_storage, batched=True).with_format(None)"
@@ -29,7 +29,7 @@ EMBED = (
 
 @runtime_checkable
 class Table(Protocol):
-    """What tells a datasets.Dataset: importing datasets takes a second, so nobody has to."""
+    """A datasets.Dataset, recognised without the import of datasets, which takes a second."""
 
     @property
     def features(self) -> Mapping[str, Any] | None:
@@ -55,7 +55,7 @@ def table_samples(
     label_mask, annotation or seg (the first of these names) beside another image column. Where
     the masks of the whole data set hold nothing but 0 and 255, 255 is class 1. Otherwise values
     are classes and 255 is ignored. Pictures are read from the bytes in the table alone, and
-    turned upright; a format such as "torch" is left aside. Errors in masks are raised when masks
+    turned upright; a format such as "torch" is ignored. Errors in masks are raised when masks
     are read, since not every use reads them.
 
     Raises ValueError if there is no image column, and for a
@@ -83,9 +83,9 @@ def row_samples(
     preprocess: Preprocess,
     preprocess_masks: Preprocess | None = None,
 ) -> Samples:
-    """Returns rows, of pictures that nobody has decoded, as samples from number start on.
+    """Returns rows with undecoded pictures as samples, numbered from start on.
 
-    Masks are those of these rows alone: whether 255 is a class is told by them.
+    Whether 255 is a class in masks follows from the masks of these rows alone.
     """
     held, label = _Held(rows, start), columns.label
     labels = [row[label] for row in rows] if label else None
@@ -96,7 +96,7 @@ def row_samples(
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table that count, with what its pictures become; see `table_samples`."""
+    """The columns of a table that are used, and the modes of its pictures; see `table_samples`."""
 
     image: str
     mask: str | None
@@ -160,7 +160,7 @@ def _samples(
 
 
 def texts_of(table: Table) -> Sequence[str]:
-    """Returns the first text column, of which only the texts that are asked for are in memory.
+    """Returns the first text column; texts are read from the disk when they are used.
 
     Raises ValueError if there is none.
     """
@@ -181,24 +181,19 @@ def text_column(table: Table) -> str:
 
 
 def checked(texts: Iterable[object]) -> Iterator[str]:
-    """Yields texts. Raises ValueError at an entry that is none that UTF-8 can hold."""
+    """Yields texts. Raises ValueError at an entry that is no text, or that UTF-8 cannot hold."""
     for place, text in enumerate(texts):
-        _check_text(text, place)
-        yield str(text)
-
-
-def _check_text(text: object, place: int) -> None:
-    """Raises ValueError unless an entry of the data is a text that UTF-8 can hold."""
-    if not isinstance(text, str):
-        kind = type(text).__name__
-        raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text {place} holds half of a surrogate pair, at character {error.start}: put a mark "
-            "there with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
-        ) from None
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise ValueError(f"data holds more than strings: entry {place} is of type {kind}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text {place} holds half of a surrogate pair, at character {error.start}: put a "
+                "mark there: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+            ) from None
+        yield text
 
 
 def _names(dataset: Table) -> str:
@@ -206,7 +201,7 @@ def _names(dataset: Table) -> str:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Tells whether a column holds values, or lists of values, that nothing has to decode."""
+    """Tells whether a column holds plain values, or lists of them."""
     import datasets
 
     inner = getattr(feature, "feature", None)
@@ -215,7 +210,7 @@ def _is_plain(feature: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of pictures as files in memory; `mode` is what the table makes of them, or None."""
+    """A column of pictures as files in memory; mode: what the table converts them to, or None."""
 
     rows: Any
     name: str
@@ -230,7 +225,7 @@ class _Column:
         ]
 
     def pictures(self, start: int, stop: int) -> list[Later]:
-        """Returns the pictures, of which none is decoded yet."""
+        """Returns the pictures, not yet decoded."""
         return [
             Later(partial(_decoded, data, what, self.mode), what)
             for data, what in self.files(start, stop)
@@ -253,7 +248,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Held:
-    """Rows in memory, of which the first has a number, sliced as a datasets.Dataset is."""
+    """Rows in memory, sliced like a datasets.Dataset; the first has the number `start`."""
 
     rows: Sequence[Mapping[str, Any]]
     start: int
@@ -283,7 +278,7 @@ def _masks(
 ) -> Callable[[int, int], Tensor]:
     @cache
     def binary() -> bool:
-        """Looks at the whole data set, and only once a mask is asked for: it is slow."""
+        """Looks at the whole data set, which is slow, so only when the first mask is read."""
         return is_binary(_readable(drawn, numbers))
 
     def masks(start: int, stop: int) -> Tensor:

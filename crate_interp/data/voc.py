@@ -7,22 +7,16 @@ ImageSets/Segmentation/.
 from os.path import isdir
 from pathlib import Path
 
-from torch import Tensor
-
 from crate_interp.core.pictures import check_file, check_image, header, quoted
 from crate_interp.core.safe_text import plain
-from crate_interp.data.class_maps import check_mask, class_maps
+from crate_interp.data.class_maps import check_mask, mask_reader
 from crate_interp.data.picture_files import inside, names_and_sizes, path_and_option, pictures_under
 from crate_interp.data.samples import Preprocess, Samples, picture_samples
 
 IMAGES, MASKS, SPLITS = "JPEGImages", "SegmentationClass", "ImageSets/Segmentation"
 
 
-def voc_samples(
-    where: str,
-    preprocess: Preprocess,
-    preprocess_masks: Preprocess | None,
-) -> Samples:
+def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess | None) -> Samples:
     """Returns the images of "DIR:SPLIT" in the order of that list, or all of "DIR" with a mask.
 
     Without a split they are ordered by name. Masks hold classes as palette indices or grey
@@ -38,15 +32,12 @@ def voc_samples(
     for name in (IMAGES, MASKS):
         if not isdir(folder / name):
             raise ValueError(
-                f"{quoted(folder)} has no folder {name}: "
-                f"give voc:DIR with {IMAGES}/ and {MASKS}/ in DIR."
+                f"{quoted(folder)} has no folder {name}: give voc:DIR with {IMAGES}/ and {MASKS}/."
             )
     images, masks = _by_name(folder / IMAGES), _by_name(folder / MASKS)
     names = [name for name in images if name in masks] if split is None else _split(folder, split)
     if not names:
-        raise ValueError(
-            f"the data is empty: no image in {quoted(folder / IMAGES)} has a mask in {MASKS}/."
-        )
+        raise ValueError(f"the data is empty: no image in {quoted(folder / IMAGES)} has a mask.")
     for name in names:
         for kind, found in ((IMAGES, images), (MASKS, masks)):
             if name not in found:
@@ -60,13 +51,8 @@ def voc_samples(
     paths = [*pictures, *drawn]
     listing = names_and_sizes(paths, [path.relative_to(folder).as_posix() for path in paths])
 
-    def read_masks(start: int, stop: int) -> Tensor:
-        assert preprocess_masks is not None
-        return class_maps(preprocess_masks, drawn[start:stop], binary=False)
-
-    return picture_samples(
-        pictures, f"voc:{listing}", preprocess, read_masks if preprocess_masks else None
-    )
+    read_masks = mask_reader(preprocess_masks, lambda start, stop: drawn[start:stop])
+    return picture_samples(pictures, f"voc:{listing}", preprocess, read_masks)
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
@@ -85,12 +71,11 @@ def _split(folder: Path, split: str) -> list[str]:
             else f"there are no lists in {SPLITS}/"
         )
         raise ValueError(
-            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. "
-            "voc:DIR takes all masks."
+            f"no split of {quoted(folder)} is called {quoted(split)}: {there}. voc:DIR takes all."
         )
     path = folder / SPLITS / f"{split}.txt"
     check_file(path, f"the list of names {quoted(path)}")
-    text = path.read_text("utf-8", errors="surrogateescape")  # names of files are any bytes
+    text = path.read_text("utf-8", errors="surrogateescape")  # file names may be any bytes
     names = [line.split()[0] for line in text.splitlines() if line.strip()]
     if not names:
         raise ValueError(f"the data is empty: {quoted(path)} holds no name.")

@@ -6,17 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import require_floats
+from crate_interp.measures.checks import require_entries
 
 __all__ = [
-    "attention_entropy",
-    "causal_uniform_entropy",
-    "effective_support",
-    "mass_cover",
-    "official_attention_entropy",
-    "top_mass",
-]
+    "attention_entropy", "causal_uniform_entropy", "effective_support", "mass_cover",
+    "official_attention_entropy", "top_mass",
+]  # fmt: skip
 
+_EMPTY = "there is no attention to measure"
 _PIECE = 2**17  # entries of a piece: half a megabyte of float32
 _ALMOST_NONE = 1e-24  # nats: numbers below 1e-38, of which a row has thousands, add 1e-33
 
@@ -29,7 +26,7 @@ def attention_entropy(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     `official_attention_entropy`. A row that holds NaN, Inf or a negative number gives NaN. Raises
     ValueError if there are no queries or no keys.
     """
-    _check(pattern)
+    require_entries(pattern, "query key", _EMPTY)
     if pattern.requires_grad:
         entropy = -(pattern.masked_fill(pattern == 0, 1).log() * pattern).sum(dim=-1)
     else:  # in pieces that stay in the processor's cache: a layer's pattern is its largest tensor
@@ -46,7 +43,7 @@ def top_mass(pattern: Float[Tensor, "*batch query key"], k: int) -> Float[Tensor
     pattern `[..., query, key]` -> `[..., query]`, k / (number of keys) (uniform) to 1. A row that
     holds NaN or Inf gives NaN. Raises ValueError if k is below 1 or above the number of keys.
     """
-    _check(pattern)
+    require_entries(pattern, "query key", _EMPTY)
     if not 1 <= k <= pattern.shape[-1]:
         most = pattern.shape[-1]
         raise ValueError(f"k={k}: give a number from 1 to {most}, the number of keys.")
@@ -61,7 +58,7 @@ def effective_support(pattern: Float[Tensor, "*batch query key"]) -> Float[Tenso
     (uniform). A row that holds NaN or Inf gives NaN. Raises ValueError if there are no queries or
     no keys.
     """
-    _check(pattern)
+    require_entries(pattern, "query key", _EMPTY)
     return _valid(pattern.square().sum(dim=-1).reciprocal(), pattern)
 
 
@@ -75,7 +72,7 @@ def mass_cover(
     or Inf gives NaN. Not differentiable. Raises ValueError if mass is outside (0, 1], or if there
     are no queries or no keys.
     """
-    _check(pattern)
+    require_entries(pattern, "query key", _EMPTY)
     if not 0 < mass <= 1:
         raise ValueError(f"mass={mass}: give a share above 0 and at most 1.")
     held = pattern.detach().double().sort(dim=-1, descending=True).values.cumsum(dim=-1)
@@ -93,7 +90,7 @@ def official_attention_entropy(
     Source: JoMA in facebookresearch/luckmatters. A row that holds NaN or Inf gives NaN. Raises
     ValueError if there are no queries or no keys.
     """
-    _check(pattern)
+    require_entries(pattern, "query key", _EMPTY)
     return _valid(-(pattern * (pattern + 1e-8).log()).sum(dim=-1), pattern)
 
 
@@ -112,8 +109,8 @@ def causal_uniform_entropy(n: int) -> float:
 def _entropy_of_rows(rows: Float[Tensor, "row key"]) -> Float[Tensor, "row"]:
     """Returns the entropy of rows; NaN for a row that holds a negative number.
 
-    0 ln 0 is 0: the logarithm there is that of the smallest float of which it is fast. Numbers
-    below that count in rows of almost no entropy alone, which take a second pass.
+    0 ln 0 is 0: the logarithm is taken of no less than the smallest float for which it is fast.
+    Numbers below that matter only in rows of almost no entropy, which take a second pass.
     """
     least = min(torch.finfo(rows.dtype).tiny, 2**-24)
     entropy = -rows.clamp_min(least).log_().mul_(rows).sum(dim=-1)
@@ -129,12 +126,3 @@ def _valid(
 ) -> Tensor:
     """Replaces the value of each row that holds NaN or Inf by NaN."""
     return value.masked_fill(~pattern.sum(dim=-1).isfinite(), torch.nan)
-
-
-def _check(pattern: Tensor) -> None:
-    require_floats(pattern, "query key")
-    if 0 in pattern.shape[-2:]:
-        raise ValueError(
-            "there is no attention to measure: the last two axes (query, key) are "
-            f"{list(pattern.shape[-2:])}."
-        )

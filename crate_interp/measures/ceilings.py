@@ -69,8 +69,8 @@ def _moved(
 ) -> Float[Tensor, "*batch number"]:
     """Returns the t >= 0 that minimises `1/2 log(1 + t^2) + (x - t)^2 / (2 kappa)`.
 
-    Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x: one, or three of which
-    the outer ones are minima.
+    Its derivative is zero at the roots of t^3 - x t^2 + (1 + kappa) t - x. There is one root, or
+    there are three; then the outer two are minima.
     """
     third = x / 3
     p, half_q = 1 + kappa - x * third, x * (kappa - 2) / 6 - third**3

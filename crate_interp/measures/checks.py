@@ -9,6 +9,7 @@ from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+NO_TOKENS = "there are no tokens to measure"
 
 
 def require_floats(tensor: Tensor, axes: str) -> None:
@@ -17,15 +18,23 @@ def require_floats(tensor: Tensor, axes: str) -> None:
     axes: names with spaces between them, such as "pos d_model"; more axes may stand before them.
     """
     if not isinstance(tensor, Tensor):
-        raise ValueError(
-            f"a measure takes a torch tensor [..., {axes}], got {type(tensor).__name__}."
-        )
+        raise ValueError(f"a measure takes a tensor [..., {axes}], got {type(tensor).__name__}.")
     if not tensor.is_floating_point():
-        raise ValueError(
-            f"a measure takes floats, got {tensor.dtype}: convert with .float() or .double()."
-        )
+        raise ValueError(f"a measure takes floats, got {tensor.dtype}: use .float() or .double().")
     if tensor.ndim < len(axes.split()):
         raise ValueError(f"a measure takes [..., {axes}], got shape {list(tensor.shape)}.")
+
+
+def require_entries(tensor: Tensor, axes: str, empty: str) -> None:
+    """Does what `require_floats` does, and raises ValueError if there are no entries.
+
+    axes: two names; an empty batch before these two axes is allowed. empty: how the error begins.
+    """
+    require_floats(tensor, axes)
+    if 0 in tensor.shape[-2:]:
+        raise ValueError(
+            f"{empty}: the last two axes ({axes.replace(' ', ', ')}) are {list(tensor.shape[-2:])}."
+        )
 
 
 def in_full_precision(function: Callable[P, R]) -> Callable[P, R]:

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
-from crate_interp.measures.eigenpairs import TIE, first_largest, second
+from crate_interp.measures.eigenpairs import TIE, Floats, first_largest, second
 
-__all__ = [
-    "maskcut",
-    "normalised_cut",
-]
+__all__ = ["maskcut", "normalised_cut"]
 
+Bools = NDArray[np.bool_]
 _AFFINITIES = ("cosine", "inner")
 _WEAK = 1e-5  # CutLER's weight of two tokens that are not alike; it keeps the graph in one piece
 _EXACT = 4  # borderline cosines per token, above which all are computed in float64
@@ -86,21 +84,16 @@ def normalised_cut(
     """
     require_floats(affinity, "pos pos")
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or len(affinity) < 2:
-        raise ValueError(
-            f"an affinity is [pos, pos] of 2 tokens or more, got {list(affinity.shape)}."
-        )
+        raise ValueError(f"an affinity is [pos, pos] with pos > 1, got {list(affinity.shape)}.")
     weights = affinity.detach().cpu().double().numpy()
     valid = np.isfinite(weights).all() and weights.min() >= 0
     if not valid or not np.array_equal(weights, weights.T):
         raise ValueError(
-            "an affinity is symmetric, finite and >= 0: symmetrise it with (A + A.T) / 2, and "
-            "clamp with min=0."
+            "an affinity is symmetric, finite and >= 0: use (A + A.T) / 2, and clamp with min=0."
         )
     empty = np.flatnonzero(~weights.any(axis=1))
     if len(empty):
-        raise ValueError(
-            f"token {empty[0]} has no weight to any token: leave it out of the affinity."
-        )
+        raise ValueError(f"token {empty[0]} has no weight to any token: leave it out.")
     half = int(np.frexp(weights.max())[1]) // 2  # v depends on the scale of A, lambda does not
     weights = np.ascontiguousarray(np.ldexp(weights, -2 * half))
     vector, value = second(weights, np.sqrt(weights.sum(axis=1)))
@@ -108,9 +101,7 @@ def normalised_cut(
     return v, torch.tensor(value, dtype=torch.float64, device=affinity.device)
 
 
-def _cut_out(
-    masks: NDArray[np.bool_], features: NDArray[np.float64], tau: float, affinity: str
-) -> None:
+def _cut_out(masks: Bools, features: Floats, tau: float, affinity: str) -> None:
     """Writes the masks of one image into `masks`, `[n_masks, h, w]`, which are all False before."""
     # painted_weight: from a token whose features are 0 to any other
     if affinity == "cosine":
@@ -118,7 +109,7 @@ def _cut_out(
     else:
         weights, painted_weight = _inner_affinity(features, tau), 0.0
     painted = np.zeros(masks.shape[1:], dtype=bool)
-    parts: list[NDArray[np.bool_]] = []
+    parts: list[Bools] = []
     for mask in masks:
         if parts:
             weights[parts[-1].ravel()] = painted_weight
@@ -126,18 +117,15 @@ def _cut_out(
         part = _foreground(weights, painted.shape)
         if part is None:
             return
-        if parts and (100 * part.sum() <= part.size or any(_alike(part, other) for other in parts)):
+        small = bool(parts) and 100 * part.sum() <= part.size
+        if small or any(2 * (part & other).sum() > (part | other).sum() for other in parts):
             return
         mask[:] = part & ~painted
         painted |= part
         parts.append(part)
 
 
-def _alike(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
-    return bool(2 * (one & other).sum() > (one | other).sum())
-
-
-def _foreground(weights: NDArray[np.float64], grid: tuple[int, ...]) -> NDArray[np.bool_] | None:
+def _foreground(weights: Floats, grid: tuple[int, ...]) -> Bools | None:
     """Returns the part `[h, w]` of the foreground that holds its seed; None if there is no cut."""
     from scipy import ndimage  # slow to load, and no model needs it
 
@@ -162,7 +150,7 @@ def _foreground(weights: NDArray[np.float64], grid: tuple[int, ...]) -> NDArray[
     return labels == labels.flat[joined[first_largest(vector)]]
 
 
-def _cosine_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
+def _cosine_affinity(features: Floats, tau: float) -> Floats:
     """Returns 1 where the cosine is above tau and 1e-5 elsewhere.
 
     A token of zeros has the cosine 0 with all tokens. The cosines are computed in float32, which
@@ -196,7 +184,7 @@ def _cosine_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.fl
     return weights
 
 
-def _inner_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
+def _inner_affinity(features: Floats, tau: float) -> Floats:
     """Returns the inner products, and 0 where they are below tau."""
     scale = _scale(np.abs(features).max(keepdims=True, initial=0))
     scaled = features * scale
@@ -205,7 +193,7 @@ def _inner_affinity(features: NDArray[np.float64], tau: float) -> NDArray[np.flo
         return np.where(inner >= tau * scale * scale, inner, 0.0)
 
 
-def _scale(largest: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scale(largest: Floats) -> Floats:
     """Returns the power of two that brings a number near 1.
 
     Products of numbers scaled so neither overflow nor vanish.
@@ -235,9 +223,7 @@ def _check(
         )
     checks.count("n_masks", n_masks)
     if affinity not in _AFFINITIES:
-        raise ValueError(
-            f"affinity={affinity!r}: give 'cosine' (CutLER) or 'inner' (arXiv 2308.16271)."
-        )
+        raise ValueError(f"affinity={affinity!r}: give 'cosine' (CutLER) or 'inner' (2308.16271).")
     if not isinstance(tau, (int, float)) or not math.isfinite(tau):
         raise ValueError(f"tau={tau}: give a finite number, such as 0.15.")
     if affinity == "inner" and tau < 0:

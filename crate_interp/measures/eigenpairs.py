@@ -8,13 +8,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 TIE = 1e-9  # numbers with a relative difference this small count as equal
 # A residual this small is rounding, because the matrix has a norm of 2 at most.
 _CONVERGED = 16 * np.finfo(np.float64).eps
 _STEPS = 300  # at most; 4 to 70 were needed so far
 
 
-def first_largest(values: NDArray[np.float64]) -> int:
+def first_largest(values: Floats) -> int:
     """Returns the index of the first entry that is the largest up to rounding.
 
     Without the tolerance, rounding would choose among equal entries.
@@ -22,9 +23,7 @@ def first_largest(values: NDArray[np.float64]) -> int:
     return int(np.argmax(values >= values.max() - TIE * np.abs(values).max()))
 
 
-def second(
-    weights: NDArray[np.float64], root: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], float]:
+def second(weights: Floats, root: Floats) -> tuple[Floats, float]:
     """Returns the answer of `normalised_cut`, for a valid matrix whose entries are not far from 1.
 
     root: the square roots of the degrees.
@@ -47,7 +46,7 @@ def second(
     return vector * np.sign(vector[first_largest(np.abs(vector))]), value
 
 
-def _second_piece(pieces: NDArray[np.int32], root: NDArray[np.float64]) -> NDArray[np.float64]:
+def _second_piece(pieces: NDArray[np.int32], root: Floats) -> Floats:
     """Returns the unit vector of eigenvalue 0 that separates one piece from all others together."""
     # pieces are numbered in the order of their first tokens
     second = np.argsort(-np.bincount(pieces), kind="stable")[1]
@@ -58,8 +57,8 @@ def _second_piece(pieces: NDArray[np.int32], root: NDArray[np.float64]) -> NDArr
 
 
 def _inverse_krylov(
-    weights: NDArray[np.float64], root: NDArray[np.float64], dtype: type[np.floating]
-) -> tuple[float, NDArray[np.float64]] | None:
+    weights: Floats, root: Floats, dtype: type[np.floating]
+) -> tuple[float, Floats] | None:
     """Returns the second smallest eigenpair of `L = I - D^-1/2 A D^-1/2`, or None if not converged.
 
     Generalised Davidson (Morgan and Scott 1986): the residual times an approximate inverse of L
@@ -101,9 +100,7 @@ def _inverse_krylov(
     return None
 
 
-def _projected(
-    values: NDArray[np.float64], vectors: NDArray[np.float64], start: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _projected(values: Floats, vectors: Floats, start: Floats) -> tuple[Floats, Floats]:
     """Returns the start's projection on the least eigenvalue's vectors, and the matrix times it.
 
     The projection is scaled to length 1. Eigenvalues equal to 1e-9 count as one.
@@ -113,14 +110,14 @@ def _projected(
     return vectors[:, tied] @ share, vectors[:, tied] @ (values[tied] * share)
 
 
-def _start(root: NDArray[np.float64]) -> NDArray[np.float64]:
+def _start(root: Floats) -> Floats:
     """Returns numbers without a pattern that are the same on every machine."""
     return np.cos(np.arange(len(root)) ** 2.0) * root
 
 
 def _inverse(
-    weights: NDArray[np.float64], root: NDArray[np.float64], dtype: type[np.floating]
-) -> Callable[[NDArray[np.float64]], NDArray[np.float64]] | None:
+    weights: Floats, root: Floats, dtype: type[np.floating]
+) -> Callable[[Floats], Floats] | None:
     """Returns the inverse of L with its eigenvalue 0 raised to 1, or None if Cholesky fails.
 
     The factored matrix is `D - A + d d^T / sum(d)`.
@@ -141,16 +138,14 @@ def _inverse(
     except np.linalg.LinAlgError:
         return None
 
-    def inverse(residual: NDArray[np.float64]) -> NDArray[np.float64]:
+    def inverse(residual: Floats) -> Floats:
         half = solve(factor, (root * residual).astype(dtype), lower=True)
         return root * solve(factor, half, lower=True, trans=1)
 
     return inverse
 
 
-def _dense(
-    weights: NDArray[np.float64], root: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
+def _dense(weights: Floats, root: Floats) -> tuple[float, Floats]:
     """Returns the same eigenpair from LAPACK, for matrices too near singular for Cholesky."""
     from scipy.linalg import eigh
 

@@ -4,19 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision
-from crate_interp.measures.rates import check_rate, head_codes
-from crate_interp.measures.spectra import singular_values
+from crate_interp.measures import checks, rates, spectra
 
 __all__ = [
-    "coding_rate_gradient",
-    "neumann_gradient",
-    "neumann_invalid",
-    "subspace_coding_rate_gradient",
-]
+    "coding_rate_gradient", "neumann_gradient", "neumann_invalid", "subspace_coding_rate_gradient",
+]  # fmt: skip
 
 
-@in_full_precision
+@checks.in_full_precision
 def coding_rate_gradient(
     z: Float[Tensor, "*batch pos d_model"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
@@ -29,12 +24,12 @@ def coding_rate_gradient(
     singular values s of Z, at most the rank. Computed in float64. NaN or Inf in a sample gives NaN.
     Raises ValueError as `coding_rate` does.
     """
-    check_rate(z, eps)
+    rates.check_rate(z, eps)
     pos, width = z.shape[-2:]
     return _solved(z.double(), width / (pos * eps**2)).to(z.dtype)
 
 
-@in_full_precision
+@checks.in_full_precision
 def subspace_coding_rate_gradient(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
@@ -46,13 +41,13 @@ def subspace_coding_rate_gradient(
     2306.01129, before eq. 9; the paper derives MSSA from a step against it. Computed in float64.
     NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
     """
-    check_rate(z, eps)
+    rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
     wide = u.double()
-    return written(_solved(head_codes(z.double(), wide), scale), wide).to(z.dtype)
+    return written(_solved(rates.head_codes(z.double(), wide), scale), wide).to(z.dtype)
 
 
-@in_full_precision
+@checks.in_full_precision
 def neumann_gradient(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
@@ -64,14 +59,14 @@ def neumann_gradient(
     2306.01129 eq. 9. It approximates the gradient only if a |C_k|_2^2 < 1; beyond that its sign
     turns: see `neumann_invalid`. Computed in float64. Raises ValueError as `coding_rate` does.
     """
-    check_rate(z, eps)
+    rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
     wide = u.double()
-    codes = head_codes(z.double(), wide) * scale**0.5
+    codes = rates.head_codes(z.double(), wide) * scale**0.5
     return (written(codes - codes @ (codes.mT @ codes), wide) * scale**0.5).to(z.dtype)
 
 
-@in_full_precision
+@checks.in_full_precision
 def neumann_invalid(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch head"]:
@@ -82,9 +77,9 @@ def neumann_invalid(
     with x < 1 shrinks under it and one with x > 1 grows, but the exact step shrinks them all. Not
     differentiable. NaN or Inf in a sample gives NaN. Raises ValueError as `coding_rate` does.
     """
-    check_rate(z, eps)
+    rates.check_rate(z, eps)
     scale = u.shape[-1] / (z.shape[-2] * eps**2)
-    values = singular_values(head_codes(z.double(), u.double())).square() * scale
+    values = spectra.singular_values(rates.head_codes(z.double(), u.double())).square() * scale
     share = (values > 1).double().mean(dim=-1)
     return share.masked_fill(~values.isfinite().all(dim=-1), torch.nan).to(z.dtype)
 

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from crate_interp.measures.checks import in_full_precision, require_floats
 
-__all__ = [
-    "lasso_kkt_residual",
-    "lasso_objective",
-    "lasso_solution",
-]
+__all__ = ["lasso_kkt_residual", "lasso_objective", "lasso_solution"]
 
 _LOOK = 10  # steps between two checks of which tokens are solved
 
@@ -87,7 +83,7 @@ def lasso_solution(
         raise ValueError(f"lambd={lambd}: give penalties of at least 0.")
     if not (bool(y.isfinite().all()) and bool(d.isfinite().all())):
         raise ValueError("y or d holds NaN or Inf: give finite targets and a finite dictionary.")
-    return _solved(y, d, lambd, (1.0,), tol, max_steps)[0]
+    return lasso_solutions_at(y, d, lambd, (1.0,), tol, max_steps)[0]
 
 
 @torch.no_grad()
@@ -103,17 +99,6 @@ def lasso_solutions_at(
 
     The code of c D is 1 / c of that of D with the penalty lambd / c, step by step.
     """
-    return _solved(y, d, lambd, scales, tol, max_steps)
-
-
-def _solved(
-    y: Tensor,
-    d: Tensor,
-    lambd: float | Tensor,
-    scales: Sequence[float],
-    tol: float,
-    max_steps: int,
-) -> list[Tensor]:
     # in float64, because a float32 gradient stops short of the minimum
     rows, wide = y.reshape(-1, y.shape[-1]).double(), d.double()
     small = wide @ wide.mT if d.shape[0] < d.shape[1] else wide.mT @ wide

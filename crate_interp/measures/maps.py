@@ -7,12 +7,7 @@ from torch import Tensor
 
 from crate_interp.measures.checks import all_finite, in_full_precision, require_floats
 
-__all__ = [
-    "attention_map",
-    "attention_rollout",
-    "pca_map",
-    "pca_mask",
-]
+__all__ = ["attention_map", "attention_rollout", "pca_map", "pca_mask"]
 
 
 @in_full_precision
@@ -75,8 +70,7 @@ def attention_rollout(
     require_floats(patterns, "layer head query key")
     if 0 in patterns.shape[-4:] or patterns.shape[-1] != patterns.shape[-2]:
         raise ValueError(
-            "patterns are [..., layer, head, pos, pos] with at least one of each, "
-            f"got {list(patterns.shape)}."
+            f"patterns are [..., layer, head, pos, pos], not empty, got {list(patterns.shape)}."
         )
     mixed = patterns.mean(dim=-3)  # [..., layer, query, key]
     mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2
@@ -113,7 +107,9 @@ def pca_map(
     vectors = torch.linalg.eigh(tokens.T @ tokens).eigenvectors
     basis = vectors.flip(-1)[:, :n_components]  # [d, component], largest variance first
     maps = (tokens @ basis).T.unflatten(-1, (len(features), *grid))  # [component, image, h, w]
-    border = maps[..., _border(grid).to(maps.device)].flatten(1).mean(dim=1)
+    edge = torch.ones(grid, dtype=torch.bool, device=maps.device)
+    edge[1:-1, 1:-1] = False
+    border = maps[..., edge].flatten(1).mean(dim=1)
     largest = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))[0]
     noise = 1e-9 * maps.flatten(1).abs().amax(dim=1)
     sign = torch.where(border.abs() > noise, -border.sign(), largest.sign())
@@ -137,12 +133,6 @@ def pca_mask(
     spread = first.max() - first.min()
     flat = spread <= 1e-6 * features.abs().max()  # rounding of tokens that are all alike
     return (first > middle) & ~flat
-
-
-def _border(grid: tuple[int, int]) -> Bool[Tensor, "h w"]:
-    edge = torch.ones(grid, dtype=torch.bool)
-    edge[1:-1, 1:-1] = False
-    return edge
 
 
 def _check_features(features: Tensor, grid: tuple[int, int]) -> None:

@@ -8,14 +8,7 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.measures.checks import all_finite, require_floats
 
-__all__ = [
-    "jaccard",
-    "mass_mask",
-    "pixel_mask",
-    "random_jaccard",
-    "token_mask",
-    "top_mask",
-]
+__all__ = ["jaccard", "mass_mask", "pixel_mask", "random_jaccard", "token_mask", "top_mask"]
 
 
 def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tensor, "*batch pos"]:
@@ -33,9 +26,7 @@ def mass_mask(map: Float[Tensor, "*batch pos"], mass: float = 0.6) -> Bool[Tenso
     _check_map(map)
     _check_share(mass, "mass")
     if bool((map < 0).any()):
-        raise ValueError(
-            "the map has negative values, which hold no mass: give attention, or use top_mask."
-        )
+        raise ValueError("the map has negative values: give attention, or use top_mask.")
     values, order = map.double().sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
     # 1e-12 below the share, because a sum in another order may end an ulp higher

@@ -6,13 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.rates import coding_rate, subspace_coding_rate
-from crate_interp.measures.sparsity import l0_norm
+from crate_interp.measures import rates, sparsity
 
-__all__ = [
-    "layer_objectives",
-    "sparse_rate_reduction",
-]
+__all__ = ["layer_objectives", "sparse_rate_reduction"]
 
 Penalty = Callable[[Tensor], Tensor]  # [..., pos, d_model] -> [..., pos]
 
@@ -22,7 +18,7 @@ def sparse_rate_reduction(
     u: Float[Tensor, "head d_model d_head"],
     eps: float,
     lambd: float,
-    penalty: Penalty = l0_norm,
+    penalty: Penalty = sparsity.l0_norm,
     normalise: bool = False,
 ) -> Float[Tensor, "*batch"]:
     """Returns the negated objective of a layer: lower is better.
@@ -37,7 +33,7 @@ def sparse_rate_reduction(
     they trained with the count or with a surrogate; 2411.17182 has lambd = 0.1 and measures without
     LayerNorm. Raises ValueError as `coding_rate` does.
     """
-    rate, per_head = coding_rate(z, eps), subspace_coding_rate(z, u, eps)
+    rate, per_head = rates.coding_rate(z, eps), rates.subspace_coding_rate(z, u, eps)
     size = penalty(z).sum(dim=-1)
     if normalise:
         size = size / (z.shape[-1] * z.shape[-2])
@@ -50,7 +46,7 @@ def layer_objectives(
     z: Float[Tensor, "*batch pos d_model"],
     eps: float,
     lambd: float,
-    penalty: Penalty = l0_norm,
+    penalty: Penalty = sparsity.l0_norm,
     normalise: bool = False,
 ) -> Float[Tensor, "layer *batch"]:
     """Returns the `sparse_rate_reduction` of each layer's output, with the layers detached.

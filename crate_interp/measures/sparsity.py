@@ -4,19 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import largest_entry, require_floats, squares_fit
+from crate_interp.measures.checks import largest_entry, require_entries, squares_fit
 
 __all__ = [
-    "firing_rate",
-    "gini",
-    "hoyer",
-    "l0_norm",
-    "l1_l2_ratio",
-    "l1_norm",
-    "mean_magnitude",
-    "support_for_energy",
-    "zero_fraction",
-]
+    "firing_rate", "gini", "hoyer", "l0_norm", "l1_l2_ratio", "l1_norm", "mean_magnitude",
+    "support_for_energy", "zero_fraction",
+]  # fmt: skip
+
+_EMPTY = "there is no code to measure"
 
 
 def zero_fraction(
@@ -29,7 +24,7 @@ def zero_fraction(
     population standard deviation over the batch). NaN in a token gives NaN. Raises ValueError if
     tol is below 0 or if the code is empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     if not tol >= 0:
         raise ValueError(f"tol={tol}: give a number of at least 0.")
     with torch.no_grad():  # a count has no gradient
@@ -44,7 +39,7 @@ def l1_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
     z `[..., pos, d_mlp]` -> `[..., pos]`, >= 0, in units of the code. NaN in a token gives NaN.
     Raises ValueError if the code is empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     size = z.abs().sum(dim=-1)
     return _valid(size, z, size)
 
@@ -56,7 +51,7 @@ def l0_norm(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]
     everywhere. arXiv 2306.01129 eq. 1. NaN in a token gives NaN. Raises ValueError if the code is
     empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     # z * 0 gives a gradient of zeros instead of none, so that training on the count does not fail
     return _valid((z.detach() != 0).to(z.dtype).sum(dim=-1) + (z * 0).sum(dim=-1), z, z.sum(dim=-1))
 
@@ -76,7 +71,7 @@ def l1_l2_ratio(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch p
     z `[..., pos, d_mlp]` -> `[..., pos]` in [1, sqrt(d_mlp)]; 0 for an all-zero token. It does not
     depend on the scale of z. NaN in a token gives NaN. Raises ValueError if the code is empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     ratio, _ = _l1_over_l2(z, z.abs().sum(dim=-1))
     return _valid(ratio, z, ratio)
 
@@ -95,7 +90,7 @@ def hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
 
 def l1_and_hoyer(z: Float[Tensor, "*batch pos d_mlp"]) -> tuple[Tensor, Tensor]:
     """Returns `l1_norm` and `hoyer`, which share the sum of absolute values."""
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     width = z.shape[-1]
     if width < 2:
         raise ValueError(f"hoyer needs codes of at least 2 entries, got {width}.")
@@ -126,7 +121,7 @@ def gini(z: Float[Tensor, "*batch pos d_mlp"]) -> Float[Tensor, "*batch pos"]:
     does not depend on the scale of z. Hurley and Rickard 2009. An all-zero token has the maximum:
     nothing is sparser. NaN in a token gives NaN. Raises ValueError if the code is empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     width = z.shape[-1]
     sizes = (z / largest_entry(z)).abs().sort(dim=-1).values
     weights = torch.arange(1 - width, width, 2, dtype=z.dtype, device=z.device)
@@ -144,7 +139,7 @@ def support_for_energy(
     compare widths. NaN in a token gives NaN. Not differentiable. Raises ValueError if energy is
     outside (0, 1] or if the code is empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     if not 0 < energy <= 1:
         raise ValueError(f"energy={energy}: give a share above 0 and at most 1.")
     squares = (z.detach() / largest_entry(z)).double().square().sort(dim=-1, descending=True).values
@@ -162,7 +157,7 @@ def firing_rate(
     z `[..., pos, d_mlp]` -> `[..., d_mlp]` in [0, 1]; 0 is an atom that never fires. NaN in an
     entry gives NaN for its atom. Raises ValueError if tol is below 0 or if the code is empty.
     """
-    _check(z)
+    require_entries(z, "pos d_mlp", _EMPTY)
     if not tol >= 0:
         raise ValueError(f"tol={tol}: give a number of at least 0.")
     rate = (z.detach().abs() > tol).to(z.dtype).mean(dim=-2)
@@ -182,11 +177,3 @@ def _valid(
     if not finite.all():
         finite = z.isfinite().all(dim=-1)
     return value.masked_fill(~finite, torch.nan)
-
-
-def _check(z: Tensor) -> None:
-    require_floats(z, "pos d_mlp")
-    if 0 in z.shape[-2:]:
-        raise ValueError(
-            f"there is no code to measure: the last two axes (pos, d_mlp) are {list(z.shape[-2:])}."
-        )

@@ -1,4 +1,4 @@
-"""Spectra of tokens and of their codes, and rates at many precisions from one decomposition."""
+"""Spectra of tokens and of their codes, ranks, and rates at many precisions from one spectrum."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision, require_floats
-from crate_interp.measures.rates import head_codes
+from crate_interp.measures import checks, rates
 
-__all__ = [
-    "rate_of_spectrum",
-    "spectrum",
-    "subspace_spectrum",
-]
+__all__ = ["effective_rank", "rate_of_spectrum", "spectrum", "stable_rank", "subspace_spectrum"]
 
 
-@in_full_precision
+@checks.in_full_precision
 def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch rank"]:
     """Returns the eigenvalues of `Z^T Z`, descending: the squared singular values of the tokens.
 
@@ -24,11 +19,11 @@ def spectrum(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch ra
     from singular values in float64, because an eigenvalue solver loses those below 1e-16 of the
     largest. NaN or Inf in a sample gives NaN. Raises ValueError if there are no tokens.
     """
-    _check(z)
+    checks.require_entries(z, "pos width", checks.NO_TOKENS)
     return singular_values(z.double()).square().to(z.dtype)
 
 
-@in_full_precision
+@checks.in_full_precision
 def subspace_spectrum(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head rank"]:
@@ -38,9 +33,9 @@ def subspace_spectrum(
     in squared units of the codes. NaN or Inf in a sample gives NaN. Raises ValueError if there are
     no tokens.
     """
-    _check(z)
-    require_floats(u, "head d_model d_head")
-    return singular_values(head_codes(z.double(), u.double())).square().to(z.dtype)
+    checks.require_entries(z, "pos width", checks.NO_TOKENS)
+    checks.require_floats(u, "head d_model d_head")
+    return singular_values(rates.head_codes(z.double(), u.double())).square().to(z.dtype)
 
 
 def rate_of_spectrum(
@@ -58,16 +53,14 @@ def rate_of_spectrum(
     `subspace_coding_rate`. Raises ValueError if an eps is not above 0 or none is given, if n_tokens
     or width is below 1, or if the spectrum is negative.
     """
-    require_floats(spectrum, "rank")
+    checks.require_floats(spectrum, "rank")
     grid = torch.as_tensor(eps, dtype=torch.float64, device=spectrum.device)
     if grid.ndim > 1 or not grid.numel() or not bool((grid > 0).all()):
         raise ValueError(f"eps={eps}: give numbers above 0, such as 0.1 or [0.01, 0.1, 1.0].")
     if n_tokens < 1 or width < 1:
         raise ValueError(f"n_tokens={n_tokens}, width={width}: give numbers of at least 1.")
     if bool((spectrum < 0).any()):
-        raise ValueError(
-            "the spectrum has negative values: give squared singular values, as `spectrum` does."
-        )
+        raise ValueError("the spectrum has negative values: give squared singular values.")
     scale = width / (n_tokens * grid.square())
     rate = 0.5 * torch.log1p(spectrum.double().unsqueeze(-1) * scale.reshape(-1)).sum(dim=-2)
     return rate.reshape((*spectrum.shape[:-1], *grid.shape)).to(spectrum.dtype)
@@ -83,10 +76,40 @@ def singular_values(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*
     return values.masked_fill(~finite.unsqueeze(-1), torch.nan)
 
 
-def _check(z: Tensor) -> None:
-    require_floats(z, "pos d_model")
-    if 0 in z.shape[-2:]:
-        raise ValueError(
-            "there are no tokens to measure: the last two axes (pos, width) are "
-            f"{list(z.shape[-2:])}."
-        )
+@checks.in_full_precision
+def stable_rank(w: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
+    """Returns how many directions of a matrix carry as much as its strongest.
+
+    `|W|_F^2 / |W|_2^2`.
+
+    w `[..., rows, columns]` -> `[...]`, dimensionless, 1 to the rank; 0 for a matrix of zeros. It
+    does not depend on the scale of w, and is about m n / (sqrt m + sqrt n)^2 for a Gaussian m x n
+    matrix. JoMA, arXiv 2310.00535, figure 7. NaN or Inf gives NaN. Raises ValueError if the matrix
+    is empty.
+    """
+    values = _matrix_values(w)
+    largest = values[..., :1]
+    share = values / largest.masked_fill(largest == 0, 1)
+    return share.square().sum(dim=-1).to(w.dtype)
+
+
+@checks.in_full_precision
+def effective_rank(z: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch"]:
+    """Returns how many directions the tokens fill.
+
+    `exp(H)`, where H is the entropy of the singular values scaled to sum to one.
+
+    z `[..., pos, d_model]` -> `[...]`, dimensionless, 1 to the rank; 0 for zeros. It does not
+    depend on the scale of z. Roy and Vetterli, EUSIPCO 2007. NaN or Inf gives NaN. Raises
+    ValueError if z has no tokens or no dimensions.
+    """
+    values = _matrix_values(z)
+    total = values.sum(dim=-1, keepdim=True)
+    share = values / total.masked_fill(total == 0, 1)
+    rank = torch.special.entr(share).sum(dim=-1).exp()
+    return rank.masked_fill(total[..., 0] == 0, 0).to(z.dtype)
+
+
+def _matrix_values(x: Tensor) -> Float[Tensor, "*batch rank"]:
+    checks.require_entries(x, "rows columns", "the matrix is empty")
+    return singular_values(x.double())

@@ -1,4 +1,4 @@
-"""The steps that layers are derived from: gradient steps on R^c, attention, and ISTA.
+"""The steps that layers are derived from: gradient steps on R^c, attention, denoising, and ISTA.
 
 Rules (a) to (e) are those that arXiv 2411.17182, appendix A compares. With one head, or with a
 complete orthonormal set of heads, each rule but (e) acts only on the singular values s of the codes
@@ -9,21 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import in_full_precision
-from crate_interp.measures.gradients import neumann_gradient, subspace_coding_rate_gradient, written
-from crate_interp.measures.lasso import check_lasso
-from crate_interp.measures.rates import check_rate, head_codes
+from crate_interp.measures import checks, gradients, lasso, rates
 
 __all__ = [
-    "attention_step",
-    "first_order_step",
-    "gradient_step",
-    "ista_step",
-    "neumann_step",
-    "paper_mssa",
-    "subspace_attention",
+    "attention_step", "first_order_step", "gradient_step", "ista_step", "neumann_step",
+    "paper_mssa", "paper_posterior_mean", "posterior_mean", "subspace_attention",
     "third_order_step",
-]
+]  # fmt: skip
 
 
 def gradient_step(
@@ -39,7 +31,7 @@ def gradient_step(
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. For orthonormal U, R^c falls if
     0 < kappa < 8 / (9 a). Raises ValueError as `coding_rate` does.
     """
-    return z - kappa * subspace_coding_rate_gradient(z, u, eps)
+    return z - kappa * gradients.subspace_coding_rate_gradient(z, u, eps)
 
 
 def neumann_step(
@@ -55,10 +47,10 @@ def neumann_step(
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
     """
-    return z - kappa * neumann_gradient(z, u, eps)
+    return z - kappa * gradients.neumann_gradient(z, u, eps)
 
 
-@in_full_precision
+@checks.in_full_precision
 def first_order_step(
     z: Float[Tensor, "*batch pos d_model"],
     u: Float[Tensor, "head d_model d_head"],
@@ -72,10 +64,10 @@ def first_order_step(
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
     """
-    return z - kappa * _scale(z, u, eps) * written(head_codes(z, u), u)
+    return z - kappa * _scale(z, u, eps) * gradients.written(rates.head_codes(z, u), u)
 
 
-@in_full_precision
+@checks.in_full_precision
 def third_order_step(
     z: Float[Tensor, "*batch pos d_model"],
     u: Float[Tensor, "head d_model d_head"],
@@ -89,8 +81,8 @@ def third_order_step(
     z `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like z. Raises ValueError as
     `coding_rate` does.
     """
-    codes = head_codes(z, u)
-    return z + kappa * _scale(z, u, eps) ** 2 * written(codes @ (codes.mT @ codes), u)
+    codes = rates.head_codes(z, u)
+    return z + kappa * _scale(z, u, eps) ** 2 * gradients.written(codes @ (codes.mT @ codes), u)
 
 
 def attention_step(
@@ -109,7 +101,7 @@ def attention_step(
     return z + kappa * _scale(z, u, eps) * paper_mssa(z, u, eps)
 
 
-@in_full_precision
+@checks.in_full_precision
 def paper_mssa(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], eps: float
 ) -> Float[Tensor, "*batch pos d_model"]:
@@ -122,10 +114,10 @@ def paper_mssa(
     the softmax, and a learned matrix with bias in place of a [U_1 .. U_K]. Raises ValueError as
     `coding_rate` does.
     """
-    return _scale(z, u, eps) * written(subspace_attention(head_codes(z, u)), u)
+    return _scale(z, u, eps) * gradients.written(subspace_attention(rates.head_codes(z, u)), u)
 
 
-@in_full_precision
+@checks.in_full_precision
 def subspace_attention(
     codes: Float[Tensor, "*batch pos d_head"], scale: float = 1.0
 ) -> Float[Tensor, "*batch pos d_head"]:
@@ -136,11 +128,11 @@ def subspace_attention(
     codes `[..., pos, d_head]` -> like codes. arXiv 2306.01129 eq. 11, in rows; the official code
     has scale = 1 / sqrt(p). Raises ValueError if there are no tokens.
     """
-    check_rate(codes, 1.0)
+    rates.check_rate(codes, 1.0)
     return (scale * codes @ codes.mT).softmax(dim=-1) @ codes
 
 
-@in_full_precision
+@checks.in_full_precision
 def ista_step(
     z: Float[Tensor, "*batch pos d_mlp"],
     y: Float[Tensor, "*batch pos d_model"],
@@ -156,10 +148,51 @@ def ista_step(
     2306.01129 eq. 17, which starts at z = y. From z >= 0, `lasso_objective` does not rise if eta <=
     1 / |D|_2^2. Raises ValueError if the shapes of z, y and d do not fit each other.
     """
-    check_lasso(z, y, d)
+    lasso.check_lasso(z, y, d)
     return torch.relu(z - eta * ((z @ d.mT - y) @ d) - eta * lambd)
 
 
 def _scale(z: Tensor, u: Tensor, eps: float) -> float:
-    check_rate(z, eps)
+    rates.check_rate(z, eps)
     return u.shape[-1] / (z.shape[-2] * eps**2)
+
+
+def posterior_mean(
+    x: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], sigma: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Returns the clean token that is expected given a noisy one, E[z | x].
+
+    `E[z | x] = sum_k w_k U_k U_k^T x / (1 + s^2)` with
+    `w = softmax_k(|U_k^T x|^2 / (2 s^2 (1 + s^2)))` and s = sigma.
+
+    x `[..., pos, d_model]`, u `[head, d_model, d_head]` with orthonormal columns -> like x. Exact
+    for x = z + s noise with z from an equal mixture of N(0, U_k U_k^T); by Tweedie's formula it is
+    x + s^2 grad log q(x). Raises ValueError if sigma is not above 0.
+    """
+    return _weighted_projection(x, u, sigma, 1 + sigma**2) / (1 + sigma**2)
+
+
+def paper_posterior_mean(
+    x: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"], sigma: float
+) -> Float[Tensor, "*batch pos d_model"]:
+    """Returns the paper's form of the posterior mean, an approximation for small noise.
+
+    `sum_k w_k U_k U_k^T x` with `w = softmax_k(|U_k^T x|^2 / (2 s^2))` and s = sigma.
+
+    x `[..., pos, d_model]`, u `[head, d_model, d_head]` -> like x. arXiv 2306.01129 eq. 6. It lacks
+    the two factors 1 / (1 + s^2) of `posterior_mean`, which is exact. Raises ValueError if sigma is
+    not above 0.
+    """
+    return _weighted_projection(x, u, sigma, 1.0)
+
+
+@checks.in_full_precision
+def _weighted_projection(x: Tensor, u: Tensor, sigma: float, spread: float) -> Tensor:
+    checks.require_floats(x, "pos d_model")
+    checks.require_floats(u, "head d_model d_head")
+    if not sigma > 0:
+        raise ValueError(f"sigma={sigma}: give the standard deviation of the noise, above 0.")
+    codes = rates.head_codes(x, u)  # [..., head, pos, d_head]
+    energy = codes.square().sum(dim=-1)  # [..., head, pos]
+    weights = (energy / (2 * sigma**2 * spread)).softmax(dim=-2)
+    return torch.einsum("...kn,...knp,kdp->...nd", weights, codes, u)

@@ -4,36 +4,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures.checks import (
-    in_full_precision,
-    largest_entry,
-    qr,
-    require_floats,
-    squares_fit,
-)
-from crate_interp.measures.rates import head_codes
-from crate_interp.measures.spectra import singular_values
+from crate_interp.measures import checks, rates, spectra
 
 __all__ = [
-    "column_cosines",
-    "completeness_defect",
-    "condition_number",
-    "dictionary_defect",
-    "head_overlap",
-    "incoherence",
-    "membership_entropy",
-    "mutual_coherence",
-    "orthonormality_defect",
-    "output_map_cosine",
-    "principal_angles",
-    "projection_energy",
-    "scale_free_defect",
-    "subspace_overlap",
-    "subspace_snr",
-]
+    "column_cosines", "completeness_defect", "condition_number", "dictionary_defect",
+    "head_overlap", "incoherence", "membership_entropy", "mutual_coherence",
+    "orthonormality_defect", "output_map_cosine", "principal_angles", "projection_energy",
+    "scale_free_defect", "subspace_overlap", "subspace_snr",
+]  # fmt: skip
 
 
-@in_full_precision
+@checks.in_full_precision
 def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Tensor, "*batch"]:
     """Returns how far each basis is from orthonormal, `|U_k^T U_k - I|_F / sqrt(p)`.
 
@@ -47,7 +28,7 @@ def orthonormality_defect(u: Float[Tensor, "*batch d_model d_head"]) -> Float[Te
     return torch.linalg.matrix_norm(gram - eye) / u.shape[-1] ** 0.5
 
 
-@in_full_precision
+@checks.in_full_precision
 def completeness_defect(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch"]:
     """Returns how far the subspaces together are from an orthonormal cover of the space.
 
@@ -62,7 +43,7 @@ def completeness_defect(u: Float[Tensor, "*batch head d_model d_head"]) -> Float
     return torch.linalg.matrix_norm(wide @ wide.mT - eye) / u.shape[-2] ** 0.5
 
 
-@in_full_precision
+@checks.in_full_precision
 def subspace_overlap(
     u: Float[Tensor, "*batch d_model d_head"], v: Float[Tensor, "*batch d_model d_head"]
 ) -> Float[Tensor, "*batch"]:
@@ -77,11 +58,11 @@ def subspace_overlap(
     """
     _check(u, "d_model d_head")
     _check(v, "d_model d_head")
-    inner = qr(u)[0].mT @ qr(v)[0]
+    inner = checks.qr(u)[0].mT @ checks.qr(v)[0]
     return inner.square().sum(dim=(-2, -1)) / u.shape[-1]
 
 
-@in_full_precision
+@checks.in_full_precision
 def head_overlap(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch head"]:
     """Returns each head's mean `subspace_overlap` with the other heads.
 
@@ -92,13 +73,13 @@ def head_overlap(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor
     heads = u.shape[-3]
     if heads < 2:
         raise ValueError("head_overlap compares heads, but the layer has only one.")
-    wide = qr(u)[0].transpose(-3, -2).flatten(-2)  # [..., d_model, head * d_head]
+    wide = checks.qr(u)[0].transpose(-3, -2).flatten(-2)  # [..., d_model, head * d_head]
     cosines = (wide.mT @ wide).square().unflatten(-1, (heads, -1)).unflatten(-3, (heads, -1))
     overlap = cosines.sum(dim=(-3, -1)) / u.shape[-1]  # [..., head, head]
     return (overlap.sum(dim=-1) - overlap.diagonal(dim1=-2, dim2=-1)) / (heads - 1)
 
 
-@in_full_precision
+@checks.in_full_precision
 def projection_energy(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch pos head"]:
@@ -112,9 +93,9 @@ def projection_energy(
     empty.
     """
     _check(u, "head d_model d_head")
-    require_floats(z, "pos d_model")
+    checks.require_floats(z, "pos d_model")
     # project with Q itself: Q_k^T z = R_k^{-T} U_k^T z would square the condition number of U_k
-    return energy_of_codes(head_codes(z, qr(u)[0]), z)
+    return energy_of_codes(rates.head_codes(z, checks.qr(u)[0]), z)
 
 
 def energy_of_codes(
@@ -123,14 +104,14 @@ def energy_of_codes(
     """Returns `projection_energy` for a caller who already has orthonormal codes."""
     lengths = torch.linalg.vector_norm(codes, dim=-1).transpose(-2, -1)  # [..., pos, head]
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    if not squares_fit(norms):
-        largest = largest_entry(z)
+    if not checks.squares_fit(norms):
+        largest = checks.largest_entry(z)
         norms = torch.linalg.vector_norm(z / largest, dim=-1, keepdim=True)
         lengths = torch.linalg.vector_norm(codes / largest.unsqueeze(-3), dim=-1).transpose(-2, -1)
     return (lengths / norms.masked_fill(norms == 0, 1)).square()
 
 
-@in_full_precision
+@checks.in_full_precision
 def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor, "*batch"]:
     """Returns how far the dictionary is from a scaled tight frame, `|G - c I|_F / sqrt(n)`.
 
@@ -144,7 +125,7 @@ def dictionary_defect(d: Float[Tensor, "*batch d_model d_mlp"]) -> Float[Tensor,
     return size * scale / min(d.shape[-2:]) ** 0.5
 
 
-@in_full_precision
+@checks.in_full_precision
 def scale_free_defect(m: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*batch"]:
     """Returns how far the matrix is from a multiple of an orthonormal one, whatever its scale.
 
@@ -175,7 +156,7 @@ def _off_scale(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return zero[..., 0, 0], size, (scale * largest.square())[..., 0, 0]
 
 
-@in_full_precision
+@checks.in_full_precision
 def output_map_cosine(
     w_o: Float[Tensor, "head d_head d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "head"]:
@@ -203,12 +184,12 @@ def output_map_cosine(
 
 def _unit(rows: Tensor) -> Tensor:
     """Returns rows of length one; a row of zeros stays."""
-    scaled = rows / largest_entry(rows)
+    scaled = rows / checks.largest_entry(rows)
     norms = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return scaled / norms.masked_fill(norms == 0, 1)
 
 
-@in_full_precision
+@checks.in_full_precision
 def principal_angles(
     u: Float[Tensor, "*batch d_model d_head"], v: Float[Tensor, "*batch d_model width"]
 ) -> Float[Tensor, "*batch rank"]:
@@ -224,15 +205,15 @@ def principal_angles(
     _check(v, "d_model width")
     if u.shape[-1] < v.shape[-1]:
         u, v = v, u
-    first, second = qr(u.double())[0], qr(v.double())[0]
+    first, second = checks.qr(u.double())[0], checks.qr(v.double())[0]
     inner = first.mT @ second
-    cosines = singular_values(inner)[..., : v.shape[-1]]  # descending: smallest angle first
-    sines = singular_values(second - first @ inner).flip(-1)
+    cosines = spectra.singular_values(inner)[..., : v.shape[-1]]  # descending: smallest angle first
+    sines = spectra.singular_values(second - first @ inner).flip(-1)
     small = cosines.square() > 0.5
     return torch.where(small, sines.clamp(max=1).asin(), cosines.clamp(max=1).acos()).to(u.dtype)
 
 
-@in_full_precision
+@checks.in_full_precision
 def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor, "*batch"]:
     """Returns the largest cosine between directions in the subspaces of two different heads.
 
@@ -246,13 +227,13 @@ def incoherence(u: Float[Tensor, "*batch head d_model d_head"]) -> Float[Tensor,
     heads = u.shape[-3]
     if heads < 2:
         raise ValueError("incoherence compares heads, but the layer has only one.")
-    q = qr(u)[0]
+    q = checks.qr(u)[0]
     pairs = torch.triu_indices(heads, heads, offset=1, device=u.device)
     inner = q[..., pairs[0], :, :].mT @ q[..., pairs[1], :, :]  # [..., pair, d_head, d_head]
-    return singular_values(inner)[..., 0].amax(dim=-1)
+    return spectra.singular_values(inner)[..., 0].amax(dim=-1)
 
 
-@in_full_precision
+@checks.in_full_precision
 def column_cosines(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*batch n n"]:
     """Returns the absolute cosines between all columns, `|d_i^T d_j| / (|d_i| |d_j|)`.
 
@@ -280,7 +261,7 @@ def mutual_coherence(d: Float[Tensor, "*batch d_model n"]) -> Float[Tensor, "*ba
     return cosines.masked_fill(same, 0).flatten(-2).amax(dim=-1)
 
 
-@in_full_precision
+@checks.in_full_precision
 def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
     """Returns the largest singular value over the smallest of the min(rows, columns).
 
@@ -288,7 +269,7 @@ def condition_number(d: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "
     gives NaN. Raises ValueError if the matrix is empty.
     """
     _check(d, "rows columns")
-    values = singular_values(d.double())
+    values = spectra.singular_values(d.double())
     most, least = values[..., 0], values[..., -1]
     return (most / least).masked_fill(least == 0, torch.inf).to(d.dtype)
 
@@ -311,7 +292,7 @@ def membership_entropy(
     return entropy.masked_fill(~total[..., 0].isfinite(), torch.nan)
 
 
-@in_full_precision
+@checks.in_full_precision
 def subspace_snr(
     z: Float[Tensor, "*batch pos d_model"], u: Float[Tensor, "head d_model d_head"]
 ) -> Float[Tensor, "*batch head"]:
@@ -326,9 +307,9 @@ def subspace_snr(
     gives NaN. Raises ValueError if the basis is empty.
     """
     _check(u, "head d_model d_head")
-    require_floats(z, "pos d_model")
-    wide, basis = z.double(), qr(u.double())[0]
-    inside = head_codes(wide, basis)  # [..., head, pos, d_head]
+    checks.require_floats(z, "pos d_model")
+    wide, basis = z.double(), checks.qr(u.double())[0]
+    inside = rates.head_codes(wide, basis)  # [..., head, pos, d_head]
     rest = wide.unsqueeze(-3) - inside @ basis.mT
     signal, noise = torch.linalg.matrix_norm(inside), torch.linalg.matrix_norm(rest)
     # a remainder this small is the rounding of tokens that lie inside the subspace
@@ -338,6 +319,6 @@ def subspace_snr(
 
 
 def _check(u: Tensor, axes: str) -> None:
-    require_floats(u, axes)
+    checks.require_floats(u, axes)
     if 0 in u.shape:
         raise ValueError(f"the matrix is empty: shape {list(u.shape)}.")

@@ -12,24 +12,18 @@ from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat.tracing import readable
-from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.image_methods import ImageMixin
+from crate_interp.models.compat.torch_compile import readable
+from crate_interp.models.hooked import HookedModel, layer_range, own_config
+from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.attention import MSSA
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.embed import (
-    ConvPatchEmbed,
-    cat_tokens,
-    hooked_positions,
-    interpolate_positions,
-)
+from crate_interp.models.layers.embed import ConvPatchEmbed, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
-from crate_interp.models.layers.stack import layer_range
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What a masked autoencoder returns. `mask`: 1 for patches that were removed, 0 for the others.
+    """The output of a masked autoencoder. `mask`: 1 for patches that were removed, 0 for others.
 
     pred: the pixels of every patch in the order (row, column, channel), normalised ones with
     `cfg.norm_pix_loss`. loss: mean squared error over removed patches; over all patches if none was
@@ -44,7 +38,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class DecoderView:
-    """The decoder of a masked autoencoder as the model of a cache of its own, `cache.decoder`."""
+    """The decoder of a masked autoencoder, as the model to which `cache.decoder` belongs."""
 
     model: "HookedCrateMAE"
     unit: str = "images"
@@ -95,7 +89,7 @@ class CrateDecoderBlock(nn.Module):
         self.hook_resid_post = HookPoint()
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the tokens after a layer of the decoder: its step back, then attention away."""
+        """Returns the tokens after a layer: after the dictionary, less their attention."""
         mid: Tensor = self.hook_resid_mid(self.ln1(self.hook_resid_pre(x)) @ self.D.T)
         out = -self.attn.of_stream(mid, self.ln2, None)
         return self.hook_resid_post(mid + self.hook_attn_out(out))
@@ -196,11 +190,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         mask = self.hook_mask(random_mask(images, count, noise, mask_ratio))
         patches = torch.where(mask.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
         tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
-        height, width = self.cfg.patch_size
-        table = interpolate_positions(
-            self.pos_embed, self.cfg.grid, (images.shape[2] // height, images.shape[3] // width)
-        )
-        return tokens + hooked_positions(self.hook_pos_embed, table, batch), mask
+        return self._with_positions(tokens, images), mask
 
     def loss(
         self,
@@ -220,7 +210,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
             target = (target - mean) / (variance + 1e-6).sqrt()
         errors = (pred - target).square().mean(dim=-1)  # [batch, patch]
         removed = mask.sum()
-        some = removed > 0  # no branch: under torch.export nobody can look at it
+        some = removed > 0  # no `if`: torch.export cannot read the value
         mean = (errors * mask).sum() / torch.where(some, removed, 1)
         return torch.where(some, mean, errors.mean())
 
@@ -265,7 +255,7 @@ class HookedCrateMAE(ImageMixin, HookedModel):
         return self.decoder_pred.bias
 
     def decoder_view(self, cache: CrateCache) -> CrateCache:
-        """Returns the decoder's part of a cache under the names of a model of its own.
+        """Returns the decoder's part of a cache, without "decoder_" in the names of points.
 
         `cache.decoder` calls this.
         """

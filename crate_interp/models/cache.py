@@ -1,4 +1,4 @@
-"""The activations of one forward: TransformerLens' cache, with what CRATE models need of it."""
+"""The activations of one forward: TransformerLens' cache, adapted to CRATE models."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from crate_interp.models.layers.norm import NoNorm
 class CrateCache(ActivationCache):
     """TransformerLens' ActivationCache; `logit_lens()` reads the CLS token and not the last one.
 
-    `at` is the one place that refuses points, layers and caches that cannot be read.
+    All code here reads activations with `at`, which raises the errors for what cannot be read.
     """
 
     model: Any
 
     def at(self, point: str, layer: int | None = None) -> Tensor:
-        """Returns what a hook point held, with the batch as its first axis.
+        """Returns the activation at a hook point, batch first.
 
         point: with `layer` a name inside a block, such as "attn.hook_pattern" (negative layers
         count from the end); without it a full name, such as "ln_final.hook_scale". Raises
@@ -31,9 +31,7 @@ class CrateCache(ActivationCache):
         """
         name = point if layer is None else full_name(point, self._layer(layer))
         if not self.has_batch_dim:
-            raise ValueError(
-                "the cache has no batch axis: run_with_cache without remove_batch_dim=True."
-            )
+            raise ValueError("the cache has no batch axis: run it without remove_batch_dim=True.")
         if name not in self.cache_dict:
             raise KeyError(self._why_missing(name))
         return self.cache_dict[name]
@@ -62,7 +60,7 @@ class CrateCache(ActivationCache):
         )
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Returns what a point held, by its name or by TransformerLens' short name.
+        """Returns the activation at a point, by its name or by TransformerLens' short name.
 
         Raises KeyError, with the nearest names, for a point that the cache does not have.
         """
@@ -127,9 +125,7 @@ class CrateCache(ActivationCache):
 
     def _part(self, name: str) -> "CrateCache":
         if not isinstance(getattr(self.model, name, None), HookedRootModule):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no {name} tower; a HookedCrateCLIP has."
-            )
+            raise AttributeError(f"{type(self.model).__name__} has no {name} tower; a CLIP has.")
         kept = {
             key.removeprefix(f"{name}."): value
             for key, value in self.items()
@@ -139,12 +135,12 @@ class CrateCache(ActivationCache):
 
     @property
     def visual(self) -> "CrateCache":
-        """The image tower's part of a CLIP's cache, under the names of a model of its own."""
+        """The image tower's part of a CLIP's cache, without "visual." in the names of points."""
         return self._part("visual")
 
     @property
     def text(self) -> "CrateCache":
-        """The text tower's part of a CLIP's cache, under the names of a model of its own."""
+        """The text tower's part of a CLIP's cache, without "text." in the names of points."""
         return self._part("text")
 
     def apply_ln_to_stack(
@@ -152,9 +148,9 @@ class CrateCache(ActivationCache):
     ) -> Tensor:
         """Returns a stack centred and scaled by the norm that reads it; as in TransformerLens.
 
-        The weight and bias of the norm are left out, which the models keep apart. For logits of a
-        stream take `cache.logit_lens()`, or
-        `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`, which have them.
+        The weight and bias of the norm are left out. For logits of a stream take
+        `cache.logit_lens()`, or `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`,
+        which have them.
 
         Different from it: if the model has no final norm (CRATE-LM vanilla) the stack before the
         unembedding is not centred, only sliced.
@@ -172,12 +168,10 @@ class CrateCache(ActivationCache):
 
     @property
     def decoder(self) -> "CrateCache":
-        """The decoder's part of a masked autoencoder's cache, under names of a model of its own.
+        """The decoder's part of a masked autoencoder's cache, without "decoder_" in its names.
 
         For example `cache.decoder["pattern", 0]`.
         """
         if not hasattr(self.model, "decoder_view"):
-            raise AttributeError(
-                f"{type(self.model).__name__} has no decoder; a HookedCrateMAE has."
-            )
+            raise AttributeError(f"{type(self.model).__name__} has no decoder; HookedCrateMAE has.")
         return self.model.decoder_view(self)

@@ -9,15 +9,21 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.image_methods import Images
+from crate_interp.models.hooked import HookedModel, check_stream, layer_range, own_config
+from crate_interp.models.image_inputs import Images
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.embed import hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm
-from crate_interp.models.layers.stack import check_stream, layer_range
-from crate_interp.models.text.text_methods import TextMixin
-from crate_interp.models.text.token_checks import check_tokens
+from crate_interp.models.text.text_and_tokens import TextMixin, check_tokens
 from crate_interp.models.vision import HookedCrate
+
+# fields that the config of a CLIP shares with that of its image tower, and of its text tower
+_VISUAL = (
+    "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "eta", "lambd", "ln_eps", "ln_final_eps",
+    "image_size", "patch_size", "channels", "interpolate_pos", "resize", "crop", "interpolation",
+    "mean", "std",
+)  # fmt: skip
+_TEXT = ("n_ctx", "d_vocab", "d_embed", "ln_eps", "ln_final_eps", "tokenizer", "prepend_bos")
 
 
 class HookedTextTower(TextMixin, HookedModel):
@@ -146,7 +152,7 @@ class HookedCrateCLIP(HookedModel):
         self.visual = HookedCrate(_visual(self.cfg))
         self.text = HookedTextTower(_text(self.cfg))
         self.logit_scale = nn.Parameter(torch.tensor(0.0))
-        # one count of open contexts, one state: the hook points are the same
+        # the towers' points are the CLIP's too, so they share its count of contexts and its state
         for tower in (self.visual, self.text):
             tower.__dict__["_levels"] = self.__dict__["_levels"]
             tower._hook_state = self._hook_state
@@ -198,44 +204,11 @@ class HookedCrateCLIP(HookedModel):
 
 
 def _visual(cfg: CrateConfig) -> CrateConfig:
-    same = (
-        "d_model",
-        "n_layers",
-        "n_heads",
-        "d_head",
-        "d_mlp",
-        "eta",
-        "lambd",
-        "ln_eps",
-        "ln_final_eps",
-    )
-    images = (
-        "image_size",
-        "patch_size",
-        "channels",
-        "interpolate_pos",
-        "resize",
-        "crop",
-        "interpolation",
-        "mean",
-        "std",
-    )
-    values = {name: getattr(cfg, name) for name in (*same, *images)}
-    return CrateConfig(family="clipa-visual", n_classes=cfg.d_embed, **values)
+    shared = {name: getattr(cfg, name) for name in _VISUAL}
+    return CrateConfig(family="clipa-visual", n_classes=cfg.d_embed, **shared)
 
 
 def _text(cfg: CrateConfig) -> CrateConfig:
-    return CrateConfig(
-        family="clipa-text",
-        d_model=cfg.text_d_model,
-        n_layers=cfg.text_n_layers,
-        n_heads=cfg.text_n_heads,
-        n_ctx=cfg.n_ctx,
-        d_vocab=cfg.d_vocab,
-        d_embed=cfg.d_embed,
-        bias=True,
-        ln_eps=cfg.ln_eps,
-        ln_final_eps=cfg.ln_final_eps,
-        tokenizer=cfg.tokenizer,
-        prepend_bos=cfg.prepend_bos,
-    )
+    shared = {name: getattr(cfg, name) for name in _TEXT}
+    own = {name: getattr(cfg, f"text_{name}") for name in ("d_model", "n_layers", "n_heads")}
+    return CrateConfig(family="clipa-text", bias=True, **own, **shared)

@@ -1,15 +1,21 @@
-"""Which hook points a model has, by which names, and which of them fire as it is switched."""
+"""The hook points of a model: their names, and which of them fire with the switches as they are.
+
+It also has what changes in a config while its model lives: the switches, device and dtype.
+"""
 
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
-from crate_interp.models.compat import hook_aliases
+from crate_interp.models.compat import hook_aliases, offload
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 
@@ -33,6 +39,43 @@ def set_runtime(cfg: CrateConfig, **values: object) -> None:
     """
     for name, value in values.items():
         object.__setattr__(cfg, name, value)
+
+
+class Runtime:
+    """The device and dtype of a model's first parameter, read from the model each time.
+
+    They stay right after `.to()`, `load_state_dict(assign=True)`, `to_empty` and accelerate. None
+    once the model is gone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+
+    def _first(self) -> Tensor | None:
+        model = self._model()
+        return None if model is None else next(model.parameters(), None)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first parameter."""
+        first = self._first()
+        return None if first is None else first.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the first parameter; if it is offloaded, the one on which it is used."""
+        first, model = self._first(), self._model()
+        if first is None or model is None or not first.is_meta:
+            return None if first is None else first.device
+        owner = next(part for part in model.modules() if part._parameters)
+        hooks = [hook for hook in offload.align_hooks(owner) if hook.execution_device is not None]
+        return torch.device(hooks[0].execution_device) if hooks else first.device
+
+
+def follow(model: nn.Module, *configs: CrateConfig) -> None:
+    """Makes configs report the device and dtype of a model."""
+    for cfg in configs:
+        object.__setattr__(cfg, "_runtime", Runtime(model))
 
 
 def without_batch(hook: Callable) -> Callable:
@@ -59,8 +102,8 @@ class PointsMixin:
     def matching_points(self, names_filter: NamesFilter) -> list[str]:
         """Returns the hook points that a filter selects, in the model's order.
 
-        None and functions select among the points that fire with the switches as they are; a
-        function that selects none of our names is asked for TransformerLens' aliases. Raises
+        None and functions select among the points that fire with the switches as they are. If a
+        function selects none of their names, it is applied to TransformerLens' aliases. Raises
         KeyError if nothing is selected, and for a name that is not a point or cannot fire.
         """
         firing = [name for name in self.hook_dict if self._why_silent(name) is None]
@@ -74,12 +117,10 @@ class PointsMixin:
                     "model.hook_dict."
                 )
             return chosen
-        asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
-        if not asked:
-            raise KeyError(
-                "names_filter is empty: name a hook point, or pass None for all of them."
-            )
-        meant = {hook_aliases.resolve(name, self.hook_dict) for name in asked}
+        wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        if not wanted:
+            raise KeyError("names_filter is empty: name a hook point, or pass None for all.")
+        meant = {hook_aliases.resolve(name, self.hook_dict) for name in wanted}
         for name in meant:
             self.check_point(name)
         return [name for name in self.hook_dict if name in meant]
@@ -92,8 +133,8 @@ class PointsMixin:
             raise KeyError(f"{name!r} {silent}.")
 
     def _check_name(self, name: str) -> None:
-        if name not in self.hook_dict.keys():  # an alias is no name
-            # cache["pattern", 3] takes the short name, and so people try it here
+        if name not in self.hook_dict.keys():  # `in self.hook_dict` would find aliases too
+            # users try the short name of cache["pattern", 3] here
             short = [full for full in self.hook_dict if full.endswith(f".hook_{name}")][:2]
             hint = (
                 f"Did you mean {', '.join(short)}, ...?"
@@ -103,7 +144,7 @@ class PointsMixin:
             raise KeyError(f"no hook point is called {name!r}. {self._layers_of(name) or hint}")
 
     def _layers_of(self, name: str) -> str:
-        """Returns which layers have a point, if there is no layer of its number alone."""
+        """Returns which layers have a point, if only the number of the layer is wrong."""
         found = re.fullmatch(r"((?:decoder_)?blocks)\.-?\d+\.(.+)", name)
         if found is None:
             return ""
@@ -131,25 +172,25 @@ class PointsMixin:
             raise ValueError(f"cannot add a hook: {hook_point_name!r} {silent}.")
 
     def hookable(self, name: str | Callable[[str], bool]) -> list[str]:
-        """Returns the points that a hook is to be added to.
+        """Returns the points to which a hook is to be added.
 
-        A patch that is never called would look like one without effect: a point that is named and
-        does not fire raises ValueError. Among those that a function selects they are left out, with
-        a warning if none is left, since hooking all points is usual. A tower shares its points with
-        the larger model: each carries the name by which it was hooked last. Raises KeyError for a
-        name that is not a hook point.
+        A hook that is never called would look like one without effect. So a name of a point that
+        does not fire raises ValueError. If a function selects the points, those that do not fire
+        are left out, because hooking all points is usual; if none is left, a warning says so. A
+        tower shares its points with the larger model: each has the name by which it was hooked
+        last. Raises KeyError for a name that is not a hook point.
         """
         if isinstance(name, str):
             chosen = [hook_aliases.resolve(name, self.hook_dict)]
             self._check_name(chosen[0])
             self.check_hooks_to_add(self.hook_dict[chosen[0]], chosen[0])
         else:
-            asked = hook_aliases.matching(self.hook_dict, name)
-            chosen = [point for point in asked if self._why_silent(point) is None]
-            if asked and not chosen:
-                more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+            wanted = hook_aliases.matching(self.hook_dict, name)
+            chosen = [point for point in wanted if self._why_silent(point) is None]
+            if wanted and not chosen:
+                more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
                 warnings.warn(
-                    f"no hook was added: {asked[0]!r}{more} {self._why_silent(asked[0])}.",
+                    f"no hook was added: {wanted[0]!r}{more} {self._why_silent(wanted[0])}.",
                     stacklevel=4,
                 )
         for point in chosen:
@@ -193,12 +234,11 @@ class PointsMixin:
     def _switch(self, name: str, on: bool, excludes: str | None = None) -> None:
         if on and excludes and getattr(self.cfg, excludes):
             raise ValueError(
-                f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False) "
-                "first."
+                f"{name} and {excludes} are mutually exclusive: call model.set_{excludes}(False)."
             )
         for cfg in self.runtime_configs():
             set_runtime(cfg, **{name: on})
 
     def runtime_configs(self) -> list[CrateConfig]:
-        """Returns the configs that follow the model's switches and device, its parts' too."""
+        """Returns the configs of the model and its parts, which have its switches and device."""
         return [self.cfg]

@@ -13,12 +13,9 @@ from transformer_lens.utilities.slice import Slice
 from crate_interp.config import CrateConfig
 from crate_interp.config.families import FAMILIES
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.compat.hook_aliases import Named
-from crate_interp.models.compat.runtime_config import follow
-from crate_interp.models.compat.torch_compile import CompiledMixin
-from crate_interp.models.compat.unsupported_methods import REFUSALS, refuse
-from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, without_batch
-from crate_interp.models.hub_sharing import SharedModel
+from crate_interp.models.compat import hook_aliases, torch_compile, unsupported_methods
+from crate_interp.models.hook_points import Hooks, NamesFilter, PointsMixin, follow, without_batch
+from crate_interp.models.saving import SharedModel
 from crate_interp.models.weights import WeightsMixin
 
 # [batch, head, query, key]: pos_slice cuts queries
@@ -30,7 +27,7 @@ _NO_POS_AXIS = ("hook_pooled", "hook_features", "hook_mask", "hook_pred")
 def own_config(
     cfg: CrateConfig, model: str, kinds: tuple[str, ...], families: tuple[str, ...] | None = None
 ) -> CrateConfig:
-    """Returns a copy of a config for one model, as it follows that model's device and dtype.
+    """Returns a copy of a config for one model; the copy reports that model's device and dtype.
 
     Raises ValueError for a config of another kind or family.
     """
@@ -54,7 +51,7 @@ def own_config(
 
 
 def hooked_part(model: object) -> str | None:
-    """Returns where the hooked model is in a compiled or parallel one, such as "model._orig_mod".
+    """Returns the path to the hooked model inside a wrapper, such as "model._orig_mod".
 
     Returns "model" for a hooked model, and None where there is none.
     """
@@ -72,9 +69,7 @@ def check_hooked(model: object) -> None:
     if isinstance(model, HookedModel):
         return
     if type(model).__name__ == "TransformerBridge":  # its class takes seconds to import
-        raise ValueError(
-            "cannot measure a TransformerBridge as it is: give model = ci.from_bridge(bridge)."
-        )
+        raise ValueError("cannot measure a TransformerBridge: give ci.from_bridge(bridge).")
     place = hooked_part(model)
     advice = (
         ": give a hooked model, such as ci.load(...) returns."
@@ -82,6 +77,43 @@ def check_hooked(model: object) -> None:
         else f", which wraps a hooked model: give that one, {place}."
     )
     raise ValueError(f"cannot measure {type(model).__name__}{advice}")
+
+
+def layer_range(
+    n_layers: int, start_at_layer: int | None, stop_at_layer: int | None
+) -> tuple[int, int | None]:
+    """Returns the first layer and the one before which to stop; None is a run to the end.
+
+    Negative layers count from the end. Raises ValueError for a layer that the model does not have,
+    and for a stop before the start.
+    """
+    start = 0 if start_at_layer is None else _layer(n_layers, start_at_layer, "start_at_layer")
+    stop = None if stop_at_layer is None else _layer(n_layers, stop_at_layer, "stop_at_layer")
+    if stop is not None and stop < start:
+        raise ValueError(f"stop_at_layer={stop} lies before start_at_layer={start}.")
+    return start, stop
+
+
+def _layer(n_layers: int, layer: int, name: str) -> int:
+    if not -n_layers <= layer <= n_layers:
+        raise ValueError(
+            f"{name}={layer}: the model has layers 0 to {n_layers - 1}; give {-n_layers} to "
+            f"{n_layers}."
+        )
+    return layer + n_layers if layer < 0 else layer
+
+
+def check_stream(model: "HookedModel", z: Tensor) -> Tensor:
+    """Returns the stream that `start_at_layer` takes.
+
+    Raises ValueError for a tensor of another shape than `[batch, pos, d_model]`.
+    """
+    if z.ndim != 3 or z.shape[2] != model.cfg.d_model:
+        raise ValueError(
+            f"start_at_layer takes the stream [batch, pos, {model.cfg.d_model}], got shape "
+            f"{tuple(z.shape)}."
+        )
+    return z
 
 
 def check_backward(stop_at_layer: int | None) -> None:
@@ -96,7 +128,7 @@ def check_backward(stop_at_layer: int | None) -> None:
 
 
 def no_backward(error: RuntimeError) -> ValueError | None:
-    """Returns what torch's error of a backward pass means, or None for another error."""
+    """Returns an error that explains torch's error of a backward pass, or None for others."""
     if "scalar outputs" in str(error):
         return ValueError(
             "incl_bwd=True needs a scalar output: use return_type='loss', or model.hooks("
@@ -110,7 +142,7 @@ def no_backward(error: RuntimeError) -> ValueError | None:
     return None
 
 
-class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
+class HookedModel(WeightsMixin, PointsMixin, torch_compile.CompiledMixin, SharedModel):
     """The one base class of the hooked models.
 
     A subclass has `cfg`, `blocks`, `ln_final`, `unembed` and a forward. unit: what its samples are
@@ -132,10 +164,7 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
 
     @property
     def full_options(self) -> dict[str, Any]:
-        """The keyword arguments of a forward that runs every layer on every token.
-
-        Such a forward computes nothing that is not needed for that.
-        """
+        """The keyword arguments of a forward that runs every layer on every token, and no more."""
         return {}
 
     def fresh(self) -> "HookedModel":
@@ -146,7 +175,7 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
         return type(self)(self.cfg)
 
     def full_forward(self, batch: Tensor) -> None:
-        """Runs every layer on every token of a batch, for the hooks on the way.
+        """Runs every layer on every token of a batch, so that hooks fire.
 
         A masked autoencoder sees every patch, and a language model computes no logits.
         """
@@ -222,12 +251,12 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
 
         The hooks are not yet on the model. The signature is TransformerLens'.
         """
-        cache = Named() if cache is None else cache
+        cache = hook_aliases.Named() if cache is None else cache
         cut = Slice.unwrap(pos_slice)
         pooled = getattr(self.cfg, "pool", None) == "mean"  # then ln_final sees one pooled token
 
         def save(tensor: Tensor, hook: HookPoint, name: str, suffix: str) -> None:
-            # a copy of gradients: autograd goes on adding to what it handed out
+            # gradients are copied, because autograd adds to the tensor later
             kept = (tensor.detach().clone() if suffix else tensor.detach()).to(device)
             if not name.endswith(_NO_POS_AXIS) and not (pooled and name.startswith("ln_final.")):
                 kept = cut.apply(kept, dim=-2 if name.endswith(_QUERY_AXIS) else 1)
@@ -237,28 +266,20 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
 
         names = self.matching_points(names_filter)
         self.is_caching = True
-        # by the name in this model: a tower's hooks carry the names of the larger model
+        # under the name in this model: the points of a tower may have the name in the larger model
         forward = [(name, partial(save, name=name, suffix="")) for name in names]
         backward = (
             [(name, partial(save, name=name, suffix="_grad")) for name in names] if incl_bwd else []
         )
         return cache, forward, backward
 
-    def add_caching_hooks(
-        self,
-        names_filter: NamesFilter = None,
-        incl_bwd: bool = False,
-        device: torch.device | str | None = None,
-        remove_batch_dim: bool = False,
-        cache: dict | None = None,
-    ) -> dict:
+    def add_caching_hooks(self, *args: object, **kwargs: object) -> dict:  # pyright: ignore
         """Adds hooks that fill a dict at each run, until `reset_hooks()`; returns the dict.
 
-        Names are as in `run_with_cache`, aliases too.
+        Arguments are those of `get_caching_hooks`.
         """
-        cache, forward, backward = self.get_caching_hooks(
-            names_filter, incl_bwd, device, remove_batch_dim, cache
-        )
+        hooks = self.get_caching_hooks(*args, **kwargs)  # pyright: ignore
+        cache, forward, backward = hooks
         for name, hook in forward:
             self.add_hook(name, hook)
         for name, hook in backward:
@@ -268,7 +289,7 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
     def setup(self) -> None:
         """Names the parts and hook points; called when a model has been built."""
         super().setup()
-        self.hook_dict = Named(self.hook_dict)
+        self.hook_dict = hook_aliases.Named(self.hook_dict)
 
     def add_hook(
         self, name: str | Callable[[str], bool], hook: Callable[..., Any], *args: Any, **kwargs: Any
@@ -286,8 +307,8 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
             super()._enable_hook(point, hook, dir)
 
     def __getattr__(self, name: str) -> Any:
-        if name in REFUSALS:
-            raise refuse(name)
+        if name in unsupported_methods.REFUSALS:
+            raise unsupported_methods.refuse(name)
         return super().__getattr__(name)
 
     @property
@@ -303,9 +324,9 @@ class HookedModel(WeightsMixin, PointsMixin, CompiledMixin, SharedModel):
         self.__dict__.setdefault("_levels", [0])[0] = level
 
     def _follow(self) -> None:
-        """Lets the configs that no part of this model has claimed say its device and dtype."""
+        """Makes the configs that do not yet belong to a tower report this model's device."""
         follow(self, *(cfg for cfg in self.runtime_configs() if cfg._runtime is None))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._follow()  # a copied or unpickled config follows nothing
+        self._follow()  # a copied or unpickled config has lost its model

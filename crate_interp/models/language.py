@@ -9,22 +9,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities.lm_utils import lm_cross_entropy_loss
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.hugging_face_outputs import causal_output, one_of
-from crate_interp.models.compat.offload import at_hand
-from crate_interp.models.compat.tracing import readable
-from crate_interp.models.compat.transformerlens_methods import LanguageParity
-from crate_interp.models.hooked import HookedModel, own_config
+from crate_interp.models.compat import hugging_face_outputs, offload, torch_compile
+from crate_interp.models.hooked import HookedModel, check_stream, layer_range, own_config
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import Padding, Past, contexts
 from crate_interp.models.layers.embed import TokenEmbed, hooked_positions
 from crate_interp.models.layers.norm import HookedLayerNorm, NoNorm, make_norm
-from crate_interp.models.layers.stack import check_stream, layer_range
 from crate_interp.models.text.generation import GenerateMixin
 from crate_interp.models.text.losses import check_labels, next_token_loss
 from crate_interp.models.text.padding import padding_of
-from crate_interp.models.text.token_checks import check_tokens
+from crate_interp.models.text.text_and_tokens import check_tokens
 
 _ROWS = 64  # nanochat pads its tables to a multiple of this
 
@@ -46,7 +43,7 @@ class Unembed(nn.Module):
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The map from the normalised stream to logits (before the softcap)."""
-        table = at_hand(self._tied[0] if self._tied else self)
+        table = offload.at_hand(self._tied[0] if self._tied else self)
         return table[: self.d_vocab].T
 
     @property
@@ -63,7 +60,7 @@ class Unembed(nn.Module):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
-class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
+class HookedCrateLM(GenerateMixin, HookedModel):
     """A language model: CRATE-LM, its baseline, or nanochat's CRATE-alpha.
 
     `logits = norm(Z^L) W_U`. crate-lm (overcomplete and vanilla) and gpt-baseline (GPT-2-like):
@@ -145,7 +142,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
         self.watch_hooks()
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type={return_type!r}: give 'logits', 'loss', 'both' or None.")
-        given = one_of(input, input_ids)
+        given = hugging_face_outputs.one_of(input, input_ids)
         start, stop = layer_range(self.cfg.n_layers, start_at_layer, stop_at_layer)
         if start_at_layer is None:
             tokens, mask = self._read(given, prepend_bos, padding_side, attention_mask, past)
@@ -173,9 +170,9 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
         past: Past | None,
         padding: Padding | None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns the stream after the layers, or as layer `stop` takes it.
+        """Returns the stream after all layers, or the input of layer `stop`.
 
-        embedded: whether z is the embedding; else it is what layer `start` takes.
+        embedded: whether z is the embedding; else it is the input of layer `start`.
         """
         x0 = z if embedded else None
         visible = contexts(self.cfg, z.shape[1], past, z.device, padding)
@@ -198,7 +195,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
         labels: Tensor | None,
         as_output: bool,
     ) -> Any:
-        x = self.ln_final(z)  # without an answer too: the cache of a run has it
+        x = self.ln_final(z)  # also if nothing is returned, so that a cache has it
         if return_type is None:
             return None
         logits = self.unembed(x)
@@ -208,7 +205,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
             real = None if padding is None else padding.of_new(tokens.shape[1])
             loss = next_token_loss(logits, tokens, loss_per_token, real, labels)
         if as_output:
-            return causal_output(logits, loss)
+            return hugging_face_outputs.causal_output(logits, loss)
         return {"logits": logits, "loss": loss, "both": (logits, loss)}[return_type]
 
     def _embed(
@@ -223,7 +220,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
         return self.hook_embed(x) + hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
 
     def _mixed(self, z: Tensor, x0: Tensor | None, layer: int) -> Tensor:
-        """Returns the stream as layer `layer` takes it."""
+        """Returns the input of a layer: in nanochat-crate a mix of the stream and the embedding."""
         if not self.cfg.rotary:
             return z
         z = self.resid_lambdas[layer] * z
@@ -243,7 +240,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
                 else f"labels need tokens, and start_at_layer={start} takes a stream."
             )
         later = self.x0_lambdas[start + 1 :] if self.cfg.rotary else None
-        if later is not None and readable(later) and bool(later.any()):
+        if later is not None and torch_compile.readable(later) and bool(later.any()):
             raise ValueError(
                 f"start_at_layer={start}: layers after that add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
@@ -261,7 +258,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
 
     @property
     def adapter(self) -> SimpleNamespace:
-        """What TransformerLens' logit lens applies after W_U: the softcap."""
+        """The softcap, where TransformerLens' logit lens looks for it."""
         return SimpleNamespace(apply_output_logits_transform=self.unembed.cap)
 
     @property
@@ -277,7 +274,7 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embeddings; raises AttributeError if positions are rotations."""
-        return at_hand(self, "pos_embed")
+        return offload.at_hand(self, "pos_embed")
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
@@ -299,7 +296,48 @@ class HookedCrateLM(GenerateMixin, LanguageParity, HookedModel):
         index = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         directions = self.W_U.T[index]
         return (
-            directions * at_hand(self.ln_final)
+            directions * offload.at_hand(self.ln_final)
             if isinstance(self.ln_final, HookedLayerNorm)
             else directions
         )
+
+    def loss_fn(
+        self,
+        logits: Float[Tensor, "batch pos d_vocab"],
+        tokens: Int[Tensor, "batch pos"],
+        attention_mask: Tensor | None = None,
+        per_token: bool = False,
+    ) -> Float[Tensor, "..."]:
+        """Returns the cross-entropy in nats of each token given those before it.
+
+        It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. attention_mask
+        `[batch, pos]`: a pair of tokens does not count if one of them is masked (0). It is
+        TransformerLens' function.
+        """
+        tokens = tokens.to(logits.device)
+        mask = None if attention_mask is None else attention_mask.to(logits.device).bool()
+        if mask is not None and mask.shape != tokens.shape:
+            raise ValueError(
+                f"attention_mask has shape {list(mask.shape)}, the tokens {list(tokens.shape)}: "
+                "give one entry for each token."
+            )
+        return lm_cross_entropy_loss(logits, tokens, mask, per_token)
+
+    def input_to_embed(
+        self,
+        input: str | Sequence[str] | Tensor,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Tensor, None, Tensor | None]:
+        """Returns `(stream before layer 0, tokens, None, attention_mask)` of tokens or text.
+
+        `model(stream, start_at_layer=0)` continues the run. padding_side is for texts. The third
+        is TransformerLens' place for position embeddings that are not part of the stream, which no
+        model here has.
+        """
+        text = not isinstance(input, Tensor)
+        tokens = self.to_tokens(input, prepend_bos, padding_side) if text else input
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        stream = self(tokens, stop_at_layer=0, attention_mask=attention_mask)
+        return stream, tokens, None, attention_mask

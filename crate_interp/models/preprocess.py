@@ -1,13 +1,14 @@
-"""From pictures to the input of a vision model, with Pillow only.
+"""From pictures and masks to what a vision model takes, with Pillow only, and back to pictures.
 
-The steps are resize, centre crop, scale to [0, 1], normalise.
+The steps are resize, centre crop, scale to [0, 1], normalise. Masks are resized and cropped like
+their pictures, without mixing the classes of neighbouring pixels.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -52,7 +53,7 @@ def preprocess(cfg: CrateConfig, images: Pictures) -> Float[Tensor, "batch chann
             return array
         return _normalise(cfg, _fit_array(cfg, array))
     return _normalise(
-        cfg, stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in sequence(images)])
+        cfg, _stack([_to_bytes(cfg, _fit(cfg, *loaded(image))) for image in _sequence(images)])
     )
 
 
@@ -60,8 +61,7 @@ def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
     """Raises ValueError for floats of another shape, and for those that are pixels of 0 to 255."""
     if array.ndim != 4:
         raise ValueError(
-            f"images have shape {tuple(array.shape)}, wanted [batch, {cfg.channels}, height, "
-            "width]."
+            f"images have shape {tuple(array.shape)}: give [batch, {cfg.channels}, height, width]."
         )
     first = array[:1]
     bytes_ = first.numel() and first.min() >= 0 and 20 < first.max() <= 255
@@ -72,7 +72,7 @@ def _check_preprocessed(cfg: CrateConfig, array: Tensor) -> None:
         )
 
 
-def sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
+def _sequence(images: OneOrMore, kind: str = "image") -> list[Picture]:
     """Returns one or several pictures as a list.
 
     Raises ValueError for an empty sequence.
@@ -89,15 +89,14 @@ def _fit(cfg: CrateConfig, image: Image.Image, what: str = "an image") -> Image.
     """Returns the picture in the model's colours, resized and cropped."""
     if cfg.channels not in _MODES:
         raise ValueError(
-            f"pictures have 1 or 3 channels, the model takes {cfg.channels}: "
-            "pass a float tensor instead."
+            f"the model takes {cfg.channels} channels, pictures have 1 or 3: pass floats."
         )
-    return resize_and_crop(
+    return _resize_and_crop(
         cfg, _to_mode(image, _MODES[cfg.channels], what), _FILTERS[cfg.interpolation], what
     )
 
 
-def resize_and_crop(
+def _resize_and_crop(
     cfg: CrateConfig, image: Image.Image, resample: Image.Resampling, what: str
 ) -> Image.Image:
     """Returns the picture at the size that the model takes.
@@ -134,9 +133,7 @@ def _to_mode(image: Image.Image, mode: str, what: str) -> Image.Image:
             image = Image.alpha_composite(white, image.convert("RGBA"))
         return image.convert(mode)
     except ValueError as error:  # a few modes convert to some others only, such as La
-        raise ValueError(
-            f"{what} has mode {image.mode!r}: convert it to {mode} first ({error})."
-        ) from None
+        raise ValueError(f"{what} has mode {image.mode!r}: make it {mode} ({error}).") from None
 
 
 def _resized(cfg: CrateConfig, size: tuple[int, int], what: str) -> tuple[int, int]:
@@ -182,23 +179,19 @@ def _fit_array(cfg: CrateConfig, array: Tensor) -> Tensor:
     """
     shape = tuple(array.shape)
     if array.dtype != torch.uint8:
-        raise ValueError(
-            f"images are {array.dtype}: give uint8 arrays (0 to 255), or preprocessed floats."
-        )
+        raise ValueError(f"images are {array.dtype}: give uint8 (0 to 255) or preprocessed floats.")
     if array.ndim != 4 or shape[1] != cfg.channels:
-        raise ValueError(
-            f"images have shape {shape}, wanted [batch, {cfg.channels}, height, width]."
-        )
+        raise ValueError(f"images have shape {shape}: give [batch, {cfg.channels}, height, width].")
     if shape[0] == 0:
         raise ValueError("there is no image to preprocess: the array is empty.")
     if shape[2:] == cfg.image_size and cfg.resize in (None, min(cfg.image_size), cfg.image_size):
         return array
     pictures = array.permute(0, 2, 3, 1).cpu().numpy()  # [batch, h, w, channels]
     squeezed = pictures[..., 0] if cfg.channels == 1 else pictures
-    return stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
+    return _stack([_to_bytes(cfg, _fit(cfg, Image.fromarray(picture))) for picture in squeezed])
 
 
-def stack(images: list[Tensor], kind: str = "image") -> Tensor:
+def _stack(images: list[Tensor], kind: str = "image") -> Tensor:
     """Returns pictures as `[batch, ...]`.
 
     Raises ValueError if their heights and widths, the last two axes, differ.
@@ -207,8 +200,7 @@ def stack(images: list[Tensor], kind: str = "image") -> Tensor:
     if len(sizes) > 1:
         shown = ", ".join(f"{height} x {width}" for height, width in sorted(sizes)[:4])
         raise ValueError(
-            f"the {kind}s of a batch differ in size ({shown}): "
-            "load the model with crop=..., or resize=(h, w)."
+            f"the {kind}s differ in size ({shown}): load the model with crop=..., or resize=(h, w)."
         )
     return torch.stack(images)
 
@@ -228,3 +220,57 @@ def _normalise(cfg: CrateConfig, array: Tensor) -> Float[Tensor, "batch channels
     images = array.to(torch.float32) / 255
     mean, std = torch.tensor(cfg.mean), torch.tensor(cfg.std)
     return (images - mean.view(-1, 1, 1).to(images.device)) / std.view(-1, 1, 1).to(images.device)
+
+
+def preprocess_masks(cfg: CrateConfig, masks: Pictures) -> UInt8[Tensor, "batch height width"]:
+    """Returns class maps of the model's size.
+
+    masks: a PIL image, a path, a sequence of either, or a uint8 or bool array or tensor
+    `[batch, height, width]`. They are resized and cropped as by `preprocess`, each pixel taking
+    the value of the nearest one. Values are kept: the grey level of 8-bit grey, the index of a
+    palette ("P"), 0 and 1 of black and white ("1").
+
+    Raises ValueError for other modes, dtypes and shapes, unreadable files, no masks, and sizes
+    that `preprocess` refuses.
+    """
+    arrays = isinstance(masks, (torch.Tensor, np.ndarray))
+    pictures = _mask_pictures(torch.as_tensor(masks)) if arrays else _sequence(masks, "mask")
+    return _stack([_fit_mask(cfg, *loaded(mask, "mask")) for mask in pictures], "mask")
+
+
+def _mask_pictures(masks: Tensor) -> list[Image.Image]:
+    if masks.dtype not in (torch.uint8, torch.bool) or masks.ndim != 3:
+        raise ValueError(
+            f"masks are {masks.dtype} of shape {list(masks.shape)}: "
+            "give uint8 or bool [batch, height, width]."
+        )
+    return [Image.fromarray(mask) for mask in masks.to(torch.uint8).cpu().numpy()]
+
+
+def _fit_mask(cfg: CrateConfig, mask: Image.Image, what: str) -> UInt8[Tensor, "height width"]:
+    if mask.mode not in ("1", "L", "P"):
+        raise ValueError(
+            f"{what} has mode {mask.mode!r}: give one number per pixel, 8-bit grey or a palette "
+            "(modes L and P), or black and white (mode 1)."
+        )
+    # the indices of a palette, which convert("L") would turn into the grey of its colours
+    numbers = Image.fromarray(np.array(mask).astype(np.uint8))
+    return torch.from_numpy(
+        np.array(_resize_and_crop(cfg, numbers, Image.Resampling.NEAREST, what))
+    )
+
+
+def displayable(image: Shaped[Tensor, "channels height width"], cfg: CrateConfig) -> np.ndarray:
+    """Returns the image as `[h, w]` or `[h, w, 3]` in 0..1.
+
+    Its preprocessing is undone if the config has mean and std; otherwise the contrast is stretched.
+    """
+    pixels = image.detach().float().cpu()
+    if cfg.mean is not None and cfg.std is not None:
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (cfg.mean, cfg.std))
+        pixels = pixels * std + mean
+        low, high = 0.0, 1.0
+    else:
+        low, high = pixels.min().item(), pixels.max().item()
+    pixels = ((pixels - low) / max(high - low, 1e-12)).clamp(0, 1)
+    return pixels[0].numpy() if len(pixels) != 3 else pixels.permute(1, 2, 0).numpy()

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.core import checks
-from crate_interp.models.hub_sharing import SharedModel
+from crate_interp.models.saving import SharedModel
 
 ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
 NORMALIZATIONS = ("none", "constant_norm_rescale", "layer_norm")
@@ -80,8 +80,8 @@ class SparseAutoencoder(nn.Module, SharedModel):
     "layer_norm" takes each token's mean away and divides by its standard deviation (ddof 1) +
     1e-5. `decode` undoes it, so it takes the features of the tokens that were encoded last.
 
-    Code: neelnanda-io/1L-Sparse-Autoencoder `utils.py`, in whose format the CRATE-LM autoencoders
-    are published, and decoderesearch/SAELens `sae_lens/saes`, of which the other architectures are.
+    Code: neelnanda-io/1L-Sparse-Autoencoder `utils.py`, the format of the published CRATE-LM
+    autoencoders, and decoderesearch/SAELens `sae_lens/saes` for the other architectures.
     """
 
     b_enc: nn.Parameter

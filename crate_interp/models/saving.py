@@ -1,4 +1,8 @@
-"""Writes our own format: a folder with model.safetensors, config.json and a model card."""
+"""Our own format: a folder with model.safetensors, config.json and a model card.
+
+`save` writes it. SharedModel gives models save_pretrained, from_pretrained and push_to_hub, by
+huggingface_hub's mixin.
+"""
 
 import errno
 import re
@@ -6,13 +10,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelHubMixin
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from crate_interp.core import folders
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import write_text
-from crate_interp.core.folders import is_free, read_index, replacing
 from crate_interp.core.safe_text import markdown
 from crate_interp.models.text.tokenizer import to_json
 
@@ -57,7 +62,9 @@ def save(model: nn.Module, folder: Path) -> Path:
     the folder cannot be written, another process is writing it, or it holds the model of another
     library.
     """
-    other = (folder / CONFIG).exists() and read_index(folder / CONFIG).get("library") != LIBRARY
+    other = (folder / CONFIG).exists() and folders.read_index(folder / CONFIG).get(
+        "library"
+    ) != LIBRARY
     if other:
         raise ValueError(
             f"{str(folder)!r} holds a {CONFIG} of another library, whose model would be lost: "
@@ -69,7 +76,7 @@ def save(model: nn.Module, folder: Path) -> Path:
     content = {"library": LIBRARY, "format": 1, "config": values} | _auto_class(model)
     weights, tokenizer = _own_memory(model.state_dict()), _tokenizer(model)
     card = _card(values, cfg.model_name or folder.resolve().name, weights)
-    with replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
+    with folders.replacing(folder, CONFIG, content, owned=(WEIGHTS, TOKENIZER)) as stage:
         _write_weights(weights, stage / WEIGHTS)
         if tokenizer is not None:
             write_text(stage / TOKENIZER, tokenizer)
@@ -79,7 +86,7 @@ def save(model: nn.Module, folder: Path) -> Path:
 
 
 def _auto_class(model: nn.Module) -> dict[str, Any]:
-    """Returns what AutoConfig and AutoModel look for; nothing for a model that they do not know."""
+    """Returns the entries that AutoConfig and AutoModel read, if they know this class."""
     known = HUGGING_FACE.get(type(model).__name__)
     return {} if known is None else {"model_type": known[0], "architectures": [known[1]]}
 
@@ -88,7 +95,7 @@ def _write_weights(weights: dict[str, Any], path: Path) -> None:
     """Writes a safetensors file. Raises OSError if there is no room for it."""
     try:
         save_file(weights, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # of the library in Rust, which knows no OSError
+    except SafetensorError as error:  # the library, in Rust, raises no OSError
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from None
 
@@ -105,7 +112,7 @@ def _card(values: dict[str, Any], name: str, weights: dict[str, Any]) -> str:
 def _tokenizer(model: nn.Module) -> str | None:
     """Returns the tokenizer.json that belongs in the folder, or None.
 
-    A tokenizer that lay beside the weights does, one from the Hub does not.
+    One that lay beside the weights belongs there, and one from the Hub does not.
     """
     text: Any = getattr(model, "text", model)
     if getattr(text.cfg, "tokenizer", None) != "file":
@@ -138,9 +145,69 @@ def _own_memory(state: dict[str, Any]) -> dict[str, Any]:
 def check_new(folder: Path) -> None:
     """Raises ValueError unless the folder is empty or not there.
 
-    What a process that died began in it does not count.
+    Unfinished files of a process that died do not count.
     """
-    if not is_free(folder, CONFIG):
+    if not folders.is_free(folder, CONFIG):
         raise ValueError(
             f"{str(folder)!r} is there already: give the name of a new folder, or remove it first."
         )
+
+
+class SharedModel(ModelHubMixin):
+    """Models that are saved in folders of our own format."""
+
+    # it returns the folder
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> Path:
+        """Writes the model into a folder and returns the folder's path.
+
+        `ci.load(folder, dtype=model.cfg.dtype)` reads it back bit for bit. Different from
+        huggingface_hub's mixin: config.json is crate_interp's own, and an existing model card is
+        left alone.
+        """
+        model: Any = self
+        folder = save(model, Path(save_directory))
+        if push_to_hub:
+            kwargs = {
+                name: value
+                for name, value in kwargs.items()
+                if name not in ("config", "model_card_kwargs")
+            }
+            self.push_to_hub(repo_id or folder.resolve().name, **kwargs)
+        return folder
+
+    # without those options of huggingface_hub's that ci.load does not have
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Loads a model with `ci.load` and the same arguments.
+
+        Raises ValueError if the model is of another class.
+        """
+        from crate_interp.checkpoints.load import load
+
+        net: dict[str, Any] = dict(
+            cache_dir=cache_dir, local_files_only=local_files_only, token=token
+        )
+        model = load(pretrained_model_name_or_path, revision=revision, **net, **model_kwargs)
+        if not isinstance(model, cls):
+            raise ValueError(
+                f"{pretrained_model_name_or_path} holds a {type(model).__name__}, "
+                f"not a {cls.__name__}: use {type(model).__name__}.from_pretrained, or ci.load, "
+                "which takes any."
+            )
+        return model

@@ -12,19 +12,11 @@ from crate_interp.config import CrateConfig
 from crate_interp.models.compat.hugging_face_outputs import image_output
 from crate_interp.models.compat.offload import at_hand, onloaded
 from crate_interp.models.compat.unsupported_methods import REFUSALS
-from crate_interp.models.hooked import HookedModel, own_config
-from crate_interp.models.image_methods import ImageMixin
+from crate_interp.models.hooked import HookedModel, check_stream, layer_range, own_config
+from crate_interp.models.image_inputs import ImageMixin
 from crate_interp.models.layers.block import CrateBlock
-from crate_interp.models.layers.embed import (
-    ClassHead,
-    ConvPatchEmbed,
-    CratePatchEmbed,
-    cat_tokens,
-    hooked_positions,
-    interpolate_positions,
-)
+from crate_interp.models.layers.embed import ClassHead, ConvPatchEmbed, CratePatchEmbed, cat_tokens
 from crate_interp.models.layers.norm import HookedLayerNorm
-from crate_interp.models.layers.stack import check_stream, layer_range
 
 
 class HookedCrate(ImageMixin, HookedModel):
@@ -110,10 +102,7 @@ class HookedCrate(ImageMixin, HookedModel):
         patches = self.embed(images)
         batch = patches.shape[0]  # not len(): torch.export would take it for a constant
         tokens = self.hook_embed(cat_tokens(self.cls_token.expand(batch, -1, -1), patches))
-        height, width = self.cfg.patch_size
-        grid = (images.shape[2] // height, images.shape[3] // width)
-        table = interpolate_positions(self.pos_embed, self.cfg.grid, grid)
-        return tokens + hooked_positions(self.hook_pos_embed, table, batch)
+        return self._with_positions(tokens, images)
 
     def _pool(self, z: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_model"]:
         if self.cfg.pool == "mean":

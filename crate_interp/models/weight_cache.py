@@ -1,5 +1,6 @@
-"""What is computed of a model's weights, kept for as long as they are unchanged."""
+"""The digest of a model, and a cache of what is computed from its weights until they change."""
 
+import hashlib
 import json
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -12,17 +13,28 @@ from crate_interp.models.compat.offload import onloaded
 from crate_interp.models.hooked import HookedModel
 
 T = TypeVar("T")
-_COLUMNS = 512  # words in a row of a check sum
+_COLUMNS = 512  # whole numbers in a row of a check sum
 
-# by model: the marks of the weights, and what was made of them; it goes when the model goes
+# model -> marks of its weights, and what was computed from them; an entry ends with its model
 _KEPT: WeakKeyDictionary[HookedModel, tuple[tuple, dict[Hashable, Any]]] = WeakKeyDictionary()
+
+
+def model_digest(model: HookedModel) -> str:
+    """Returns sha256 over the config and every parameter's name, dtype, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(model.cfg.to_dict(), sort_keys=True).encode())
+    with onloaded(model):
+        for name, value in sorted(model.state_dict().items()):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
     """Returns make(), or what it returned before for this name, if config and weights are the same.
 
-    The weights are read each time, and summed as whole numbers in two ways: torch's count of edits
-    knows nothing of an edit through `.data`. What `make` returns must not hold the model.
+    The weights are read each time, and summed as whole numbers by row and by column, because
+    torch's version counter misses edits through `.data`. What `make` returns must not refer to the
+    model.
     """
     marks = _marks(model)
     if model not in _KEPT or _KEPT[model][0] != marks:
@@ -34,7 +46,7 @@ def kept(model: HookedModel, name: Hashable, make: Callable[[], T]) -> T:
 
 
 def _marks(model: HookedModel) -> tuple:
-    """Returns what changes when config, place or weights of a model do."""
+    """Returns values that change if the config, device or weights of a model change."""
     with onloaded(model):
         tensors = tuple(
             (name, value.dtype, value.shape, value.device, _sums(value.detach()))
@@ -46,7 +58,7 @@ def _marks(model: HookedModel) -> tuple:
 def _sums(value: Tensor) -> bytes:
     """Returns sums of the bits of a tensor by row and by column, and the bits that fill no row."""
     bits = value.contiguous().reshape(-1).view(torch.uint8)
-    bits = bits.clone() if bits.storage_offset() % 8 else bits  # words begin at whole words
+    bits = bits.clone() if bits.storage_offset() % 8 else bits  # int64 is aligned to 8 bytes
     whole = bits.numel() // (8 * _COLUMNS) * 8 * _COLUMNS
     rows = bits[:whole].view(torch.int64).view(-1, _COLUMNS)
     parts = (rows.sum(dim=0), rows.sum(dim=1), bits[whole:])  # whole numbers wrap, and are exact

@@ -44,11 +44,8 @@ class WeightsMixin:
     blocks: nn.ModuleList
     unembed: Any
 
-    def _stacked(self, name: str) -> Tensor:
-        return torch.stack([getattr(block.attn, name) for block in self.blocks])
-
-    def _stacked_mlp(self, name: str) -> Tensor:
-        return torch.stack([getattr(block.mlp, name) for block in self.blocks])
+    def _stacked(self, name: str, part: str = "attn") -> Tensor:
+        return torch.stack([getattr(getattr(block, part), name) for block in self.blocks])
 
     @property
     def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
@@ -93,22 +90,22 @@ class WeightsMixin:
     @property
     def W_in(self) -> Float[Tensor, "layer d_model d_mlp"]:
         """The dictionaries of every layer; AttributeError if the step is CRATE's ISTA."""
-        return self._stacked_mlp("W_in")
+        return self._stacked("W_in", "mlp")
 
     @property
     def W_out(self) -> Float[Tensor, "layer d_mlp d_model"]:
         """The decoders of every layer; AttributeError for CRATE's ISTA step, which has none."""
-        return self._stacked_mlp("W_out")
+        return self._stacked("W_out", "mlp")
 
     @property
     def b_in(self) -> Float[Tensor, "layer d_mlp"]:
         """The input biases of a plain transformer's MLPs; no sparse step has one."""
-        return self._stacked_mlp("b_in")
+        return self._stacked("b_in", "mlp")
 
     @property
     def b_out(self) -> Float[Tensor, "layer d_model"]:
         """The output biases of the sparse steps; AttributeError for CRATE's ISTA step."""
-        return self._stacked_mlp("b_out")
+        return self._stacked("b_out", "mlp")
 
     @property
     def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:

@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "head_ablation": ("crate_interp.circuits.head_ablation", "HEAD_ABLATION"),
     "linear_probe": ("crate_interp.sweeps.linear_probes", "LINEAR_PROBE"),
     "logit_attribution": ("crate_interp.circuits.attribution", "LogitAttribution"),
-    "logit_lens": ("crate_interp.circuits.lens_table", "LogitLens"),
+    "logit_lens": ("crate_interp.circuits.logit_lens_table", "LogitLens"),
     "saes": ("crate_interp.saes.run", "SAES"),
     "segmentation": ("crate_interp.segmentation.run", "SEGMENTATION"),
     "store": ("crate_interp.sweeps.stores.writing", "STORE"),

@@ -11,8 +11,8 @@ from PIL import Image
 
 from crate_hooks import full_name
 from crate_interp.data import Samples
-from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.probes.segmentation_probe import IGNORED
 

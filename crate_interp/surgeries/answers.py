@@ -1,27 +1,34 @@
-"""What surgery looks at: the loss and the share of right answers of each sample."""
+"""The answers of a model: loss and right answers by sample, and slopes of the loss.
+
+A slope is that where a step begins to replace a layer's own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_hooks import full_name
 from crate_interp.core import checks
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
 from crate_interp.surgeries.replacement import Hook
+from crate_interp.surgeries.steps import Step
 from crate_interp.sweeps.runs.batches import last_point
 
+_POINTS = {"hook_attn_out": 0, "mlp.hook_post": 1}  # part of the seed
 _TOWERS = ("clipa-visual", "clipa-text")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers to a batch.
+    """The answers of a model to a batch.
 
     loss `[batch]`: the cross-entropy in nats, in float64; of windows the mean over tokens. right
     `[batch]`: 1 or 0; of windows the share of tokens. stream: Z^L `[batch, pos, d_model]`.
@@ -38,10 +45,10 @@ class Answers:
         return away / length
 
 
-def answers(
+def answer(
     model: HookedModel, inputs: Tensor, classes: Tensor | None, hooks: Sequence[Hook] = ()
 ) -> Answers:
-    """Returns what a model answers while hooks change it.
+    """Returns the answers of a model while hooks change it.
 
     classes `[batch]`: the right ones, or None for a language model, whose next tokens are in
     `inputs`.
@@ -66,7 +73,7 @@ def check_answers(model: HookedModel, what: str = "surgery") -> None:
     """Raises ValueError, naming `what`, unless the logits are of classes or of next tokens."""
     if not model.has_logits or model.cfg.family in _TOWERS:
         raise ValueError(
-            f"a model of family {model.cfg.family!r} answers with no logits: {what} needs a "
+            f"a model of family {model.cfg.family!r} returns no logits: {what} needs a "
             "classifier of images or a language model."
         )
 
@@ -83,13 +90,9 @@ def classes_of(model: HookedModel, samples: Samples, labels: Sequence[Any] | Non
         return None
     given: Any = samples.labels if labels is None else labels
     if given is None:
-        raise ValueError(
-            "the loss needs labels: the data has none, give labels=[...], one per sample."
-        )
+        raise ValueError("the loss needs labels: give labels=[...], one per sample.")
     if len(given) < samples.n:
-        raise ValueError(
-            f"there are {len(given)} labels for {samples.n} samples: give one per sample."
-        )
+        raise ValueError(f"there are {len(given)} labels for {samples.n} samples: give one each.")
     classes = [_class(model, label) for label in list(given)[: samples.n]]
     return torch.tensor(classes, device=model.cfg.device)
 
@@ -104,3 +107,82 @@ def _class(model: Any, label: Any) -> int:
             f"{model.cfg.n_classes - 1}, or names in model.cfg.labels."
         )
     return int(value)
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A forward of the model as it is: its answers, and what its points hold, by full name.
+
+    gradients: those of the sum of the losses, at the points that steps replace.
+    """
+
+    answers: Answers
+    acts: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+
+    def layer(self, step: Step, layer: int) -> dict[str, Tensor]:
+        """Returns the activations that a step needs in a layer, by their points in a block."""
+        points = (*step.reads, step.point)
+        return {point: self.acts[full_name(point, layer)] for point in points}
+
+
+def unchanged(
+    model: HookedModel, inputs: Tensor, classes: Tensor | None, steps: Sequence[Step]
+) -> Unchanged:
+    """Runs the model as it is, forward and backward."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any) -> Tensor:
+        # a leaf of the graph's own, so that weights without gradient do not matter
+        seen[hook.name] = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        return seen[hook.name]
+
+    layers = range(len(model.blocks))
+    targets = [full_name(point, k) for point in {step.point for step in steps} for k in layers]
+    reads = {full_name(point, k) for step in steps for point in step.reads for k in layers}
+    with torch.enable_grad():
+        hooks = [(name, keep) for name in (*targets, *sorted(reads))]
+        own = answer(model, inputs, classes, hooks)
+        gradients = torch.autograd.grad(own.loss.sum(), [seen[name] for name in targets])
+    own = Answers(own.loss.detach(), own.right, own.stream)
+    acts = {name: value.detach() for name, value in seen.items()}
+    return Unchanged(own, acts, dict(zip(targets, gradients, strict=True)))
+
+
+def slope(
+    gradient: Float[Tensor, "batch pos width"], change: Float[Tensor, "batch pos width"]
+) -> Float[Tensor, "batch"]:
+    """Returns `<gradient, change>` of each sample, in float64."""
+    return (gradient.double() * change.double()).sum(dim=(1, 2))
+
+
+def random_slopes(
+    gradient: Float[Tensor, "batch pos width"],
+    change: Float[Tensor, "batch pos width"],
+    turns: tuple[Tensor, Tensor],
+) -> Float[Tensor, "direction"]:
+    """Returns the slopes along turned changes, summed over the batch, in float64.
+
+    A turn puts entry order[j] of each token's change, times signs[j], in the place of entry j. With
+    M = sum change^T gradient `[width, width]` the slope is `sum_j signs_j M[order_j, j]`.
+    """
+    order, signs = turns  # [direction, width] each
+    products = change.double().flatten(0, 1).T @ gradient.double().flatten(0, 1)
+    columns = torch.arange(order.shape[1], device=order.device)
+    return (signs * products[order, columns]).sum(dim=-1)
+
+
+def random_turns(
+    step: Step, layer: int, width: int, directions: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the orders and the signs of some random turns, `[direction, width]` each.
+
+    They depend on the seed, the layer and the point, and neither on samples nor on the step.
+    """
+    drawn = [
+        np.random.default_rng([seed, _POINTS[step.point], layer, direction])
+        for direction in range(directions)
+    ]
+    order = np.stack([one.permutation(width) for one in drawn])
+    signs = np.stack([one.choice([-1.0, 1.0], width) for one in drawn])
+    return torch.from_numpy(order), torch.from_numpy(signs)

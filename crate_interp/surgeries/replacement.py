@@ -61,23 +61,41 @@ def replaced(
     for step in steps:
         check_step(model, step, wanted)
     share, eps = check_mix(mix), checks.positive("eps", eps)
-    hooks: Any = hooks_of(model, steps, wanted, share, eps)
+    hooks: Any = replacement_hooks(model, steps, wanted, share, eps)
     with model.hooks(hooks):
         yield model
 
 
-def hooks_of(
+def replacement_hooks(
     model: HookedModel, steps: Sequence[Step], layers: Sequence[int], mix: float, eps: float
 ) -> list[Hook]:
     """Returns the hooks that compute steps in layers and mix them with the layers' own."""
-    hooks: list[Hook] = []
-    for layer in layers:
-        for step in steps:
-            acts: dict[str, Tensor] = {}
-            kept = [(point, partial(_keep, acts=acts, point=point)) for point in step.reads]
-            put = partial(_put, model=model, step=step, layer=layer, acts=acts, mix=mix, eps=eps)
-            hooks += [(full_name(point, layer), hook) for point, hook in (*kept, (step.point, put))]
-    return hooks
+    return [
+        hook
+        for layer in layers
+        for step in steps
+        for hook in _hooks_in_layer(model, step, layer, mix, eps)
+    ]
+
+
+def _hooks_in_layer(
+    model: HookedModel, step: Step, layer: int, mix: float, eps: float
+) -> list[Hook]:
+    block: Any = model.blocks[layer]
+    acts: dict[str, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any, point: str) -> None:
+        acts[point] = tensor.detach()
+
+    def put(tensor: Tensor, hook: Any) -> Tensor:
+        with torch.no_grad():
+            keep(tensor, hook, step.point)
+            new = step.make(block, acts, visible_tokens(model, layer, tensor.shape[1]), eps)
+        acts.clear()
+        return mixed(tensor, new.to(tensor), mix)
+
+    kept = [(full_name(point, layer), partial(keep, point=point)) for point in step.reads]
+    return [*kept, (full_name(step.point, layer), put)]
 
 
 def mixed(own: Tensor, step: Tensor, mix: float) -> Tensor:
@@ -95,9 +113,7 @@ def check_layers(model: HookedModel, layers: Sequence[int] | None) -> list[int]:
         return list(range(count))
     listed = isinstance(layers, (list, tuple, range, set)) and len(layers) > 0
     if not listed or not all(checks.is_int(layer) and 0 <= layer < count for layer in layers):
-        raise ValueError(
-            f"layers={layers!r}: give a list of layers from 0 to {count - 1}, or None for all."
-        )
+        raise ValueError(f"layers={layers!r}: give layers from 0 to {count - 1}, or None for all.")
     return sorted({int(layer) for layer in layers})
 
 
@@ -115,29 +131,5 @@ def check_step(model: HookedModel, step: Step, layers: Sequence[int]) -> None:
         reason = step.lacking(blocks[layer])
         if reason:
             raise ValueError(
-                f"layer {layer} cannot take {step.name!r}: {reason}. Give other layers or another "
-                "replacement."
+                f"layer {layer} cannot take {step.name!r}: {reason}. Give other layers or steps."
             )
-
-
-def _keep(tensor: Tensor, hook: Any, acts: dict[str, Tensor], point: str) -> None:
-    acts[point] = tensor.detach()
-
-
-def _put(
-    tensor: Tensor,
-    hook: Any,
-    model: HookedModel,
-    step: Step,
-    layer: int,
-    acts: dict[str, Tensor],
-    mix: float,
-    eps: float,
-) -> Tensor:
-    block: Any = model.blocks[layer]
-    with torch.no_grad():
-        visible = visible_tokens(model, layer, tensor.shape[1])
-        acts[step.point] = tensor.detach()
-        new = step.make(block, acts, visible, eps)
-    acts.clear()
-    return mixed(tensor, new.to(tensor), mix)

@@ -40,11 +40,11 @@ def _slopes(result: Result) -> pd.DataFrame:
 
 
 def _another(values: np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of values, and where another one of them lies with 95 %.
+    """Returns the mean of values, and the interval that holds one more value with 95 %.
 
     The interval is `mean +- t sd sqrt(1 + 1 / n)`, with t of n - 1 degrees of freedom.
     """
-    nothing = np.zeros(1)  # less what another draw has
+    nothing = np.zeros(1)  # the value from which another draw is subtracted
     less, low, high, *_ = against_networks(nothing, nothing, values[:, None])
     return -float(less[0]), -float(high[0]), -float(low[0])
 

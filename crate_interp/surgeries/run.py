@@ -35,10 +35,9 @@ from crate_interp.measures.checks import all_finite
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
-from crate_interp.surgeries.answers import Answers, answers, check_answers, classes_of
-from crate_interp.surgeries.replacement import Hook, check_mix, check_step, hooks_of, mixed
+from crate_interp.surgeries import answers
+from crate_interp.surgeries.replacement import Hook, check_mix, check_step, mixed, replacement_hooks
 from crate_interp.surgeries.result import ALL, SurgeryResult
-from crate_interp.surgeries.slopes import Unchanged, random_slopes, slope, turns_of, unchanged
 from crate_interp.surgeries.steps import Replacement, Step, any_step, visible_tokens
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
@@ -67,7 +66,7 @@ class _Rows:
 
     unchanged: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
-    answers: list[pd.DataFrame] = field(default_factory=list)
+    mixes: list[pd.DataFrame] = field(default_factory=list)
     random: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # [direction]
     n: int = 0
 
@@ -107,12 +106,12 @@ def surgery(
     options = run_options(surgery, run)
     eps, seed = checks.positive("eps", eps), checks.count("seed", seed, least=0)
     check_model(model)
-    check_answers(model)
+    answers.check_answers(model)
     steps = _steps(model, replacements)
     values = _mixes(mixes)
     directions = checks.count("directions", directions, least=2)
     samples = samples_of(model, data, options)
-    classes = classes_of(model, samples, labels)
+    classes = answers.classes_of(model, samples, labels)
     settings = {"replacements": [step.name for step in steps], "mixes": values, "eps": eps}
     settings |= {"directions": directions, "seed": seed}
     meta = data_meta(model, samples, options.batch_size) | {"settings": settings}
@@ -140,9 +139,7 @@ def _steps(model: HookedModel, given: Sequence[Replacement] | None) -> list[Step
             check_step(model, steps[0], layers)  # raises, with the reason
         return fit
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise ValueError(
-            f"replacements={given!r}: give a list such as ['gradient', 4, 'solution'], or None."
-        )
+        raise ValueError(f"replacements={given!r}: give a list such as ['gradient', 4], or None.")
     steps = [any_step(what) for what in given]
     if len({step.name for step in steps}) < len(steps):
         raise ValueError(f"replacements={list(given)!r} names one twice: give each once.")
@@ -171,7 +168,7 @@ def _of_chunk(chunk: Chunk, plan: _Plan) -> Tables:
     tables: dict[str, pd.DataFrame] = {
         "unchanged": pd.concat(rows.unchanged, ignore_index=True),
         "samples": pd.concat(rows.samples, ignore_index=True),
-        "answers": pd.concat(rows.answers, ignore_index=True) if rows.answers else _no_answers(),
+        "answers": pd.concat(rows.mixes, ignore_index=True) if rows.mixes else _no_answers(),
         "random": pd.DataFrame(random),
     }
     for name in ("samples", "answers"):
@@ -186,77 +183,77 @@ def _no_answers() -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
 
 
+@dataclass(frozen=True)
+class _BatchPass:
+    """The measurement of one batch, which adds to the rows of its chunk."""
+
+    model: HookedModel
+    batch: Batch
+    classes: Tensor | None
+    base: answers.Unchanged
+    plan: _Plan
+    rows: _Rows
+
+    def measure(self, step: Step) -> None:
+        """Adds the slopes and answers of a step in each layer, and in all of them at once."""
+        layers = range(len(self.model.blocks))
+        total: list[Tensor] = []
+        for layer in layers:
+            new = self._computed(step, layer)
+            total.append(self._slopes(step, layer, new))
+            name = full_name(step.point, layer)
+            for mix in self.plan.mixes:
+                self._answers(step, layer, mix, [(name, partial(_mix, step=new, mix=mix))])
+        slopes = torch.stack(total).sum(dim=0)
+        self.rows.samples.append(_table(self.batch, step, ALL, slope=slopes[0], added=slopes[1]))
+        together = sum(self.rows.random[step.name, layer] for layer in layers)
+        self.rows.random[step.name, ALL] = torch.as_tensor(together)
+        for mix in self.plan.mixes:
+            hooks = replacement_hooks(self.model, [step], layers, mix, self.plan.eps)
+            self._answers(step, ALL, mix, hooks)
+
+    def _computed(self, step: Step, layer: int) -> Tensor:
+        """Returns the step in place of the layer's own, on the stream of the model as it is."""
+        block: Any = self.model.blocks[layer]
+        with torch.no_grad():
+            acts = self.base.layer(step, layer)
+            visible = visible_tokens(self.model, layer, acts[step.point].shape[1])
+            new = step.make(block, acts, visible, self.plan.eps).to(acts[step.point])
+        where = f"samples {self.batch.start} to {self.batch.last}"
+        _check(new, f"{step.name!r} in layer {layer}, {where}")
+        return new
+
+    def _slopes(self, step: Step, layer: int, new: Tensor) -> Tensor:
+        """Adds a layer's slopes to the rows, and returns slope and added, `[2, batch]`."""
+        name, plan = full_name(step.point, layer), self.plan
+        own, gradient = self.base.acts[name], self.base.gradients[name]
+        slopes = torch.stack([answers.slope(gradient, new - own), answers.slope(gradient, new)])
+        self.rows.samples.append(_table(self.batch, step, layer, slope=slopes[0], added=slopes[1]))
+        turns = answers.random_turns(step, layer, own.shape[-1], plan.directions, plan.seed)
+        order, signs = (part.to(own.device) for part in turns)
+        sums = answers.random_slopes(gradient, new - own, (order, signs)).cpu()
+        self.rows.random[step.name, layer] = self.rows.random.get((step.name, layer), 0.0) + sums
+        return slopes
+
+    def _answers(self, step: Step, layer: int, mix: float, hooks: list[Hook]) -> None:
+        """Runs the model with hooks that change it, and adds its answers to the rows."""
+        with torch.no_grad():
+            got = answers.answer(self.model, self.batch.inputs, self.classes, hooks)
+        _check(got.loss, f"the loss with {mix} of {step.name!r} in layer {layer}")
+        numbers = {"loss": got.loss, "right": got.right, "change": self.base.answers.change(got)}
+        self.rows.mixes.append(_table(self.batch, step, layer, mix=mix, **numbers))
+
+
 def _of_batch(model: HookedModel, batch: Batch, plan: _Plan, rows: _Rows) -> None:
     first = batch.start - plan.first
     classes = None if plan.classes is None else plan.classes[first : first + len(batch.inputs)]
     rows.n += len(batch.inputs)
-    base = unchanged(model, batch.inputs, classes, plan.steps)
+    base = answers.unchanged(model, batch.inputs, classes, plan.steps)
     _check(base.answers.loss, f"the loss in samples {batch.start} to {batch.last}")
     rows.unchanged.append(_table(batch, loss=base.answers.loss, right=base.answers.right))
-    run = partial(_run, model, batch, classes, base, plan, rows)
+    batch_pass = _BatchPass(model, batch, classes, base, plan, rows)
     for step in plan.steps:
-        total: list[Tensor] = []
-        for layer in range(len(model.blocks)):
-            new = _new(model, batch, step, layer, base, plan)
-            total.append(_slopes(batch, step, layer, new, base, plan, rows))
-            name = full_name(step.point, layer)
-            for mix in plan.mixes:
-                run(step, layer, mix, [(name, partial(_mix, step=new, mix=mix))])
-        slopes = torch.stack(total).sum(dim=0)
-        rows.samples.append(_table(batch, step, ALL, slope=slopes[0], added=slopes[1]))
-        layers = range(len(model.blocks))
-        together = sum(rows.random[step.name, layer] for layer in layers)
-        rows.random[step.name, ALL] = torch.as_tensor(together)
-        for mix in plan.mixes:
-            run(step, ALL, mix, hooks_of(model, [step], layers, mix, plan.eps))
-
-
-def _new(
-    model: HookedModel, batch: Batch, step: Step, layer: int, base: Unchanged, plan: _Plan
-) -> Tensor:
-    """Returns the step in place of the layer's own, on the stream of the model as it is."""
-    block: Any = model.blocks[layer]
-    with torch.no_grad():
-        acts = base.layer(step, layer)
-        visible = visible_tokens(model, layer, acts[step.point].shape[1])
-        new = step.make(block, acts, visible, plan.eps).to(acts[step.point])
-    _check(new, f"{step.name!r} in layer {layer}, samples {batch.start} to {batch.last}")
-    return new
-
-
-def _slopes(
-    batch: Batch, step: Step, layer: int, new: Tensor, base: Unchanged, plan: _Plan, rows: _Rows
-) -> Tensor:
-    """Adds a layer's slopes to the rows, and returns slope and added, `[2, batch]`."""
-    name = full_name(step.point, layer)
-    own, gradient = base.acts[name], base.gradients[name]
-    slopes = torch.stack([slope(gradient, new - own), slope(gradient, new)])
-    rows.samples.append(_table(batch, step, layer, slope=slopes[0], added=slopes[1]))
-    turns = turns_of(step, layer, own.shape[-1], plan.directions, plan.seed)
-    order, signs = (part.to(own.device) for part in turns)
-    sums = random_slopes(gradient, new - own, (order, signs)).cpu()
-    rows.random[step.name, layer] = rows.random.get((step.name, layer), 0.0) + sums
-    return slopes
-
-
-def _run(
-    model: HookedModel,
-    batch: Batch,
-    classes: Tensor | None,
-    base: Unchanged,
-    plan: _Plan,
-    rows: _Rows,
-    step: Step,
-    layer: int,
-    mix: float,
-    hooks: list[Hook],
-) -> None:
-    """Runs the model with hooks that change it, and adds its answers to the rows."""
-    with torch.no_grad():
-        got: Answers = answers(model, batch.inputs, classes, hooks)
-    _check(got.loss, f"the loss with {mix} of {step.name!r} in layer {layer}")
-    numbers = {"loss": got.loss, "right": got.right, "change": base.answers.change(got)}
-    rows.answers.append(_table(batch, step, layer, mix=mix, **numbers))
+        batch_pass.measure(step)
 
 
 def _mix(tensor: Tensor, hook: Any, step: Tensor, mix: float) -> Tensor:

@@ -1,28 +1,24 @@
 """The steps that can take the place of a layer's own, by name."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from crate_interp import measures
 from crate_interp.core import checks
-from crate_interp.measures import (
-    lasso_solution,
-    neumann_gradient,
-    subspace_coding_rate_gradient,
-)
+from crate_interp.measures.checks import in_full_precision
 from crate_interp.measures.gradients import written
+from crate_interp.measures.rates import check_rate, head_codes
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import CrateBlock
 from crate_interp.models.layers.context import contexts
-from crate_interp.models.layers.sparse_step import Lasso
+from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import tied_subspaces
 from crate_interp.results.result import counted
-from crate_interp.surgeries.causal_gradient import visible_gradient, visible_neumann
 
 ATTENTION = ("gradient", "neumann", "plus", "minus")
 SOLUTION = "solution"
@@ -37,7 +33,7 @@ class Step:
 
     name: what tables call it. point: where its result goes. reads: the points it is computed from,
     beside `point`, which holds the layer's own. make(block, acts, visible, eps) computes it.
-    lacking(block) says why a layer cannot have it, or nothing.
+    lacking(block) returns why a layer cannot have it, or an empty text.
     """
 
     name: str
@@ -94,24 +90,75 @@ def _attention(
     name: str, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_model"]:
     u = tied_subspaces(block)
-    assert u is not None  # _no_u was asked before
+    assert u is not None  # _no_u was checked before
     u = u.detach()
     if name in ("plus", "minus"):
         update = written(acts["attn.hook_z"].transpose(1, 2), u)
         update = -update if name == "minus" else update
     elif visible is None:
-        form = subspace_coding_rate_gradient if name == "gradient" else neumann_gradient
+        form = (
+            measures.subspace_coding_rate_gradient
+            if name == "gradient"
+            else measures.neumann_gradient
+        )
         update = -form(acts["hook_resid_pre"], u, eps)
     else:
-        form = visible_gradient if name == "gradient" else visible_neumann
-        update = -form(acts["hook_resid_pre"], u, eps, visible)
+        update = -visible_gradient(
+            acts["hook_resid_pre"], u, eps, visible, exact=name == "gradient"
+        )
     return _at_length(update, acts["hook_attn_out"])
+
+
+@in_full_precision
+def visible_gradient(
+    z: Float[Tensor, "batch pos d_model"],
+    u: Float[Tensor, "head d_model d_head"],
+    eps: float,
+    visible: Bool[Tensor, "pos pos"],
+    exact: bool = True,
+) -> Float[Tensor, "batch pos d_model"]:
+    """Returns for each token the gradient of the R^c of the tokens that it sees, for itself.
+
+    `sum_k a_i c_i (I + a_i G_i)^{-1} U_k^T` for token i, where c_i is its code in head k, G_i the
+    sum of c_j^T c_j over the N_i tokens j that it sees, and a_i = p / (N_i eps^2). exact=False
+    takes the first two terms of its Neumann series, `sum_k (a_i c_i - a_i^2 c_i G_i) U_k^T`.
+
+    visible: True where a token (row) sees another (column); each sees itself. If all see all, this
+    is `subspace_coding_rate_gradient`. That gradient mixes all tokens: in a language model it would
+    tell a token what follows it. On 32 windows of the first crate-tiny-lm (6 layers), with it in
+    every layer, the loss seems to fall (slope -.24, 95 % interval -.36 to -.12); with this one it
+    does not measurably (-.09, -.24 to .04). Raises ValueError as `coding_rate` does.
+    """
+    check_rate(z, eps)
+    wide, term = u.double(), _exact if exact else _series
+    scale = (u.shape[-1] / (visible.sum(dim=-1).double() * eps**2))[:, None]  # [pos, 1]
+    heads = head_codes(z.double(), wide).unbind(dim=-3)  # the Grams of one head at a time
+    terms = [term(codes, _grams(codes, visible), scale) for codes in heads]
+    return written(torch.stack(terms, dim=-3), wide).to(z.dtype)
+
+
+def _grams(
+    codes: Float[Tensor, "batch pos d_head"], visible: Bool[Tensor, "pos pos"]
+) -> Float[Tensor, "batch pos d_head d_head"]:
+    """Returns the Gram matrix of the codes that each token sees."""
+    squares = (codes[..., :, None] * codes[..., None, :]).flatten(2)
+    return (visible.to(codes) @ squares).unflatten(2, (codes.shape[-1], codes.shape[-1]))
+
+
+def _exact(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
+    eye = torch.eye(codes.shape[-1], dtype=codes.dtype, device=codes.device)
+    factors = torch.linalg.cholesky(eye + scale[..., None] * grams)
+    return torch.cholesky_solve((scale * codes)[..., None], factors)[..., 0]
+
+
+def _series(codes: Tensor, grams: Tensor, scale: Tensor) -> Tensor:
+    return scale * codes - scale**2 * (codes[..., None, :] @ grams)[..., 0, :]
 
 
 def _at_length(
     update: Float[Tensor, "batch pos d_model"], own: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Returns an update scaled so that each sample's is as long as its own; zero stays zero."""
+    """Returns an update as long, sample by sample, as the layer's own; zero stays zero."""
     length, wanted = (
         torch.linalg.vector_norm(x.double(), dim=(1, 2), keepdim=True) for x in (update, own)
     )
@@ -122,7 +169,7 @@ def _at_length(
 def _steps(
     count: int, block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    lasso = dataclasses.replace(_lasso(block), count=count)
+    lasso = replace(_lasso(block), count=count)
     return lasso.run(acts["ln2.hook_normalized"], lasso.lambd)
 
 
@@ -130,12 +177,12 @@ def _solution(
     block: CrateBlock, acts: Acts, visible: Tensor | None, eps: float
 ) -> Float[Tensor, "batch pos d_mlp"]:
     lasso = _lasso(block)
-    return lasso_solution(acts["ln2.hook_normalized"], lasso.d, lasso.lambd, tol=3e-4)
+    return measures.lasso_solution(acts["ln2.hook_normalized"], lasso.d, lasso.lambd, tol=3e-4)
 
 
 def _lasso(block: CrateBlock) -> Lasso:
     lasso = block.mlp.lasso()
-    assert isinstance(lasso, Lasso), lasso  # _no_lasso was asked before
+    assert isinstance(lasso, Lasso), lasso  # _no_lasso was checked before
     return lasso
 
 

@@ -1,1 +1,1 @@
-"""For other people's training loops: what is measured, and what is added to a loss."""
+"""Tools for a training loop: a watch that measures the model, and a term of the loss."""

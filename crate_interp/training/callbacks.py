@@ -5,14 +5,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from crate_interp.training.watch_object import Watch
 
-
-def _transformers() -> type[Watch]:
-    """Returns the class for Hugging Face's Trainer. Raises ImportError without transformers."""
+def _transformers(watch: Any) -> Any:
+    """Returns a Watch for Hugging Face's Trainer. Raises ImportError without transformers."""
     from transformers import TrainerCallback
 
-    class TransformersWatch(Watch, TrainerCallback):
+    class TransformersWatch(watch, TrainerCallback):
         """A watch as a callback of transformers.Trainer."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -31,15 +29,15 @@ def _transformers() -> type[Watch]:
     return TransformersWatch
 
 
-def _lightning() -> type[Watch]:
-    """Returns the class for Lightning's Trainer, of whichever of its two packages is in use.
+def _lightning(watch: Any) -> Any:
+    """Returns a Watch for Lightning's Trainer, from whichever of its two packages is imported.
 
     Raises ImportError without Lightning.
     """
     package = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
     base: Any = import_module(package).Callback
 
-    class LightningWatch(Watch, base):
+    class LightningWatch(watch, base):
         """A watch as a callback of Lightning's Trainer."""
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -63,7 +61,8 @@ def _lightning() -> type[Watch]:
     return LightningWatch
 
 
-CALLBACKS: dict[str, Callable[[], type[Watch]]] = {
+# by the name of the trainer: a function of the class Watch that returns a subclass of it
+CALLBACKS: dict[str, Callable[[Any], Any]] = {
     "transformers": _transformers,
     "lightning": _lightning,
 }

@@ -1,4 +1,4 @@
-"""Where a series changes its course: the largest two-segment F, and its circular shifts."""
+"""Where the mean of a series changes most: the largest two-segment F, tested by shifts."""
 
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.nd
     sums = np.cumsum(centred, axis=-1)[..., cuts - 1]
     between = sums**2 * n / (cuts * (n - cuts))  # the sum of a centred series is 0
     total = (centred**2).sum(axis=-1, keepdims=True)
-    # what float64 leaves of a constant is nothing
+    # the rounding of a constant counts as 0
     still = total <= n * (1e-12 * np.abs(values).max(axis=-1, keepdims=True)) ** 2
     within = np.where(total - between > 1e-12 * total, total - between, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):

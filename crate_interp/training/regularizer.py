@@ -1,6 +1,5 @@
 """Sparse rate reduction as a term of a training loss."""
 
-import math
 import random
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.block import Layer
 from crate_interp.probes.layer_reading import subspaces
 
-# what stands for the count of entries that are not zero
+# the functions that count or approximate the entries that are not zero
 _PENALTIES = {"l0": l0_norm, "l1": l1_norm}
 
 
@@ -40,8 +39,8 @@ class SRRRegularizer:
 
     `last` holds the term of each layer in the last call, before the weight.
 
-    Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that there are
-    not, and models whose layers have no U; RuntimeError if it is called outside its `with` or
+    Raises ValueError for a weight or lambd below 0 or not finite, eps <= 0, layers that do not
+    exist, and models whose layers have no U; RuntimeError if it is called outside its `with` or
     without a new forward.
     """
 
@@ -57,21 +56,18 @@ class SRRRegularizer:
         normalise: bool = False,
         seed: int = 0,
     ) -> None:
-        for name, value in {"weight": weight, "lambd": lambd}.items():
-            if not checks.is_number(value) or not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value!r}: give a finite number of at least 0.")
-        if not checks.is_number(eps) or not 0 < eps < math.inf:
-            raise ValueError(f"eps={eps!r}: give a number above 0, such as 0.1.")
+        self.weight = float(checks.non_negative("weight", weight))
+        self.lambd = float(checks.non_negative("lambd", lambd))
+        self.eps = float(checks.positive("eps", eps))
         checks.one_of("penalty", penalty, tuple(_PENALTIES))
         blocks: Any = model.blocks
         self.blocks: list[Layer] = list(blocks)
         if any(subspaces(block) is None for block in self.blocks):
             raise ValueError(
-                f"the layers of family {model.cfg.family!r} have no subspaces U_k, of which the "
-                "sparse rate reduction is made: give a CRATE."
+                f"the layers of family {model.cfg.family!r} have no subspaces U_k, which the "
+                "sparse rate reduction needs: give a CRATE."
             )
         self.layers = _numbers(layers, len(self.blocks))
-        self.weight, self.eps, self.lambd = float(weight), float(eps), float(lambd)
         self.penalty, self.normalise = penalty, checks.flag("normalise", normalise)
         self.one = layers == "random"
         self.last: dict[int, float] = {}

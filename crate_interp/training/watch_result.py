@@ -1,6 +1,7 @@
 """WatchResult: what probes measured while a model was trained, with the step as an axis."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ _CHANGES = [*_KEYS, "step", "f", "p", "before", "after", "n"]
 LIKELY = 0.05  # the p-value up to which a change counts
 
 
-def _layers(result: "WatchResult") -> pd.DataFrame:
-    return result._by_step(lambda one: one.table("layers"))
-
-
-def _heads(result: "WatchResult") -> pd.DataFrame:
-    return result._by_step(lambda one: one.table("heads"))
+def _by_step(result: "WatchResult", name: str) -> pd.DataFrame:
+    """Returns a derived table of the sweep at each step, one below the other."""
+    parts = [result.at(step).table(name) for step in result.steps]
+    for step, part in zip(result.steps, parts, strict=True):
+        part.insert(0, "step", step)
+    return pd.concat(parts, ignore_index=True)
 
 
 def _changes(result: "WatchResult") -> pd.DataFrame:
@@ -62,7 +63,11 @@ class WatchResult(Result):
         "moments": first,
         "weights": first,
     }
-    DERIVED = {"layers": _layers, "heads": _heads, "changes": _changes}
+    DERIVED = {
+        "layers": partial(_by_step, name="layers"),
+        "heads": partial(_by_step, name="heads"),
+        "changes": _changes,
+    }
     ALONE = "results of a watch do not merge: watch all samples in one training."
 
     @property
@@ -135,12 +140,6 @@ class WatchResult(Result):
         if len(found):
             words += f", half of them by step {int(np.percentile(found['step'], 50)):,}"
         return f"{words}.{more}"
-
-    def _by_step(self, table_of: Any) -> pd.DataFrame:
-        parts = [table_of(self.at(step)) for step in self.steps]
-        for step, part in zip(self.steps, parts, strict=True):
-            part.insert(0, "step", step)
-        return pd.concat(parts, ignore_index=True)
 
     def _series(self) -> Iterator[tuple[tuple, np.ndarray, np.ndarray]]:
         """Yields (probe, statistic, layer, head or None), steps and means of each series."""

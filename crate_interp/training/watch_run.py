@@ -1,21 +1,201 @@
-"""ci.watch: probes on fixed samples while a model is trained."""
+"""ci.watch: probes on fixed samples at every n-th step of a training."""
 
 import functools
-from dataclasses import replace
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import torch
+
 from crate_interp.core import checks
 from crate_interp.core.run_options import run_options
+from crate_interp.core.safe_text import plain
 from crate_interp.data import Data, Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
+from crate_interp.results.kinds import Tables
+from crate_interp.sweeps.ledgers.ledger import Ledger, opened
+from crate_interp.sweeps.ledgers.shards import WHOLE
 from crate_interp.sweeps.run import Probes, planned
+from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
 from crate_interp.training.callbacks import CALLBACKS
-from crate_interp.training.watch_object import Watch
+from crate_interp.training.watch_result import STORED, WatchResult
 
-# what is not the same at another step, in another process or on another device
+_STAGE = "watch"
+# entries that differ between the steps, processes or devices of one training
 _FREE = ("model_digest", "device", "seconds")
+
+
+@dataclass(eq=False, repr=False)
+class Watch:
+    """Measures a model at every n-th step of its training: what `ci.watch` returns.
+
+    now: how many updates there have been. seconds: the time spent on measuring.
+    """
+
+    model: HookedModel
+    stage: Stage
+    meta: dict[str, Any]
+    every: int
+    start: int
+    out: Path | None
+    settings: Mapping[str, Any]
+    resume: bool
+    now: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    not_measured: dict[int, str] = field(default_factory=dict, init=False)
+    _steps: dict[int, Tables] = field(default_factory=dict, init=False)
+    _ledger: Ledger | None = field(default=None, init=False)
+    _open: ExitStack | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.now = self.start
+
+    def __repr__(self) -> str:
+        return (
+            f"Watch(every={self.every}, steps measured: {len(self._steps)}, "
+            f"seconds spent: {self.seconds:.1f})"
+        )
+
+    def __enter__(self) -> "Watch":
+        if self._open is not None:
+            raise RuntimeError("this watch is open already: use one `with` at a time.")
+        self._open, self.now = ExitStack(), self.start
+        if self.out is not None:
+            WatchResult.check_folder(self.out)
+            ledger = opened(self.out, self.settings, WHOLE, self.resume)
+            self._ledger = self._open.enter_context(ledger)
+            entries = self._ledger.entries(_STAGE)
+            for step in sorted(entries):
+                if step <= self.start and self._ledger.has(_STAGE, step, entries):
+                    self._steps[step] = self._ledger.read(_STAGE, step, entries)
+        if self.now in self._steps:
+            self._check_same_training(self._steps[self.now])
+        if not self._steps:
+            self._measure()
+        return self
+
+    def _check_same_training(self, kept: Tables) -> None:
+        """Raises ValueError if the folder's numbers at this step are not those of the model."""
+        assert self._open is not None
+        try:
+            other = _other(kept, self._tables())
+            if other is not None:
+                raise ValueError(
+                    f"{self.out} holds another training: at step {self.now} {other}. Give another "
+                    "out, the start= of the checkpoint in the model, or resume=False to begin the "
+                    "folder anew."
+                )
+        except BaseException:
+            self._open.close()
+            self._open = self._ledger = None
+            raise
+
+    def __exit__(self, kind: type | None, *error: object) -> None:
+        assert self._open is not None
+        with self._open:  # closes the folder, whatever happens
+            if kind is None and self.now not in self._steps:
+                self._measure()
+            if self.out is not None and self._steps:
+                self.result().save(self.out)
+        self._open = self._ledger = None
+
+    def step(self, number: int | None = None) -> None:
+        """Counts an update, and measures the model if its number is a multiple of `every`.
+
+        number: how many updates there have been, where you count them yourself.
+        Raises RuntimeError outside `with`, ValueError for a number that is not above the last.
+        """
+        if self._open is None:
+            raise RuntimeError("use `with ci.watch(model, data) as watch:` around the loop.")
+        if number is not None and checks.count("number", number) <= self.now:
+            raise ValueError(f"number={number}: there have been {self.now} updates already.")
+        self.now = self.now + 1 if number is None else int(number)
+        if self.now % self.every == 0:
+            self._measure()
+
+    def result(self) -> WatchResult:
+        """Returns what was measured so far.
+
+        Raises ValueError if nothing was.
+        """
+        if not self._steps:
+            reasons = "; ".join(self.not_measured.values()) or "open it with `with` first"
+            raise ValueError(f"nothing was measured yet: {reasons}.")
+        steps = sorted(self._steps)
+        tables = {
+            name: pd.concat([_at(step, self._steps[step][name]) for step in steps])
+            for name in STORED
+        }
+        tables = {name: table.reset_index(drop=True) for name, table in tables.items()}
+        _, meta = with_facts(self._steps[steps[-1]], self.meta)
+        meta |= {"steps": steps, "not_measured": {str(n): w for n, w in self.not_measured.items()}}
+        return WatchResult(tables, meta | {"seconds": round(self.seconds, 3)})
+
+    def _measure(self) -> None:
+        """Measures the model as it is; if that fails, it warns, and the training goes on.
+
+        The model is in eval mode meanwhile, without autocast; its modes and torch's random numbers
+        are as before afterwards.
+        """
+        started, step = time.perf_counter(), self.now
+        try:
+            tables = self._tables()
+        except ValueError as error:
+            self.not_measured[step] = plain(error, 300)
+            warnings.warn(f"step {step} was not measured: {plain(error, 300)}", stacklevel=3)
+        else:
+            self._keep(step, tables)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _tables(self) -> Tables:
+        training = [module for module in self.model.modules() if module.training]
+        kind = torch.device(str(self.model.cfg.device)).type
+        samples: Any = self.stage.samples
+        try:
+            for module in training:
+                module.training = False
+            with torch.random.fork_rng(devices=[]), torch.autocast(kind, enabled=False):
+                task = self.stage.task(0, samples.start, samples.start + samples.n)
+                return self.stage.measured(task, lambda count: None)
+        finally:
+            for module in training:
+                module.training = True
+            self.stage.once.clear()  # computed from weights, which change
+
+    def _keep(self, step: int, tables: Tables) -> None:
+        self._steps[step] = tables
+        if self._ledger is not None:
+            samples: Any = self.stage.samples
+            stop = samples.start + samples.n
+            seconds = float(tables["chunk"]["seconds"].iloc[0])
+            self._ledger.write(_STAGE, step, samples.start, stop, tables, seconds)
+
+
+def _other(kept: Tables, now: Tables) -> str | None:
+    """Returns how the numbers of a step differ from those in the folder, or None."""
+    for name in ("samples", "moments", "weights"):
+        numbers = kept[name].select_dtypes("float").columns
+        for column in numbers.difference(["n", "squares"]):
+            was, found = kept[name][column].to_numpy(), now[name][column].to_numpy()
+            # other devices and precisions compute the same training
+            if was.shape != found.shape or not np.allclose(was, found, 1e-2, 1e-4, equal_nan=True):
+                means = [f"{np.nanmean(values):.4g}" for values in (was, found)]
+                return f"the mean of {column} is {means[0]} there and {means[1]} in this model"
+    return None
+
+
+def _at(step: int, table: pd.DataFrame) -> pd.DataFrame:
+    table = table.copy()
+    table.insert(0, "step", step)
+    return table
 
 
 def watch(
@@ -31,7 +211,7 @@ def watch(
     start: int = 0,
     resume: bool = True,
 ) -> Watch:
-    """Returns what measures a model while it is trained, always on the first `limit` samples.
+    """Returns a Watch, which measures a model in training on the first `limit` samples.
 
         with ci.watch(model, images, every=100) as watch:
             for x, y in batches:
@@ -66,15 +246,13 @@ def watch(
     start, resume = checks.count("start", start, least=0), checks.flag("resume", resume)
     made = Watch
     if callback is not None:
-        made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))]()
+        made = CALLBACKS[checks.one_of("callback", callback, tuple(CALLBACKS))](Watch)
     meta, stage, code = planned(model, data, probes, options)
     meta = {**meta, "model_digest": ""}  # it is another model at every step
     samples = stage.samples.kept() if isinstance(stage.samples, Stream) else stage.samples
     stage = replace(stage, samples=_remembered(samples))
     place, settings = None if out is None else Path(out), _settings(meta, code, every)
-    return made(
-        model, stage, meta, every=every, start=start, out=place, settings=settings, resume=resume
-    )
+    return made(model, stage, meta, every, start, place, settings, resume)
 
 
 def _settings(meta: dict[str, Any], code: dict[str, str], every: int) -> dict[str, Any]:

@@ -22,16 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from crate_hooks.checks import (
-    at,
-    described,
-    is_finite,
-    require_number,
-    require_seed,
-    require_source,
-    require_width,
-)
-from crate_hooks.parts import Chosen, Edit, edited
+from crate_hooks import edit_arguments as arguments
+from crate_hooks.edit_arguments import Chosen, Edit, at, described, edited
 
 __all__ = [
     "clamp", "compose", "mean", "noise", "patch", "patch_positions", "project_onto", "project_out",
@@ -53,11 +45,11 @@ def mean(
 ) -> Edit:
     """Returns an edit that puts the mean over the samples of another run in place of a part.
 
-    What was particular to a sample is then gone from that part. source: what the same point held,
-    batch first; each position keeps a mean of its own. Raises ValueError if the source is not a
+    That removes from the part what differs between samples. source: what the same point held, batch
+    first; each position keeps a mean of its own. Raises ValueError if the source is not a
     tensor with the batch first, or if a selection is not of whole numbers.
     """
-    require_source(source)
+    arguments.require_source(source)
     average = source.detach().mean(dim=0, keepdim=True)
     return edited(lambda tensor, hook: _like(average, tensor, hook), heads, atoms, positions)
 
@@ -78,12 +70,10 @@ def resample(
     Raises ValueError if the source has fewer than two samples, or if the seed or a selection is not
     of whole numbers.
     """
-    require_source(source)
+    arguments.require_source(source)
     if len(source) < 2:
-        raise ValueError(
-            "source has one sample, and there is no other to draw: give the cache of several."
-        )
-    require_seed(seed)
+        raise ValueError("source has one sample, so no other can be drawn: give several.")
+    arguments.require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
@@ -108,7 +98,7 @@ def patch(
     ValueError if the source is not a tensor with the batch first, or if a selection is not of whole
     numbers.
     """
-    require_source(source)
+    arguments.require_source(source)
     return edited(lambda tensor, hook: _like(source, tensor, hook), heads, atoms, positions)
 
 
@@ -119,7 +109,7 @@ def scale(
 
     Raises ValueError if the factor is not finite, or if a selection is not of whole numbers.
     """
-    require_number("factor", factor)
+    arguments.require_number("factor", factor)
     return edited(lambda tensor, hook: tensor * factor, heads, atoms, positions)
 
 
@@ -138,12 +128,9 @@ def clamp(
     """
     for name, bound in (("low", low), ("high", high)):
         if bound is not None:
-            require_number(name, bound)
+            arguments.require_number(name, bound)
     if (low is None and high is None) or (low is not None and high is not None and low > high):
-        raise ValueError(
-            f"low={low!r}, high={high!r}: give at least one of them, and a low that is not above "
-            "high."
-        )
+        raise ValueError(f"low={low!r}, high={high!r}: give one or both, with low <= high.")
     return edited(lambda tensor, hook: tensor.clamp(low, high), heads, atoms, positions)
 
 
@@ -155,11 +142,9 @@ def threshold(by: float, *, atoms: Chosen = None, positions: Chosen = None) -> E
     steps. Raises ValueError if `by` is negative or not finite, or if a selection is not of whole
     numbers.
     """
-    require_number("by", by)
+    arguments.require_number("by", by)
     if by < 0:
-        raise ValueError(
-            f"by={by}: a threshold cannot restore what it cut off, give a number of at least 0."
-        )
+        raise ValueError(f"by={by}: a threshold only cuts off, give a number of at least 0.")
     return edited(lambda tensor, hook: (tensor - by).relu(), None, atoms, positions)
 
 
@@ -176,8 +161,8 @@ def noise(
     The same seed and shape give the same noise on every device. Raises ValueError if std is not
     finite, or if the seed or a selection is not of whole numbers.
     """
-    require_number("std", std)
-    require_seed(seed)
+    arguments.require_number("std", std)
+    arguments.require_seed(seed)
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
         drawn = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(int(seed)))
@@ -200,9 +185,9 @@ def steer(
     last axis is d_model. Raises ValueError if the direction is not a finite vector or, with `unit`,
     is zero, if strength is not finite, or if the positions are not whole numbers.
     """
-    require_number("strength", strength)
+    arguments.require_number("strength", strength)
     right = isinstance(direction, Tensor) and direction.ndim == 1 and direction.is_floating_point()
-    if not right or not is_finite(direction):
+    if not right or not arguments.is_finite(direction):
         raise ValueError(
             f"direction is {described(direction)}: give finite floats [d_model], such as "
             "model.blocks[0].mlp.D[:, 0]."
@@ -213,7 +198,7 @@ def steer(
     step = direction / length * strength if unit else direction * strength
 
     def value(tensor: Tensor, hook: Any) -> Tensor:
-        require_width(tensor, hook, len(step), "direction")
+        arguments.require_width(tensor, hook, len(step), "direction")
         return tensor + step.to(tensor)
 
     return edited(value, None, None, positions)
@@ -240,14 +225,8 @@ def project_out(
     Raises ValueError if the subspace is not a finite tensor of these shapes or spans nothing, or if
     the positions are not whole numbers.
     """
-    basis = _basis(subspace, orthonormal)
-
-    def value(tensor: Tensor, hook: Any) -> Tensor:
-        require_width(tensor, hook, len(basis), "subspace")
-        q = basis.to(tensor)
-        return tensor - (tensor @ q) @ q.T
-
-    return edited(value, None, None, positions)
+    onto = _projection(subspace, orthonormal)
+    return edited(lambda tensor, hook: tensor - onto(tensor, hook), None, None, positions)
 
 
 def project_onto(
@@ -260,14 +239,7 @@ def project_onto(
 
     Arguments and errors are those of `project_out`: it raises ValueError in the same cases.
     """
-    basis = _basis(subspace, orthonormal)
-
-    def value(tensor: Tensor, hook: Any) -> Tensor:
-        require_width(tensor, hook, len(basis), "subspace")
-        q = basis.to(tensor)
-        return (tensor @ q) @ q.T
-
-    return edited(value, None, None, positions)
+    return edited(_projection(subspace, orthonormal), None, None, positions)
 
 
 def compose(*edits: Edit) -> Edit:
@@ -306,7 +278,7 @@ def sparse_step(
     if not wanted:
         raise ValueError("sparse_step changes nothing: give lambd=NUMBER, eta=NUMBER, or both.")
     for name, value in wanted.items():
-        require_number(name, value)
+        arguments.require_number(name, value)
         if value < 0:
             raise ValueError(f"{name}={value}: give a number of at least 0.")
         if not isinstance(getattr(step, name, None), Real):
@@ -319,7 +291,7 @@ def sparse_step(
     try:
         for name, value in wanted.items():
             setattr(step, name, float(value))
-        step.edited = outer | wanted  # so that results say so
+        step.edited = outer | wanted  # results list it
         yield block
     finally:
         step.edited = outer
@@ -356,12 +328,24 @@ def _like(source: Tensor, tensor: Tensor, hook: Any) -> Tensor:
     return source.to(tensor).expand_as(tensor).clone()  # a hook after this one may write into it
 
 
+def _projection(subspace: Float[Tensor, "*head d_model width"], orthonormal: bool) -> Edit:
+    """Returns the projection on a subspace, `Q Q^T x`."""
+    basis = _basis(subspace, orthonormal)
+
+    def projected(tensor: Tensor, hook: Any) -> Tensor:
+        arguments.require_width(tensor, hook, len(basis), "subspace")
+        q = basis.to(tensor)
+        return (tensor @ q) @ q.T
+
+    return projected
+
+
 def _basis(
     subspace: Float[Tensor, "*head d_model width"], orthonormal: bool
 ) -> Float[Tensor, "d_model rank"]:
     """Returns an orthonormal basis of the span, as wide as its rank; or the columns as stored."""
     right = isinstance(subspace, Tensor) and subspace.ndim in (2, 3) and 0 not in subspace.shape
-    if not right or not is_finite(subspace) or not subspace.is_floating_point():
+    if not right or not arguments.is_finite(subspace) or not subspace.is_floating_point():
         raise ValueError(
             f"subspace is {described(subspace)}: give finite floats [d_model, width], such as "
             "model.blocks[0].attn.U[2], or [head, d_model, width]."

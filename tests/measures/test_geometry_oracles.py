@@ -20,8 +20,6 @@ from crate_interp.measures.attention import (
     mass_cover,
     official_attention_entropy,
 )
-from crate_interp.measures.denoising import paper_posterior_mean, posterior_mean
-from crate_interp.measures.ranks import effective_rank, stable_rank
 from crate_interp.measures.sparsity import (
     firing_rate,
     gini,
@@ -30,6 +28,8 @@ from crate_interp.measures.sparsity import (
     mean_magnitude,
     support_for_energy,
 )
+from crate_interp.measures.spectra import effective_rank, stable_rank
+from crate_interp.measures.steps import paper_posterior_mean, posterior_mean
 from crate_interp.measures.subspaces import (
     column_cosines,
     condition_number,

@@ -19,7 +19,7 @@ from crate_interp.sweeps.bootstrap import intervals
 
 PER_LAYER = 20  # atoms of each layer that are set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
-_TOKENS = 2**15  # of the copies of one forward, each of which lacks another atom
+_TOKENS = 2**15  # in one forward, whose copies each lack another atom
 _KEYS = ["layer", "atom"]
 
 
@@ -106,12 +106,7 @@ def _chosen(effects: pd.DataFrame, first: Float[Tensor, "sample layer atom"]) ->
 
 
 def _exact(
-    model: Any,
-    inputs: Tensor,
-    numbers: Sequence[int],
-    loss: Loss,
-    chosen: Tensor,
-    progress: bool,
+    model: Any, inputs: Tensor, numbers: Sequence[int], loss: Loss, chosen: Tensor, progress: bool
 ) -> Float[Tensor, "sample layer place"]:
     layers = range(len(model.blocks))
     names = [full_name(point, layer) for point in (CODE, "hook_resid_post") for layer in layers]

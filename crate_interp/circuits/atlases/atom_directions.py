@@ -1,4 +1,4 @@
-"""What the weights say of an atom: logits on the direct path, and its nearest atoms."""
+"""What the weights tell about an atom: its logits on the direct path, and its nearest atoms."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.attribution import gains_of
+from crate_interp.circuits.attribution import residual_gains
 from crate_interp.core.safe_text import LONGEST
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.norm import HookedLayerNorm
@@ -16,7 +16,7 @@ from crate_interp.probes.layer_reading import dictionary
 NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for each atom
 
 
-def names_of(model: HookedModel) -> list[str]:
+def answer_names(model: HookedModel) -> list[str]:
     """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
     return [name[:LONGEST] for name in _whole_names(model)]
 
@@ -58,12 +58,12 @@ def directions(model: HookedModel) -> pd.DataFrame:
 
 def _logits(model: Any) -> tuple[list[str], list[str]]:
     """Returns the names of the logits that each atom raises most and lowers most."""
-    names, read = names_of(model), model.W_U
+    names, read = answer_names(model), model.W_U
     if isinstance(model.ln_final, HookedLayerNorm):
         read = model.ln_final.weight[:, None] * read
         read = read - read.mean(dim=0, keepdim=True)
     raises, lowers = [], []
-    for block, gain in zip(model.blocks, gains_of(model)[0], strict=True):
+    for block, gain in zip(model.blocks, residual_gains(model)[0], strict=True):
         moved = gain * block.mlp.written() @ read  # [atom, logit]
         moved = moved - moved.mean(dim=1, keepdim=True)
         count = min(NAMED, moved.shape[1])

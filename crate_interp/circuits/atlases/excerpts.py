@@ -1,4 +1,4 @@
-"""What surrounds a token: the patch of an image with its neighbours, or a piece of text."""
+"""The surroundings of a token: an image's patch with its neighbours, or a piece of text."""
 
 import io
 from typing import Any
@@ -9,12 +9,12 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import names_of
+from crate_interp.circuits.atlases.atom_directions import answer_names
 from crate_interp.config import CrateConfig
 from crate_interp.core.progress import tqdm
 from crate_interp.data import Samples
-from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.preprocess import displayable
 
 TILE = 48  # pixels of the tile of a patch and its surroundings
 ENTIRE = -1  # stands for the token where a row holds the entire picture
@@ -57,8 +57,8 @@ def excerpts(
 
 
 def _readable(model: HookedModel) -> list[str]:
-    """Returns the strings of tokens; ids, if there is no tokenizer, begin with a space."""
-    names = names_of(model)
+    """Returns the strings of tokens; without a tokenizer, their ids after a space."""
+    names = answer_names(model)
     return [f" {name}" for name in names] if all(name.isdigit() for name in names) else names
 
 

@@ -8,8 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import NAMED, names_of
-from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits, mean_and_interval
+from crate_interp.circuits.atlases import atom_directions, atom_effects
 from crate_interp.models.hooked import HookedModel
 
 MANY = 16  # logits that are followed: each takes a backward of its own
@@ -29,11 +28,11 @@ def logit_effects(model: HookedModel, inputs: Tensor | None) -> pd.DataFrame:
         return pd.DataFrame({name: [] for name in COLUMNS})
     chosen = _chosen(model, inputs)
     total = squares = torch.zeros(())
-    for piece in inputs.split(at_once(model, inputs)):
+    for piece in inputs.split(atom_effects.at_once(model, inputs)):
         effects = _effects(model, piece, chosen)  # [logit, batch, layer, atom]
         total, squares = total + effects.sum(dim=1), squares + effects.square().sum(dim=1)
     layers, width = total.shape[1:]
-    names = names_of(model)
+    names = atom_directions.answer_names(model)
     logit, layer, atom = np.indices((len(chosen), layers, width)).reshape(3, -1)
     columns: dict[str, Any] = {
         "layer": layer,
@@ -53,14 +52,14 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
     raises, lowers: the names of up to three logits, each with its mean effect and half the width
     of its 95 % interval; only those whose interval does not hold 0.
     """
-    known: Any = table.assign(**mean_and_interval(table))
+    known: Any = table.assign(**atom_effects.mean_and_interval(table))
     clear = known[(known["low"] > 0) | (known["high"] < 0)]
     keys = ["layer", "atom"]
     every = known[keys].drop_duplicates().sort_values(keys, ignore_index=True)
     for word, ascending in (("raises", False), ("lowers", True)):
         side = clear[(clear["mean"] > 0) != ascending]
         side = side.sort_values([*keys, "mean"], ascending=[True, True, ascending])
-        side = side.groupby(keys).head(NAMED)
+        side = side.groupby(keys).head(atom_directions.NAMED)
         texts = [_text(row) for row in side.to_dict("records")]
         texts = pd.Series(texts, index=side.index, dtype=str)  # text too where there is none
         joined = side[keys].assign(**{word: texts}).groupby(keys)[word].agg(", ".join)
@@ -79,7 +78,7 @@ def _chosen(model: Any, inputs: Tensor) -> list[int]:
         return list(range(count))
     answers = torch.zeros(count, dtype=torch.long)
     with torch.no_grad():
-        for piece in inputs.split(at_once(model, inputs)):
+        for piece in inputs.split(atom_effects.at_once(model, inputs)):
             answers += model(piece).argmax(dim=-1).flatten().cpu().bincount(minlength=count)
     return sorted(answers.topk(MANY).indices.tolist())
 
@@ -88,7 +87,7 @@ def _effects(model: HookedModel, inputs: Tensor, chosen: list[int]) -> Tensor:
     """Returns the effect of each atom on each chosen logit, `[logit, batch, layer, atom]`."""
     found = []
     with torch.enable_grad():
-        codes, logits = codes_and_logits(model, inputs)
+        codes, logits = atom_effects.codes_and_logits(model, inputs)
         centred = logits - logits.mean(dim=-1, keepdim=True)
         centred = centred.mean(dim=1) if centred.ndim == 3 else centred
         for place in chosen:

@@ -4,7 +4,7 @@ An alias is another name of a point that exists: nothing is computed or cached t
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 # after `blocks.{l}.`: name in a TransformerBridge -> name here
@@ -70,14 +70,10 @@ def aliases_of(names: Collection[str]) -> dict[str, str]:
         parts = _PARTS.fullmatch(name)
         if parts is None:
             continue
-        tower, block, rest = parts.group(1), parts.group(2) or "", parts.group(3)
-        table: Iterable[tuple[str, tuple[str, ...]]] = (
-            ((alias, (one,)) for alias, one in IN_BLOCK.items()) if block else IN_MODEL.items()
-        )
-        for alias, targets in table:
-            full = tower + block + alias
-            if rest in targets and resolve(full, names) == name:
-                found[full] = name
+        tower, block = parts.group(1), parts.group(2) or ""
+        for alias in IN_BLOCK if block else IN_MODEL:
+            if resolve(tower + block + alias, names) == name:
+                found[tower + block + alias] = name
     return found
 
 

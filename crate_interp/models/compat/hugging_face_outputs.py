@@ -1,4 +1,4 @@
-"""What Hugging Face's libraries give a model and take from it."""
+"""Inputs and outputs of models in the form that Hugging Face's libraries use."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.text.losses import check_label_range
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 
 
 def one_of(input: object, input_ids: Tensor | None) -> Any:
-    """Returns what the model is to read; raises ValueError unless exactly one of the two is given.
+    """Returns the model's input; raises ValueError unless exactly one of the two is given.
 
-    input_ids: tokens under the name that Hugging Face's libraries use, which go with no text.
+    input_ids: tokens under the name that Hugging Face's libraries use; it takes no text.
     """
     if (input is None) == (input_ids is None):
         raise ValueError("give the model tokens or text, or token ids as input_ids=: one of them.")
@@ -33,7 +33,7 @@ def causal_output(
     logits: Float[Tensor, "batch pos d_vocab"], loss: Float[Tensor, "..."] | None
 ) -> "CausalLMOutput":
     """Returns a transformers `CausalLMOutput`; without labels it has no loss."""
-    from transformers.modeling_outputs import CausalLMOutput  # heavy, and for those who train
+    from transformers.modeling_outputs import CausalLMOutput  # slow to import
 
     fields: Any = {"logits": logits} if loss is None else {"loss": loss, "logits": logits}
     return CausalLMOutput(**fields)
@@ -47,9 +47,7 @@ def image_output(
     The loss is the mean cross-entropy in nats. labels: class indices `[batch]`, -100 where there is
     none. Raises ValueError for another shape, and for classes that the model does not have.
     """
-    from transformers.modeling_outputs import (
-        ImageClassifierOutput,  # heavy, and for those who train
-    )
+    from transformers.modeling_outputs import ImageClassifierOutput  # slow to import
 
     if labels is None:
         return ImageClassifierOutput(logits=logits)  # pyright: ignore[reportArgumentType]
@@ -70,10 +68,5 @@ def _class_labels(labels: Any, logits: Float[Tensor, "batch n"]) -> Int[Tensor, 
             f"labels are {labels.dtype} of shape {list(labels.shape)}: give one class index for "
             f"each image, [{logits.shape[0]}]."
         )
-    told = labels[labels != -100] if readable(labels) else labels[:0]
-    if told.numel() and (int(told.min()) < 0 or int(told.max()) >= logits.shape[1]):
-        raise ValueError(
-            f"labels go from {int(told.min())} to {int(told.max())}, the classes from 0 to "
-            f"{logits.shape[1] - 1}: -100 is left out."
-        )
+    check_label_range(labels, logits.shape[1], "classes")
     return labels.to(logits.device, torch.long)

@@ -1,8 +1,8 @@
 """Weights that accelerate keeps elsewhere, on the CPU or on disk, until a layer runs.
 
-Between the runs of a layer its parameters are on the meta device, which holds no numbers. What
-reads weights outside of a layer's own forward brings them back first. Nothing here imports
-accelerate: a module has its hook if accelerate put it there.
+Between the runs of a layer its parameters are on the meta device, which holds no numbers. Code that
+reads weights outside a layer's own forward brings them back first. Nothing here imports accelerate:
+its hook is on a module that it offloads.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 P = ParamSpec("P")
@@ -24,9 +25,9 @@ def align_hooks(module: nn.Module) -> list[Any]:
 
 @contextmanager
 def onloaded(part: nn.Module) -> Iterator[None]:
-    """Keeps the weights of a module and of all in it where they are used, while it is open.
+    """Keeps the weights of a module and its parts on the device that uses them, while it is open.
 
-    A module that nothing offloads is left alone.
+    Modules that are not offloaded are left alone.
     """
     away = [
         (module, hook)
@@ -38,7 +39,7 @@ def onloaded(part: nn.Module) -> Iterator[None]:
     try:
         for module, hook in away:
             hook.pre_forward(module)
-            hook.offload = False  # or a forward would take them away again
+            hook.offload = False  # else a forward would offload them again
             brought.append((module, hook))
         yield
     finally:
@@ -56,12 +57,17 @@ def at_hand(module: nn.Module, name: str = "weight") -> Tensor:
         return getattr(module, name)
 
 
-def with_weights(
-    measure: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], T]:
-    """Returns a function that has the weights of its first argument at hand while it runs.
+def bias_of(linear: nn.Linear) -> Tensor:
+    """Returns the bias of a linear map, brought back if it is elsewhere; zeros if it has none."""
+    if linear.bias is None:
+        return torch.zeros_like(at_hand(linear)[:, 0])
+    return at_hand(linear, "bias")
 
-    That is a model, or a cache of one; anything else is left to the function to refuse.
+
+def with_weights(measure: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Wraps a function so that the weights of its first argument are brought back while it runs.
+
+    That argument is a model or a cache. For anything else the function itself raises the error.
     """
 
     @wraps(measure)

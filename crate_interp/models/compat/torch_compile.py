@@ -1,4 +1,4 @@
-"""Hooks and torch.compile: a compiled model that notices when hooks come and go.
+"""torch.compile and other tracers: a compiled model that notices when hooks come and go.
 
 torch's compiler looks at the hooks of a model once, when it compiles: one that is added later
 never fires, and one that is removed goes on firing. It does look at plain attributes before each
@@ -10,20 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformer_lens import HookedRootModule
 
 
 class CompiledMixin(HookedRootModule):
-    """What makes hooks reach a compiled model.
+    """A model whose hooks also fire after torch.compile.
 
-    `torch.compile(model)` is compiled anew for each set of hooks, and for none at all once.
+    `torch.compile(model)` is compiled once without hooks, and anew for each set of hooks.
     `model.compile()` runs uncompiled while there are hooks. Only hooks that the model itself adds
     and removes count (add_hook, hooks, run_with_hooks, reset_hooks), not those of
     `register_forward_hook` on a point.
     """
 
-    # a list, because a tower shares it with the larger model, as it shares the points: "" without
-    # hooks, else a text that no other set of hooks has had; and the last such text
+    # The first text is "" without hooks, and else differs from that of any earlier set of hooks.
+    # The second is the last one that was used. A tower shares the list with the larger model.
     _hook_state: list[str]
 
     def __init__(self, *args: object) -> None:
@@ -39,10 +40,10 @@ class CompiledMixin(HookedRootModule):
     def watch_hooks(self) -> None:
         """Shows the state of the hooks to torch's compiler; every forward begins with it."""
         if torch.compiler.is_compiling() and self._note_compiled() and self._hook_state[0]:
-            pass  # it has looked at the state, and compiles anew when that is another
+            pass  # the compiler has read the state, and compiles again if it changes
 
     def _note_compiled(self) -> bool:
-        self.__dict__.setdefault("_said_of_compiling", False)
+        self.__dict__.setdefault("_warned_of_compiling", False)
         return True
 
     # what torch.compiler.assume_constant_result sets: the compiler calls it once and not as a part
@@ -72,8 +73,8 @@ class CompiledMixin(HookedRootModule):
         """Adds a hook as TransformerLens does, and warns once if the model has been compiled."""
         super().add_hook(name, hook, *args, **kwargs)  # pyright: ignore[reportArgumentType]
         self._hooks_changed(True)
-        if self.__dict__.get("_said_of_compiling") is False:
-            self.__dict__["_said_of_compiling"] = True
+        if self.__dict__.get("_warned_of_compiling") is False:
+            self.__dict__["_warned_of_compiling"] = True
             warnings.warn(
                 "this model has been compiled with torch.compile, which compiles it anew for this "
                 "hook, and for each set of hooks to come: that takes long. For a few runs use "
@@ -89,3 +90,19 @@ class CompiledMixin(HookedRootModule):
         """Removes hooks as TransformerLens does; arguments as there."""
         super().remove_all_hook_fns(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         self._hooks_changed(any(point.has_hooks() for point in self.hook_dict.values()))
+
+
+def readable(x: Tensor) -> bool:
+    """Tells whether Python may read the values of a tensor, for a check or a choice.
+
+    It may not under torch.compile, torch.export, a trace of jit, torch.func.vmap or a gradient of
+    torch.func; nor on the meta device; nor in a subclass without values, such as FakeTensor. A
+    forward that read them there could not be traced, or only for one input.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or x.is_meta
+        or type(x) not in (Tensor, torch.nn.Parameter)
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
+        or torch._C._get_tracing_state() is not None
+    )

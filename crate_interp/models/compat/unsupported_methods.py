@@ -1,4 +1,4 @@
-"""What TransformerLens' models have and ours lack by meaning, each with what to use instead."""
+"""Names of TransformerLens' models that have no meaning here, each with what to use instead."""
 
 # name -> why there is none, and what to type; hooks/README.md shows the same table
 REFUSALS: dict[str, str] = {
@@ -53,7 +53,7 @@ REFUSALS: dict[str, str] = {
     ),
 }
 
-# what is no name of a model; each has an error of its own, and the same page shows it
+# uses of a model that raise an error of their own; the same page lists them
 ASSIGNED: dict[str, str] = {
     "cfg.field = value": (
         "a config is frozen, since weights and hook points follow it: model.to(...) moves a model, "
@@ -67,11 +67,11 @@ ASSIGNED: dict[str, str] = {
 
 
 class RefusedError(AttributeError, NotImplementedError, ValueError):
-    """What TransformerLens has and CRATE lacks by meaning.
+    """The error for a name of TransformerLens that has no meaning here.
 
-    It is an AttributeError so that `hasattr` says False, as TransformerLens' tools ask, and a
-    NotImplementedError and a ValueError since those are what TransformerLens raises where an
-    architecture lacks a step.
+    It is an AttributeError so that `hasattr`, which TransformerLens' tools use, is False. It is a
+    NotImplementedError and a ValueError because TransformerLens raises these if an architecture
+    lacks a step.
     """
 
 

@@ -1,40 +1,59 @@
-"""Multi-head subspace self-attention (MSSA), the compression step."""
+"""Attention: MSSA, the compression step of CRATE, and that of a plain transformer."""
+
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import at_hand
+from crate_interp.models.compat.offload import at_hand, bias_of
 from crate_interp.models.layers.context import Context, rotate
 from crate_interp.models.layers.norm import HookedNorm, is_hooked
 
+_INTO_HEADS = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
+
 
 class Attention(nn.Module):
-    """What the attention of CRATE and that of a plain transformer have in common."""
+    """What the attention of CRATE and that of a plain transformer have in common.
 
-    cfg: CrateConfig
-    hook_attn_scores: HookPoint
-    hook_pattern: HookPoint
-    hook_result: HookPoint
-    hook_attn_in: HookPoint
-    hook_q_input: HookPoint
-    hook_k_input: HookPoint
-    hook_v_input: HookPoint
-    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens adds heads up
+    A subclass has the maps, `codes` and `split_codes`.
+    """
+
+    out_proj: nn.Linear | None
+    _result_contribution_scale: float = 1.0  # the sign with which TransformerLens sums heads
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+
+    def _add_points(self) -> None:
+        self.hook_q = HookPoint()
+        self.hook_k = HookPoint()
+        self.hook_v = HookPoint()
+        self.hook_attn_in = HookPoint()
+        self.hook_q_input = HookPoint()
+        self.hook_k_input = HookPoint()
+        self.hook_v_input = HookPoint()
+        self.hook_attn_scores = HookPoint()
+        self.hook_pattern = HookPoint()
+        self.hook_z = HookPoint()
+        self.hook_result = HookPoint()
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
         """The output map of each head."""
-        raise NotImplementedError
+        return self._output_weight().T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
         """The output bias; zeros if the layer has none."""
-        raise NotImplementedError
+        if self.out_proj is None:
+            return self.W_O.new_zeros(self.cfg.d_model)
+        return bias_of(self.out_proj)
 
     @property
     def b_Q(self) -> Float[Tensor, "head d_head"]:
@@ -43,13 +62,52 @@ class Attention(nn.Module):
 
     b_K = b_V = b_Q
 
+    def codes(
+        self, x: Float[Tensor, "batch pos d_model"], context: Context | None
+    ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+        """Returns queries, keys and values of the normalised stream, before their hook points."""
+        raise NotImplementedError
+
+    def split_codes(
+        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
+    ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
+        """Returns queries, keys and values, each of its own input `[batch, pos, head, d_model]`."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        z: Float[Tensor, "batch pos d_model"],
+        norm: HookedNorm | None = None,
+        context: Context | None = None,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the attention of norm(z), or of a z that is normalised already.
+
+        The norm is an argument if inputs are split, because each role is then normalised.
+        """
+        inputs = None if norm is None else self.split_inputs(z)
+        if norm is None or inputs is None:
+            roles: Iterable[Tensor] = self.codes(z if norm is None else norm(z), context)
+        else:
+            roles = self.split_codes(inputs, norm, context)
+        # a hooked role gets a copy of its own: an edit in place must not reach the other roles,
+        # which are the same tensor or views of one
+        q, k, v = (
+            point(role.clone() if is_hooked(point) else role)
+            for point, role in zip((self.hook_q, self.hook_k, self.hook_v), roles, strict=True)
+        )
+        if context and context.past is not None:
+            k, v = context.past.extend(context.layer, k, v)
+        gathered = torch.matmul(self._pattern(q, k, context), v.transpose(1, 2))
+        heads = self.hook_z(gathered.transpose(1, 2))  # [batch, pos, head, d_head]
+        return self._sum_of_results(heads) if self.cfg.use_attn_result else self._output(heads)
+
     def split_inputs(
         self, z: Float[Tensor, "batch pos d_model"]
     ) -> tuple[Float[Tensor, "batch pos head d_model"], ...] | None:
         """Returns the stream as queries, keys and values of each head read it, if it is split.
 
         With `cfg.use_split_qkv_input` each role has a copy of its own, with `cfg.use_attn_in` the
-        three share one. None if neither switch is on.
+        three share one. Returns None if neither switch is on.
         """
         if not (self.cfg.use_split_qkv_input or self.cfg.use_attn_in):
             return None
@@ -64,12 +122,53 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch pos d_model"]:
         """Returns the attention of norm(z).
 
-        The norm is called before the layer and not in it, so that tools that walk through the
-        modules as they run count it once; but inside where each role has an input of its own.
+        The norm is called before the layer, so that tools that follow the modules as they run count
+        it once. If each role has an input of its own, the norm is called inside the layer.
         """
         if self.cfg.use_split_qkv_input or self.cfg.use_attn_in:
             return self(z, norm, context)
         return self(norm(z), None, context)
+
+    def _output_weight(self) -> Float[Tensor, "d_model inner"]:
+        """Returns the output matrix as torch's Linear stores it."""
+        assert self.out_proj is not None
+        return at_hand(self.out_proj)
+
+    def _output(
+        self, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        assert self.out_proj is not None
+        return self.out_proj(heads.flatten(2))  # [batch, pos, head * d_head]
+
+    def _sum_of_results(
+        self, heads: Float[Tensor, "batch pos head d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns the output as the sum of each head's own contribution, `hook_result`."""
+        pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
+        sign = self._result_contribution_scale  # hook_result is what the head contributes
+        results = self.hook_result(sign * einsum(heads, self.W_O, pattern))
+        return sign * results.sum(dim=2) + self.b_O
+
+    def _pattern(
+        self,
+        q: Float[Tensor, "batch query head d_head"],
+        k: Float[Tensor, "batch key head d_head"],
+        context: Context | None,
+    ) -> Float[Tensor, "batch head query key"]:
+        """Returns the attention pattern.
+
+        It is a function of its own so that the scores are freed before the pattern is used.
+        """
+        scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
+        scores *= q.shape[-1] ** -0.5  # a layer's largest tensor: in place, before hooks see it
+        if context:
+            scores.masked_fill_(~context.mask, -torch.inf)
+        scores = self.hook_attn_scores(scores)
+        if context and context.blind is not None:
+            # the scores of a query that sees no key are all -inf; their softmax would be NaN
+            seen = scores.masked_fill(context.blind, 0.0).softmax(dim=-1)
+            return self.hook_pattern(seen.masked_fill(context.blind, 0.0))
+        return self.hook_pattern(scores.softmax(dim=-1))
 
 
 class MSSA(Attention):
@@ -91,8 +190,7 @@ class MSSA(Attention):
     """
 
     def __init__(self, cfg: CrateConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         inner = cfg.n_heads * cfg.d_head
         self.u_proj = nn.Linear(cfg.d_model, inner, bias=False)
         self.out_proj = (
@@ -101,17 +199,7 @@ class MSSA(Attention):
         if cfg.variant == "fix" and self.out_proj is not None:
             self.out_proj.requires_grad_(False)
         self.hook_u = HookPoint()
-        self.hook_q = HookPoint()
-        self.hook_k = HookPoint()
-        self.hook_v = HookPoint()
-        self.hook_attn_in = HookPoint()
-        self.hook_q_input = HookPoint()
-        self.hook_k_input = HookPoint()
-        self.hook_v_input = HookPoint()
-        self.hook_attn_scores = HookPoint()
-        self.hook_pattern = HookPoint()
-        self.hook_z = HookPoint()
-        self.hook_result = HookPoint()
+        self._add_points()
 
     @property
     def U(self) -> Float[Tensor, "head d_model d_head"]:
@@ -121,22 +209,9 @@ class MSSA(Attention):
 
     W_Q = W_K = W_V = U
 
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """The output map of each head."""
-        return self._output_weight().T.reshape(self.cfg.n_heads, self.cfg.d_head, self.cfg.d_model)
-
-    @property
-    def b_O(self) -> Float[Tensor, "d_model"]:
-        """The output bias; zeros if the layer has none."""
-        if self.out_proj is not None and self.out_proj.bias is not None:
-            return at_hand(self.out_proj, "bias")
-        return at_hand(self.u_proj).new_zeros(self.cfg.d_model)
-
     def _output_weight(self) -> Float[Tensor, "d_model inner"]:
-        """Returns the output matrix as torch's Linear stores it."""
         if self.out_proj is not None:
-            return at_hand(self.out_proj)
+            return super()._output_weight()
         weight = at_hand(self.u_proj)  # [inner, d_model]
         if self.cfg.variant == "c":
             return weight.T
@@ -146,38 +221,18 @@ class MSSA(Attention):
             return weight
         return torch.eye(self.cfg.d_model, dtype=weight.dtype, device=weight.device)
 
-    def forward(
-        self,
-        z: Float[Tensor, "batch pos d_model"],
-        norm: HookedNorm | None = None,
-        context: Context | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        """Returns MSSA(norm(z)), or MSSA(z) of a z that is normalised already.
-
-        The norm is an argument where inputs are split, which are normalised once per role.
-        """
-        inputs = None if norm is None else self.split_inputs(z)
-        roles = (
-            self._tied_codes(z if norm is None else norm(z), context)
-            if norm is None or inputs is None
-            else self._split_codes(inputs, norm, context)
-        )
-        return self._combine(self.hook_z(attend(self, *roles, context)))
-
-    def _tied_codes(
+    def codes(
         self, x: Float[Tensor, "batch pos d_model"], context: Context | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the code in its three roles, each `[batch, pos, head, d_head]`.
+    ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+        """Returns the code in its three roles, which are one tensor."""
+        u = self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head)))
+        return (self._placed(u, context),) * 3
 
-        A hooked role gets a copy of its own: an in-place edit of q must not reach k and v, which
-        are the same tensor.
-        """
-        u = self._placed(
-            self.hook_u(self.u_proj(x).unflatten(-1, (self.cfg.n_heads, self.cfg.d_head))), context
-        )
-        roles = (self.hook_q, self.hook_k, self.hook_v)
-        q, k, v = (role(u.clone() if is_hooked(role) else u) for role in roles)
-        return q, k, v
+    def split_codes(
+        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
+    ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
+        """Returns the code of each role's own input, one by one; hook_u does not fire."""
+        return (self._placed(einsum(norm(given), self.U, _INTO_HEADS), context) for given in inputs)
 
     def _placed(
         self, u: Float[Tensor, "batch pos head d_head"], context: Context | None
@@ -185,83 +240,79 @@ class MSSA(Attention):
         """Returns the codes as the roles get them: rotated if positions are rotations."""
         return rotate(u, context.rotation, self.cfg.ln_eps) if context and context.rotation else u
 
-    def _split_codes(
-        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the codes from an input per head, or per role and head; hook_u does not fire.
-
-        These are TransformerLens' use_attn_in and use_split_qkv_input.
-        """
-        pattern = "batch pos head d_model, head d_model d_head -> batch pos head d_head"
-        q, k, v = (
-            point(self._placed(einsum(norm(given), self.U, pattern), context))
-            for given, point in zip(inputs, (self.hook_q, self.hook_k, self.hook_v), strict=True)
-        )
-        return q, k, v
-
-    def _combine(
+    def _output(
         self, heads: Float[Tensor, "batch pos head d_head"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        if self.cfg.use_attn_result:
-            return sum_of_results(self, heads)
-        joined = heads.flatten(2)  # [batch, pos, head * d_head]
         if self.out_proj is not None:
-            return self.out_proj(joined)
-        return (
-            joined
-            if self.cfg.variant in ("identity", "crate", "fix")
-            else F.linear(joined, self._output_weight())
-        )
+            return super()._output(heads)
+        if self.cfg.variant in ("identity", "crate", "fix"):
+            return heads.flatten(2)
+        return F.linear(heads.flatten(2), self._output_weight())
 
 
-def attend(
-    attn: Attention,
-    q: Float[Tensor, "batch pos head d_head"],
-    k: Float[Tensor, "batch pos head d_head"],
-    v: Float[Tensor, "batch pos head d_head"],
-    context: Context | None,
-) -> Float[Tensor, "batch pos head d_head"]:
-    """Returns the values that each query gathers; `attn` has the hook points."""
-    if context and context.past is not None:
-        k, v = context.past.extend(context.layer, k, v)
-    heads = torch.matmul(_pattern(attn, q, k, context), v.transpose(1, 2))
-    return heads.transpose(1, 2)  # [batch, pos, head, d_head]
+class SelfAttention(Attention):
+    """The attention of a plain transformer: query, key and value differ; no hook_u and no U.
 
-
-def _pattern(
-    attn: Attention,
-    q: Float[Tensor, "batch query head d_head"],
-    k: Float[Tensor, "batch key head d_head"],
-    context: Context | None,
-) -> Float[Tensor, "batch head query key"]:
-    """Returns the attention pattern.
-
-    It is a function of its own so that the scores are freed before the pattern is used.
+    Code: crate-lm/crate-lm `gpt.py` `CausalSelfAttention`; CRATE-alpha `clipa_model.py`, text
+    tower. The hook points are those of TransformerLens.
     """
-    scores = torch.matmul(q.transpose(1, 2), k.permute(0, 2, 3, 1))
-    scores *= q.shape[-1] ** -0.5  # the largest tensor of a layer: in place, before hooks see it
-    if context:
-        scores.masked_fill_(~context.mask, -torch.inf)
-    scores = attn.hook_attn_scores(scores)
-    if context and context.blind is not None:
-        return attn.hook_pattern(_softmax_of_seen(scores, context.blind))
-    return attn.hook_pattern(scores.softmax(dim=-1))
 
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__(cfg)
+        inner = cfg.n_heads * cfg.d_head
+        self.qkv_proj = nn.Linear(cfg.d_model, 3 * inner, bias=cfg.bias)
+        self.out_proj = nn.Linear(inner, cfg.d_model, bias=cfg.bias)
+        self._add_points()
 
-def _softmax_of_seen(
-    scores: Float[Tensor, "batch head query key"], blind: Bool[Tensor, "batch one query one"]
-) -> Float[Tensor, "batch head query key"]:
-    """Returns the softmax, with zeros for queries that see no key.
+    def _role(self, index: int) -> Float[Tensor, "head d_model d_head"]:
+        rows = at_hand(self.qkv_proj).unflatten(0, (3, self.cfg.n_heads, self.cfg.d_head))[index]
+        return rows.transpose(1, 2)  # [head, d_model, d_head]
 
-    Their scores are all -inf, whose softmax and its gradient are NaN.
-    """
-    return scores.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
+    @property
+    def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the queries, `[head, d_model, d_head]`."""
+        return self._role(0)
 
+    @property
+    def W_K(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the keys, `[head, d_model, d_head]`."""
+        return self._role(1)
 
-def sum_of_results(
-    attn: Attention, heads: Float[Tensor, "batch pos head d_head"]
-) -> Float[Tensor, "batch pos d_model"]:
-    """Returns the output as the sum of each head's own contribution, `hook_result`."""
-    pattern = "batch pos head d_head, head d_head d_model -> batch pos head d_model"
-    sign = attn._result_contribution_scale  # hook_result is what the head contributes
-    return sign * attn.hook_result(sign * einsum(heads, attn.W_O, pattern)).sum(dim=2) + attn.b_O
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model d_head"]:
+        """The maps to the values, `[head, d_model, d_head]`."""
+        return self._role(2)
+
+    def codes(
+        self, x: Float[Tensor, "batch pos d_model"], context: Context | None
+    ) -> Sequence[Float[Tensor, "batch pos head d_head"]]:
+        """Returns queries, keys and values, which are views of one tensor."""
+        shape = (3, self.cfg.n_heads, self.cfg.d_head)
+        return self.qkv_proj(x).unflatten(-1, shape).unbind(dim=2)
+
+    def split_codes(
+        self, inputs: tuple[Tensor, ...], norm: HookedNorm, context: Context | None
+    ) -> Iterable[Float[Tensor, "batch pos head d_head"]]:
+        """Returns queries, keys and values, each of its own input."""
+        return [
+            einsum(norm(given), self._role(index), _INTO_HEADS) + bias
+            for index, (given, bias) in enumerate(zip(inputs, self._biases(), strict=True))
+        ]
+
+    def _biases(self) -> Float[Tensor, "role head d_head"]:
+        return bias_of(self.qkv_proj).view(3, self.cfg.n_heads, self.cfg.d_head)
+
+    @property
+    def b_Q(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the queries, `[head, d_head]`."""
+        return self._biases()[0]
+
+    @property
+    def b_K(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the keys, `[head, d_head]`."""
+        return self._biases()[1]
+
+    @property
+    def b_V(self) -> Float[Tensor, "head d_head"]:
+        """The biases of the values, `[head, d_head]`."""
+        return self._biases()[2]

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.layers.attention import MSSA
-from crate_interp.models.layers.baseline import SelfAttention
+from crate_interp.models.layers.attention import MSSA, SelfAttention
 from crate_interp.models.layers.context import Context
 from crate_interp.models.layers.norm import is_hooked, make_norm
-from crate_interp.models.layers.sparse_step import SparseStep
-from crate_interp.models.layers.sparsify import STEPS
+from crate_interp.models.layers.sparse_steps import STEPS, SparseStep
 
 
 class Layer(nn.Module):

@@ -37,7 +37,7 @@ class Past:
 class Padding:
     """The tokens of a batch that are real, `[batch, key]`; those of the past come first.
 
-    A token that is not is seen by no other, and it counts neither as a position nor in a loss.
+    The others are padding: no token sees them, and no position or loss counts them.
     """
 
     real: Bool[Tensor, "batch key"]

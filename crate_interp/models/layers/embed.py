@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import at_hand
+from crate_interp.models.compat.offload import at_hand, bias_of
 from crate_interp.models.layers.norm import is_hooked
 
 
@@ -37,9 +37,7 @@ class ClassHead(nn.Linear):
     @property
     def b_U(self) -> Float[Tensor, "n_classes"]:
         """The bias; zeros if there is none."""
-        if self.bias is None:
-            return torch.zeros_like(at_hand(self)[:, 0])
-        return at_hand(self, "bias")
+        return bias_of(self)
 
 
 class CratePatchEmbed(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 
 
 def is_hooked(point: HookPoint) -> bool:
@@ -15,12 +15,12 @@ def is_hooked(point: HookPoint) -> bool:
     return bool(point._forward_hooks or point._backward_hooks)
 
 
-def shown(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
-    """Returns a scale as the point's hooks leave it, and whether the fused kernel may stand in.
+def hooked_scale(point: HookPoint, scale: Tensor) -> tuple[Tensor, bool]:
+    """Returns a scale after the point's hooks, and whether torch's fused kernel may be used.
 
-    It may if they returned the same values and no gradient is at stake: a scale cut from the graph
-    is meant as a constant, and a backward hook wants the gradient of the scale itself. Nor may it
-    where the values cannot be compared (crate_interp/models/compat/tracing.py).
+    It may if the hooks returned the same values and left the gradient alone. A detached scale is
+    meant as a constant, and a backward hook needs the gradient of the scale itself. The kernel is
+    not used either if the values cannot be compared (`readable`).
     """
     edited = point(scale.clone())
     same = (
@@ -67,7 +67,7 @@ class HookedLayerNorm(nn.LayerNorm):
     def _rescaled(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
         scale = (variance + self.eps).sqrt()
-        edited, seen = shown(self.hook_scale, scale)
+        edited, seen = hooked_scale(self.hook_scale, scale)
         if seen:
             return self.plain(x)
         out = (x - mean) / edited * self.weight
@@ -91,7 +91,7 @@ class HookedRMSNorm(nn.Module):
         if not is_hooked(self.hook_scale):
             return self.hook_normalized(self.plain(x))
         scale = (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
-        edited, seen = shown(self.hook_scale, scale)
+        edited, seen = hooked_scale(self.hook_scale, scale)
         return self.hook_normalized(self.plain(x) if seen else x / edited)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -110,7 +110,7 @@ class NoNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns tokens as they are; an edit of the scale still acts."""
         if is_hooked(self.hook_scale):
-            edited, seen = shown(self.hook_scale, torch.ones_like(x[..., :1]))
+            edited, seen = hooked_scale(self.hook_scale, torch.ones_like(x[..., :1]))
             x = x if seen else x / edited
         return self.hook_normalized(x)
 

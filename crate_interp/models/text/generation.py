@@ -2,32 +2,29 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.core import checks
-from crate_interp.core.progress import tqdm
+from crate_interp.core import checks, progress
 from crate_interp.models.layers.context import Past
 from crate_interp.models.text.padding import check_side
 from crate_interp.models.text.sampling import Sampling
 from crate_interp.models.text.stopping import Stops, stops
-from crate_interp.models.text.text_methods import TextMixin, is_text
+from crate_interp.models.text.text_and_tokens import TextMixin, is_text
 from crate_interp.models.text.tokenizer import is_hugging_face, separator
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
-
-    from crate_interp.models.cache import CrateCache
 
 _RETURNS = ("input", "str", "tokens")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What generation begins with: token ids, and which of them are real (None is all)."""
+    """The prompt of a generation: token ids, and which of them are real (None is all)."""
 
     tokens: Int[Tensor, "batch pos"]
     real: Bool[Tensor, "batch pos"] | None
@@ -42,8 +39,8 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What generation was asked for, checked: kind is "str" or "tokens"."""
+class Request:
+    """The checked arguments of a generation. kind: "str" or "tokens", what is returned."""
 
     prompt: Prompt
     kind: str
@@ -63,7 +60,7 @@ class GenerateMixin(TextMixin):
     Texts of unequal length are padded on the left. Tokens that are padded already need
     `attention_mask` `[batch, pos]`, or `padding_side="left"` to read it off the pad tokens. Keys
     and values of earlier tokens are kept (`use_past_kv_cache`); past n_ctx the last n_ctx tokens
-    are read anew at each step, as nanoGPT does. Hooks on the model act. `generator` makes the
+    are read anew at each step, as nanoGPT does. Hooks on the model fire. `generator` makes the
     random numbers, which TransformerLens takes from torch's global state. Different from it:
     padding counts in no penalty, and `top_k` with `top_p` raises ValueError.
     """
@@ -105,7 +102,7 @@ class GenerateMixin(TextMixin):
         `output_logits`: a transformers output with `.sequences` and a `.logits` `[batch, d_vocab]`
         per step. `return_cache` adds the cache of a run over the result, of one row (`names_filter`
         and `device` as in run_with_cache); `return_input_tokens` the tokens that were read. Raises
-        for what a model of text has no use for.
+        for arguments that a model of text does not have.
         """
         _check_possible(input, pixel_values, forced_bos_token_id)
         sampling = Sampling(
@@ -113,16 +110,20 @@ class GenerateMixin(TextMixin):
         )
         ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
         prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        job = _job(self, prompt, return_type, sampling, ends)
+        request = _request(self, prompt, return_type, sampling, ends)
         if return_cache:
             _check_cached(self, prompt, max_new_tokens)
         tokens, logits = prompt.tokens, []
-        for chosen, scores in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
+        for chosen, scores in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
             tokens = torch.cat([tokens, chosen[:, None]], dim=1)
             logits += [scores] if output_logits else []
-        more = [_cache(self, prompt, tokens, names_filter, device)] if return_cache else []
+        more: list[Any] = []
+        if return_cache:
+            model, mask = cast(Any, self), prompt.mask(tokens.shape[1])
+            options: Any = {"names_filter": names_filter, "device": device}
+            more.append(model.run_with_cache(tokens, attention_mask=mask, **options)[1])
         more += [prompt.tokens] if return_input_tokens else []
-        out = _shaped(self, tokens, job.kind, logits if output_logits else None)
+        out = _shaped(self, tokens, request.kind, logits if output_logits else None)
         return (out, *more) if more else out
 
     @torch.no_grad()
@@ -164,10 +165,10 @@ class GenerateMixin(TextMixin):
         )
         ends = stop_at_eos, eos_token_id, stop_strings, stopping_criteria
         prompt = _prompt(self, input, prepend_bos, padding_side, attention_mask)
-        job = _job(self, prompt, return_type, sampling, ends)
-        text = _Writer(self) if job.kind == "str" else None
+        request = _request(self, prompt, return_type, sampling, ends)
+        text = _Writer(self) if request.kind == "str" else None
         part: Tensor = prompt.tokens
-        for chosen, _ in _steps(self, job, max_new_tokens, use_past_kv_cache, verbose):
+        for chosen, _ in _steps(self, request, max_new_tokens, use_past_kv_cache, verbose):
             part = torch.cat([part, chosen[:, None]], dim=1)
             if part.shape[1] >= max_tokens_per_yield:
                 yield part if text is None else text.write(part)
@@ -180,24 +181,24 @@ class GenerateMixin(TextMixin):
 
 
 def _steps(
-    model: Any, job: Job, max_new_tokens: int, use_past: bool, verbose: bool
+    model: Any, request: Request, max_new_tokens: int, use_past: bool, verbose: bool
 ) -> Iterator[tuple[Int[Tensor, "batch"], Float[Tensor, "batch d_vocab"]]]:
     """Yields the token of each row, and the logits it was chosen by, until every row has ended."""
     checks.count("max_new_tokens", max_new_tokens, least=0)
-    prompt, ending = job.prompt, job.ending
+    prompt, ending = request.prompt, request.ending
     tokens, past, n_ctx = prompt.tokens, Past(), model.cfg.n_ctx
     over = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-    steps = tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
+    steps = progress.tqdm(range(max_new_tokens), desc="generate", unit="token", disable=not verbose)
     for step in steps:
         mask = prompt.mask(tokens.shape[1])
-        if use_past and tokens.shape[1] <= n_ctx:  # the past remembers what of it is padding
+        if use_past and tokens.shape[1] <= n_ctx:  # the past keeps the mask of its tokens
             mask = None if step else mask
             logits = model(tokens[:, past.length :], past=past, attention_mask=mask)
         else:
             cut = None if mask is None else mask[:, -n_ctx:]
             logits = model(tokens[:, -n_ctx:], attention_mask=cut)
         logits = logits[:, -1]
-        chosen = job.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
+        chosen = request.sampling.choose(logits, tokens, prompt.mask(tokens.shape[1]))
         if ending.active:
             chosen = chosen.masked_fill(over, ending.filler)
         tokens = torch.cat([tokens, chosen[:, None]], dim=1)
@@ -209,7 +210,7 @@ def _steps(
 
 
 def _check_possible(input: object, pixel_values: object, forced_bos_token_id: object) -> None:
-    """Raises for what TransformerLens takes and a causal model of text has no meaning for."""
+    """Raises for arguments of TransformerLens that have no meaning in a causal model of text."""
     if isinstance(input, Tensor) and input.is_floating_point():
         raise NotImplementedError(
             "generate reads token ids or text, and inputs_embeds has neither: give tokens, or run "
@@ -217,13 +218,11 @@ def _check_possible(input: object, pixel_values: object, forced_bos_token_id: ob
         )
     if pixel_values is not None:
         raise NotImplementedError(
-            "pixel_values belong to multimodal models, and this one reads text alone: leave them "
-            "out."
+            "pixel_values belong to multimodal models, and this one reads text: leave them out."
         )
     if forced_bos_token_id is not None:
         raise ValueError(
-            "forced_bos_token_id belongs to encoder-decoder models: put the token at the end of "
-            "the input."
+            "forced_bos_token_id belongs to encoder-decoder models: end the input with the token."
         )
 
 
@@ -234,7 +233,7 @@ def _prompt(
     padding_side: str | None,
     attention_mask: Tensor | None,
 ) -> Prompt:
-    """Returns what generation begins with; texts are padded on the left, whatever is asked for."""
+    """Returns the prompt of a generation; texts are always padded on the left."""
     check_side(padding_side)
     text = is_text(input)
     if text:
@@ -263,10 +262,10 @@ def _prompt(
     return Prompt(tokens, None if bool(mask.all()) else mask.bool(), text)
 
 
-def _job(
+def _request(
     model: TextMixin, prompt: Prompt, return_type: str, sampling: Sampling, ends: tuple[Any, ...]
-) -> Job:
-    """Returns what is to be done; raises ValueError for what cannot be, before work starts."""
+) -> Request:
+    """Returns the checked arguments; raises ValueError for bad ones before work starts."""
     if return_type not in _RETURNS:
         raise ValueError(
             f"return_type={return_type!r}: give 'input', 'str' or 'tokens'; the stream of the "
@@ -278,12 +277,12 @@ def _job(
     if kind == "input":
         kind = "str" if prompt.as_text else "tokens"
     if kind == "str":
-        model._tokenizer()  # or say now that there is none
-    return Job(prompt, kind, sampling, ending)
+        model._tokenizer()  # raises now if there is none
+    return Request(prompt, kind, sampling, ending)
 
 
 def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None:
-    """Raises, before work starts, where there will be no cache of the whole result."""
+    """Raises, before work starts, if there cannot be a cache of the whole result."""
     if len(prompt.tokens) > 1:
         raise NotImplementedError(
             "return_cache=True is for one row, not batched: use run_with_cache on the result."
@@ -296,18 +295,8 @@ def _check_cached(model: TextMixin, prompt: Prompt, max_new_tokens: int) -> None
         )
 
 
-def _cache(
-    model: Any, prompt: Prompt, tokens: Tensor, names_filter: Any, device: Any
-) -> "CrateCache":
-    """Returns the cache of a run over what was generated, with the mask that it was made with."""
-    mask = prompt.mask(tokens.shape[1])
-    return model.run_with_cache(
-        tokens, names_filter=names_filter, device=device, attention_mask=mask
-    )[1]
-
-
 def _shaped(model: TextMixin, tokens: Tensor, kind: str, logits: list[Tensor] | None) -> Any:
-    """Returns what was generated as it was asked for."""
+    """Returns what was generated as tokens, text, or an output of transformers."""
     if logits is not None:
         from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -328,7 +317,7 @@ def _text(model: TextMixin, ids: list[int]) -> str:
 
 
 class _Writer:
-    """Makes text of parts of token ids; what ends in a piece of a character waits for its rest."""
+    """Turns parts of token ids into text; an incomplete character waits for its other tokens."""
 
     def __init__(self, model: TextMixin) -> None:
         self.model, self.rows, self.written = model, [], []
@@ -342,7 +331,7 @@ class _Writer:
         return self._new(hold=True)
 
     def rest(self) -> str | list[str] | None:
-        """Returns what still waits, or None."""
+        """Returns the text that still waits, or None."""
         new = self._new(hold=False)
         return new if any(new) else None
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 
 IGNORED = -100  # the label of a token that no loss counts, as in torch and transformers
 
@@ -19,15 +19,13 @@ def next_token_loss(
 ) -> Float[Tensor, "..."]:
     """Returns the cross-entropy in nats of each token given those before it.
 
-    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: the tokens that are no
-    padding; a prediction counts if the token it is made at and the one it is of are both real.
-    labels: what is predicted in place of the tokens, -100 where nothing is. What does not count
-    is 0 by token. Raises ValueError if nothing counts.
+    It is the mean `[]`, or `[batch, pos - 1]` with `per_token`. real: which tokens
+    are not padding; a prediction counts if its own token and the predicted one are both real.
+    labels: what is predicted in place of the tokens, -100 where nothing is. With `per_token`, a
+    prediction that does not count is 0. Raises ValueError if no prediction counts.
     """
     if tokens.shape[1] < 2:
-        raise ValueError(
-            "the loss needs at least two tokens: the second is predicted from the first."
-        )
+        raise ValueError("the loss needs at least two tokens: the first predicts the second.")
     wanted = (tokens if labels is None else labels)[:, 1:]
     losses = F.cross_entropy(
         logits[:, :-1].flatten(0, 1), wanted.flatten(), reduction="none", ignore_index=IGNORED
@@ -57,11 +55,15 @@ def check_labels(labels: Tensor, tokens: Tensor, d_vocab: int) -> Int[Tensor, "b
             f"labels are {labels.dtype} of shape {list(labels.shape)}: give a token id, or -100, "
             f"for each of the tokens {list(tokens.shape)}. They are shifted inside."
         )
-    if readable(labels):
-        told = labels[labels != IGNORED]
-        if told.numel() and (int(told.min()) < 0 or int(told.max()) >= d_vocab):
-            raise ValueError(
-                f"labels go from {int(told.min())} to {int(told.max())}, the vocabulary from 0 to "
-                f"{d_vocab - 1}: -100 is left out."
-            )
+    check_label_range(labels, d_vocab, "vocabulary")
     return labels.to(tokens.device, torch.long)
+
+
+def check_label_range(labels: Int[Tensor, "..."], count: int, what: str) -> None:
+    """Raises ValueError, naming `what` has `count` entries, for a label beyond them."""
+    given = labels[labels != IGNORED] if readable(labels) else labels[:0]
+    if given.numel() and (int(given.min()) < 0 or int(given.max()) >= count):
+        raise ValueError(
+            f"labels go from {int(given.min())} to {int(given.max())}, the {what} from 0 to "
+            f"{count - 1}: -100 is left out."
+        )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from crate_interp.models.compat.tracing import readable
+from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Padding, Past
 
 SIDES = ("left", "right")
@@ -64,8 +64,8 @@ def _check_values(mask: Tensor, real: Tensor, before: Tensor | None, length: int
     known = torch.ones_like(real[:, :length]) if before is None else before
     if not torch.equal(real[:, :length], known):
         raise ValueError(
-            f"attention_mask tells otherwise of the {length} tokens of the past than the mask they "
-            "were read with: give that one, followed by the new tokens, or none."
+            f"attention_mask differs from the mask with which the {length} tokens of the past were "
+            "read: give that mask, followed by the new tokens, or none."
         )
 
 
@@ -88,7 +88,7 @@ def padded(
     return tokens, real
 
 
-def read_off(
+def mask_from_pads(
     tokens: Int[Tensor, "batch pos"], pad: int, side: str, separator: int | None
 ) -> Int[Tensor, "batch pos"]:
     """Returns the attention mask of tokens that are padded already.

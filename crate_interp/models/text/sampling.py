@@ -1,4 +1,4 @@
-"""How the next token is chosen: the likeliest one, or one drawn from penalised, cut chances."""
+"""How the next token is chosen: the likeliest one, or a random one after penalties and cuts."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from crate_interp.core import checks
 
 @dataclass(frozen=True)
 class Sampling:
-    """What `generate` was told of drawing; the names and rules are TransformerLens'.
+    """The options of `generate` for choosing tokens; names and rules are TransformerLens'.
 
     Raises ValueError for numbers out of range, and for top_k and top_p at once.
     """
@@ -33,13 +33,9 @@ class Sampling:
             if not checks.is_number(value) or value < least:
                 raise ValueError(f"{name}={checks.shown(value)}: give {words}.")
         if self.top_k is not None and (not checks.is_int(self.top_k) or self.top_k < 1):
-            raise ValueError(
-                f"top_k={checks.shown(self.top_k)}: give a whole number of at least 1, or None."
-            )
+            raise ValueError(f"top_k={checks.shown(self.top_k)}: give a whole number > 0, or None.")
         if self.top_p is not None and (not checks.is_number(self.top_p) or not 0 < self.top_p <= 1):
-            raise ValueError(
-                f"top_p={checks.shown(self.top_p)}: give a share above 0 and at most 1, or None."
-            )
+            raise ValueError(f"top_p={checks.shown(self.top_p)}: give a share in (0, 1], or None.")
         if self.top_k is not None and self.top_p is not None:
             raise ValueError("top_k and top_p both say from which tokens to draw: give one.")
 
@@ -54,7 +50,10 @@ class Sampling:
         tokens: those so far, which the penalties count; real: which of them are no padding.
         """
         penalties = self.repetition_penalty != 1 or self.freq_penalty > 0
-        counts = _counts(logits, tokens, real) if penalties else None
+        counts = None
+        if penalties:  # how often each token of the vocabulary occurs in a row, without padding
+            ones = torch.ones_like(tokens).float() if real is None else real.float()
+            counts = torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, tokens, ones)
         if counts is not None and self.repetition_penalty != 1:
             weaker = torch.where(
                 logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
@@ -80,13 +79,3 @@ class Sampling:
         before[:, 0] = 0.0  # the likeliest token always stays
         out = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, places, before > self.top_p)
         return logits.masked_fill(out, -torch.inf)
-
-
-def _counts(
-    logits: Float[Tensor, "batch d_vocab"],
-    tokens: Int[Tensor, "batch pos"],
-    real: Bool[Tensor, "batch pos"] | None,
-) -> Float[Tensor, "batch d_vocab"]:
-    """Returns how often each token of the vocabulary occurs in a row, padding left out."""
-    ones = torch.ones_like(tokens, dtype=torch.float32) if real is None else real.float()
-    return torch.zeros_like(logits, dtype=torch.float32).scatter_add_(1, tokens, ones)

@@ -1,10 +1,10 @@
-"""Which regular expressions of strangers may split a text: those that take time in proportion.
+"""Which regular expressions of a downloaded tokenizer may split text: those of linear time.
 
-Oniguruma, the engine of the `tokenizers` library, goes back over what it has matched: `(a+)+$`
-takes for ever, `a+b|a` the square of the text. So a pattern is read here before it is used. It is
-a list of alternatives, and each may go on without bound only where nothing that must follow can
-still fail: what was read once is then never read again. Ends of white space break that rule in
-public models, in few and known ways.
+Oniguruma, the engine of the `tokenizers` library, goes back over what it has matched: the time of
+`(a+)+$` is exponential in the length of the text, and that of `a+b|a` quadratic. So a pattern is
+parsed here before it is used. It is a list of alternatives. Each may repeat without bound only if
+nothing that must follow can fail to match, so that no text is read twice. Public models break that
+rule at the end, for white space, in a few known ways.
 """
 
 import re
@@ -30,7 +30,7 @@ _ENDS = (
     r"\s++$|\s*[\r\n]|\s+(?!\S)|\s",
     r"\s+(?!\S)|\s+",
 )
-# o200k, by whose second alternative what the first gave back is taken
+# o200k: its second alternative takes what the first gave back
 _WHOLE = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -41,7 +41,7 @@ _WHOLE = (
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises CheckpointError for a pattern that may take more than time in proportion."""
+    """Raises CheckpointError for a pattern that may take more than linear time."""
     if pattern in _WHOLE:
         return
     end = next((end for end in _ENDS if f"|{pattern}".endswith(f"|{end}")), None)

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from crate_interp.core import checks
-from crate_interp.core.errors import CheckpointError, TextError
+from crate_interp.core import checks, errors
 from crate_interp.models.text.tokenizer import is_hugging_face
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
 
-    from crate_interp.models.text.text_methods import TextMixin
+    from crate_interp.models.text.text_and_tokens import TextMixin
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class Stops:
         ended = torch.isin(chosen, torch.tensor(self.ends, dtype=torch.long, device=chosen.device))
         if self.criteria is None:
             return ended
-        told = self.criteria(tokens, logits).to(device=chosen.device, dtype=torch.bool)
-        if told.shape != ended.shape:
+        also = self.criteria(tokens, logits).to(device=chosen.device, dtype=torch.bool)
+        if also.shape != ended.shape:
             raise ValueError(
-                f"a stopping criterion returned shape {list(told.shape)}: wanted a per-row bool of "
+                f"a stopping criterion returned shape {list(also.shape)}: wanted a per-row bool of "
                 f"shape {list(ended.shape)}."
             )
-        return ended | told
+        return ended | also
 
 
 def stops(
@@ -60,8 +59,8 @@ def stops(
 ) -> Stops:
     """Returns when rows end.
 
-    Raises ValueError if the end of a text is asked for and no token is known for it, if strings
-    are to end it without a tokenizer, and if rows of a batch may end with nothing to fill them.
+    Raises ValueError with stop_at_eos if no token that ends a text is known, for strings without a
+    tokenizer, and if rows of a batch may end before others and no token can fill them up.
     """
     ends = _ends(model, eos_token_id) if stop_at_eos else ()
     criteria = _criteria(model, stop_strings, stopping_criteria)
@@ -80,27 +79,23 @@ def stops(
     return Stops((), filler or 0, criteria)
 
 
-def _ends(model: "TextMixin", told: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the tokens that end a text, those told or the tokenizer's."""
-    if told is None:
+def _ends(model: "TextMixin", given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the tokens that end a text, those given or the tokenizer's."""
+    if given is None:
         try:
-            told = getattr(model.tokenizer, "eos_token_id", None)
+            given = getattr(model.tokenizer, "eos_token_id", None)
             reason = "the model has no tokenizer that names one"
-        except CheckpointError as error:
+        except errors.CheckpointError as error:
             reason = str(error).rstrip(".")
-        if told is None:
-            raise TextError(
+        if given is None:
+            raise errors.TextError(
                 f"stop_at_eos=True needs an eos_token_id: {reason}. Give eos_token_id=, or "
                 "stop_at_eos=False."
             )
-    ends: Any = told if _is_list(told) else [told]
+    ends: Any = given if isinstance(given, (list, tuple)) else [given]
     if not ends or not all(checks.is_int(index) for index in ends):
-        raise ValueError(f"eos_token_id={checks.shown(told)}: give a token id, or several.")
+        raise ValueError(f"eos_token_id={checks.shown(given)}: give a token id, or several.")
     return tuple(int(index) for index in ends)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple))
 
 
 def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
@@ -120,11 +115,11 @@ def _criteria(model: "TextMixin", strings: Any, criteria: Any) -> Any:
             )
         found.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
     if criteria is not None:
-        given = list(criteria) if _is_list(criteria) else [criteria]
-        if not all(isinstance(one, StoppingCriteria) for one in given):
+        listed = list(criteria) if isinstance(criteria, (list, tuple)) else [criteria]
+        if not all(isinstance(one, StoppingCriteria) for one in listed):
             raise TypeError(
                 f"stopping_criteria is {type(criteria).__name__}: give a transformers "
                 "StoppingCriteria, or a list of them."
             )
-        found.extend(given)
+        found.extend(listed)
     return found

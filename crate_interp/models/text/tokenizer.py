@@ -10,8 +10,8 @@ from crate_interp.models.text.tokenizer_rules import check_added, check_content,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# the names by which published tokenizers know what Hugging Face calls bos, eos, ...; the first
-# that a tokenizer has counts
+# role of a token in Hugging Face's terms -> its names in published tokenizers; the first name that
+# a tokenizer has is taken
 ROLES = {
     "bos_token": ("<|bos|>", "<|endoftext|>", "[CLS]"),
     "eos_token": ("<|endoftext|>", "[SEP]", "<|bos|>"),
@@ -47,12 +47,12 @@ def decode(tokenizer: object, ids: Sequence[int]) -> str:
     Raises ValueError for an id that no token has.
     """
     held: Any = tokenizer
-    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no odd id
+    core = getattr(held, "backend_tokenizer", None)  # five times as fast, and drops no id
     if core is None:
         return held.decode(ids)
     for index in ids:
         if not 0 <= index < 2**32 or core.id_to_token(index) is None:
-            raise ValueError(f"no token has the id {index}: the tokenizer has {len(held)} tokens.")
+            raise ValueError(f"no token has the id {index}: there are {len(held)} tokens.")
     return safely(lambda: core.decode(ids, skip_special_tokens=False))
 
 
@@ -63,7 +63,7 @@ def separator(tokenizer: object) -> int | None:
 
 
 def is_hugging_face(tokenizer: object) -> bool:
-    """Tells whether a tokenizer has what Hugging Face's have, and not `encode` and `bos` alone."""
+    """Tells whether a tokenizer is one of Hugging Face's; others have `encode` and `bos` alone."""
     return hasattr(tokenizer, "bos_token_id")
 
 
@@ -81,8 +81,8 @@ def to_json(tokenizer: "PreTrainedTokenizerFast") -> str:
 def safely(call: Callable[[], Any]) -> Any:
     """Returns what a call of the library returns.
 
-    Raises CheckpointError if it fails: a panic of its Rust code is no Exception. The panic has
-    written to stderr by then, which nothing in Python can prevent.
+    Raises CheckpointError if it fails; a panic of its Rust code is no Exception. A panic has also
+    been written to stderr, which Python cannot prevent.
     """
     try:
         return call()
@@ -102,31 +102,33 @@ def parse(text: str) -> "PreTrainedTokenizerFast":
 
 
 def check(text: str) -> dict[str, Any]:
-    """Returns what a tokenizer.json says, of what is admitted; raises as `parse` does."""
+    """Returns the admitted content of a tokenizer.json; raises as `parse` does."""
     content = json.loads(text)
     added = content.pop("added_tokens", None) or []
     check_added(added)
     if not all(type(token["id"]) is int and 0 <= token["id"] < 2**31 for token in added):
         raise ValueError("the ids of added tokens are no ids")
-    # the tokens of a text are all of them, and no others
+    # no text is cut or padded
     complete = {"added_tokens": added, "truncation": None, "padding": None}
     return check_content(content) | complete
 
 
 def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
-    """Returns the Hugging Face tokenizer of what a tokenizer.json says, which has been checked.
+    """Returns the Hugging Face tokenizer of the checked content of a tokenizer.json.
 
     Text never becomes a special token, whose name is text like any other. That is different from
     Hugging Face's default, which `tokenizer(text, split_special_tokens=False)` asks for. Its
-    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. Where nothing is made
-    for padding, the separator pads, as TransformerLens does.
+    separator (<|bos|>, GPT-2's <|endoftext|>, BERT's [CLS]) is `bos_token`. If it has no
+    token for padding, the separator pads, as in TransformerLens.
     """
     from tokenizers import Tokenizer as Core
     from transformers import PreTrainedTokenizerFast
 
     added = sorted(content["added_tokens"], key=lambda token: token["id"])
     specials = {token["content"]: token["id"] for token in added if token["special"]}
-    content = content | {"added_tokens": [_with_flags(token) for token in added]}
+    # a special token matches no text
+    exact = [token | dict.fromkeys(_FLAGS, False) if token["special"] else token for token in added]
+    content = content | {"added_tokens": exact}
     core = safely(lambda: Core.from_str(json.dumps(content)))
     for name, index in specials.items():
         if core.token_to_id(name) != index:
@@ -147,8 +149,3 @@ def build(content: dict[str, Any]) -> "PreTrainedTokenizerFast":
         padding_side="right",
         **found | ({"unk_token": unknown} if unknown else {}),
     )
-
-
-def _with_flags(token: dict[str, Any]) -> dict[str, Any]:
-    """Returns an added token as the library takes it: a special one matches no text."""
-    return token | dict.fromkeys(_FLAGS, False) if token["special"] else token

@@ -1,8 +1,8 @@
-"""What a tokenizer.json may ask of the `tokenizers` library, which trusts its files.
+"""Which parts a tokenizer.json may have; the `tokenizers` library trusts its files.
 
-There a regular expression can take for ever, a chain of replacements fills the memory, and odd
-numbers end in a panic. Admitted is what public BPE, WordPiece and word-level models are made of.
-None of it makes a text longer than a bounded number of times.
+In that library a regular expression can take for ever, a chain of replacements can fill the memory,
+and odd numbers end in a panic. Only the parts of public BPE, WordPiece and word-level models are
+admitted. Together they lengthen a text by no more than a fixed factor.
 """
 
 import re
@@ -16,11 +16,7 @@ _BYTES = ("add_prefix_space", "trim_offsets", "use_regex")
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "normalizer": {
         "BertNormalizer": ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"),
-        "Lowercase": (),
-        "NFC": (),
-        "NFD": (),
-        "NFKC": (),
-        "NFKD": (),
+        **dict.fromkeys(("Lowercase", "NFC", "NFD", "NFKC", "NFKD"), ()),
         "Prepend": ("prepend",),
         "Replace": ("pattern", "content"),
         "Strip": ("strip_left", "strip_right"),
@@ -51,33 +47,22 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "WordPiece": ("prefix", "cleanup"),
     },
 }
-_MEMBERS = {
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "post_processor": "processors",
-    "decoder": "decoders",
-}
-_FLAGS = ("fuse_unk", "byte_fallback", "ignore_merges")
+_MEMBERS = dict(zip(PARTS, ("normalizers", "pretokenizers", "processors", "decoders"), strict=True))
 MODELS: dict[str, tuple[str, ...]] = {
     "BPE": (
-        "dropout",
-        "unk_token",
-        "continuing_subword_prefix",
-        "end_of_word_suffix",
-        *_FLAGS,
-        "vocab",
-        "merges",
+        "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+        "byte_fallback", "ignore_merges", "vocab", "merges",
     ),
     "WordLevel": ("unk_token", "vocab"),
     "WordPiece": ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"),
-}
+}  # fmt: skip
 _MOST_TOKENS, _MOST_MERGES, _MOST_ADDED, _MOST_PARTS = 2**18, 2**19, 10_000, 8
 _LONGEST_TOKEN, _LONGEST_WORD, _LONGEST_NAME = 1000, 200, 200
 _IDS = 2**31
 
 
 def check_content(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a tokenizer.json says, without fields that are read by nobody.
+    """Returns the content of a tokenizer.json, without fields that are not used.
 
     Raises CheckpointError for anything that is not admitted.
     """
@@ -93,9 +78,7 @@ def check_content(content: dict[str, Any]) -> dict[str, Any]:
 def check_added(tokens: Any) -> None:
     """Raises CheckpointError for added tokens that are too many, or too long, or have no name."""
     if len(tokens) > _MOST_ADDED:
-        raise CheckpointError(
-            f"the tokenizer adds {len(tokens)} tokens, wanted at most {_MOST_ADDED}."
-        )
+        raise CheckpointError(f"the tokenizer adds {len(tokens)} tokens, more than {_MOST_ADDED}.")
     for token in tokens:
         check_name(token["content"])
 
@@ -134,7 +117,7 @@ def _check_section(section: str, part: Any) -> None:
 
 
 def _shortens(member: dict[str, Any]) -> bool:
-    """Tells whether a replacement is no longer than the text in whose place it stands."""
+    """Tells whether a replacement is no longer than the text that it replaces."""
     pattern = member["pattern"].get("String", "")
     return len(str(member["content"])) <= len(pattern)
 
@@ -151,7 +134,7 @@ def _is_admitted(name: str, value: Any) -> bool:
         return kind == "Regex" or (kind == "String" and 0 < len(pattern) <= 16)
     if name in ("sep", "cls"):
         return isinstance(value, list) and len(value) == 2 and _is_word(value[0])
-    if name in ("single", "pair"):  # a text that stands in it twice comes out twice
+    if name in ("single", "pair"):  # a text that occurs in it twice comes out twice
         texts = [piece["Sequence"]["id"] for piece in value if "Sequence" in piece]
         return len(value) <= _MOST_PARTS and len(texts) == len(set(texts))
     if name == "special_tokens":
@@ -173,9 +156,7 @@ def _check_model(model: Any) -> None:
         ):
             raise _odd(f"model {kind}", name, value)
     if not isinstance(vocab, dict) or not 0 < len(vocab) <= _MOST_TOKENS:
-        raise CheckpointError(
-            f"the tokenizer's vocabulary is no table of 1 to {_MOST_TOKENS} tokens."
-        )
+        raise CheckpointError(f"the tokenizer's vocab is no table of 1 to {_MOST_TOKENS} tokens.")
     if not isinstance(merges, list) or len(merges) > _MOST_MERGES:
         raise CheckpointError(f"the tokenizer has more than {_MOST_MERGES} merges, or no list.")
     if max(map(len, vocab)) > _LONGEST_TOKEN:

@@ -13,8 +13,7 @@ from crate_interp.data import Samples
 from crate_interp.data.streams import Stream
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.model_digest import model_digest
-from crate_interp.models.weight_cache import kept
+from crate_interp.models.weight_cache import kept, model_digest
 from crate_interp.probes import Probe
 from crate_interp.results import sample_ranges
 from crate_interp.sweeps.ledgers.code_digest import digest_of

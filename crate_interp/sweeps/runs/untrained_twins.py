@@ -9,7 +9,7 @@ import torch
 
 from crate_interp.data import Samples, part
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.text.text_methods import TOKENIZER_STATE
+from crate_interp.models.text.text_and_tokens import TOKENIZER_STATE
 
 SAMPLES = 64  # on which twins are measured
 _SMALLER = 1 / 3  # training from the official start does not shrink positions so far

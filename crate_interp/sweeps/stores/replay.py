@@ -15,7 +15,7 @@ from crate_interp.data import Data, Samples
 from crate_interp.data.samples import first
 from crate_interp.data.streams import Stream
 from crate_interp.models.hooked import HookedModel
-from crate_interp.models.model_digest import model_digest
+from crate_interp.models.weight_cache import model_digest
 from crate_interp.probes import Probe
 from crate_interp.sweeps.runs.batches import Forward, run_layers, samples_of
 from crate_interp.sweeps.stores import arrow_files

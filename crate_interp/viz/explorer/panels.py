@@ -19,10 +19,10 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import LONGEST, plain, visible
 from crate_interp.measures import maskcut, pca_map
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.display import displayable
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.layers.context import window_sizes
-from crate_interp.models.text.token_checks import check_tokens
+from crate_interp.models.preprocess import displayable
+from crate_interp.models.text.text_and_tokens import check_tokens
 from crate_interp.viz.explorer.packing import pack_ranked, pack_tops
 from crate_interp.viz.pages.page_pictures import image_uri
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.core.safe_text import plain
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.display import displayable
+from crate_interp.models.preprocess import displayable
 from crate_interp.probes import maps
 from crate_interp.viz.figures.canvas import PAGE, SMALL, TITLE, panels, set_title
 from crate_interp.viz.figures.labels import as_written

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.models.display import displayable
+from crate_interp.models.preprocess import displayable
 from crate_interp.viz.figures.attention_images import Query, maps_on, who_asks
 from crate_interp.viz.pages.page import Html, render
 from crate_interp.viz.pages.page_pictures import image_uri, map_tile

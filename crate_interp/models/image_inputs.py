@@ -5,21 +5,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped, UInt8
-from torch import Tensor
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.core import checks
-from crate_interp.core.pictures import Picture
-from crate_interp.models.mask_preprocessing import preprocess_masks
-from crate_interp.models.preprocess import preprocess
+from crate_interp.core import checks, pictures
+from crate_interp.models.layers import embed
+from crate_interp.models.preprocess import preprocess, preprocess_masks
 
-Images = Picture | Sequence[Picture] | np.ndarray | Tensor
+Images = pictures.Picture | Sequence[pictures.Picture] | np.ndarray | Tensor
 
 
 class ImageMixin:
-    """`preprocess`, `pad`, and refusals of images that the model does not take."""
+    """Checks of images, `preprocess` and `pad`."""
 
     cfg: CrateConfig
+    pos_embed: nn.Parameter
+    hook_pos_embed: HookPoint
     has_cls: bool = True
 
     def _allows_other_sizes(self) -> bool:
@@ -34,8 +36,7 @@ class ImageMixin:
         cfg, shape = self.cfg, tuple(images.shape)
         if not images.is_floating_point():
             raise ValueError(
-                f"images are {images.dtype}, the model takes floats: use "
-                "model(model.preprocess(images))."
+                f"images are {images.dtype}, the model takes floats: use model.preprocess(images)."
             )
         if images.ndim != 4 or shape[1] != cfg.channels:
             raise ValueError(
@@ -66,6 +67,15 @@ class ImageMixin:
             )
         return x
 
+    def _with_positions(
+        self, tokens: Float[Tensor, "batch pos d_model"], images: Float[Tensor, "batch c h w"]
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Returns tokens with their position embeddings, resampled for images of another size."""
+        height, width = self.cfg.patch_size
+        grid = (images.shape[2] // height, images.shape[3] // width)
+        table = embed.interpolate_positions(self.pos_embed, self.cfg.grid, grid)
+        return tokens + embed.hooked_positions(self.hook_pos_embed, table, tokens.shape[0])
+
     def preprocess(self, images: Images) -> Float[Tensor, "batch channels height width"]:
         """Returns the model's input from PIL images, paths or integer arrays.
 
@@ -76,7 +86,7 @@ class ImageMixin:
     def preprocess_masks(self, masks: Images) -> UInt8[Tensor, "batch height width"]:
         """Returns class maps of masks, resized and cropped as their pictures are, on the CPU.
 
-        See crate_interp/models/mask_preprocessing.py.
+        See crate_interp/models/preprocess.py.
         """
         return preprocess_masks(self.cfg, masks)
 
@@ -113,7 +123,7 @@ def pad_to_patch(
 
 
 def _no_whole_patches(size: tuple[int, int], patch: tuple[int, int]) -> str:
-    """Returns what is wrong with images of this size, and the calls that mend it."""
+    """Returns what is wrong with images of this size, and the calls that fix it."""
     below = [side // step * step for side, step in zip(size, patch, strict=True)]
     above = [side + -side % step for side, step in zip(size, patch, strict=True)]
     fits = (

@@ -1,5 +1,6 @@
-"""The sparse steps: ISTA, two steps on an overcomplete dictionary, one with learned thresholds."""
+"""The steps that follow attention: ISTA, steps on overcomplete dictionaries, and a plain MLP."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,9 +10,66 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.config import CrateConfig
-from crate_interp.models.compat.offload import at_hand
-from crate_interp.models.layers.baseline import MLP
-from crate_interp.models.layers.sparse_step import Lasso, SparseStep
+from crate_interp.models.compat.offload import at_hand, bias_of
+
+
+@dataclass(frozen=True)
+class Lasso:
+    """A sparse step as proximal gradient steps on a lasso.
+
+    The lasso is the minimum over z >= 0 of `|y - D z|^2 / 2 + <lambd, z>`; lambd is one number, or
+    one for each atom. The step takes `count` steps of size `eta`, from its own input (`warm`) or
+    from zero.
+    """
+
+    d: Float[Tensor, "d_model d_mlp"]
+    eta: float
+    lambd: Float[Tensor, "*atoms"]
+    warm: bool
+    count: int
+
+    def start(self, y: Float[Tensor, "*batch pos d_model"]) -> Float[Tensor, "*batch pos d_mlp"]:
+        """Returns where it starts: its input without the negative entries, or zero."""
+        return torch.relu(y) if self.warm else y.new_zeros(*y.shape[:-1], self.d.shape[1])
+
+    def run(
+        self, y: Float[Tensor, "*batch pos d_model"], lambd: Float[Tensor, "*atoms"]
+    ) -> Float[Tensor, "*batch pos d_mlp"]:
+        """Returns the code after the steps with a penalty; with `lambd` it is the layer's code."""
+        code = y if self.warm else self.start(y)
+        for _ in range(self.count):
+            code = torch.relu(
+                code - self.eta * ((code @ self.d.mT - y) @ self.d) - self.eta * lambd
+            )
+        return code
+
+
+class SparseStep(nn.Module):
+    """The step that follows attention in a layer.
+
+    A step is a subclass with `forward`, `lasso`, `linear`, and `W_out` or `written`. The forward
+    takes the normalised stream `[batch, pos, d_model]` and returns what the layer adds to the
+    stream, or what replaces it. `STEPS` below has the steps by their names in a config.
+    """
+
+    def lasso(self) -> Lasso | str:
+        """Returns the lasso that the step works on, or a sentence that says why there is none.
+
+        The lasso has the weights, eta and lambd that the step has at the time of the call.
+        """
+        raise NotImplementedError
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns the linear part of the step if every atom is on.
+
+        y: rows of the normalised stream. Thresholds and biases are constants then and left out.
+        """
+        raise NotImplementedError
+
+    def written(self) -> Float[Tensor, "d_mlp d_model"]:
+        """Returns the direction in the stream that each atom writes."""
+        rows: Any = self.W_out
+        return rows
 
 
 class ISTA(SparseStep):
@@ -74,7 +132,29 @@ class ISTA(SparseStep):
         return super().__getattr__(name)
 
 
-class OvercompleteODL(SparseStep):
+class DecodedStep(SparseStep):
+    """A sparse step with a dictionary D that encodes, another that decodes, and no bias."""
+
+    D: nn.Parameter
+    decoder = "D1"  # the parameter that decodes
+
+    @property
+    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
+        """The dictionary that encodes, `[d_model, d_mlp]`."""
+        return at_hand(self, "D")
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """The dictionary that decodes, `[d_mlp, d_model]`."""
+        return at_hand(self, self.decoder).T
+
+    @property
+    def b_out(self) -> Float[Tensor, "d_model"]:
+        """Zeros: the step has no bias."""
+        return at_hand(self, "D").new_zeros(self.D.shape[0])
+
+
+class OvercompleteODL(DecodedStep):
     """Two ISTA steps from zero on an overcomplete dictionary, decoded with a second one.
 
     `z1 = ReLU(eta D^T y - eta lambd)`, `z2 = ReLU(z1 - eta D^T (D z1 - y) - eta lambd)`, output
@@ -87,8 +167,9 @@ class OvercompleteODL(SparseStep):
         super().__init__()
         self.eta, self.lambd = cfg.eta, cfg.lambd
         self.D = _kaiming(cfg.d_model, cfg.d_mlp)
-        self.tied = cfg.sparse_step == "tied-odl"
-        if not self.tied:
+        if cfg.sparse_step == "tied-odl":
+            self.decoder = "D"
+        else:
             self.D1 = _kaiming(cfg.d_model, cfg.d_mlp)
         self.hook_corr = HookPoint()
         self.hook_pre_init = HookPoint()
@@ -118,23 +199,8 @@ class OvercompleteODL(SparseStep):
         code = self.eta * (y @ self.D)
         return (code - self.eta * ((code @ self.D.T - y) @ self.D)) @ self.W_out
 
-    @property
-    def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The dictionary that encodes, `[d_model, d_mlp]`."""
-        return at_hand(self, "D")
 
-    @property
-    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """The dictionary that decodes, `[d_mlp, d_model]`."""
-        return at_hand(self, "D" if self.tied else "D1").T
-
-    @property
-    def b_out(self) -> Float[Tensor, "d_model"]:
-        """Zeros: the step has no bias."""
-        return at_hand(self, "D").new_zeros(self.D.shape[0])
-
-
-class ThresholdODL(SparseStep):
+class ThresholdODL(DecodedStep):
     """One step from zero with a learned threshold per atom, decoded with a second dictionary.
 
     `z = ReLU(D^T y - threshold)`, output `D1 z`, for y = rms(Z^{l+1/2}) as columns; D and D1 are
@@ -151,7 +217,7 @@ class ThresholdODL(SparseStep):
         self.hook_post = HookPoint()
 
     def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
-        """Returns what the thresholded code stands for, `relu(D^T y - threshold) D1^T`."""
+        """Returns the decoded code, `relu(D^T y - threshold) D1^T`."""
         return self.hook_post(F.relu(self.hook_pre(y @ self.D - self.threshold))) @ self.D1.T
 
     def lasso(self) -> Lasso | str:
@@ -167,20 +233,55 @@ class ThresholdODL(SparseStep):
         """Returns `D1 D^T y` in rows."""
         return (y @ self.W_in) @ self.W_out
 
+
+class MLP(SparseStep):
+    """`W_out act(W_in y + b) + b`, where act is ReLU (gpt-baseline) or a GELU (CLIP's text tower).
+
+    The GELU is the tanh form.
+    """
+
+    def __init__(self, cfg: CrateConfig) -> None:
+        super().__init__()
+        self.fc_in = nn.Linear(cfg.d_model, cfg.d_mlp, bias=cfg.bias)
+        self.fc_out = nn.Linear(cfg.d_mlp, cfg.d_model, bias=cfg.bias)
+        self.gelu = cfg.sparse_step == "mlp-gelu"
+        self.hook_pre = HookPoint()
+        self.hook_post = HookPoint()
+
+    def forward(self, y: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Returns what the MLP adds to the stream."""
+        pre = self.hook_pre(self.fc_in(y))
+        return self.fc_out(
+            self.hook_post(F.gelu(pre, approximate="tanh") if self.gelu else F.relu(pre))
+        )
+
+    def lasso(self) -> str:
+        """Returns why there is no lasso."""
+        return "the layer has an MLP, no dictionary"
+
+    def linear(self, y: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        """Returns `W_out W_in y` in rows."""
+        return (y @ self.W_in) @ self.W_out
+
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The dictionary that encodes, `[d_model, d_mlp]`."""
-        return at_hand(self, "D")
+        """The map to the hidden units, `[d_model, d_mlp]`."""
+        return at_hand(self.fc_in).T
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """The dictionary that decodes, `[d_mlp, d_model]`."""
-        return at_hand(self, "D1").T
+        """The map from the hidden units, `[d_mlp, d_model]`."""
+        return at_hand(self.fc_out).T
+
+    @property
+    def b_in(self) -> Float[Tensor, "d_mlp"]:
+        """The bias of the hidden units, `[d_mlp]`; zeros where there is none."""
+        return bias_of(self.fc_in)
 
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
-        """Zeros: the step has no bias."""
-        return at_hand(self, "D").new_zeros(self.D.shape[0])
+        """The bias of the output, `[d_model]`; zeros where there is none."""
+        return bias_of(self.fc_out)
 
 
 def _kaiming(d_model: int, d_mlp: int) -> nn.Parameter:

@@ -1,6 +1,7 @@
 """Text in and out of a language model, under TransformerLens' names."""
 
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,18 +12,18 @@ from torch import Tensor
 
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import NoTokenizerError, TextError
+from crate_interp.models.compat.torch_compile import readable
 from crate_interp.models.layers.context import Past
-from crate_interp.models.text.padding import after_past, check_side, padded, read_off
+from crate_interp.models.text.padding import after_past, check_side, mask_from_pads, padded
 from crate_interp.models.text.tokenizer import decode, encode, is_hugging_face, separator
-from crate_interp.models.text.windows import rows_of, stacked
 
-# what a model has of its tokenizer: itself, once it has been asked for or set, and how to get it
+# attributes of a model: its tokenizer, once it was read or set, and the function that reads it
 _HELD = "_tokenizer_held"
 TOKENIZER_STATE = (_HELD, "fetch_tokenizer")
 
 
 class TextMixin:
-    """Text to tokens and back; a model has `cfg` and perhaps a tokenizer.
+    """Text to tokens and back; a model has `cfg`, and may have a tokenizer.
 
     prepend_bos: whether the separator token comes first; None is as the model was trained
     (nanochat-crate and crate-tiny-lm yes, CRATE-LM and its baseline no). Text never becomes a
@@ -32,13 +33,13 @@ class TextMixin:
 
     cfg: CrateConfig
     unit: str = "windows"
-    fetch_tokenizer: Callable[[], Any] | None = None  # of ci.load, for the first touch
+    fetch_tokenizer: Callable[[], Any] | None = None  # set by ci.load, called at the first use
 
     @property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer, a `PreTrainedTokenizerFast`; None if the model has none.
 
-        It is read, or fetched from the Hub, when it is first asked for; CheckpointError if that
+        It is read, or fetched from the Hub, at its first use; CheckpointError if that
         fails. `model.tokenizer = ...` sets another: one of Hugging Face's, or anything with
         `encode`, `decode` and `bos`. Different from Hugging Face's default, the names of special
         tokens are text: `tokenizer(text, split_special_tokens=False)` makes tokens of them.
@@ -90,9 +91,9 @@ class TextMixin:
     ) -> Int[Tensor, "batch pos"]:
         """Returns token ids `[batch, pos]` of one text or several.
 
-        Shorter texts are padded on the `padding_side`, that of the tokenizer if it is None; the
-        model reads which tokens are padding from texts alone, so give it those, or an
-        attention mask. truncate: whether a text is cut to n_ctx tokens, with a warning.
+        Shorter texts are padded on the `padding_side`; None takes the tokenizer's. Token ids do not
+        show which tokens are padding: give the model the texts themselves, or an attention mask.
+        truncate: whether a text is cut to n_ctx tokens, with a warning.
         move_to_device: whether the ids go to the model's device. Raises ValueError for an empty
         text without a separator, and for padding with a tokenizer that has no token for it.
         """
@@ -185,9 +186,7 @@ class TextMixin:
             tokens, real = self._rows(input, prepend_bos, padding_side)
             tokens = tokens.to(self.cfg.device)
         else:
-            raise ValueError(
-                f"the model takes a tensor of token ids or text, got {type(input).__name__}."
-            )
+            raise ValueError(f"give a tensor of token ids or text, not {type(input).__name__}.")
         if mask is None and real is not None:
             mask = after_past(real, past)
         return tokens, mask
@@ -196,7 +195,7 @@ class TextMixin:
         """Returns the attention mask of tokens whose pad tokens at one side are padding."""
         wanted = self.cfg.prepend_bos if prepend_bos is None else prepend_bos
         first = separator(self._tokenizer()) if wanted else None
-        return read_off(tokens, self._pad(), side, first)
+        return mask_from_pads(tokens, self._pad(), side, first)
 
     def to_string(
         self,
@@ -293,3 +292,72 @@ def _nested(tokens: Any) -> list[Any]:
     if isinstance(tokens, (list, tuple)):
         return [_nested(one) if isinstance(one, (list, tuple)) else int(one) for one in tokens]
     return [int(tokens)]
+
+
+def check_tokens(tokens: Tensor, cfg: CrateConfig, count: int) -> None:
+    """Checks a batch of token ids.
+
+    Raises ValueError for another dtype or shape, if `count` exceeds n_ctx, and for ids that are not
+    in the vocabulary. Ids cannot be read while a model is traced; a bad one then reaches torch.
+    """
+    check_ids(tokens, cfg.d_vocab, count, cfg.n_ctx)
+
+
+def check_ids(tokens: Tensor, d_vocab: int, count: int, n_ctx: int | None) -> None:
+    """Does what `check_tokens` does, without a config. n_ctx: None if there is no limit."""
+    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.ndim != 2:
+        raise ValueError(
+            f"tokens are {tokens.dtype} of shape {list(tokens.shape)}, the model takes whole "
+            "numbers [batch, pos]."
+        )
+    if 0 in tokens.shape:
+        raise ValueError(f"tokens have shape {list(tokens.shape)}: there is no token.")
+    if n_ctx is not None and count > n_ctx:
+        raise ValueError(
+            f"there are {count} tokens, the model takes at most n_ctx={n_ctx}: cut them shorter."
+        )
+    if not readable(tokens):
+        return
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= d_vocab:
+        raise ValueError(f"tokens go from {low} to {high}, the vocabulary from 0 to {d_vocab - 1}.")
+
+
+def rows_of(
+    texts: Iterable[list[int]],
+    n_ctx: int,
+    between: int | None,
+    first: int | None = None,
+    advice: str = "give longer texts.",
+) -> Iterator[list[int]]:
+    """Yields windows of n_ctx tokens, while the token ids of the texts come.
+
+    between: the separator. first: a token that begins each window. The last window is dropped if it
+    is short. Raises ValueError if there is no separator and a second text, or if no window is full;
+    advice: what the error says then.
+    """
+    begin = [] if first is None else [first]
+    length = n_ctx - len(begin)
+    waiting: list[int] = []
+    short = True  # as long as no window is full
+    for place, ids in enumerate(texts):
+        if place and between is None:
+            raise ValueError(
+                "the tokenizer has no separator to join texts with: give one string, or token ids."
+            )
+        waiting += ([between] if place and between is not None else []) + ids
+        starts = range(0, len(waiting) - length + 1, length)
+        for start in starts:
+            yield begin + waiting[start : start + length]
+        if starts:
+            short, waiting = False, waiting[starts[-1] + length :]
+    if short:
+        raise ValueError(f"the texts have {len(waiting)} tokens, a window has {n_ctx}: {advice}")
+
+
+def stacked(rows: Iterable[list[int]], n_ctx: int) -> Int[Tensor, "window n_ctx"]:
+    """Returns rows as one tensor of 8 bytes a token, without a second copy in memory."""
+    joined = array("q")
+    for row in rows:
+        joined.extend(row)
+    return torch.frombuffer(joined, dtype=torch.int64).view(-1, n_ctx)

@@ -6,9 +6,8 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from crate_interp.circuits.atlases.atom_directions import names_of
-from crate_interp.core import checks
-from crate_interp.core.safe_text import plain
+from crate_interp.circuits.atlases.atom_directions import answer_names
+from crate_interp.core import checks, safe_text
 from crate_interp.models.cache import CrateCache
 from crate_interp.results import sample_ranges
 from crate_interp.results.result import Result, by
@@ -37,7 +36,7 @@ class LogitLens(Result):
         others = own[own["answer"] != last["answer"]]
         since = 0 if others.empty else int(others["layer"].max()) + 1
         where = "after the last layer" if since == last["layer"] else f"from layer {since} on"
-        name = plain(self.meta["model"] or "the model")
+        name = safe_text.plain(self.meta["model"] or "the model")
         answer = f"{last['answer']!r} ({last['probability']:.0%})"
         return (
             f"For sample {last['sample']} {name} answers {answer}, "
@@ -56,7 +55,7 @@ class LogitLens(Result):
         settings = self.meta["settings"]
         at = "" if settings["position"] is None else f", position {settings['position']}"
         name = self.meta["model"] or self.meta["config"]["family"]
-        caption = html.escape(f"{plain(name)}: logit lens, sample {sample}{at}")
+        caption = html.escape(f"{safe_text.plain(name)}: logit lens, sample {sample}{at}")
         body = f"<caption>{caption}</caption><tbody>{''.join(rows)}</tbody>"
         return f"<p>{html.escape(self.headline())}</p><table>{body}</table>"
 
@@ -98,7 +97,7 @@ def logit_lens(
     place = model.lens_positions if fixed else position
     values: Tensor = cache.logit_lens(positions=place).values[:, sample].float()  # [layer, answer]
     best = values.softmax(dim=-1).topk(min(count, values.shape[-1]), dim=-1)
-    names = names_of(model)
+    names = answer_names(model)
     layers = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     rows = [
         (int(sample), layer, rank, names[answer], value)

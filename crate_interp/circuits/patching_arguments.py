@@ -1,4 +1,4 @@
-"""What circuits are measured with: two runs, a metric of the logits, and heads."""
+"""Checks of what patching takes: two inputs, a metric of the logits, and heads."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,10 +26,7 @@ def check_runs(model: HookedModel, source: Tensor, base: Tensor) -> None:
         )
     if not isinstance(source, Tensor) or not isinstance(base, Tensor) or source.shape != base.shape:
         got = " and ".join(_described(inputs) for inputs in (source, base))
-        raise ValueError(
-            f"source and base are {got}: give two tensors of one shape, preprocessed images or "
-            "tokens."
-        )
+        raise ValueError(f"source and base are {got}: give tensors of one shape, images or tokens.")
 
 
 def heads_of(name: str, pairs: Sequence[Head], layers: int, heads: int) -> list[Head]:

@@ -1,4 +1,4 @@
-"""What heads look at: how much attention goes to the token before, to a copy, or after one."""
+"""How much attention heads give to targets: the token before, a copy, the token after a copy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -106,9 +106,7 @@ def _seen(pattern: Tensor, causal: bool) -> Bool[Tensor, "query key"]:
     """Returns which keys a query may see; raises ValueError if that cannot be known."""
     queries, keys = pattern.shape[-2:]
     if causal and queries != keys:  # it is not known which of the queries these are
-        raise ValueError(
-            f"the cache holds {queries} of {keys} queries: run_with_cache without pos_slice."
-        )
+        raise ValueError(f"the cache holds {queries} of {keys} queries: run without pos_slice.")
     ones = torch.ones((queries, keys), dtype=torch.bool, device=pattern.device)
     return ones.tril() if causal else ones
 
