@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from crate_interp.bridge import weight_limits
-from crate_interp.bridge.preprocessor import preprocessing
+from crate_interp.bridge import transformers_folder
 from crate_interp.checkpoints.formats.tensor_files import read_json
 from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_crate
+from crate_interp.checkpoints.sources import names_a_repo
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
@@ -35,7 +35,7 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "qwen2": ("Qwen2ForCausalLM",),
 }
 _POOLED = ("ViTModel", "DeiTModel")  # with a pooler unless told otherwise, which is no part of it
-_WEIGHTS, _SHARDS, _CONFIG = weight_limits.WEIGHTS, weight_limits.SHARDS, "config.json"
+_WEIGHTS, _SHARDS, _CONFIG = transformers_folder.WEIGHTS, transformers_folder.SHARDS, "config.json"
 _TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
 _BESIDE = (
     "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
@@ -98,10 +98,7 @@ def _folder(
             raise CheckpointError(f"revision={revision!r} has no meaning for the folder {path}.")
         return path
     name = str(source)
-    is_repo = name.count("/") == 1 and not path.is_absolute() and not os.path.exists(path)
-    if not is_repo or path.suffix in (".pth", ".pt", ".safetensors", ".npz"):
-        return None
-    if registry.find(name) is not None or registry.of_repo(name):
+    if os.path.exists(path) or not names_a_repo(name) or registry.of_repo(name):
         return None
     try:
         config = fetch.fetch(name, _CONFIG, revision=revision, **net)
@@ -129,14 +126,11 @@ def _downloaded(repo: str, config: Path, net: dict) -> Path:
             index = read_json(fetch.fetch(repo, _SHARDS, revision=commit, **net))
         except fetch.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
-        files = weight_limits.shards_of(index, f"{repo}/{_SHARDS}")
+        files = transformers_folder.shards_of(index, f"{repo}/{_SHARDS}")
     for name in files:
         fetch.fetch(repo, name, revision=commit, **net)
     for name in _BESIDE:
-        try:
-            fetch.fetch(repo, name, revision=commit, **net)
-        except (fetch.MissingFile, fetch.NotCached):
-            continue
+        fetch.fetch_if_there(repo, name, revision=commit, **net)
     return config.parent
 
 
@@ -156,10 +150,10 @@ def _bridged(
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path} is no regular file.")
     from crate_interp.bridge.bridge_to_hooked import from_bridge
-    from crate_interp.bridge.build_bridge import build
+    from crate_interp.bridge.network_bridge import build
 
     network = _network(folder, dtype)
-    fields = preprocessing(folder, network.config) | given
+    fields = transformers_folder.preprocessing(folder, network.config) | given
     if "model_name" not in fields:
         fields["model_name"] = name if "/" in name and name.count("/") == 1 else folder.name
     return from_bridge(build(network, tokenizer=_tokenizer(folder)), subspaces=subspaces, **fields)
@@ -170,8 +164,8 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     import transformers
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
-    sizes = weight_limits.sizes_of(folder)
-    weight_limits.check_counts(config, sizes, where)
+    sizes = transformers_folder.sizes_of(folder)
+    transformers_folder.check_counts(config, sizes, where)
     known = BLACK_BOXES[config["model_type"]]
     asked = (config.get("architectures") or [None])[0]
     name = asked if asked in known else known[-1]
@@ -181,7 +175,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         raise CheckpointError(f"{where} has a quantization_config: give plain weights.")
     read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
     read._attn_implementation = "eager"  # a config may name one of the Hub, which is code
-    weight_limits.check_total(kind, read, sizes, where)
+    transformers_folder.check_total(kind, read, sizes, where)
     network, info = kind.from_pretrained(
         folder,
         config=read,

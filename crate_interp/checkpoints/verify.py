@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crate_interp.checkpoints import native_format, output_check
+from crate_interp.checkpoints import fixed_input, native_format
 from crate_interp.checkpoints.hub import registry
 from crate_interp.checkpoints.load import load
 from crate_interp.core.errors import CheckpointError
@@ -68,8 +68,8 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
         failed = _check("loads strictly", False, str(error))
         return {"source": name, "ok": False, "checks": [failed], "cannot_check": []}
     checks = [_check("loads strictly", True, _LOADED)]
-    out = output_check.output(model)
-    again = output_check.output(model)
+    out = fixed_input.output(model)
+    again = fixed_input.output(model)
     checks.append(
         _check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input")
     )
@@ -185,7 +185,7 @@ def _patterns(model: HookedModel) -> dict[str, Any]:
     with model.hooks(
         fwd_hooks=[(name, look) for name in model.hook_dict if name.endswith("hook_pattern")]
     ):
-        output_check.output(model)
+        fixed_input.output(model)
     bound = 100 * torch.finfo(model.cfg.dtype).eps
     return _check(
         "pattern rows sum to 1",
@@ -202,9 +202,9 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
     every = model.matching_points(None)
     left, without, tried = _some_layers(every), [], 0
     runs = (
-        (output_check.output, output_check.whole)
-        if output_check.whole_is_small(model)
-        else (output_check.output,)
+        (fixed_input.output, fixed_input.whole)
+        if fixed_input.whole_is_small(model)
+        else (fixed_input.output,)
     )
     with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
         for run in runs:

@@ -24,8 +24,8 @@ from crate_interp.checkpoints.formats.pickles import (
     read_pickle,
 )
 from crate_interp.checkpoints.formats.torch_names import (
-    NAMES,
     NAMESPACE,
+    TORCH,
     Storage,
     StorageKind,
     StoredTensor,
@@ -98,7 +98,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
     try:
         if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
             raise PickleError("differs from its checksum")
-        reading = read_pickle(data, NAMES, storages.resolve)
+        reading = read_pickle(data, TORCH, storages.resolve)
         if reading.end != len(data):
             raise PickleError("goes on after its end")
         places = {storage.key: place(storage) for storage in storages.whole.values()}
@@ -150,7 +150,7 @@ def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading
         try:
             for number in range(5):
                 resolve = storages.resolve if number == 3 else None
-                readings.append(read_pickle(data, NAMES, resolve, end))
+                readings.append(read_pickle(data, TORCH, resolve, end))
                 end = readings[-1].end
             return storages, readings
         except TooShortError:

@@ -1,5 +1,9 @@
-"""What a torch file may name: the few functions that make tensors, and plain constants."""
+"""What the pickle of a torch file may hold: functions that make tensors, and plain constants.
 
+NumPy's numbers, which trainers leave in such files, become plain numbers of Python.
+"""
+
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,10 +12,22 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints.formats import numpy_names
-from crate_interp.checkpoints.formats.pickles import Function, PickleError, Record, key_of
+from crate_interp.checkpoints.formats.pickles import (
+    Dialect,
+    Function,
+    Made,
+    NotAdmittedError,
+    PickleError,
+    Record,
+)
 
 _MOST_AXES = 16  # of a tensor
+_MOST_PARTS = 8  # of a tuple that is a key
+_FORMS = {
+    "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
+    "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
+}  # fmt: skip
+_LONGEST = 8  # bytes of a number
 NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
 
 
@@ -67,6 +83,48 @@ class StoredTensor:
         """How many numbers of the storage lie between its first and its last, these included."""
         steps = zip(self.shape, self.strides, strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps) if self.numel else 0
+
+
+class Number:
+    """A number as the key of a dict.
+
+    Python's ints hash to themselves, so a file could choose any number of them that meet in one
+    slot of the dict. The hash of a text has a secret in it.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int | float) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(str(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and other.value == self.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def key_of(value: Any) -> Any:
+    """Returns a value as the key of a dict.
+
+    Values that are equal, such as 1, 1.0 and True, are one key. Raises PickleError unless it is
+    text, a number, True, False, None, or a short tuple of those.
+    """
+    if type(value) in (str, type(None)):
+        return value
+    if type(value) is bool or (type(value) is float and value.is_integer()):
+        value = int(value)
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return Number(value)
+    if type(value) is float and value == value and value not in (float("inf"), -float("inf")):
+        return Number(value)
+    if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
+        return tuple(key_of(part) for part in value)
+    kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
+    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a number")
 
 
 def whole(value: Any) -> int:
@@ -185,6 +243,36 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
     raise PickleError("has a device that torch does not know")
 
 
+def _check_order(state: object) -> None:
+    """Raises PickleError unless a dtype is of numbers of this machine's order of bytes."""
+    if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
+        raise PickleError("has a NumPy number of another machine")
+
+
+def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
+    """Stands for numpy.dtype, of numbers alone."""
+    match arguments:
+        case (str(name), bool(), bool()) if name in _FORMS:
+            return Made(_FORMS[name], _check_order)
+    raise NotAdmittedError("a numpy.dtype that is not of numbers")
+
+
+def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
+    """Stands for _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
+    match arguments:
+        case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
+            return text.encode("latin1")
+    raise NotAdmittedError("_codecs.encode of anything but the bytes of a number")
+
+
+def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float | bool:
+    """Stands for numpy.core.multiarray.scalar, as a number of Python."""
+    match arguments:
+        case (Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
+            return struct.unpack(form, raw)[0]
+    raise NotAdmittedError("a NumPy scalar that is no number")
+
+
 STORAGES = {
     "torch.DoubleStorage": torch.float64,
     "torch.FloatStorage": torch.float32,
@@ -214,11 +302,22 @@ _FUNCTIONS = {
     "torch.device": _device,
     "collections.OrderedDict": _ordered,
     "collections.Counter": _counter,
+    "numpy.dtype": _numpy_dtype,
+    "numpy.core.multiarray.scalar": _numpy_scalar,
+    "numpy._core.multiarray.scalar": _numpy_scalar,
+    "_codecs.encode": _bytes,
 }
 NAMES: dict[str, Any] = {
     **{name: Function(name, call) for name, call in _FUNCTIONS.items()},
     **{name: StorageKind(dtype) for name, dtype in STORAGES.items()},
     **{str(dtype): dtype for dtype in _DTYPES},
     NAMESPACE.name: NAMESPACE,
-    **numpy_names.NAMES,
 }
+TORCH = Dialect(
+    NAMES,
+    (2, 3),
+    "NONE NEWTRUE NEWFALSE EMPTY_TUPLE BININT BININT1 BININT2 BINFLOAT LONG1 BINUNICODE "
+    "SHORT_BINSTRING EMPTY_DICT EMPTY_LIST MARK TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM "
+    "SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE NEWOBJ BUILD BINPERSID",
+    key_of,
+)

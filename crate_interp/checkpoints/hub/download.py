@@ -9,18 +9,63 @@ addresses come from the server, and what it fetches cannot be watched.
 import hashlib
 import os
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from crate_interp.checkpoints.hub.hub_metadata import Offer, check_address, refusal, shown
-from crate_interp.checkpoints.hub.timeout import Watch, watched
+from crate_interp.checkpoints.hub.metadata import Offer, check_address, refusal, shown
 from crate_interp.core.errors import CheckpointError
 
-LEAST = 2**16  # bytes that must come within watch.SILENCE
+SILENCE = 60.0  # seconds
+Result = TypeVar("Result")
+
+
+class Watch:
+    """How work tells that it goes on."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def beat(self) -> None:
+        """Notes that the work got somewhere."""
+        self.beats += 1
+
+
+def watched(work: Callable[[Watch], Result]) -> Result:
+    """Returns what `work` returns.
+
+    Raises TimeoutError if SILENCE seconds (twice as many at most) bring no beat: no timeout of a
+    socket ends a server that sends a byte now and then. What hangs is left behind in its thread.
+    Ctrl-C ends the waiting at once.
+    """
+    watch, done, outcome = Watch(), threading.Event(), []
+
+    def run() -> None:
+        try:
+            outcome.append((work(watch), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="crate_interp download", daemon=True).start()
+    seen = 0
+    while not done.wait(SILENCE):
+        if seen == watch.beats:
+            raise TimeoutError("nothing came")
+        seen = watch.beats
+    answer: Any
+    answer, error = outcome[0]
+    if error is not None:
+        raise error
+    return answer
+
+
+LEAST = 2**16  # bytes that must come within SILENCE
 _TRIES, _REDIRECTS = 5, 5
 _LATER = (408, 429)  # such an answer is asked for again, as the client does
 REASONS = {
@@ -38,7 +83,7 @@ def download(offer: Offer, path: Path, what: str) -> str:
     """Writes a file to `path`, which must not exist, and returns its SHA-256.
 
     Raises CheckpointError if the server sends other than it promised, and TimeoutError if less
-    than LEAST bytes come in watch.SILENCE seconds; `path` does not exist then, as after Ctrl-C.
+    than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < offer.size:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,35 +10,118 @@ from torch import Tensor
 
 from crate_interp.core.errors import CheckpointError
 
-Shapes = dict[str, tuple[int, ...]]
 Fields = dict[str, Any]
 _MOST_LAYERS = 1000
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
+
+
+class Shapes(dict[str, tuple[int, ...]]):
+    """The shapes of the tensors in a file, by their keys."""
+
+    def of(self, key: str, *axes: int) -> tuple[int, ...]:
+        """Returns the shape of a tensor that has one of these numbers of axes (default: two).
+
+        Raises CheckpointError for a missing key, other numbers of axes, and an empty tensor.
+        """
+        if key not in self:
+            raise CheckpointError(
+                f"the key {key} is missing; the file's keys begin {', '.join(list(self)[:4])}."
+            )
+        shape = self[key]
+        if len(shape) not in (axes or (2,)):
+            raise CheckpointError(
+                f"{key} has shape {shape}, wanted {' or '.join(map(str, axes or (2,)))} axes."
+            )
+        if 0 in shape:
+            raise CheckpointError(f"{key} has shape {shape}: it is empty.")
+        return shape
+
+    def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
+        """Returns channels, patch size and image size of a model whose patches are a convolution.
+
+        kernel: the key of the convolution, `[out, in, height, width]`. table, axes: as in
+        `image_size`.
+        """
+        _, channels, height, width = self.of(kernel, 4)
+        size = self.image_size((height, width), given, table, axes)
+        return {"channels": channels, "patch_size": (height, width)} | size
+
+    def image_size(
+        self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
+    ) -> Fields:
+        """Returns the image size, from the number of positions where patches make a square.
+
+        table: the key of the position embeddings; axes: how many axes they have. Raises
+        CheckpointError where the patches make no square, or a given size has another number of
+        them.
+        """
+        patches = self.of(table, axes)[-2] - 1
+        if "image_size" in given:
+            height, width = given["image_size"]
+            if (
+                height % patch[0]
+                or width % patch[1]
+                or (height // patch[0]) * (width // patch[1]) != patches
+            ):
+                raise CheckpointError(
+                    f"image_size={given['image_size']!r} with patches of {patch} "
+                    f"contradicts {table}, which has {patches} patches."
+                )
+            return {"image_size": (height, width)}
+        side = math.isqrt(patches)
+        if side * side != patches or not patches:
+            rows, columns = most_square(patches)
+            raise CheckpointError(
+                f"image_size cannot be inferred: {patches} patches make no square grid. Give "
+                f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
+                f"{patch[1] * columns})), if they are {rows} x {columns}."
+            )
+        return {"image_size": (side * patch[0], side * patch[1])}
+
+
+def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
+    """Returns a map of keys in which a pair "a.*": "b.*" became two, of weight and of bias.
+
+    source, target: what is put before the keys, and before the parameters.
+    """
+    return {
+        source + key.replace("*", end): target + parameter.replace("*", end)
+        for key, parameter in keys.items()
+        for end in (("weight", "bias") if key.endswith(".*") else ("",))
+    }
 
 
 @dataclass(frozen=True)
 class Stack:
     """The layers of one tower.
 
-    keys: source key -> the parameter it fills, with {l} for the number of the layer. count: the
-    field of the config that has the number of layers.
+    source, target: how keys and parameters begin, with {l} for the number of the layer. keys: the
+    rest of a source key -> that of the parameter it fills; "norm.*" stands for weight and bias.
+    count: the field of the config that has the number of layers.
     """
 
+    source: str
     keys: dict[str, str]
+    target: str = "blocks.{l}."
     count: str = "n_layers"
 
     @property
     def layer(self) -> str:
         """A pattern that finds the number of the layer at the beginning of a key."""
-        before, after = next(iter(self.keys)).split("{l}")
+        before, after = self.source.split("{l}")
         return re.escape(before) + r"(\d{1,9})" + re.escape(after[0])
+
+    def of_layer(self, layer: int) -> dict[str, str]:
+        """Returns every source key of a layer and the parameter that it fills."""
+        return expanded(self.keys, self.source.format(l=layer), self.target.format(l=layer))
 
 
 @dataclass(frozen=True)
 class Layout:
     """One way in which weights are published.
 
-    `top` and `stacks` map a source key to the parameter of our model that it fills.
+    `top` and `stacks` map a source key to the parameter of our model that it fills; "norm.*" stands
+    for weight and bias.
     """
 
     family: str
@@ -47,8 +130,11 @@ class Layout:
     stacks: tuple[Stack, ...]
     # the fields that follow from shapes and given fields, and `inner`, the width of all heads
     infer: Callable[[Shapes, Fields], Fields]
-    # the fields, by our names, of the config that lies in or beside the file
-    translate: Callable[[Fields], Fields] = lambda config: {}
+    # of the config in or beside the file: names of fields -> ours; names of switches, which count
+    # where they are bools; and switches with the only value that our model follows
+    config_names: dict[str, str] = field(default_factory=dict)
+    config_switches: tuple[str, ...] = ()
+    followed: dict[str, Any] = field(default_factory=dict)
     # fields where the code that wrote the file differs from the defaults of the family
     defaults: Fields = field(default_factory=dict)
     needed: tuple[str, ...] = ("n_heads",)  # fields that no shape gives away
@@ -65,21 +151,42 @@ class Layout:
     @property
     def codes(self) -> str:
         """The key whose rows are the heads' codes, in the first layer."""
-        return source_of(self, "attn.u_proj.weight", 0)
+        return self.source_of("attn.u_proj.weight", 0)
 
+    def source_of(self, parameter: str, layer: int) -> str:
+        """Returns the key that fills a parameter of a block, or "" where the layout has none."""
+        target = f"blocks.{layer}.{parameter}"
+        keys = (
+            key
+            for stack in self.stacks
+            for key, name in stack.of_layer(layer).items()
+            if name.removeprefix("visual.") == target
+        )
+        return next(keys, "")
 
-def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
-    """Returns every source key of the layout and the parameter that it fills.
+    def translate(self, config: Fields) -> Fields:
+        """Returns the fields, by our names, of the config that lies in or beside a file."""
+        for name, value in self.followed.items():
+            if config.get(name, value) != value:
+                raise CheckpointError(
+                    f"its config.json says {name}={config[name]!r}: no published model has that, "
+                    f"only {value!r} can be loaded."
+                )
+        names = self.config_names.items()
+        named = {ours: config[theirs] for theirs, ours in names if theirs in config}
+        switches = [name for name in self.config_switches if isinstance(config.get(name), bool)]
+        return named | {name: config[name] for name in switches}
 
-    counts: the numbers of layers, by the names of their fields.
-    """
-    layers = {
-        source.format(l=layer): target.format(l=layer)
-        for stack in layout.stacks
-        for layer in range(counts[stack.count])
-        for source, target in stack.keys.items()
-    }
-    return layout.top | layers
+    def key_map(self, counts: Fields) -> dict[str, str]:
+        """Returns every source key of the layout and the parameter that it fills.
+
+        counts: the numbers of layers, by the names of their fields.
+        """
+        keys = expanded(self.top)
+        for stack in self.stacks:
+            for layer in range(counts[stack.count]):
+                keys |= stack.of_layer(layer)
+        return keys
 
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
@@ -130,18 +237,6 @@ def _turned(layout: Layout, key: str, value: Tensor) -> Tensor:
             except CheckpointError as error:
                 raise CheckpointError(f"{key} {error}") from None
     return value
-
-
-def source_of(layout: Layout, parameter: str, layer: int) -> str:
-    """Returns the key that fills a parameter of a block, or "" where the layout has none."""
-    target = "blocks.{l}." + parameter
-    keys = (
-        key
-        for stack in layout.stacks
-        for key, name in stack.keys.items()
-        if name.removeprefix("visual.") == target
-    )
-    return next(keys, "").format(l=layer)
 
 
 def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> Fields:
@@ -210,53 +305,3 @@ def most_square(count: int) -> tuple[int, int]:
     """Returns the rows and columns of the grid of `count` cells that is nearest to a square."""
     rows = next((n for n in range(math.isqrt(count), 0, -1) if count % n == 0), 1)
     return rows, count // rows
-
-
-def image_size(
-    shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
-) -> Fields:
-    """Returns the image size, from the number of position embeddings where patches make a square.
-
-    table: the key of the position embeddings; axes: how many axes they have. Raises
-    CheckpointError where the patches make no square, or a given size has another number of them.
-    """
-    patches = shape_of(shapes, table, axes)[-2] - 1
-    if "image_size" in given:
-        height, width = given["image_size"]
-        if (
-            height % patch[0]
-            or width % patch[1]
-            or (height // patch[0]) * (width // patch[1]) != patches
-        ):
-            raise CheckpointError(
-                f"image_size={given['image_size']!r} with patches of {patch} "
-                f"contradicts {table}, which has {patches} patches."
-            )
-        return {"image_size": (height, width)}
-    side = math.isqrt(patches)
-    if side * side != patches or not patches:
-        rows, columns = most_square(patches)
-        raise CheckpointError(
-            f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
-            f"and width, such as ci.load(..., image_size=({patch[0] * rows}, "
-            f"{patch[1] * columns})), if they are {rows} x {columns}."
-        )
-    return {"image_size": (side * patch[0], side * patch[1])}
-
-
-def shape_of(shapes: Shapes, key: str, *axes: int) -> tuple[int, ...]:
-    """Returns the shape of a tensor that has one of these numbers of axes (default: two).
-
-    Raises CheckpointError for a missing key, other numbers of axes, and an empty tensor.
-    """
-    if key not in shapes:
-        raise CheckpointError(
-            f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}."
-        )
-    if len(shapes[key]) not in (axes or (2,)):
-        raise CheckpointError(
-            f"{key} has shape {shapes[key]}, wanted {' or '.join(map(str, axes or (2,)))} axes."
-        )
-    if 0 in shapes[key]:
-        raise CheckpointError(f"{key} has shape {shapes[key]}: it is empty.")
-    return shapes[key]

@@ -12,7 +12,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from crate_interp.checkpoints.hub.hub_metadata import Offer
+from crate_interp.checkpoints.hub.metadata import Offer
 
 _WEEK = 7 * 24 * 3600
 _ENDING = ".crate-interp.incomplete"
