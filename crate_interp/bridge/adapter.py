@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.model_bridge import ArchitectureAdapter, TransformerBridge
+from transformer_lens.model_bridge import generalized_components as parts
 from transformer_lens.model_bridge.exceptions import StopAtLayerException
-from transformer_lens.model_bridge.generalized_components import (
-    PositionEmbeddingsAttentionBridge,
-)
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
 from crate_interp.models.compat.hook_aliases import IN_BLOCK, IN_MODEL
@@ -133,11 +131,11 @@ class BlockPart(Part):
         return check_stream(self.root, cast(Tensor, self._start_residual))
 
 
-class AttentionPart(Part, PositionEmbeddingsAttentionBridge):
+class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
     """Attention of any family.
 
-    The base class is there because the bridge turns split inputs on for its subclasses alone;
-    nothing of it runs.
+    TransformerLens turns split inputs on for subclasses of its own attention alone, so this is one;
+    no code of the base class runs.
     """
 
     supports_attn_result = True
@@ -209,9 +207,9 @@ class StepPart(Part):
         return torch.zeros_like(self.own.W_in[0]) if bias is None else bias
 
 
-# Both names are of one HookPoint, which carries ours. JacobianLens looks for a point that carries
-# the name `hook_out`, so a layer's part has one of its own, behind hook_resid_post; the unembedding
-# has points of its own too.
+# A point has both names; the one that it carries is ours. JacobianLens looks for a point that
+# carries the name `hook_out`, so a layer's part has one of its own, behind hook_resid_post; the
+# unembedding has points of its own too.
 _OWN = ("hook_out", "unembed.hook_in")
 _IN_BLOCK = IN_BLOCK | {"ln1.hook_in": "hook_resid_pre"}
 
@@ -299,7 +297,7 @@ class CrateAdapter(ArchitectureAdapter):
             block.config = block.attn.config = model.cfg  # where the bridge writes its switches
         for name, point in bridge_names(model).items():
             place, end = name.rsplit(".", 1)
-            part = bridge.get_submodule(place) if _has(bridge, place) else None
+            part = _part_at(bridge, place)
             if isinstance(part, Part):
                 part.link(end, point)
             bridge._hook_registry[name] = point
@@ -315,12 +313,11 @@ class CrateAdapter(ArchitectureAdapter):
         return model
 
 
-def _has(bridge: nn.Module, place: str) -> bool:
+def _part_at(bridge: nn.Module, place: str) -> nn.Module | None:
     try:
-        bridge.get_submodule(place)
+        return bridge.get_submodule(place)
     except AttributeError:
-        return False
-    return True
+        return None
 
 
 def _image_forward(self: Any, pixel_values: Tensor) -> Tensor:

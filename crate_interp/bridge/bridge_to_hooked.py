@@ -9,6 +9,7 @@ from crate_hooks import read
 from crate_interp.bridge.bridged_config import config_of
 from crate_interp.bridge.bridged_layers import ROLES
 from crate_interp.bridge.bridged_models import BridgedLM, BridgedModel, BridgedVision
+from crate_interp.checkpoints import fixed_input
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
@@ -18,7 +19,6 @@ POINTS = (
     "attn.hook_v", "attn.hook_pattern", "attn.hook_z", "hook_attn_out", "hook_resid_mid",
     "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post",
 )  # fmt: skip
-_TOKENS, _MOST_SCORES = 5, 2**28  # scores: in the attention of one layer, 1 GiB
 # of the largest entry; networks take the softmax in float32 whatever their dtype is
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
@@ -31,7 +31,7 @@ def check_reading(model: BridgedModel) -> None:
     shares and by which the heads gather their values.
     """
     cfg: Any = model.cfg
-    if cfg.kind == "vision" and cfg.n_heads * cfg.n_tokens**2 > _MOST_SCORES:
+    if not fixed_input.whole_is_small(model):
         raise ValueError(
             f"images of {cfg.image_size} are {cfg.n_tokens} tokens, whose attention takes more "
             "than 1 GiB in each layer: give a smaller image_size."
@@ -41,7 +41,7 @@ def check_reading(model: BridgedModel) -> None:
     model.eval()
     try:
         with read(model, POINTS, seen.__setitem__):
-            model.full_forward(_sample(model))
+            model.full_forward(fixed_input.full_input(model))
     except RuntimeError as error:  # read() says which points did not fire
         raise ValueError(
             f"the bridge to {model.cfg.architecture} cannot be read: {error}"
@@ -64,66 +64,33 @@ def check_reading(model: BridgedModel) -> None:
                 )
 
 
-def _sample(model: BridgedModel) -> Tensor:
-    """Returns one input, the same each time."""
-    cfg: Any = model.cfg
-    if cfg.kind == "vision":
-        shape = (1, cfg.channels, *cfg.image_size)
-        count = int(torch.tensor(shape).prod())
-        wave = torch.sin(torch.arange(count, dtype=torch.float64) * 0.7).reshape(shape)
-        return wave.to(device=cfg.device, dtype=cfg.dtype)
-    count = min(_TOKENS, cfg.n_ctx)
-    return (torch.arange(count, device=cfg.device) * 7 % cfg.d_vocab)[None]
-
-
 def _pairs(
     block: Any, acts: dict[str, Tensor], model: BridgedModel
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Returns what must be equal, with the words for where it is not."""
-    pattern, z, read_by = (
-        acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "ln1.hook_normalized")
+    pattern, z, mlp_code = (
+        acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "mlp.hook_post")
     )
-    values = acts["attn.hook_v"]
+    normed, normed_mid = acts["ln1.hook_normalized"], acts["ln2.hook_normalized"]
+    pre, mid, post = (acts[f"hook_resid_{place}"] for place in ("pre", "mid", "post"))
+    attn_out, mlp_out, values = acts["hook_attn_out"], acts["hook_mlp_out"], acts["attn.hook_v"]
     values = values.repeat_interleave(model.cfg.n_heads // values.shape[2], dim=2)
     gathered = torch.einsum("bhqk,bkhp->bqhp", pattern, values)
-    codes = torch.einsum("bnd,hdp->bnhp", read_by, block.attn.U.to(read_by))
+    codes = torch.einsum("bnd,hdp->bnhp", normed, block.attn.U.to(normed))
     written = torch.einsum("bnhp,hpd->bnd", z, block.attn.W_O.to(z)) + block.attn.b_O.to(z)
-    mlp = acts["mlp.hook_post"] @ block.mlp.W_out.to(z) + block.mlp.b_out.to(z)
-    role = ROLES[model.cfg.subspaces]
+    mlp = mlp_code @ block.mlp.W_out.to(z) + block.mlp.b_out.to(z)
+    sums, role = pattern.sum(-1), ROLES[model.cfg.subspaces]
+    wrong_role = f"hook_{role} is not the norm of the stream times W_{role.upper()}"
     return [
-        (
-            "the rows of hook_pattern do not sum to 1",
-            pattern.sum(-1),
-            torch.ones_like(pattern[..., 0]),
-        ),
+        ("the rows of hook_pattern do not sum to 1", sums, torch.ones_like(sums)),
         ("hook_z is not what hook_pattern gathers of hook_v", z, gathered),
-        ("hook_attn_out is not what W_O makes of hook_z", acts["hook_attn_out"], written),
-        ("hook_mlp_out is not what W_out makes of hook_post", acts["hook_mlp_out"], mlp),
-        (
-            f"hook_{role} is not the norm of the stream times W_{role.upper()}",
-            acts["attn.hook_u"],
-            codes,
-        ),
-        (
-            "the norm before attention is not that of hook_resid_pre",
-            read_by,
-            block.ln1.plain(acts["hook_resid_pre"]),
-        ),
-        (
-            "the norm before the MLP is not that of hook_resid_mid",
-            acts["ln2.hook_normalized"],
-            block.ln2.plain(acts["hook_resid_mid"]),
-        ),
-        (
-            "attention is not added to the stream",
-            acts["hook_resid_mid"],
-            acts["hook_resid_pre"] + acts["hook_attn_out"],
-        ),
-        (
-            "the MLP is not added to the stream",
-            acts["hook_resid_post"],
-            acts["hook_resid_mid"] + acts["hook_mlp_out"],
-        ),
+        ("hook_attn_out is not what W_O makes of hook_z", attn_out, written),
+        ("hook_mlp_out is not what W_out makes of hook_post", mlp_out, mlp),
+        (wrong_role, acts["attn.hook_u"], codes),
+        ("the norm before attention is not that of hook_resid_pre", normed, block.ln1.plain(pre)),
+        ("the norm before the MLP is not that of hook_resid_mid", normed_mid, block.ln2.plain(mid)),
+        ("attention is not added to the stream", mid, pre + attn_out),
+        ("the MLP is not added to the stream", post, mid + mlp_out),
     ]
 
 

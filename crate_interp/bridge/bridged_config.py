@@ -9,17 +9,18 @@ from crate_interp.config import CrateConfig
 
 # names in transformers' configs of how many tokens there may be
 _CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
-_UNNAMED = "LABEL_0"  # what transformers calls a class that nobody named
+_UNNAMED = "LABEL_0"  # the name that transformers gives a class without one
 
 
-def config_of(bridge: Any, subspaces: str, given: dict[str, Any]) -> CrateConfig:
+def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> CrateConfig:
     """Returns the config of a bridge; `given` fields take precedence.
 
     Raises ValueError for a bridge whose layers are not readable, and for fields that contradict it.
     """
-    theirs = getattr(bridge.original_model, "config", None)
+    network: Any = bridge.original_model
+    theirs = getattr(network, "config", None)
     values = _sizes(bridge) | {
-        "architecture": type(bridge.original_model).__name__,
+        "architecture": type(network).__name__,
         "subspaces": subspaces,
         "model_name": _name(theirs),
     }

@@ -31,8 +31,8 @@ class _Stopped(Exception):
 class BridgedModel(HookedModel):
     """A black box behind a TransformerLens bridge, with the names of our own models.
 
-    `bridge` is the bridge itself, and runs: hooks on it stay on, and what it holds is not copied.
-    Each point here shows what a point of the bridge holds; an edit goes back through it.
+    `bridge` is the bridge itself, which every forward runs: its hooks stay on, and nothing is
+    copied. Each point here shows what a point of the bridge holds; an edit goes back through it.
     `ci.from_bridge` makes one.
     """
 
@@ -114,7 +114,7 @@ class BridgedModel(HookedModel):
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, save_directory: str | Path, **kwargs: object
     ) -> Path:
-        """Raises ValueError: a black box is kept with transformers."""
+        """Raises ValueError: a black box is saved by transformers."""
         raise ValueError(
             "a bridged model is not kept by crate_interp: save the network before it is bridged, "
             "network.save_pretrained(folder), and load it with ci.bridge.load(folder)."

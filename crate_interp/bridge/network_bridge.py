@@ -95,24 +95,25 @@ OURS = {
 
 
 def build(
-    network: Any, adapter: Callable[..., Any] | None = None, tokenizer: object = None
+    network: nn.Module, adapter: Callable[..., Any] | None = None, tokenizer: object = None
 ) -> nn.Module:
     """Returns a TransformerBridge around a network, which is changed: its parts are replaced.
 
     adapter: the class of the adapter; None: ours, or else TransformerLens' own for the class of the
     network. Nothing is registered anywhere. Raises ValueError for a network that no adapter knows.
     """
+    config: Any = network.config
     name, dtype = type(network).__name__, next(network.parameters()).dtype
-    network.config._attn_implementation = "eager"  # the others do not say what they attend to
+    config._attn_implementation = "eager"  # the others return no attention patterns
     chosen = adapter or OURS.get(name)
     if chosen is None:
         try:
             return sources.build_bridge_from_module(
-                network, name, hf_config=network.config, tokenizer=tokenizer
+                network, name, hf_config=config, tokenizer=tokenizer
             )
         except (ValueError, KeyError) as error:
             raise ValueError(f"TransformerLens has no bridge to {name}: {error}") from None
-    made = chosen(sources.build_bridge_config_from_hf(network.config, name, name, dtype))
+    made = chosen(sources.build_bridge_config_from_hf(config, name, name, dtype))
     made.prepare_model(network)
     made.cfg.device = str(next(network.parameters()).device)
     return TransformerBridge(network, made, tokenizer)

@@ -19,12 +19,12 @@ _FREE = ("dinov2", "dinov2_with_registers")  # interpolate their positions for a
 
 
 def preprocessing(folder: Path, config: object) -> dict[str, Any]:
-    """Returns resize, crop, interpolation, mean and std, and the size of images if it is free.
+    """Returns resize, crop, interpolation, mean and std, and an image size if the model takes any.
 
     config: transformers' config of the network. Returns nothing where there is no file.
 
     Raises CheckpointError if pictures are to be scaled by anything but 1 / 255, for an unknown
-    filter, and for sizes that are none.
+    filter, and for a size in an unknown form.
     """
     found = read_json(folder / _FILE)
     if found is None:
@@ -132,7 +132,7 @@ def sizes_of(folder: Path) -> dict[str, int]:
 
 
 def check_counts(config: Mapping[str, Any], sizes: Mapping[str, int], where: str) -> None:
-    """Raises CheckpointError if a config tells of more layers or labels than there can be.
+    """Raises CheckpointError if a config claims more layers or labels than the tensors allow.
 
     Each takes time and memory when transformers reads the config or makes the network.
     """

@@ -7,17 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints import native_format, sae_formats, trained_weights
+from crate_interp.checkpoints import native_format, sae_formats, trainer_files
 from crate_interp.checkpoints.formats.tensor_files import Contents, check_dense, check_weights
 from crate_interp.checkpoints.layouts import find_layout
-from crate_interp.checkpoints.layouts.layout import (
-    Fields,
-    Layout,
-    Shapes,
-    as_parameters,
-    check_depth,
-    infer_config,
-)
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, check_depth
 from crate_interp.config import FAMILIES, CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
@@ -38,18 +31,20 @@ _TOWERS = {  # beginning of the names of a tower's parameters -> the field that 
     "text": {"": "n_layers"},
     "clip": {"visual.": "n_layers", "text.": "text_n_layers"},
 }
+# the config, tensors in the shapes of parameters, and the parameter that each key fills
+Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
 _SHOWN = 12  # keys listed on each side of a mismatch
 _SMALL = 2**16  # numbers in a key that a tolerant layout leaves out
 
 
 def build(contents: Contents, dtype: torch.dtype) -> Any:
-    """Returns the model of contents in eval mode, in a dtype; the tensors of `contents` are let go.
+    """Returns the model of contents in eval mode, in a dtype, and empties `contents`.
 
     No random number is drawn. Raises CheckpointError unless every key is used once, every parameter
     filled, and shapes are equal.
     """
-    cfg, tensors, target_of = _weights(contents)
-    contents.tensors.clear()  # so that a tensor can be let go as soon as it has been copied
+    cfg, tensors, target_of = _parameters(contents)
+    contents.tensors.clear()  # so that a tensor is released as soon as it was copied
     named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
     what = f"{contents.where} does not fit a {cfg.family} model"
     if isinstance(cfg, CrateConfig):
@@ -64,10 +59,11 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def _weights(
-    contents: Contents,
-) -> tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]:
-    """Returns the config, the tensors in the shapes of parameters, and which one each key fills."""
+def _parameters(contents: Contents) -> Parameters:
+    """Returns what the model is made of.
+
+    Raises CheckpointError if the tensors are those of no known model, or contradict the config.
+    """
     tensors, cfg = dict(contents.tensors), contents.cfg
     is_sae = contents.family is None and sae_formats.is_sae(contents)
     if isinstance(cfg, SAEConfig) or (cfg is None and (is_sae or contents.family == "sae")):
@@ -76,19 +72,14 @@ def _weights(
         alone = [name for name in sae_formats.GIVEN_FIELDS if name in contents.given]
         if alone:
             raise CheckpointError(f"{alone[0]} belongs to family 'sae', a sparse autoencoder.")
-        if not trained_weights.is_hooked(tensors):
-            return _published_weights(contents)
-        cfg, tensors = trained_weights.hooked_weights(contents)
+        if not trainer_files.is_hooked(tensors):
+            return _published_parameters(contents)
+        cfg, tensors = trainer_files.hooked_weights(contents)
     return cfg, tensors, {key: key for key in tensors}
 
 
-def _published_weights(
-    contents: Contents,
-) -> tuple[CrateConfig, dict[str, Tensor], dict[str, str]]:
-    """Returns what `_weights` does of a file in a published layout.
-
-    Raises CheckpointError if the tensors have no such layout, or contradict the fields.
-    """
+def _published_parameters(contents: Contents) -> Parameters:
+    """Returns what the model of a file in a published layout is made of."""
     where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -99,7 +90,7 @@ def _published_weights(
             f"{where} holds an argparse.Namespace, which no file of family {layout.family!r} has."
         )
     cfg = _config(layout, shapes, contents)
-    tensors = as_parameters(layout, contents.tensors)
+    tensors = layout.as_parameters(contents.tensors)
     counts = {name: getattr(cfg, name) for name in _TOWERS[cfg.kind].values()}
     target_of = layout.key_map(counts)
     if layout.tolerant:
@@ -120,16 +111,18 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
     row, where = contents.row, contents.where
     given, in_file = checked(contents.given), checked(layout.translate(contents.config))
     for name, value in in_file.items():
-        if name in native_format.STRUCTURE and name in given and given[name] != value:
+        if name not in native_format.STRUCTURE:
+            continue
+        if given.get(name, value) != value:
             raise CheckpointError(
                 f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}."
             )
-        if name in native_format.STRUCTURE and name not in given and row.get(name, value) != value:
+        if name not in given and row.get(name, value) != value:
             raise CheckpointError(
                 f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
             )
     known = {**in_file, **checked(row), **given}
-    inferred = infer_config(layout, shapes, known, where)
+    inferred = layout.infer_config(shapes, known, where)
     values = {**layout.defaults, **inferred, **known}
     return CrateConfig(
         family=layout.family, **values | _output_matrix(layout, shapes, values, where)
@@ -216,7 +209,8 @@ def _check_keys(
 
 
 def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
-    """Returns the model without numbers. Raises CheckpointError if it is too large to exist."""
+    """Returns the model on the meta device. Raises CheckpointError if it is too large for any
+    memory."""
     try:
         with torch.device("meta"):
             if isinstance(cfg, SAEConfig):
@@ -233,7 +227,7 @@ def _take(
 ) -> dict[str, Tensor]:
     """Returns the parameters, each in memory of its own.
 
-    Every source tensor is let go before the next is copied.
+    Every source tensor is released before the next is copied.
     """
     weights, places = {}, set()
     for name, key in named.items():

@@ -17,7 +17,7 @@ from crate_interp.checkpoints.formats.tensor_files import DTYPES
 from crate_interp.checkpoints.sae_formats import GIVEN_FIELDS
 from crate_interp.checkpoints.sources import Given, Rename, Source, contents_of
 from crate_interp.checkpoints.tokenizer_files import attach
-from crate_interp.checkpoints.trained_weights import Told, fields_of
+from crate_interp.checkpoints.trainer_files import GivenConfig, fields_of
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.folders import locked
@@ -36,7 +36,7 @@ def load(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
-    config: Told | None = None,
+    config: GivenConfig | None = None,
     rename: Rename | None = None,
     **fields: Any,
 ) -> Any:
@@ -73,7 +73,7 @@ def load(
         raise CheckpointError(f"device={str(place)!r} cannot take the model: {error}") from None
 
 
-def _load(source: Source, config: Told | None, dtype: torch.dtype) -> Any:
+def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
     """Returns the model of a source; whatever fails is a CheckpointError."""
     try:
         check_names({name: 0 for name in source.fields if name not in GIVEN_FIELDS})
@@ -126,8 +126,8 @@ def convert(source: Given, folder: str | Path, **options: Any) -> Any:
     """Loads a checkpoint, writes it as a new folder that `ci.load` reads, and returns the model.
 
     options: of `ci.load`. The folder holds model.safetensors, config.json and a model card; an
-    interrupt leaves nothing of it. A model without a `model_name` is called as the folder, which
-    is what pages and tables call it. Raises ValueError, before work starts, if the folder already
+    interrupt leaves nothing of it. A model without a `model_name` gets the name of the folder,
+    which pages and tables show. Raises ValueError, before work starts, if the folder already
     exists or cannot be written, and CheckpointError as `ci.load` does.
     """
     folder = Path(folder)

@@ -12,12 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints.formats.tensor_files import (
-    Contents,
-    check_dense,
-    read_file,
-    read_json,
-)
+from crate_interp.checkpoints.formats import tensor_files
+from crate_interp.checkpoints.formats.tensor_files import Contents
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.sae import NORMALIZATIONS, SAEConfig, bias_shapes
@@ -153,15 +149,16 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
             f"only {' and '.join(GIVEN_FIELDS)} can be given."
         )
     config = folder / SAELENS_CONFIG
-    content = read_json(config)
+    content = tensor_files.read_json(config)
     if not isinstance(content, dict):
         raise CheckpointError(f"{config} holds no config of a sparse autoencoder: wanted a dict.")
     values = _flat(content, config)
     values |= {name: value for name, value in given.items() if value is not None}
     fields = _fields(values, config)
-    tensors, where = read_file(folder / SAELENS_WEIGHTS).tensors, str(folder / SAELENS_WEIGHTS)
+    weights = tensor_files.read_file(folder / SAELENS_WEIGHTS)
+    tensors, where = weights.tensors, weights.where
     for name, value in tensors.items():
-        check_dense(name, value, where)
+        tensor_files.check_dense(name, value, where)
     d_in, d_sae = _checked_sizes(tensors, values, ("d_in", "d_sae"), where)
     try:
         cfg = SAEConfig(d_in=d_in, d_sae=d_sae, **fields)
@@ -194,19 +191,19 @@ def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:
 def _fields(values: dict[str, Any], config: Path) -> dict[str, Any]:
     """Returns the fields of a SAEConfig, without sizes.
 
-    Raises CheckpointError for options that would be taken wrong.
+    Raises CheckpointError for options that are not supported.
     """
     architecture = values.get("architecture", "standard")
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        _refuse(config, "architecture", architecture, _ARCHITECTURES)
     normalize = values.get("normalize_activations") or "none"
-    if normalize not in (*NORMALIZATIONS, _AVERAGE):
-        _refuse(config, "normalize_activations", normalize, (*NORMALIZATIONS, _AVERAGE))
-    reshape = values.get("reshape_activations") or "none"
-    if reshape not in ("none", "hook_z"):
-        _refuse(config, "reshape_activations", reshape, ("none", "hook_z"))
-    if values.get("hook_head_index") is not None:
-        _refuse(config, "hook_head_index", values["hook_head_index"], ("none",))
+    head = values.get("hook_head_index")
+    for name, value, known in (
+        ("architecture", architecture, tuple(_ARCHITECTURES)),
+        ("normalize_activations", normalize, (*NORMALIZATIONS, _AVERAGE)),
+        ("reshape_activations", values.get("reshape_activations") or "none", ("none", "hook_z")),
+        ("hook_head_index", "none" if head is None else head, ("none",)),
+    ):
+        if value not in known:
+            _refuse(config, name, value, known)
     factor = values.get("scaling_factor")
     if normalize == _AVERAGE and factor is None:
         raise CheckpointError(
@@ -262,7 +259,7 @@ def _folded(
     return tensors
 
 
-def _refuse(config: Path, name: str, value: object, known: Mapping[str, str] | tuple) -> None:
+def _refuse(config: Path, name: str, value: object, known: tuple[str, ...]) -> None:
     raise CheckpointError(
         f"{config}: {name}={checks.shown(value)} is not known here: wanted {', '.join(known)}."
     )

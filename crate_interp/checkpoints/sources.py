@@ -8,13 +8,9 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import native_format, sae_formats, trained_weights
-from crate_interp.checkpoints.formats.tensor_files import (
-    Contents,
-    model_args,
-    read_file,
-    state_dict_of,
-)
+from crate_interp.checkpoints import native_format, sae_formats, trainer_files
+from crate_interp.checkpoints.formats import tensor_files
+from crate_interp.checkpoints.formats.tensor_files import Contents
 from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
 from crate_interp.core import checks
@@ -112,12 +108,14 @@ def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> C
     inside = hooked_part(given)
     if inside not in (None, "model"):
         raise CheckpointError(f"the source wraps a hooked model: use that one, {inside}.")
-    contents = Contents(state_dict_of(given, source.name), source.name, model_args(given))
+    contents = Contents(
+        tensor_files.state_dict_of(given, source.name), source.name, tensor_files.model_args(given)
+    )
     return replace(_renamed(contents, source.rename), family=source.family, given=source.fields)
 
 
 def _unknown(name: str) -> str:
-    hint = checks.did_you_mean(name, registry.names())
+    hint = checks.did_you_mean(name, [row["name"] for row in registry.MODELS])
     shown = name if len(name) <= 200 else name[:200] + "..."
     text = (
         f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
@@ -128,7 +126,7 @@ def _unknown(name: str) -> str:
 
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
     """Reads a weight file. row: that of the table of models, if it is in it."""
-    contents = _renamed(read_file(path), source.rename)
+    contents = _renamed(tensor_files.read_file(path), source.rename)
     row = row or {}
     family = source.family or row.get("family")
     return replace(contents, family=family, row=row.get("config", {}), given=source.fields)
@@ -146,7 +144,7 @@ def _directory(source: Source, path: Path) -> Contents:
         return _file(source, weights)
     if config.exists():
         return _saved_folder(source, path, weights)
-    found = trained_weights.trained_folder(path)
+    found = trainer_files.trained_folder(path)
     if found is None:
         raise CheckpointError(
             f"{path} has no {CONFIG}: "
@@ -154,7 +152,7 @@ def _directory(source: Source, path: Path) -> Contents:
         )
     weights, beside = found
     if beside is not None:
-        fields = trained_weights.fields_of(beside, source.fields, source.family)
+        fields = trainer_files.fields_of(beside, source.fields, source.family)
         source = replace(source, family=fields.pop("family"), fields=fields)
     return _file(source, weights)
 
@@ -162,14 +160,14 @@ def _directory(source: Source, path: Path) -> Contents:
 def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
     """Reads a folder that save_pretrained wrote, with the weights of it or of a step."""
     family, config = source.family, folder / CONFIG
-    state = native_format.state(config, weights)
+    states = native_format.file_states(config, weights)
     cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
     if not weights.exists():
         raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
     if weights == folder / WEIGHTS:  # not a step along the training
         native_format.check_files(folder)
-    contents = read_file(weights)
-    if native_format.state(config, weights) != state:
+    contents = tensor_files.read_file(weights)
+    if native_format.file_states(config, weights) != states:
         raise CheckpointError(f"{folder} was replaced while it was read: load it again.")
     if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
         raise CheckpointError(f"family={family!r} contradicts {config}, which says 'sae'.")

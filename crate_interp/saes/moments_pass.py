@@ -83,7 +83,7 @@ def means(chunk: Chunk, plan: Plan) -> Tables:
 
 
 def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[str, Moments]:
-    """Returns the moments of each point from such a table."""
+    """Returns the moments of each point from a table "moments"."""
     rows: Any = table.itertuples()
     found: dict[str, Moments] = {}
     for row in rows:

@@ -9,7 +9,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pickletools import opcodes
 from typing import Any
 
@@ -20,22 +20,25 @@ _PROTO, _STOP = 0x80, ord(".")
 
 
 class PickleError(ValueError):
-    """A damaged pickle, or one that no honest writer makes; the text follows "its pickle"."""
+    """A pickle that is damaged, or that no honest writer makes.
+
+    The message is the end of a sentence that begins with "its pickle".
+    """
 
 
 class NotAdmittedError(PickleError):
-    """A pickle that asks for something its reader does not admit; the text says for what."""
+    """A pickle that asks for something that its reader does not admit, which the message names."""
 
 
 class TooShortError(PickleError):
-    """A pickle that goes on where its bytes end."""
+    """A pickle that is longer than the bytes that were given."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """What a pickle may call.
+    """A function that a pickle may call.
 
-    call: takes the tuple of arguments, and a function to be told how many items it looks at.
+    call: takes the tuple of arguments, and a function to which it reports how many items it reads.
     """
 
     name: str
@@ -59,9 +62,9 @@ class Bag:
 
 @dataclass(eq=False)
 class Made:
-    """A value that a Function made, and whose state the pickle sets by a BUILD.
+    """A value that a Function made, and whose state the pickle sets afterwards.
 
-    check: raises PickleError for a state that is not that of such a value; it is not kept.
+    check: raises PickleError for a state that such a value cannot have. The state is not kept.
     """
 
     value: Any
@@ -161,7 +164,7 @@ class _Machine:
 
     def spend(self, steps: int) -> None:
         self.steps += steps
-        if self.steps > 2 * (self.at - self.start):  # each item looked at was a byte once
+        if self.steps > 2 * (self.at - self.start):  # each item takes at least one byte
             raise PickleError("repeats itself more often than its size allows")
         if self.steps > _MOST_STEPS:
             raise PickleError(f"has more than {_MOST_STEPS} values: no checkpoint has so many")
@@ -200,14 +203,10 @@ def _unpack(form: str) -> Callable[[_Machine], None]:
     return lambda machine: machine.stack.append(packed.unpack(machine.take(packed.size))[0])
 
 
-def _sized(size: int, value_of: Callable[[bytes], Any]) -> Callable[[_Machine], None]:
-    """Returns the operation of a value whose length stands before it, in `size` bytes."""
-
-    def run(machine: _Machine) -> None:
-        length = int.from_bytes(machine.take(size), "little")
-        machine.stack.append(value_of(machine.take(length)))
-
-    return run
+def _sized(machine: _Machine, size: int, value_of: Callable[[bytes], Any]) -> None:
+    """Pushes a value whose length stands before it, in `size` bytes."""
+    length = int.from_bytes(machine.take(size), "little")
+    machine.stack.append(value_of(machine.take(length)))
 
 
 def _text_of(raw: bytes) -> str:
@@ -221,17 +220,14 @@ def _int_of(raw: bytes) -> int:
     return int.from_bytes(raw, "little", signed=True)
 
 
-def _put(size: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        place, memo = int.from_bytes(machine.take(size), "little"), machine.memo
-        machine.need(1)
-        if place > len(memo) + 1:  # Python 2 began at 1
-            raise PickleError("numbers its values out of order")
-        if place > len(memo):
-            memo.append(_NOTHING)
-        memo[place : place + 1] = [machine.stack[-1]]
-
-    return run
+def _put(machine: _Machine, size: int) -> None:
+    place, memo = int.from_bytes(machine.take(size), "little"), machine.memo
+    machine.need(1)
+    if place > len(memo) + 1:  # Python 2 began at 1
+        raise PickleError("numbers its values out of order")
+    if place > len(memo):
+        memo.append(_NOTHING)
+    memo[place : place + 1] = [machine.stack[-1]]
 
 
 def _memoize(machine: _Machine) -> None:
@@ -239,24 +235,18 @@ def _memoize(machine: _Machine) -> None:
     machine.memo.append(machine.stack[-1])
 
 
-def _get(size: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        place = int.from_bytes(machine.take(size), "little")
-        if place >= len(machine.memo) or machine.memo[place] is _NOTHING:
-            raise PickleError("refers to a value that is not there")
-        machine.stack.append(machine.memo[place])
-
-    return run
+def _get(machine: _Machine, size: int) -> None:
+    place = int.from_bytes(machine.take(size), "little")
+    if place >= len(machine.memo) or machine.memo[place] is _NOTHING:
+        raise PickleError("refers to a value that is not there")
+    machine.stack.append(machine.memo[place])
 
 
-def _tuple_of(count: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        machine.need(count)
-        items = tuple(machine.stack[-count:])
-        del machine.stack[-count:]
-        machine.push_new(items)
-
-    return run
+def _tuple_of(machine: _Machine, count: int) -> None:
+    machine.need(count)
+    items = tuple(machine.stack[-count:])
+    del machine.stack[-count:]
+    machine.push_new(items)
 
 
 def _append(machine: _Machine, items: list[Any]) -> None:
@@ -324,7 +314,7 @@ def _build(machine: _Machine) -> None:
         raise PickleError("sets attributes from what is no dict")
     if type(target) is Bag and target.values is None:
         target.values = state
-    elif type(target) is not OrderedDict:  # whose attributes, such as _metadata, nobody reads
+    elif type(target) is not OrderedDict:  # its attributes, such as _metadata, are not read
         raise NotAdmittedError(f"attributes of a {type(target).__name__}")
 
 
@@ -354,30 +344,30 @@ _OPERATIONS: dict[str, Callable[[_Machine], None]] = {
     "BININT1": _unpack("<B"),
     "BININT2": _unpack("<H"),
     "BINFLOAT": _unpack(">d"),
-    "LONG1": _sized(1, _int_of),
-    "SHORT_BINSTRING": _sized(1, _text_of),
-    "SHORT_BINUNICODE": _sized(1, _text_of),
-    "BINUNICODE": _sized(4, _text_of),
-    "BINUNICODE8": _sized(8, _text_of),
-    "SHORT_BINBYTES": _sized(1, bytes),
-    "BINBYTES": _sized(4, bytes),
-    "BINBYTES8": _sized(8, bytes),
+    "LONG1": partial(_sized, size=1, value_of=_int_of),
+    "SHORT_BINSTRING": partial(_sized, size=1, value_of=_text_of),
+    "SHORT_BINUNICODE": partial(_sized, size=1, value_of=_text_of),
+    "BINUNICODE": partial(_sized, size=4, value_of=_text_of),
+    "BINUNICODE8": partial(_sized, size=8, value_of=_text_of),
+    "SHORT_BINBYTES": partial(_sized, size=1, value_of=bytes),
+    "BINBYTES": partial(_sized, size=4, value_of=bytes),
+    "BINBYTES8": partial(_sized, size=8, value_of=bytes),
     "EMPTY_DICT": lambda machine: machine.push_new({}),
     "EMPTY_LIST": lambda machine: machine.push_new([]),
     "MARK": lambda machine: machine.marks.append(len(machine.stack)),
     "TUPLE": lambda machine: machine.push_new(tuple(machine.pop_after_mark())),
-    "TUPLE1": _tuple_of(1),
-    "TUPLE2": _tuple_of(2),
-    "TUPLE3": _tuple_of(3),
+    "TUPLE1": partial(_tuple_of, count=1),
+    "TUPLE2": partial(_tuple_of, count=2),
+    "TUPLE3": partial(_tuple_of, count=3),
     "APPEND": lambda machine: _append(machine, [machine.pop()]),
     "APPENDS": lambda machine: _append(machine, machine.pop_after_mark()),
     "SETITEM": lambda machine: _set_items(machine, [machine.pop(), machine.pop()][::-1]),
     "SETITEMS": lambda machine: _set_items(machine, machine.pop_after_mark()),
-    "BINPUT": _put(1),
-    "LONG_BINPUT": _put(4),
+    "BINPUT": partial(_put, size=1),
+    "LONG_BINPUT": partial(_put, size=4),
     "MEMOIZE": _memoize,
-    "BINGET": _get(1),
-    "LONG_BINGET": _get(4),
+    "BINGET": partial(_get, size=1),
+    "LONG_BINGET": partial(_get, size=4),
     "GLOBAL": _import,
     "STACK_GLOBAL": _import_from_stack,
     "REDUCE": _call,

@@ -268,20 +268,19 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
     """Raises CheckpointError unless a tensor is dense, floating, and stores all its numbers."""
+    kind: object = value.dtype
     if value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else value.layout
+    expanded = kind is value.dtype and (
+        value.untyped_storage().nbytes() < value.numel() * value.element_size()
+    )
+    _check_kind(name, kind, expanded, value.numel(), where)
+
+
+def _check_kind(name: str, kind: object, expanded: bool, count: int, where: str) -> None:
+    if kind not in DTYPES:
         raise CheckpointError(
             f"{where}: {name} is {kind}, "
-            "weights are dense floating point tensors of 16 bits or more."
-        )
-    expanded = value.untyped_storage().nbytes() < value.numel() * value.element_size()
-    _check_kind(name, value.dtype, expanded, value.numel(), where)
-
-
-def _check_kind(name: str, dtype: torch.dtype, expanded: bool, count: int, where: str) -> None:
-    if dtype not in DTYPES:
-        raise CheckpointError(
-            f"{where}: {name} is {dtype}, "
             "weights are dense floating point tensors of 16 bits or more."
         )
     if expanded:

@@ -50,7 +50,7 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
 
 
 def _key_of(value: Any) -> str | bytes:
-    # the hash of a number is no secret: thousands of keys can be made to share one
+    # the hash of a number can be foreseen: a file could hold thousands of keys that share one
     if type(value) not in (str, bytes):
         raise PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
     return value

@@ -143,7 +143,7 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
 
 
 def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading]]:
-    """Returns what a file of the older kind begins with; of a long one, no more is read."""
+    """Returns the pickles with which a file of the older kind begins. Its storages are not read."""
     for length in _BEGINNINGS:
         data = read_at(file, 0, length)
         storages, readings, end = _Storages(legacy=True), [], 0

@@ -33,7 +33,7 @@ NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoe
 
 @dataclass(frozen=True, slots=True)
 class StorageKind:
-    """A class of storages: what its numbers are."""
+    """A class of storages, by the dtype of its numbers."""
 
     dtype: torch.dtype
 
@@ -75,7 +75,7 @@ class StoredTensor:
 
     @property
     def place(self) -> str:
-        """The same text for the same tensor; hashes of tuples of ints can be made to collide."""
+        """A text that only the same tensor has; a file could make tuples of ints collide."""
         return f"{self.key} {self.first} {self.shape} {self.strides}"
 
     @property
@@ -88,8 +88,8 @@ class StoredTensor:
 class Number:
     """A number as the key of a dict.
 
-    Python's ints hash to themselves, so a file could choose any number of them that meet in one
-    slot of the dict. The hash of a text has a secret in it.
+    Python's ints hash to themselves, so a file could hold many that share one slot of the dict,
+    which would make it slow. The hash of a text is salted, so that no file can foresee it.
     """
 
     __slots__ = ("value",)
@@ -128,7 +128,7 @@ def key_of(value: Any) -> Any:
 
 
 def whole(value: Any) -> int:
-    """Returns a count or a place. Raises PickleError for anything else."""
+    """Returns a value that is a count or a position. Raises PickleError for another."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise PickleError(f"has a {type(value).__name__} where a count of numbers belongs")
     return value
@@ -155,7 +155,7 @@ def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: A
 
 
 def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_tensor."""
+    """Takes the place of torch._utils._rebuild_tensor."""
     match arguments:
         case (Storage() as storage, first, shape, strides):
             pass
@@ -172,7 +172,7 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_tensor_v2."""
+    """Takes the place of torch._utils._rebuild_tensor_v2."""
     if len(arguments) not in (6, 7):
         raise PickleError("has a tensor of another version of torch")
     tensor = _tensor(arguments[:4], spend)
@@ -181,7 +181,7 @@ def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_parameter: the tensor itself."""
+    """Takes the place of torch._utils._rebuild_parameter: the tensor itself."""
     match arguments:
         case (StoredTensor() as tensor, requires_grad, hooks):
             _check_flags(tensor.dtype, requires_grad, hooks, None)
@@ -190,7 +190,7 @@ def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_parameter_with_state; nobody reads the attributes."""
+    """Takes the place of torch._utils._rebuild_parameter_with_state; attributes are not read."""
     tensor = _parameter(arguments[:3], spend)
     state = arguments[3] if len(arguments) == 4 else False
     if not _empty(state):
@@ -203,7 +203,7 @@ def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> Sto
 
 
 def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
-    """Stands for collections.OrderedDict: nothing, or a list of pairs, as Python 2 wrote it."""
+    """Takes the place of collections.OrderedDict: empty, or made of pairs as Python 2 did."""
     if not arguments:
         return OrderedDict()
     (items,) = arguments if len(arguments) == 1 else (None,)
@@ -216,7 +216,7 @@ def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
 
 
 def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
-    """Stands for collections.Counter, the milestones of a schedule, as a plain dict."""
+    """Takes the place of collections.Counter, the milestones of a schedule, as a plain dict."""
     if not arguments:
         return {}
     if len(arguments) != 1 or type(arguments[0]) is not dict:
@@ -226,14 +226,14 @@ def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
 
 
 def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
-    """Stands for torch.Size."""
+    """Takes the place of torch.Size."""
     if len(arguments) != 1:
         raise PickleError("has a torch.Size that is no shape")
     return _sizes(arguments[0])
 
 
 def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
-    """Stands for torch.device, the name of a device."""
+    """Takes the place of torch.device, the name of a device."""
     match arguments:
         case (str(kind),) | (str(kind), int()) if len(kind) < _MOST_AXES:
             try:
@@ -244,13 +244,13 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
 
 
 def _check_order(state: object) -> None:
-    """Raises PickleError unless a dtype is of numbers of this machine's order of bytes."""
+    """Raises PickleError unless the state of a dtype has this machine's byte order."""
     if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
         raise PickleError("has a NumPy number of another machine")
 
 
 def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
-    """Stands for numpy.dtype, of numbers alone."""
+    """Takes the place of numpy.dtype, of numbers alone."""
     match arguments:
         case (str(name), bool(), bool()) if name in _FORMS:
             return Made(_FORMS[name], _check_order)
@@ -258,7 +258,7 @@ def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
 
 
 def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
-    """Stands for _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
+    """Takes the place of _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
     match arguments:
         case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
             return text.encode("latin1")
@@ -266,7 +266,7 @@ def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
 
 
 def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float | bool:
-    """Stands for numpy.core.multiarray.scalar, as a number of Python."""
+    """Takes the place of numpy.core.multiarray.scalar, as a number of Python."""
     match arguments:
         case (Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
             return struct.unpack(form, raw)[0]

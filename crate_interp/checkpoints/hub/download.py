@@ -1,4 +1,4 @@
-"""The bytes of a file of the Hub: no more than were promised, digested as they come.
+"""Downloads a file from the Hub: no more bytes than were promised, hashed as they come.
 
 huggingface_hub writes whatever a server sends and looks at the size afterwards. It also lets a
 server wait between two attempts as long as the server says, and reads the body of a redirect
@@ -25,22 +25,22 @@ Result = TypeVar("Result")
 
 
 class Watch:
-    """How work tells that it goes on."""
+    """Counts the signs of life of work in another thread."""
 
     def __init__(self) -> None:
         self.beats = 0
 
     def beat(self) -> None:
-        """Notes that the work got somewhere."""
+        """Notes that the work made progress."""
         self.beats += 1
 
 
 def watched(work: Callable[[Watch], Result]) -> Result:
     """Returns what `work` returns.
 
-    Raises TimeoutError if SILENCE seconds (twice as many at most) bring no beat: no timeout of a
-    socket ends a server that sends a byte now and then. What hangs is left behind in its thread.
-    Ctrl-C ends the waiting at once.
+    Raises TimeoutError if there is no beat for SILENCE seconds (at most twice that): no timeout of
+    a socket ends a server that sends a byte now and then. Work that hangs is left behind in its
+    thread. Ctrl-C ends the waiting at once.
     """
     watch, done, outcome = Watch(), threading.Event(), []
 
@@ -76,14 +76,14 @@ REASONS = {
 
 
 class _Lost(Exception):
-    """The connection went, and another may do."""
+    """The connection broke; another attempt may succeed."""
 
 
 def download(offer: Offer, path: Path, what: str) -> str:
     """Writes a file to `path`, which must not exist, and returns its SHA-256.
 
-    Raises CheckpointError if the server sends other than it promised, and TimeoutError if less
-    than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
+    Raises CheckpointError if the server sends something else than it promised, and TimeoutError if
+    less than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < offer.size:
@@ -106,7 +106,7 @@ class _Download:
         self.got, self.digest = 0, hashlib.sha256()
 
     def run(self) -> str:
-        """Returns the digest once all bytes are there; a lost connection is taken up again."""
+        """Returns the digest once all bytes are there. After a lost connection it continues."""
         from huggingface_hub.utils import tqdm
 
         tries, furthest = _TRIES, 0
@@ -152,13 +152,13 @@ class _Download:
             raise _Lost(f"it ended after {self.got} of {self.offer.size} bytes")
 
     def _begin(self, answer: Any, bar: Any) -> None:
-        """Checks what is told before the bytes, and begins anew if the server does."""
+        """Checks the headers of an answer, and starts over if the server does."""
         if answer.status_code not in (200, 206):
             reason = REASONS.get(answer.status_code, f"the server answers {answer.status_code}")
             raise CheckpointError(f"cannot download {self.what}: {reason}. Nothing was kept.")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise self._refusal("packed bytes, which were not asked for")
-        if answer.status_code == 200 and self.got:  # it does not know how to go on
+        if answer.status_code == 200 and self.got:  # the server ignores the range
             self.file.seek(0)
             self.file.truncate()
             bar.update(-self.got)
@@ -178,10 +178,10 @@ class _Download:
 
 @contextmanager
 def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
-    """Gives the answer to a GET, before its body; redirects are followed, their bodies not read.
+    """Yields the answer to a GET before its body. The bodies of redirects are not read.
 
-    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be had
-    or breaks.
+    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be
+    made, or breaks.
     """
     from huggingface_hub import constants, get_session
 
@@ -211,9 +211,9 @@ def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
 
 
 def is_transport(error: BaseException) -> bool:
-    """Tells whether an error is one of a connection.
+    """Tells whether an error comes from the connection.
 
-    The client's library for HTTP is httpx or httpx2, by its version: the class goes by its name.
+    Its class is known by name: huggingface_hub uses httpx or httpx2, depending on its version.
     """
     return any(base.__name__ == "TransportError" for base in type(error).__mro__)
 

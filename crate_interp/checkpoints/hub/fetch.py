@@ -39,8 +39,9 @@ def fetch(
     """Returns the local path of a file of a repo.
 
     The file is downloaded with a progress bar unless the cache of huggingface_hub has it; its
-    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT count. row: the row of the table of models that
-    tells size and digest. Raises CheckpointError where the file cannot be had, or is another.
+    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the row of the table of models
+    that tells size and digest. Raises CheckpointError where the file cannot be had, or is not the
+    one in the table.
     """
     from huggingface_hub import constants
 
@@ -109,8 +110,8 @@ def fetch_if_there(repo: str, file: str, **options: Any) -> None:
 def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | None:
     """Returns what the Hub offers.
 
-    Where the cache has the file, None is the answer if the Hub cannot be reached or does not
-    let us in; where it is needed, a busy Hub is asked again, and the error is raised at last.
+    needed: whether the cache lacks the file. If it has it, the result is None where the Hub cannot
+    be reached or refuses access. Else a busy Hub is asked again before its error is raised.
     """
     from huggingface_hub import errors
 

@@ -188,6 +188,81 @@ class Layout:
                 keys |= stack.of_layer(layer)
         return keys
 
+    def as_parameters(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors as views that have the shapes of the parameters.
+
+        Keys that are never read, and copies that repeat their original, are left out. A tensor with
+        an unexpected number of axes stays as it is; its shape is refused later. Raises
+        CheckpointError for a copy that differs from its original.
+        """
+        kept = {}
+        for key, value in tensors.items():
+            if any(re.fullmatch(pattern, key) for pattern in self.unused):
+                continue
+            original = self.copies.get(key)
+            if original in tensors:
+                check_copy(key, value, original, tensors[original])
+                continue
+            kept[key] = self._turned(key, value)
+        return kept
+
+    def _turned(self, key: str, value: Tensor) -> Tensor:
+        for end, (axes, view) in self.views.items():
+            if value.ndim in axes and re.search(end + "$", key):
+                try:
+                    return view(value)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{key} {error}") from None
+        return value
+
+    def infer_config(self, shapes: Shapes, given: Fields, where: str) -> Fields:
+        """Returns the fields that the shapes of the tensors determine, together with given fields.
+
+        Raises CheckpointError if both disagree, and where a needed field is not given.
+        """
+        found: Fields = {}
+        for stack in self.stacks:
+            depth = 1 + max(
+                (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))),
+                default=0,
+            )
+            check_depth(shapes, stack.layer, depth)
+            found[stack.count] = depth
+        codes, lacking = self.codes, self._lacking(shapes, given, where)
+        try:
+            found |= self.infer(shapes, given)
+        except CheckpointError as error:  # all that is missing at once
+            raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
+        if lacking:
+            raise CheckpointError(lacking)
+        inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
+        if inner % n_heads:
+            raise CheckpointError(
+                f"n_heads={n_heads} does not divide the {inner} rows of "
+                f"{codes or 'the projections'}."
+            )
+        found["d_head"] = inner // n_heads
+        for name, value in found.items():
+            if name in given and given[name] not in (None, value):
+                raise CheckpointError(
+                    f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
+                )
+        return found
+
+    def _lacking(self, shapes: Shapes, given: Fields, where: str) -> str:
+        """Returns an error about fields that no shape reveals and that are not given, or ""."""
+        codes = shapes.get(self.codes, ())
+        # a tensor with three axes has one for the heads
+        needed = [name for name in self.needed if name != "n_heads" or len(codes) != 3]
+        names = [name for name in needed if given.get(name) is None]
+        if not names:
+            return ""
+        return (
+            f"{where} looks like family {self.family!r}, and {' and '.join(names)} cannot be "
+            f"inferred: no tensor's shape tells it. "
+            + " ".join(_advice(name, codes) for name in names)
+        )
+
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
     """Raises CheckpointError for more than 1,000 layers, or far more than there are keys of.
@@ -202,25 +277,6 @@ def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
         raise CheckpointError(f"{n_layers} layers are claimed, no model has over {_MOST_LAYERS}.")
 
 
-def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors as views that have the shapes of the parameters.
-
-    Keys that are never read, and copies that repeat their original, are left out. A tensor with
-    an unexpected number of axes stays as it is; its shape is refused later. Raises
-    CheckpointError for a copy that differs from its original.
-    """
-    kept = {}
-    for key, value in tensors.items():
-        if any(re.fullmatch(pattern, key) for pattern in layout.unused):
-            continue
-        original = layout.copies.get(key)
-        if original in tensors:
-            check_copy(key, value, original, tensors[original])
-            continue
-        kept[key] = _turned(layout, key, value)
-    return kept
-
-
 def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
     """Raises CheckpointError if a tensor does not repeat the other one."""
     one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
@@ -229,65 +285,8 @@ def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> 
         raise CheckpointError(f"{key} differs from {original}: in this layout they are one tensor.")
 
 
-def _turned(layout: Layout, key: str, value: Tensor) -> Tensor:
-    for end, (axes, view) in layout.views.items():
-        if value.ndim in axes and re.search(end + "$", key):
-            try:
-                return view(value)
-            except CheckpointError as error:
-                raise CheckpointError(f"{key} {error}") from None
-    return value
-
-
-def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> Fields:
-    """Returns the fields that the shapes of the tensors determine, together with given fields.
-
-    Raises CheckpointError if both disagree, and where a needed field is not given.
-    """
-    found: Fields = {}
-    for stack in layout.stacks:
-        depth = 1 + max(
-            (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))), default=0
-        )
-        check_depth(shapes, stack.layer, depth)
-        found[stack.count] = depth
-    codes, lacking = layout.codes, _lacking(layout, shapes, given, where)
-    try:
-        found |= layout.infer(shapes, given)
-    except CheckpointError as error:  # all that is missing at once
-        raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
-    if lacking:
-        raise CheckpointError(lacking)
-    inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
-    if inner % n_heads:
-        raise CheckpointError(
-            f"n_heads={n_heads} does not divide the {inner} rows of {codes or 'the projections'}."
-        )
-    found["d_head"] = inner // n_heads
-    for name, value in found.items():
-        if name in given and given[name] not in (None, value):
-            raise CheckpointError(
-                f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
-            )
-    return found
-
-
-def _lacking(layout: Layout, shapes: Shapes, given: Fields, where: str) -> str:
-    """Returns which fields that no shape tells are not given, and what to type, or ""."""
-    codes = shapes.get(layout.codes, ())
-    # a tensor with three axes has one for the heads
-    needed = [name for name in layout.needed if name != "n_heads" or len(codes) != 3]
-    names = [name for name in needed if given.get(name) is None]
-    if not names:
-        return ""
-    return (
-        f"{where} looks like family {layout.family!r}, and {' and '.join(names)} cannot be "
-        f"inferred: no tensor's shape tells it. " + " ".join(_advice(name, codes) for name in names)
-    )
-
-
 def _advice(name: str, codes: tuple[int, ...]) -> str:
-    """Returns which numbers of heads fit the rows of the codes, if it is that, and what to type."""
+    """Returns what to type for a missing field; for n_heads also which numbers fit the codes."""
     if name != "n_heads" or not codes or not codes[0]:
         return f"Give it: ci.load(..., {name}=N)."
     fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]

@@ -18,7 +18,7 @@ from crate_interp.config import CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
 
-Told = CrateConfig | Mapping[str, Any] | str | Path
+GivenConfig = CrateConfig | Mapping[str, Any] | str | Path
 _ANCHORS = ("attn.u_proj.weight", "attn.qkv_proj.weight")  # names that only hooked models have
 _STEP = re.compile(r"checkpoint-(\d{1,12})")
 
@@ -54,7 +54,7 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
 
 
 def _own_fields(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields in the content of a config.json of ours, or in a dict of fields."""
+    """Returns the fields in a dict of them, or in the content of a config.json of ours."""
     fields = content.get("config") if content.get("library") == LIBRARY else content
     if not isinstance(fields, Mapping) or not isinstance(fields.get("family"), str):
         raise CheckpointError(
@@ -81,7 +81,7 @@ def is_hooked(tensors: Mapping[str, Any]) -> bool:
 
 
 def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
-    """Returns config and parameters of tensors with a hooked model's own names after one prefix.
+    """Returns config and parameters of tensors that have a hooked model's names, after any prefix.
 
     What lies beside the model, such as the weights of a loss, is left out with a warning. Raises
     CheckpointError without a family among the fields, and where several models are there.
