@@ -12,7 +12,7 @@ from crate_interp.bridge import transformers_folder
 from crate_interp.checkpoints.formats.tensor_files import read_json
 from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_crate
-from crate_interp.checkpoints.sources import names_a_repo
+from crate_interp.checkpoints.sources import Source, names_a_repo
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
@@ -67,13 +67,12 @@ def load(
     Raises CheckpointError, in one line, for everything that can be wrong with a source.
     """
     checks.one_of("subspaces", subspaces, SUBSPACES)
-    net: dict[str, Any] = {
-        "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token,
-    }  # fmt: skip
-    folder = _folder(source, revision, net, family, config)
+    hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
+    wanted = Source(source, family, config.get("file"), revision, None, config, hub)
+    folder = _folder(wanted)
     if folder is None:
-        options = {"family": family, "revision": revision, "device": device, "dtype": dtype}
-        return load_crate(source, **options, **net, **config)
+        options: dict[str, Any] = {"device": device, "dtype": dtype, **hub, **config}
+        return load_crate(source, family=family, revision=revision, **options)
     try:
         model = _bridged(folder, subspaces, dtype or torch.float32, config, str(source))
         return model.to(torch.device(device))
@@ -84,27 +83,26 @@ def load(
         raise CheckpointError(f"{source} cannot be loaded: {words[:_MOST_WORDS]}") from error
 
 
-def _folder(
-    source: str | Path, revision: str | None, net: dict, family: str | None, given: dict
-) -> Path | None:
+def _folder(source: Source) -> Path | None:
     """Returns the folder of a black box, downloaded if need be; None if it is none."""
-    if not isinstance(source, (str, Path)) or family not in (None, "vit", "gpt") or "file" in given:
+    given, name = source.given, source.name
+    if not isinstance(given, (str, Path)) or source.family not in (None, "vit", "gpt"):
         return None
-    path = Path(source).expanduser()
+    if source.file is not None:
+        return None
+    path = Path(given).expanduser()
     if os.path.isdir(path):
         if _type_of(path) is None:
             return None
-        if revision is not None:
-            raise CheckpointError(f"revision={revision!r} has no meaning for the folder {path}.")
+        source.refuse_options(str(path), "revision")
         return path
-    name = str(source)
     if os.path.exists(path) or not names_a_repo(name) or registry.of_repo(name):
         return None
     try:
-        config = fetch.fetch(name, _CONFIG, revision=revision, **net)
+        config = source.fetch(name, _CONFIG, source.revision)
     except fetch.MissingFile:
         return None  # ci.load says what to do
-    return _downloaded(name, config, net) if _type_of(config.parent) else None
+    return _downloaded(source, config) if _type_of(config.parent) else None
 
 
 def _type_of(folder: Path) -> str | None:
@@ -116,21 +114,21 @@ def _type_of(folder: Path) -> str | None:
     return kind if isinstance(kind, str) and kind in BLACK_BOXES else None
 
 
-def _downloaded(repo: str, config: Path, net: dict) -> Path:
+def _downloaded(source: Source, config: Path) -> Path:
     """Returns the folder of a repo's snapshot, with the weights and what belongs to them."""
-    commit = config.parent.name  # of the config: a branch may move meanwhile
+    repo, commit = source.name, config.parent.name  # of the config: a branch may move meanwhile
     try:
-        files = [fetch.fetch(repo, _WEIGHTS, revision=commit, **net).name]
+        files = [source.fetch(repo, _WEIGHTS, commit).name]
     except fetch.MissingFile:
         try:
-            index = read_json(fetch.fetch(repo, _SHARDS, revision=commit, **net))
+            index = read_json(source.fetch(repo, _SHARDS, commit))
         except fetch.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
         files = transformers_folder.shards_of(index, f"{repo}/{_SHARDS}")
     for name in files:
-        fetch.fetch(repo, name, revision=commit, **net)
+        source.fetch(repo, name, commit)
     for name in _BESIDE:
-        fetch.fetch_if_there(repo, name, revision=commit, **net)
+        source.fetch_beside(repo, name, commit)
     return config.parent
 
 

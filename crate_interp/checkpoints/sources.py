@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
 
 Given = str | Path | Mapping[str, Any] | torch.nn.Module
 Rename = Callable[[str], str | None]
+# what an option chooses, for errors
+_CHOOSES = {
+    "revision": "a step of a training, or a commit on the Hub",
+    "file": "a file of a repo on the Hub",
+}
 WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
 
 
@@ -46,24 +52,21 @@ class Source:
 
     def refuse_options(self, where: str, *names: str) -> None:
         """Raises CheckpointError if one of these options is given, which has no meaning here."""
-        if "revision" in names and self.revision is not None:
-            raise CheckpointError(
-                f"revision={self.revision!r} has no meaning for {where}: "
-                "it chooses a step of a training, or a commit on the Hub."
-            )
-        if "file" in names and self.file is not None:
-            raise CheckpointError(
-                f"file={self.file!r} has no meaning for {where}: it chooses a file of a repo on "
-                "the Hub."
-            )
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                raise CheckpointError(
+                    f"{name}={value!r} has no meaning for {where}: it chooses {_CHOOSES[name]}."
+                )
 
     def fetch(self, repo: str, file: str, revision: str | None) -> Path:
         """Returns the path of a file of a repo, downloaded unless the cache has it."""
         return fetch.fetch(repo, file, revision=revision, **self.hub)
 
-    def fetch_beside(self, repo: str, file: str) -> None:
+    def fetch_beside(self, repo: str, file: str, revision: str | None) -> None:
         """Downloads a file that may lie beside the weights, if it is there."""
-        fetch.fetch_if_there(repo, file, revision=self.revision, **self.hub)
+        with suppress(fetch.MissingFile, fetch.NotCached):
+            self.fetch(repo, file, revision)
 
 
 def names_a_repo(name: str) -> bool:
@@ -108,9 +111,8 @@ def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> C
     inside = hooked_part(given)
     if inside not in (None, "model"):
         raise CheckpointError(f"the source wraps a hooked model: use that one, {inside}.")
-    contents = Contents(
-        tensor_files.state_dict_of(given, source.name), source.name, tensor_files.model_args(given)
-    )
+    tensors, config = tensor_files.state_dict_of(given, source.name), tensor_files.model_args(given)
+    contents = Contents(tensors, source.name, config)
     return replace(_renamed(contents, source.rename), family=source.family, given=source.fields)
 
 
@@ -215,7 +217,7 @@ def _repo(source: Source, repo: str) -> Contents:
         return _pushed_repo(source, repo)
     path = source.fetch(repo, file, source.revision)
     beside = CONFIG if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
-    source.fetch_beside(repo, str(Path(file).with_name(beside)))
+    source.fetch_beside(repo, str(Path(file).with_name(beside)), source.revision)
     return _file(source, path)
 
 
@@ -231,7 +233,7 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
     weights = source.fetch(repo, WEIGHTS, source.revision)
     foreign = native_format.is_foreign(config)
     for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
-        source.fetch_beside(repo, name)
+        source.fetch_beside(repo, name, source.revision)
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)
 
 

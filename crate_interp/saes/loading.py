@@ -62,11 +62,10 @@ def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -
     local = path.is_absolute() or os.path.exists(path) or path.suffix in WEIGHT_SUFFIXES
     if local or len(parts) < 2 or not all(parts):
         return None
-    repo, folder = "/".join(parts[:2]), "/".join(parts[2:])
+    repo, folder = "/".join(parts[:2]), parts[2:]
     if not folder and registry.of_repo(repo):
         return None
-    config, _ = (
-        fetch.fetch(repo, f"{folder}/{name}".lstrip("/"), revision=revision, **hub)
-        for name in (SAELENS_CONFIG, SAELENS_WEIGHTS)
-    )
+    config = fetch.fetch(repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **hub)
+    commit = config.parents[len(folder)].name  # of the config: a branch may move meanwhile
+    fetch.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **hub)
     return config.parent

@@ -3,7 +3,6 @@
 import errno
 import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,6 @@ class _Wanted:
                 f"{row['name']}: {what} has {shown}, wanted {row[column]}. {remedy}if it fails "
                 "anew the file on the Hub has changed: give revision='main' to take it as it is."
             )
-
-
-def fetch_if_there(repo: str, file: str, **options: Any) -> None:
-    """Downloads a file that may lie beside the weights, if the repo has it. options: of `fetch`."""
-    with suppress(MissingFile, NotCached):
-        fetch(repo, file, **options)
 
 
 def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | None:
