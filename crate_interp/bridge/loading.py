@@ -94,7 +94,7 @@ def _folder(source: Source) -> Path | None:
     if os.path.isdir(path):
         if _type_of(path) is None:
             return None
-        source.refuse_options(str(path), "revision")
+        source.refuse_options(f"the folder {path}", "revision")
         return path
     if os.path.exists(path) or not names_a_repo(name) or registry.of_repo(name):
         return None
