@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from crate_interp import bridge, circuits, data, measures, probes, saes, surgeries, viz
     from crate_interp.audits import AuditResult, audit
     from crate_interp.bridge import from_bridge, to_bridge
-    from crate_interp.checkpoints.convert import convert
     from crate_interp.checkpoints.hub.registry import list_models
-    from crate_interp.checkpoints.load import load
+    from crate_interp.checkpoints.load import convert, load
     from crate_interp.circuits import Atlas, HeadAblation, ablate_heads, atlas
     from crate_interp.comparisons import Comparison, compare
     from crate_interp.config import CrateConfig
@@ -77,7 +76,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "bridge": ("crate_interp.bridge", None),
     "circuits": ("crate_interp.circuits", None),
     "compare": ("crate_interp.comparisons", "compare"),
-    "convert": ("crate_interp.checkpoints.convert", "convert"),
+    "convert": ("crate_interp.checkpoints.load", "convert"),
     "data": ("crate_interp.data", None),
     "from_bridge": ("crate_interp.bridge", "from_bridge"),
     "hooks": ("crate_hooks", None),

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 import torch
 
 from crate_interp.checkpoints.formats import zip_archives
-from crate_interp.checkpoints.formats.pickles import Bag, Number
+from crate_interp.checkpoints.formats.pickles import Bag
 from crate_interp.checkpoints.formats.torch_files import read_archive, read_legacy, read_tensors
-from crate_interp.checkpoints.formats.torch_names import StoredTensor
+from crate_interp.checkpoints.formats.torch_names import Number, StoredTensor
 from crate_interp.core.errors import CheckpointError
 
 NAMES = (

@@ -6,7 +6,7 @@ import pytest
 
 import crate_interp as ci
 from crate_interp.checkpoints.formats.pickles import read_pickle
-from crate_interp.checkpoints.formats.torch_names import NAMES
+from crate_interp.checkpoints.formats.torch_names import TORCH
 
 TEXT = b"X\x01\x00\x00\x00"  # a text of one character follows
 
@@ -32,7 +32,7 @@ def zipped(pickled, path, storages=(bytes(4),)):
 
 def run(body):
     """Returns what a pickle without storages holds."""
-    return read_pickle(b"\x80\x02" + body, NAMES)
+    return read_pickle(b"\x80\x02" + body, TORCH)
 
 
 def tensor_of(

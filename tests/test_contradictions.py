@@ -322,19 +322,19 @@ def test_a_text_tower_of_too_many_tokens_and_a_model_of_too_many_layers():
 
 
 def test_verify_of_a_model_that_does_not_fit_in_memory(monkeypatch):
-    from crate_interp.checkpoints import output_check
+    from crate_interp.checkpoints import fixed_input
 
     def full(model):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(output_check, "whole", full)
+    monkeypatch.setattr(fixed_input, "whole", full)
     found = ci.verify("crate-tiny-fashion", progress=False)
     assert not found["ok"] and found["checks"][-1]["name"] == "runs on an input of full size"
     assert "can't allocate memory" in found["checks"][-1]["detail"]
 
 
 def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
-    from crate_interp.checkpoints import output_check, verify
+    from crate_interp.checkpoints import fixed_input, verify
 
     model = make("crate-alpha")
     whole = verify._edits(model, False)
@@ -343,6 +343,6 @@ def test_verify_of_a_deep_or_large_model_says_what_it_left_out(monkeypatch):
     model = make("crate-alpha", n_layers=7)
     some = verify._edits(model, False)
     assert some["ok"] and ", 72 not tried" in some["detail"], some["detail"]
-    monkeypatch.setattr(output_check, "_MOST_SCORES", 1)
+    monkeypatch.setattr(fixed_input, "_MOST_SCORES", 1)
     some = verify._edits(model, False)
     assert some["ok"] and "not tried: the model is too large" in some["detail"]

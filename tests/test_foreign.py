@@ -7,7 +7,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 import crate_interp as ci
-from crate_interp.bridge.build_bridge import build
+from crate_interp.bridge.network_bridge import build
 from crate_interp.models.hooked import check_hooked
 from crate_interp.models.weight_cache import model_digest
 from crate_interp.sweeps.runs.untrained_twins import twin

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import crate_interp as ci
 from crate_interp.bridge.loading import BLACK_BOXES
-from crate_interp.bridge.preprocessor import preprocessing
+from crate_interp.bridge.transformers_folder import preprocessing
 from crate_interp.cli.options import load
 from foreign import inputs, network
 

@@ -129,7 +129,7 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
         content = pickle.dumps(Touch(tmp_path / "ran"), protocol=protocol)
         refuses_tokenizer(
             "asks for posix.system: only tiktoken.core.Encoding is admitted"
-            "|uses .* nothing was run",
+            "|asks for the operation .* nothing was run|is not of protocol",
             chat(tmp_path, tokenizer__pkl=content),
         )
     good = (FIXTURES / "nanochat_crate_alpha" / "tokenizer.pkl").read_bytes()
@@ -137,16 +137,16 @@ def test_a_tokenizer_that_calls_the_system(tmp_path):
         "asks for tiktoken.core.Encodinh",
         chat(tmp_path, tokenizer__pkl=good.replace(b"Encoding", b"Encodinh")),
     )
-    refuses_tokenizer("is damaged|has no end", chat(tmp_path, tokenizer__pkl=good[:100]))
-    refuses_tokenizer("is damaged|has no end", chat(tmp_path, tokenizer__pkl=b""))
+    refuses_tokenizer("is damaged", chat(tmp_path, tokenizer__pkl=good[:100]))
+    refuses_tokenizer("is damaged", chat(tmp_path, tokenizer__pkl=b""))
     refuses_tokenizer("holds a dict", chat(tmp_path, tokenizer__pkl=pickle.dumps({"a": 1})))
     huge = (
         b"\x80\x04}r" + struct.pack("<I", 2**32 - 1) + b"."
     )  # a memo index that makes C's unpickler allocate 64 GB
-    refuses_tokenizer("holds a dict", chat(tmp_path, tokenizer__pkl=huge))
+    refuses_tokenizer("numbers its values out of order", chat(tmp_path, tokenizer__pkl=huge))
     # calling the admitted class is not admitted
     reduced = b"\x80\x04\x8c\x0dtiktoken.core\x8c\x08Encoding\x93)R."
-    refuses_tokenizer("uses REDUCE", chat(tmp_path, tokenizer__pkl=reduced))
+    refuses_tokenizer("asks for the operation REDUCE", chat(tmp_path, tokenizer__pkl=reduced))
     assert not (tmp_path / "ran").exists()
 
 

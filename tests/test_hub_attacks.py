@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import FIXTURES
+from crate_interp.checkpoints.hub import cache, download, metadata
 from crate_interp.checkpoints.hub import fetch as loader
-from crate_interp.checkpoints.hub import hub_cache, hub_metadata, timeout
 from test_hub import FILE, REPO, fails, left, table  # noqa: F401
 
 WEIGHTS = (FIXTURES / "crate_alpha" / "crate_alpha_B16.pth").read_bytes()
@@ -148,9 +148,7 @@ def test_any_answer_is_hexadecimal_or_refused(etag, commit, size):
         etag=_normalize_etag(etag), commit_hash=commit, size=_int_or_none(size), location="x"
     )
     try:
-        hub_metadata._check(
-            told, "http://127.0.0.1/x", "http://127.0.0.1/x", "main", "some/one/w.pth"
-        )
+        metadata._check(told, "http://127.0.0.1/x", "http://127.0.0.1/x", "main", "some/one/w.pth")
     except ci.CheckpointError as error:
         assert "\n" not in str(error) and "nothing was kept" in str(error)
     else:
@@ -226,7 +224,7 @@ def drip(pieces, pause, hung_up=None):
 
 
 def test_a_server_that_says_hardly_anything(repo, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(timeout, "SILENCE", 0.1)
+    monkeypatch.setattr(download, "SILENCE", 0.1)
     hung_up = threading.Event()
     for fault in (
         dict(match="/lfs/", method="GET", body=lambda: drip(itertools.repeat(b"x"), 0.01, hung_up)),
@@ -241,7 +239,7 @@ def test_a_server_that_says_hardly_anything(repo, hub, tmp_path, monkeypatch):
 
 
 def test_a_server_that_never_ends_its_headers(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(timeout, "SILENCE", 0.1)
+    monkeypatch.setattr(download, "SILENCE", 0.1)
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -367,7 +365,7 @@ def test_without_links_the_file_itself_moves(repo, tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError("no links here")
 
-    monkeypatch.setattr(hub_cache.os, "symlink", refuse)
+    monkeypatch.setattr(cache.os, "symlink", refuse)
     path = loader.fetch("some/one", "w.pth", cache_dir=tmp_path)
     assert not path.is_symlink() and path.read_bytes() == WEIGHTS and len(left(tmp_path)) == 2
 
@@ -381,6 +379,6 @@ def test_eight_workers_fetch_a_file_once(repo, hub, tmp_path):
 
 
 def test_a_watch_gives_up_and_gives_back():
-    assert timeout.watched(lambda _: 3) == 3
+    assert download.watched(lambda _: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        timeout.watched(lambda _: 1 / 0)
+        download.watched(lambda _: 1 / 0)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from crate_interp.checkpoints.formats import pickles
 from crate_interp.checkpoints.formats.pickles import (
     Function,
-    Number,
     PickleError,
     Record,
     read_pickle,
 )
-from crate_interp.checkpoints.formats.torch_names import NAMES
+from crate_interp.checkpoints.formats.torch_names import NAMES, TORCH, Number
 from pickled import TEXT, fails, run, tensor_of, zipped
 
 REFUSED = [
@@ -217,7 +216,7 @@ def test_damaged_pickles(body):
     with pytest.raises(PickleError):
         run(body)
     with pytest.raises(PickleError, match="protocol 2"):
-        read_pickle(b"\x80\x04" + body, NAMES)
+        read_pickle(b"\x80\x04" + body, TORCH)
 
 
 def test_a_number_of_many_digits_is_never_text():

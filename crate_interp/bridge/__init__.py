@@ -7,13 +7,13 @@ if TYPE_CHECKING:
     from crate_interp.bridge.bridge_to_hooked import from_bridge
     from crate_interp.bridge.hooked_to_bridge import to_bridge
     from crate_interp.bridge.loading import load
-    from crate_interp.bridge.registration import register
+    from crate_interp.bridge.transformers_models import register
 
 # public name -> module; each loads when it is touched, since TransformerLens' bridge takes seconds
 _PUBLIC = {
     "from_bridge": "crate_interp.bridge.bridge_to_hooked",
     "load": "crate_interp.bridge.loading",
-    "register": "crate_interp.bridge.registration",
+    "register": "crate_interp.bridge.transformers_models",
     "to_bridge": "crate_interp.bridge.hooked_to_bridge",
 }
 

@@ -1,13 +1,97 @@
 """ci.from_bridge: a hooked model of ours over a TransformerLens bridge to a black box."""
 
-from torch import nn
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from crate_hooks import read
 from crate_interp.bridge.bridged_config import config_of
+from crate_interp.bridge.bridged_layers import ROLES
 from crate_interp.bridge.bridged_models import BridgedLM, BridgedModel, BridgedVision
-from crate_interp.bridge.reading_check import check_reading
+from crate_interp.checkpoints import fixed_input
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.models.hooked import HookedModel
+
+POINTS = (
+    "hook_resid_pre", "ln1.hook_normalized", "attn.hook_u", "attn.hook_q", "attn.hook_k",
+    "attn.hook_v", "attn.hook_pattern", "attn.hook_z", "hook_attn_out", "hook_resid_mid",
+    "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post",
+)  # fmt: skip
+# of the largest entry; networks take the softmax in float32 whatever their dtype is
+_CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
+
+
+@torch.no_grad()
+def check_reading(model: BridgedModel) -> None:
+    """Raises ValueError, naming the layer, if a point does not hold what its name says.
+
+    Every layer must be `mid = pre + attention`, `post = mid + MLP`, with patterns whose rows are
+    shares and by which the heads gather their values.
+    """
+    cfg: Any = model.cfg
+    if not fixed_input.whole_is_small(model):
+        raise ValueError(
+            f"images of {cfg.image_size} are {cfg.n_tokens} tokens, whose attention takes more "
+            "than 1 GiB in each layer: give a smaller image_size."
+        )
+    seen: dict[int, dict[str, Tensor]] = {}
+    training = model.training
+    model.eval()
+    try:
+        with read(model, POINTS, seen.__setitem__):
+            model.full_forward(fixed_input.full_input(model))
+    except RuntimeError as error:  # read() says which points did not fire
+        raise ValueError(
+            f"the bridge to {model.cfg.architecture} cannot be read: {error}"
+        ) from None
+    finally:
+        model.train(training)
+    for layer, block in enumerate(model.blocks):
+        if layer not in seen:
+            raise ValueError(
+                f"the bridge to {model.cfg.architecture} cannot be read: layer {layer} fired none "
+                f"of {', '.join(POINTS)}."
+            )
+        for what, one, other in _pairs(block, seen[layer], model):
+            tolerance = _CLOSE.get(model.cfg.dtype, 0.2) * float(other.abs().max().clamp(min=1e-6))
+            if one.shape != other.shape or not float((one - other).abs().max()) <= tolerance:
+                raise ValueError(
+                    f"the bridge to {model.cfg.architecture} cannot be measured: in layer {layer} "
+                    f"{what}. Boot it without compatibility mode; layers must be norm, attention, "
+                    "norm and MLP, each added to the stream."
+                )
+
+
+def _pairs(
+    block: Any, acts: dict[str, Tensor], model: BridgedModel
+) -> list[tuple[str, Tensor, Tensor]]:
+    """Returns what must be equal, with the words for where it is not."""
+    pattern, z, mlp_code = (
+        acts[name] for name in ("attn.hook_pattern", "attn.hook_z", "mlp.hook_post")
+    )
+    normed, normed_mid = acts["ln1.hook_normalized"], acts["ln2.hook_normalized"]
+    pre, mid, post = (acts[f"hook_resid_{place}"] for place in ("pre", "mid", "post"))
+    attn_out, mlp_out, values = acts["hook_attn_out"], acts["hook_mlp_out"], acts["attn.hook_v"]
+    values = values.repeat_interleave(model.cfg.n_heads // values.shape[2], dim=2)
+    gathered = torch.einsum("bhqk,bkhp->bqhp", pattern, values)
+    codes = torch.einsum("bnd,hdp->bnhp", normed, block.attn.U.to(normed))
+    written = torch.einsum("bnhp,hpd->bnd", z, block.attn.W_O.to(z)) + block.attn.b_O.to(z)
+    mlp = mlp_code @ block.mlp.W_out.to(z) + block.mlp.b_out.to(z)
+    sums, role = pattern.sum(-1), ROLES[model.cfg.subspaces]
+    wrong_role = f"hook_{role} is not the norm of the stream times W_{role.upper()}"
+    return [
+        ("the rows of hook_pattern do not sum to 1", sums, torch.ones_like(sums)),
+        ("hook_z is not what hook_pattern gathers of hook_v", z, gathered),
+        ("hook_attn_out is not what W_O makes of hook_z", attn_out, written),
+        ("hook_mlp_out is not what W_out makes of hook_post", mlp_out, mlp),
+        (wrong_role, acts["attn.hook_u"], codes),
+        ("the norm before attention is not that of hook_resid_pre", normed, block.ln1.plain(pre)),
+        ("the norm before the MLP is not that of hook_resid_mid", normed_mid, block.ln2.plain(mid)),
+        ("attention is not added to the stream", mid, pre + attn_out),
+        ("the MLP is not added to the stream", post, mid + mlp_out),
+    ]
 
 
 def from_bridge(bridge: nn.Module, *, subspaces: str = "value", **config: object) -> BridgedModel:

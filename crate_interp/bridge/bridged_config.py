@@ -9,7 +9,7 @@ from crate_interp.config import CrateConfig
 
 # names in transformers' configs of how many tokens there may be
 _CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
-_UNNAMED = "LABEL_0"  # what transformers calls a class that nobody named
+_UNNAMED = "LABEL_0"  # the name that transformers gives a class without one
 
 
 def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> CrateConfig:
@@ -17,15 +17,15 @@ def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> Crate
 
     Raises ValueError for a bridge whose layers are not readable, and for fields that contradict it.
     """
-    net: Any = bridge
-    theirs = getattr(net.original_model, "config", None)
+    network: Any = bridge.original_model
+    theirs = getattr(network, "config", None)
     values = _sizes(bridge) | {
-        "architecture": type(net.original_model).__name__,
+        "architecture": type(network).__name__,
         "subspaces": subspaces,
         "model_name": _name(theirs),
     }
-    images = bool(getattr(net.cfg, "is_visual_model", False))
-    values |= _of_images(net, theirs, values) if images else _of_text(net, theirs)
+    images = bool(getattr(bridge.cfg, "is_visual_model", False))
+    values |= _of_images(bridge, theirs, values) if images else _of_text(bridge, theirs)
     wrong = [name for name in _sizes(bridge) if name in given and given[name] != values[name]]
     if wrong:
         raise ValueError(
@@ -35,21 +35,20 @@ def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> Crate
     return CrateConfig(**values | given)
 
 
-def _sizes(bridge: nn.Module) -> dict[str, Any]:
+def _sizes(bridge: Any) -> dict[str, Any]:
     """Returns what the weights of the first layer say."""
-    net: Any = bridge
     try:
-        block = net.blocks[0]
+        block = bridge.blocks[0]
         queries, values = found(block, "attn.W_Q"), found(block, "attn.W_V")
         norm, mlp = found(block, "ln1.original_component"), found(block, "mlp.W_out")
-        layers = len(net.blocks)
+        layers = len(bridge.blocks)
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(
-            f"{_called(net)} has no layers of norm, attention, norm and MLP that can be read "
+            f"{_called(bridge)} has no layers of norm, attention, norm and MLP that can be read "
             f"({error}): bridges to ViT, DeiT, DINOv2, GPT-2 and Llama can be."
         ) from None
     if queries.ndim != 3 or values.ndim != 3:
-        raise ValueError(f"the heads of {_called(net)} cannot be told apart in its weights.")
+        raise ValueError(f"the heads of {_called(bridge)} cannot be told apart in its weights.")
     return {
         "n_layers": layers,
         "n_heads": len(queries),
@@ -58,7 +57,7 @@ def _sizes(bridge: nn.Module) -> dict[str, Any]:
         "value_heads": len(values),
         "d_mlp": len(mlp),
         "ln_eps": _eps(norm),
-        "ln_final_eps": _eps(net.ln_final.original_component),
+        "ln_final_eps": _eps(bridge.ln_final.original_component),
         "rms_norm": "RMS" in type(norm).__name__,
     }
 
@@ -67,8 +66,8 @@ def _eps(norm: Any) -> float:
     return float(getattr(norm, "eps", None) or norm.variance_epsilon)
 
 
-def _called(net: Any) -> str:
-    return type(getattr(net, "original_model", net)).__name__
+def _called(bridge: Any) -> str:
+    return type(getattr(bridge, "original_model", bridge)).__name__
 
 
 def _name(theirs: Any) -> str | None:
@@ -77,8 +76,8 @@ def _name(theirs: Any) -> str | None:
     return name if name.count("/") <= 1 and not name.startswith((".", "/", "~")) and name else None
 
 
-def _of_images(net: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any]:
-    head = getattr(net.original_model, "classifier", None)
+def _of_images(bridge: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    head = getattr(bridge.original_model, "classifier", None)
     head = getattr(head, "original_component", head)
     names = getattr(theirs, "id2label", None) or {}
     ordered = [names[key] for key in sorted(names)]
@@ -88,7 +87,7 @@ def _of_images(net: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any]:
         "image_size": theirs.image_size,
         "patch_size": theirs.patch_size,
         "channels": theirs.num_channels,
-        "special_tokens": special_tokens(net.original_model),
+        "special_tokens": special_tokens(bridge.original_model),
         "n_classes": head.out_features if wide else sizes["d_model"],
     }
     if wide and len(ordered) == head.out_features and ordered[0] != _UNNAMED:
@@ -109,12 +108,12 @@ def special_tokens(network: nn.Module) -> int:
     return count
 
 
-def _of_text(net: Any, theirs: Any) -> dict[str, Any]:
+def _of_text(bridge: Any, theirs: Any) -> dict[str, Any]:
     lengths = [getattr(theirs, name, None) for name in _CONTEXT]
     lengths = [length for length in lengths if isinstance(length, int) and length > 0]
     return {
         "family": "gpt",
-        "n_ctx": lengths[0] if lengths else int(net.cfg.n_ctx),
+        "n_ctx": lengths[0] if lengths else int(bridge.cfg.n_ctx),
         "d_vocab": int(theirs.vocab_size),
-        "rotations": net.cfg.positional_embedding_type == "rotary",
+        "rotations": bridge.cfg.positional_embedding_type == "rotary",
     }

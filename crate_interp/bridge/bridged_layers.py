@@ -4,6 +4,7 @@ A view holds no parameter: what it shows belongs to the bridge, whose module is 
 that it is no submodule of the view.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,19 +12,70 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from crate_interp.bridge.bridge_hook_points import Bias, Plus, Relay
 from crate_interp.config import CrateConfig
 from crate_interp.models.layers.block import Layer
+from crate_interp.models.layers.norm import is_hooked
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Relay:
+    """A forward hook on a bridge's point, which hands what it holds to a point of ours.
+
+    The tensor is converted as the bridge converts it for its own hooks (heads apart), and then by
+    `to`; what our point returns goes back by `back`. Nothing happens unless our point is hooked. It
+    is an object and no closure, so that a copy of the model relays to the points of the copy.
+    """
+
+    def __init__(self, point: HookPoint, to: Change | None = None, back: Change | None = None):
+        self.point, self.to, self.back = point, to, back
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        """Hands an output to the hooks of our point; returns it if one of them changed it."""
+        if not is_hooked(self.point):
+            return None
+        conversion: Any = getattr(module, "hook_conversion", None)
+        seen = output if conversion is None else conversion.convert(output)
+        shown = seen if self.to is None else self.to(seen)
+        edited = self.point(shown)
+        if edited is shown:
+            return None
+        edited = edited if self.back is None else self.back(edited)
+        return edited if conversion is None else conversion.revert(edited)
+
+
+class Plus:
+    """Adds a tensor that is read anew each time; an object, so that it can be copied."""
+
+    def __init__(self, read: "Bias", sign: int) -> None:
+        self.read, self.sign = read, sign
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the activations with the bias added, or taken away."""
+        bias = self.read()
+        return x if bias is None else x + self.sign * bias
+
+
+class Bias:
+    """Reads the bias of one role of a bridge's attention, `[head, d_head]`, or None."""
+
+    def __init__(self, attn: nn.Module, role: str, heads: int) -> None:
+        self.attn, self.role, self.heads = (attn,), role, heads
+
+    def __call__(self) -> Tensor | None:
+        """Returns the bias as the heads have it, or None."""
+        bias: Any = getattr(getattr(self.attn[0], self.role), "bias", None)
+        return None if bias is None else bias.reshape(self.heads, -1)
+
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
 # what a view has -> where the bridge's layer has it
 _OF_BLOCK = {
-    "hook_resid_pre": "hook_resid_pre",
-    "hook_attn_out": "hook_attn_out",
-    "hook_resid_mid": "hook_resid_mid",
-    "hook_mlp_out": "hook_mlp_out",
-    "hook_resid_post": "hook_resid_post",
-}
+    name: name
+    for name in (
+        "hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post"
+    )
+}  # fmt: skip
 _OF_ATTENTION = {
     "hook_q": "q.hook_out",
     "hook_k": "k.hook_out",
@@ -59,20 +111,18 @@ class BridgedNorm(nn.Module):
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self._norm = (norm,)
+        self._norm: tuple[Any, ...] = (norm,)
         _relay(self, norm, _OF_NORM)
 
     @property
-    def inner(self) -> nn.Module:
+    def inner(self) -> Any:
         """The norm itself, as transformers made it."""
-        inner: Any = self._norm[0]
-        return inner.original_component
+        return self._norm[0].original_component
 
     @property
     def weight(self) -> Float[Tensor, "d_model"]:
         """The gains."""
-        weight: Any = self.inner.weight
-        return weight
+        return self.inner.weight
 
     @property
     def bias(self) -> Float[Tensor, "d_model"] | None:
@@ -82,13 +132,11 @@ class BridgedNorm(nn.Module):
     @property
     def eps(self) -> float:
         """What is added to the variance."""
-        inner: Any = self.inner
-        return float(getattr(inner, "eps", None) or inner.variance_epsilon)
+        return float(getattr(self.inner, "eps", None) or self.inner.variance_epsilon)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Returns what the norm makes of x, and fires no hook point."""
-        inner: Any = self.inner
-        return inner.forward(x)
+        return self.inner.forward(x)
 
     forward = plain  # for what applies the norm by itself, such as a logit lens
 
@@ -145,13 +193,12 @@ class BridgedAttention(nn.Module):
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
         """The output map of each head, with the layer's scale where it has one."""
-        weight: Any = self._attn[0].W_O
-        return _scaled(self._block[0], "attn_scale", weight)
+        return _scaled(self._block[0], "attn_scale", self._attn[0].W_O)
 
     @property
     def b_O(self) -> Float[Tensor, "d_model"]:
         """The output bias; zeros if there is none."""
-        bias: Any = self._attn[0].b_O
+        bias = self._attn[0].b_O
         bias = self.W_O.new_zeros(self.cfg.d_model) if bias is None else bias
         return _scaled(self._block[0], "attn_scale", bias)
 
@@ -182,7 +229,7 @@ class BridgedMLP(nn.Module):
     @property
     def b_out(self) -> Float[Tensor, "d_model"]:
         """The bias of the second map; zeros if there is none."""
-        bias: Any = self._mlp[0].b_out
+        bias = self._mlp[0].b_out
         bias = torch.zeros_like(self.W_out[0]) if bias is None else bias
         return _scaled(self._block[0], "mlp_scale", bias)
 

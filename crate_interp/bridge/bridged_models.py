@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from crate_interp.bridge.bridged_layers import BridgedBlock, BridgedNorm
-from crate_interp.bridge.build_bridge import build
+from crate_interp.bridge.network_bridge import build
 from crate_interp.config import CrateConfig
 from crate_interp.core import checks
 from crate_interp.models.compat.hook_aliases import Named
@@ -30,20 +30,21 @@ class _Stopped(Exception):
 class BridgedModel(HookedModel):
     """A black box behind a TransformerLens bridge, with the names of our own models.
 
-    `bridge` is the bridge itself, and runs: hooks on it stay on, and what it holds is not copied.
-    Each point here shows what a point of the bridge holds; an edit goes back through it.
+    `bridge` is the bridge itself, which every forward runs: its hooks stay on, and nothing is
+    copied. Each point here shows what a point of the bridge holds; an edit goes back through it.
     `ci.from_bridge` makes one.
     """
 
+    bridge: Any
+
     def __init__(self, bridge: nn.Module, cfg: CrateConfig) -> None:
         super().__init__()
-        net: Any = bridge
         self.cfg, self.bridge = cfg, bridge
-        self.blocks = nn.ModuleList(BridgedBlock(cfg, block) for block in net.blocks)
-        self.ln_final = BridgedNorm(net.ln_final)
+        self.blocks = nn.ModuleList(BridgedBlock(cfg, block) for block in self.bridge.blocks)
+        self.ln_final = BridgedNorm(self.bridge.ln_final)
         self._follow()
         self.setup()
-        super().train(net.original_model.training)
+        super().train(self.network.training)
 
     def setup(self) -> None:
         """Names the points of this model. Those of the bridge keep the names that they have."""
@@ -58,19 +59,15 @@ class BridgedModel(HookedModel):
     @property
     def network(self) -> Any:
         """The network itself, as transformers made it, with the bridge's parts in it."""
-        bridge: Any = self.bridge
-        return bridge.original_model
+        return self.bridge.original_model
 
     def fresh(self) -> "BridgedModel":
         """Returns the same architecture with the random weights that its own class draws.
 
         They are drawn from torch's global generator.
         """
-        bridge: Any = self.bridge
-        return type(self)(build(_redrawn(self.network), type(bridge.adapter)), self._own_config())
-
-    def _own_config(self) -> CrateConfig:
-        return CrateConfig.from_dict(self.cfg.to_dict())
+        bridge = build(_redrawn(self.network), type(self.bridge.adapter))
+        return type(self)(bridge, CrateConfig.from_dict(self.cfg.to_dict()))
 
     def _stopping(self, layer: int | None, *args: Any, **kwargs: Any) -> Any:
         """Returns what the network returns, or the stream before a layer."""
@@ -79,9 +76,8 @@ class BridgedModel(HookedModel):
         count = len(self.blocks)
         if not isinstance(layer, int) or not -count <= layer <= count:
             raise ValueError(f"stop_at_layer={layer!r}: the model has layers 0 to {count - 1}.")
-        bridge: Any = self.bridge
         place = layer % count if layer < count else None
-        end = bridge.ln_final if place is None else bridge.blocks[place]
+        end = self.bridge.ln_final if place is None else self.bridge.blocks[place]
 
         def stop(module: nn.Module, given: tuple, named: dict) -> None:
             raise _Stopped(given[0] if given else named["hidden_states"])
@@ -97,8 +93,7 @@ class BridgedModel(HookedModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "BridgedModel":
         super()._apply(fn, recurse)
-        bridge: Any = self.bridge
-        bridge.cfg.device, bridge.cfg.dtype = str(self.cfg.device), self.cfg.dtype
+        self.bridge.cfg.device, self.bridge.cfg.dtype = str(self.cfg.device), self.cfg.dtype
         return self
 
     def set_use_attn_result(self, on: bool) -> None:
@@ -118,7 +113,7 @@ class BridgedModel(HookedModel):
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, save_directory: str | Path, **kwargs: object
     ) -> Path:
-        """Raises ValueError: a black box is kept with transformers."""
+        """Raises ValueError: a black box is saved by transformers."""
         raise ValueError(
             "a bridged model is not kept by crate_interp: save the network before it is bridged, "
             "network.save_pretrained(folder), and load it with ci.bridge.load(folder)."
@@ -201,18 +196,16 @@ class BridgedLM(BridgedModel):
         text without a tokenizer, for tokens that the network cannot look up, and for an
         `attention_mask` without one number per token.
         """
-        bridge: Any = self.bridge
         if isinstance(tokens, Tensor):
             self._check_tokens(tokens, options)
         else:
             self._check_tokenizer()
         if stop_at_layer is None and return_type is not None:
-            return bridge(tokens, return_type=return_type, **options)
-        given = tokens if isinstance(tokens, Tensor) else bridge.to_tokens(tokens)
+            return self.bridge(tokens, return_type=return_type, **options)
+        given = tokens if isinstance(tokens, Tensor) else self.bridge.to_tokens(tokens)
         if stop_at_layer is not None:
             return self._stopping(stop_at_layer, input_ids=given, use_cache=False)
-        inner: Any = getattr(self.network, "base_model", self.network)
-        inner(input_ids=given, use_cache=False)
+        getattr(self.network, "base_model", self.network)(input_ids=given, use_cache=False)
         return None
 
     @property
@@ -223,18 +216,16 @@ class BridgedLM(BridgedModel):
     @property
     def tokenizer(self) -> Any:
         """The bridge's tokenizer, or None."""
-        bridge: Any = self.bridge
-        return bridge.tokenizer
+        return self.bridge.tokenizer
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: object) -> None:
-        bridge: Any = self.bridge
-        bridge.tokenizer = tokenizer
+        self.bridge.tokenizer = tokenizer
 
     @property
     def unembed(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The map to logits."""
-        head: Any = self.network.get_output_embeddings()
+        head = self.network.get_output_embeddings()
         return getattr(head, "original_component", head)
 
     @property
@@ -247,26 +238,22 @@ class BridgedLM(BridgedModel):
     ) -> Int[Tensor, "batch pos"]:
         """Returns token ids of text, as the bridge makes them."""
         self._check_tokenizer()
-        bridge: Any = self.bridge
-        return bridge.to_tokens(text if isinstance(text, str) else list(text), prepend_bos)
+        return self.bridge.to_tokens(text if isinstance(text, str) else list(text), prepend_bos)
 
     def to_string(self, tokens: Tensor) -> str | list[str]:
         """Returns the text of token ids."""
         self._check_tokenizer()
-        bridge: Any = self.bridge
-        return bridge.to_string(tokens)
+        return self.bridge.to_string(tokens)
 
     def to_str_tokens(self, text: str | Tensor, **options: object) -> Any:
         """Returns each token as text."""
         self._check_tokenizer()
-        bridge: Any = self.bridge
-        return bridge.to_str_tokens(text, **options)
+        return self.bridge.to_str_tokens(text, **options)
 
     def to_single_token(self, text: str) -> int:
         """Returns the id of a text that is one token."""
         self._check_tokenizer()
-        bridge: Any = self.bridge
-        return bridge.to_single_token(text)
+        return self.bridge.to_single_token(text)
 
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
         """Returns texts, joined by the separator token, in windows of n_ctx tokens.

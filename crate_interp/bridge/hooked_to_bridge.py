@@ -2,17 +2,19 @@
 
 import copy
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge, sources
+from transformers import PreTrainedTokenizerBase
 
+from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
 from crate_interp.models.hooked import HookedModel, hooked_part
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
-
-if TYPE_CHECKING:
-    from transformer_lens.model_bridge import TransformerBridge
 
 # where torch and TransformerLens keep the hooks of a module
 _HOOKS = (
@@ -23,7 +25,7 @@ _HOOKS = (
 _LENS_HOOKS = ("fwd_hooks", "bwd_hooks")
 
 
-def to_bridge(model: object) -> "TransformerBridge":
+def to_bridge(model: object) -> TransformerBridge:
     """Returns TransformerLens' TransformerBridge over a copy of a hooked model.
 
     Its logits are the model's bit for bit, and its hook points are the model's: each is there under
@@ -52,21 +54,12 @@ def to_bridge(model: object) -> "TransformerBridge":
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
     hooked = _checked(model)
-    from transformer_lens.config import TransformerBridgeConfig
-    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
-    from transformer_lens.model_bridge.sources import (
-        build_bridge_from_module,
-        detect_tokenizer_bos_eos,
-    )
-
-    from crate_interp.bridge.adapter import ARCHITECTURES, CrateAdapter
-
     # also where crate_interp lies on the path without being installed
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)
     cfg = hooked.cfg
-    bridge = build_bridge_from_module(
+    bridge = sources.build_bridge_from_module(
         bare_copy(hooked),
         type(hooked).__name__,
         tl_config=TransformerBridgeConfig(
@@ -78,14 +71,14 @@ def to_bridge(model: object) -> "TransformerBridge":
     tokenizer = _tokenizer(hooked)
     if tokenizer is not None:
         # not an argument of the builder, which looks for a tokenizer with bos on the Hub
-        found = detect_tokenizer_bos_eos(tokenizer)
+        found = sources.detect_tokenizer_bos_eos(tokenizer)
         bridge.cfg.tokenizer_prepends_bos, bridge.cfg.tokenizer_appends_eos = found
         bridge.tokenizer = tokenizer
     return bridge
 
 
 def bare_copy(model: HookedModel) -> HookedModel:
-    """Returns a copy of a model without its hooks, which need not be such as can be copied."""
+    """Returns a copy of a model without its hooks, some of which cannot be copied."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         names = _HOOKS + (_LENS_HOOKS if isinstance(module, HookPoint) else ())
@@ -98,12 +91,10 @@ def bare_copy(model: HookedModel) -> HookedModel:
 
 
 def _tokenizer(model: Any) -> Any:
-    """Returns a copy of the model's tokenizer, or None if a bridge does not take such ones.
+    """Returns a copy of the model's tokenizer, or None if a bridge does not take its kind.
 
     In the copy the name of a special token in a text is that token: so a bridge puts bos first.
     """
-    from transformers import PreTrainedTokenizerBase
-
     held = getattr(model, "tokenizer", None)
     if not isinstance(held, PreTrainedTokenizerBase):
         return None

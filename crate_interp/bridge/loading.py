@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from crate_interp.bridge import weight_limits
-from crate_interp.bridge.preprocessor import preprocessing
+from crate_interp.bridge import transformers_folder
 from crate_interp.checkpoints.formats.tensor_files import read_json
 from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_crate
+from crate_interp.checkpoints.sources import Source, names_a_repo
 from crate_interp.config.families import SUBSPACES
 from crate_interp.core import checks
 from crate_interp.core.errors import CheckpointError
@@ -35,7 +35,7 @@ BLACK_BOXES: dict[str, tuple[str, ...]] = {
     "qwen2": ("Qwen2ForCausalLM",),
 }
 _POOLED = ("ViTModel", "DeiTModel")  # with a pooler unless told otherwise, which is no part of it
-_WEIGHTS, _SHARDS, _CONFIG = weight_limits.WEIGHTS, weight_limits.SHARDS, "config.json"
+_WEIGHTS, _SHARDS, _CONFIG = transformers_folder.WEIGHTS, transformers_folder.SHARDS, "config.json"
 _TOKENIZER, _MOST_WORDS, _MOST_BYTES = "tokenizer.json", 1000, 2**26
 _BESIDE = (
     "preprocessor_config.json", _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json",
@@ -67,13 +67,12 @@ def load(
     Raises CheckpointError, in one line, for everything that can be wrong with a source.
     """
     checks.one_of("subspaces", subspaces, SUBSPACES)
-    net: dict[str, Any] = {
-        "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token,
-    }  # fmt: skip
-    folder = _folder(source, revision, net, family, config)
+    hub = {"cache_dir": cache_dir, "local_files_only": local_files_only, "token": token}
+    wanted = Source(source, family, config.get("file"), revision, None, config, hub)
+    folder = _folder(wanted)
     if folder is None:
-        options = {"family": family, "revision": revision, "device": device, "dtype": dtype}
-        return load_crate(source, **options, **net, **config)
+        options: dict[str, Any] = {"device": device, "dtype": dtype, **hub, **config}
+        return load_crate(source, family=family, revision=revision, **options)
     try:
         model = _bridged(folder, subspaces, dtype or torch.float32, config, str(source))
         return model.to(torch.device(device))
@@ -84,30 +83,26 @@ def load(
         raise CheckpointError(f"{source} cannot be loaded: {words[:_MOST_WORDS]}") from error
 
 
-def _folder(
-    source: str | Path, revision: str | None, net: dict, family: str | None, given: dict
-) -> Path | None:
+def _folder(source: Source) -> Path | None:
     """Returns the folder of a black box, downloaded if need be; None if it is none."""
-    if not isinstance(source, (str, Path)) or family not in (None, "vit", "gpt") or "file" in given:
+    given, name = source.given, source.name
+    if not isinstance(given, (str, Path)) or source.family not in (None, "vit", "gpt"):
         return None
-    path = Path(source).expanduser()
+    if source.file is not None:
+        return None
+    path = Path(given).expanduser()
     if os.path.isdir(path):
         if _type_of(path) is None:
             return None
-        if revision is not None:
-            raise CheckpointError(f"revision={revision!r} has no meaning for the folder {path}.")
+        source.refuse_options(f"the folder {path}", "revision")
         return path
-    name = str(source)
-    is_repo = name.count("/") == 1 and not path.is_absolute() and not os.path.exists(path)
-    if not is_repo or path.suffix in (".pth", ".pt", ".safetensors", ".npz"):
-        return None
-    if registry.find(name) is not None or registry.of_repo(name):
+    if os.path.exists(path) or not names_a_repo(name) or registry.of_repo(name):
         return None
     try:
-        config = fetch.fetch(name, _CONFIG, revision=revision, **net)
+        config = source.fetch(name, _CONFIG, source.revision)
     except fetch.MissingFile:
         return None  # ci.load says what to do
-    return _downloaded(name, config, net) if _type_of(config.parent) else None
+    return _downloaded(source, config) if _type_of(config.parent) else None
 
 
 def _type_of(folder: Path) -> str | None:
@@ -119,24 +114,21 @@ def _type_of(folder: Path) -> str | None:
     return kind if isinstance(kind, str) and kind in BLACK_BOXES else None
 
 
-def _downloaded(repo: str, config: Path, net: dict) -> Path:
+def _downloaded(source: Source, config: Path) -> Path:
     """Returns the folder of a repo's snapshot, with the weights and what belongs to them."""
-    commit = config.parent.name  # of the config: a branch may move meanwhile
+    repo, commit = source.name, config.parent.name  # of the config: a branch may move meanwhile
     try:
-        files = [fetch.fetch(repo, _WEIGHTS, revision=commit, **net).name]
+        files = [source.fetch(repo, _WEIGHTS, commit).name]
     except fetch.MissingFile:
         try:
-            index = read_json(fetch.fetch(repo, _SHARDS, revision=commit, **net))
+            index = read_json(source.fetch(repo, _SHARDS, commit))
         except fetch.MissingFile:
             raise CheckpointError(_no_safetensors(repo)) from None
-        files = weight_limits.shards_of(index, f"{repo}/{_SHARDS}")
+        files = transformers_folder.shards_of(index, f"{repo}/{_SHARDS}")
     for name in files:
-        fetch.fetch(repo, name, revision=commit, **net)
+        source.fetch(repo, name, commit)
     for name in _BESIDE:
-        try:
-            fetch.fetch(repo, name, revision=commit, **net)
-        except (fetch.MissingFile, fetch.NotCached):
-            continue
+        source.fetch_beside(repo, name, commit)
     return config.parent
 
 
@@ -156,10 +148,10 @@ def _bridged(
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(f"{path} is no regular file.")
     from crate_interp.bridge.bridge_to_hooked import from_bridge
-    from crate_interp.bridge.build_bridge import build
+    from crate_interp.bridge.network_bridge import build
 
     network = _network(folder, dtype)
-    fields = preprocessing(folder, network.config) | given
+    fields = transformers_folder.preprocessing(folder, network.config) | given
     if "model_name" not in fields:
         fields["model_name"] = name if "/" in name and name.count("/") == 1 else folder.name
     return from_bridge(build(network, tokenizer=_tokenizer(folder)), subspaces=subspaces, **fields)
@@ -170,8 +162,8 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
     import transformers
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)
-    sizes = weight_limits.sizes_of(folder)
-    weight_limits.check_counts(config, sizes, where)
+    sizes = transformers_folder.sizes_of(folder)
+    transformers_folder.check_counts(config, sizes, where)
     known = BLACK_BOXES[config["model_type"]]
     asked = (config.get("architectures") or [None])[0]
     name = asked if asked in known else known[-1]
@@ -181,7 +173,7 @@ def _network(folder: Path, dtype: torch.dtype) -> Any:
         raise CheckpointError(f"{where} has a quantization_config: give plain weights.")
     read: Any = kind.config_class.from_pretrained(folder, local_files_only=True)
     read._attn_implementation = "eager"  # a config may name one of the Hub, which is code
-    weight_limits.check_total(kind, read, sizes, where)
+    transformers_folder.check_total(kind, read, sizes, where)
     network, info = kind.from_pretrained(
         folder,
         config=read,

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutput, ImageClassifierOutput
 
 from crate_interp.config import CrateConfig
@@ -23,11 +24,11 @@ from crate_interp.models.vision import HookedCrate
 SEPARATORS = ("<|bos|>", "<|endoftext|>")
 
 
-class CrateHubConfig(PreTrainedConfig):
+class CrateHubConfig(transformers.PreTrainedConfig):
     """What config.json of a saved folder says. `config`: the fields of the CrateConfig.
 
-    Raises ValueError if they make no CrateConfig. A class without an __init__ of its own would get
-    one that knows nothing but its annotated fields.
+    Raises ValueError if they make no CrateConfig. transformers would give a class without an
+    __init__ one that takes its annotated fields alone.
     """
 
     config: dict[str, Any] | None
@@ -128,11 +129,11 @@ class CrateCLIPConfig(CrateHubConfig):
         super().__init__(**values)
 
 
-class CrateHubModel(PreTrainedModel):
+class CrateHubModel(transformers.PreTrainedModel):
     """A transformers model around a hooked one, `.model`, which ci.probe and the others take.
 
-    It reads and writes the folders of `model.save_pretrained`: the same weights, in the dtype in
-    which they lie there unless told another.
+    It reads and writes the folders of `model.save_pretrained`: the same weights, in the dtype of
+    the file unless another is given.
     """
 
     base_model_prefix = "model"
@@ -167,7 +168,7 @@ class CrateHubModel(PreTrainedModel):
     ) -> None:
         """Writes the hooked model's folder, which ci.load and AutoModel read.
 
-        `push_to_hub` and `repo_id` are as in transformers, and its other options have no meaning.
+        `push_to_hub` and `repo_id` are as in transformers, and its other options are ignored.
         """
         shared: Any = {name: kwargs[name] for name in ("push_to_hub", "repo_id") if name in kwargs}
         self.model.save_pretrained(save_directory, **shared)
@@ -178,7 +179,7 @@ class CrateHubModel(PreTrainedModel):
 
 
 class CrateForImageClassification(CrateHubModel):
-    """A HookedCrate as transformers' image classifiers are."""
+    """A HookedCrate with the interface of transformers' image classifiers."""
 
     config_class = CrateVisionConfig
     main_input_name = "pixel_values"
@@ -200,7 +201,10 @@ class CrateForImageClassification(CrateHubModel):
 
 
 class CrateForCausalLM(CrateHubModel):
-    """A HookedCrateLM as transformers' language models are. `.model.generate` writes text."""
+    """A HookedCrateLM with the interface of transformers' language models.
+
+    `.model.generate` writes text.
+    """
 
     config_class = CrateTextConfig
     main_input_name = "input_ids"
@@ -239,7 +243,7 @@ class CrateTokenizer:
 
     @classmethod
     def from_pretrained(cls, *args: object, **kwargs: object) -> PreTrainedTokenizerFast:
-        """Returns the tokenizer of tokenizer.json, whose separator begins, ends and pads.
+        """Returns the tokenizer of tokenizer.json; its separator is bos, eos and padding token.
 
         As in the hooked model nothing is added to a text, and the name of a special token in a text
         is text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
@@ -268,3 +272,38 @@ class CrateCLIPModel(CrateHubModel):
     config_class = CrateCLIPConfig
     main_input_name = "images"
     hooked = HookedCrateCLIP
+
+
+def register() -> None:
+    """Makes transformers know the models of this library: its AutoConfig, AutoModel and the like.
+
+    Then a folder of `model.save_pretrained`, or a repo of `model.push_to_hub`, loads by
+    `AutoConfig`, `AutoModel`, `AutoModelForImageClassification` or `AutoModelForCausalLM`, and
+    `AutoTokenizer`, all `.from_pretrained(folder)`; no code of the folder runs. Logits are those of
+    `ci.load(folder)` bit for bit, in the dtype of the file where ci.load takes float32, but the
+    digests in config.json are not checked. The hooked model is `.model` of what is
+    loaded. A folder of an earlier version, whose config.json has no `model_type`, is to be saved
+    again.
+
+    This is the one function here that changes another library for the whole process; nothing else
+    calls it. It may be called more than once.
+
+    TransformerLens' `TransformerBridge.boot_transformers(folder)` does not find the adapter even
+    then: in 4.3 it looks architectures up in a list that no adapter from outside enters. These do:
+    `ci.to_bridge(ci.load(folder))`, and
+    `build_bridge_from_module(AutoModelForCausalLM.from_pretrained(folder), "CrateForCausalLM",
+    hf_config=AutoConfig.from_pretrained(folder))` of `transformer_lens.model_bridge.sources`.
+    """
+    models = (
+        (CrateForImageClassification, transformers.AutoModelForImageClassification),
+        (CrateForCausalLM, transformers.AutoModelForCausalLM),
+        (CrateMAEModel, None),
+        (CrateCLIPModel, None),
+    )
+    for model, auto in models:
+        config: Any = model.config_class
+        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+        transformers.AutoModel.register(config, model, exist_ok=True)
+        if auto is not None:
+            auto.register(config, model, exist_ok=True)
+    AutoTokenizer.register(CrateTextConfig, tokenizer_class=CrateTokenizer, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Builds a hooked model from tensors: first the config, then the parameters."""
+"""Builds a model from what was read: first its config, then its parameters."""
 
 import re
 import warnings
@@ -7,24 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints import native_format
+from crate_interp.checkpoints import native_format, sae_formats, trainer_files
 from crate_interp.checkpoints.formats.tensor_files import Contents, check_dense, check_weights
 from crate_interp.checkpoints.layouts import find_layout
-from crate_interp.checkpoints.layouts.layout import (
-    Fields,
-    Layout,
-    Shapes,
-    as_parameters,
-    check_depth,
-    infer_config,
-    key_map,
-    source_of,
-)
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, check_depth
 from crate_interp.config import FAMILIES, CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.autoencoder import HookedCrateMAE
 from crate_interp.models.clip import HookedCrateCLIP, HookedTextTower
 from crate_interp.models.language import HookedCrateLM
+from crate_interp.models.sae import SAEConfig, SparseAutoencoder
 from crate_interp.models.vision import HookedCrate
 
 _MODELS = {
@@ -39,66 +31,98 @@ _TOWERS = {  # beginning of the names of a tower's parameters -> the field that 
     "text": {"": "n_layers"},
     "clip": {"visual.": "n_layers", "text.": "text_n_layers"},
 }
+# the config, tensors in the shapes of parameters, and the parameter that each key fills
+Parameters = tuple[CrateConfig | SAEConfig, dict[str, Tensor], dict[str, str]]
 _SHOWN = 12  # keys listed on each side of a mismatch
 _SMALL = 2**16  # numbers in a key that a tolerant layout leaves out
 
 
-def from_layout(
-    contents: Contents,
-    family: str | None,
-    row: Fields,
-    given: Fields,
-    where: str,
-    dtype: torch.dtype,
-) -> Any:
-    """Returns the model of a file in a published layout.
+def build(contents: Contents, dtype: torch.dtype) -> Any:
+    """Returns the model of contents in eval mode, in a dtype, and empties `contents`.
 
-    row: the fields that the table of models has for the file. given: those of the caller.
-    Raises CheckpointError if the tensors have no such layout, or contradict the fields.
+    No random number is drawn. Raises CheckpointError unless every key is used once, every parameter
+    filled, and shapes are equal.
     """
+    cfg, tensors, target_of = _parameters(contents)
+    contents.tensors.clear()  # so that a tensor is released as soon as it was copied
+    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
+    what = f"{contents.where} does not fit a {cfg.family} model"
+    if isinstance(cfg, CrateConfig):
+        what += f" of {cfg.n_layers} layers"
+        for prefix, count in _TOWERS[cfg.kind].items():
+            check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", getattr(cfg, count))
+    model = _on_meta(cfg, contents.where)
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    _check_keys(tensors, target_of, wanted, what)
+    check_weights(tensors, contents.where, dtype)
+    model.load_state_dict(_take(tensors, named, dtype, contents.owned), assign=True)
+    return model.eval()
+
+
+def _parameters(contents: Contents) -> Parameters:
+    """Returns what the model is made of.
+
+    Raises CheckpointError if the tensors are those of no known model, or contradict the config.
+    """
+    tensors, cfg = dict(contents.tensors), contents.cfg
+    is_sae = contents.family is None and sae_formats.is_sae(contents)
+    if isinstance(cfg, SAEConfig) or (cfg is None and (is_sae or contents.family == "sae")):
+        cfg = sae_formats.config_of(contents)
+    elif cfg is None:
+        alone = [name for name in sae_formats.GIVEN_FIELDS if name in contents.given]
+        if alone:
+            raise CheckpointError(f"{alone[0]} belongs to family 'sae', a sparse autoencoder.")
+        if not trainer_files.is_hooked(tensors):
+            return _published_parameters(contents)
+        cfg, tensors = trainer_files.hooked_weights(contents)
+    return cfg, tensors, {key: key for key in tensors}
+
+
+def _published_parameters(contents: Contents) -> Parameters:
+    """Returns what the model of a file in a published layout is made of."""
+    where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
-    shapes = {key: tuple(value.shape) for key, value in contents.tensors.items()}
-    layout = find_layout(shapes, family, where)
+    shapes = Shapes({key: tuple(value.shape) for key, value in contents.tensors.items()})
+    layout = find_layout(shapes, contents.family, where)
     if contents.namespace and not layout.namespace:
         raise CheckpointError(
             f"{where} holds an argparse.Namespace, which no file of family {layout.family!r} has."
         )
-    cfg = make_config(layout, shapes, contents.config, row, given, where)
-    tensors = dict(contents.tensors)
-    contents.tensors.clear()  # so that a tensor can be let go as soon as it has been copied
-    tensors = as_parameters(layout, tensors)
+    cfg = _config(layout, shapes, contents)
+    tensors = layout.as_parameters(contents.tensors)
     counts = {name: getattr(cfg, name) for name in _TOWERS[cfg.kind].values()}
-    target_of = key_map(layout, counts)
+    target_of = layout.key_map(counts)
     if layout.tolerant:
         _leave_out(tensors, target_of, where)
     for key, value in layout.optional.items():
         tensors.setdefault(key, torch.full((cfg.n_layers,), value))
-    return build(cfg, tensors, target_of, where, dtype, contents.owned)
+    return cfg, tensors, target_of
 
 
-def make_config(
-    layout: Layout, shapes: Shapes, file_config: Fields, row: Fields, given: Fields, where: str
-) -> CrateConfig:
-    """Returns the config of a file.
+def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
+    """Returns the config of a file in a published layout.
 
     The value of a field is the first of: the given one, that of the table's row, that of the
     file's own config, what the tensors say, the default. Raises CheckpointError if a field
     that decides the shapes of tensors has two values.
     """
     checked = CrateConfig.classes[FAMILIES[layout.family]["kind"]].checked_values
-    given, in_file = checked(given), checked(layout.translate(file_config))
+    row, where = contents.row, contents.where
+    given, in_file = checked(contents.given), checked(layout.translate(contents.config))
     for name, value in in_file.items():
-        if name in native_format.STRUCTURE and name in given and given[name] != value:
+        if name not in native_format.STRUCTURE:
+            continue
+        if given.get(name, value) != value:
             raise CheckpointError(
                 f"{name}={given[name]!r} contradicts the config in {where}, which says {value!r}."
             )
-        if name in native_format.STRUCTURE and name not in given and row.get(name, value) != value:
+        if name not in given and row.get(name, value) != value:
             raise CheckpointError(
                 f"the config in {where} says {name}={value!r}, the table of models {row[name]!r}."
             )
     known = {**in_file, **checked(row), **given}
-    inferred = infer_config(layout, shapes, known, where)
+    inferred = layout.infer_config(shapes, known, where)
     values = {**layout.defaults, **inferred, **known}
     return CrateConfig(
         family=layout.family, **values | _output_matrix(layout, shapes, values, where)
@@ -111,7 +135,7 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
     With one head over the whole stream the torch code has no output matrix; the JAX code has.
     """
     outputs = [
-        source_of(layout, "attn.out_proj.weight", layer) for layer in range(values["n_layers"])
+        layout.source_of("attn.out_proj.weight", layer) for layer in range(values["n_layers"])
     ]
     has_output = any(key in shapes for key in outputs)
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
@@ -151,53 +175,46 @@ def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str
         del tensors[key]
 
 
-def build(
-    cfg: CrateConfig,
+def _check_keys(
     tensors: dict[str, Tensor],
-    target_of: dict[str, str] | None,
-    where: str,
-    dtype: torch.dtype,
-    owned: bool,
-) -> Any:
-    """Returns the model in eval mode, with its parameters taken from `tensors`, which is emptied.
+    target_of: dict[str, str],
+    wanted: dict[str, tuple[int, ...]],
+    what: str,
+) -> None:
+    """Raises one CheckpointError that lists what is left over on both sides, if anything is.
 
-    target_of: the parameter that each key fills; None: the keys are the parameters' names.
-    owned: whether the tensors may be kept without a copy. No random number is drawn. Raises
-    CheckpointError unless every key is used once, every parameter filled, and shapes are equal.
+    wanted: the shape of each parameter. what: the beginning of the error.
     """
-    target_of = {key: key for key in tensors} if target_of is None else target_of
-    named = {target_of[key]: key for key in tensors if key in target_of}  # parameter -> source key
-    for prefix, count in _TOWERS[cfg.kind].items():
-        check_depth(named, re.escape(prefix) + r"blocks\.(\d+)\.", getattr(cfg, count))
-    model = _on_meta(cfg, where)
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     key_of = {target: key for key, target in target_of.items()}
+    filled = {target_of[key]: key for key in tensors if key in target_of}
     unused = [key for key in tensors if target_of.get(key) not in wanted]
     missing = [
         f"{key_of.get(name, name)} {list(shape)}"
         for name, shape in wanted.items()
-        if name not in named
+        if name not in filled
     ]
     wrong = [
         f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
-        for name, key in named.items()
+        for name, key in filled.items()
         if name in wanted and tuple(tensors[key].shape) != wanted[name]
     ]
-    _raise_leftovers(
-        f"{where} does not fit a {cfg.family} model of {cfg.n_layers} layers",
-        unused,
-        missing,
-        wrong,
-    )
-    check_weights(tensors, where, dtype)
-    model.load_state_dict(_take(tensors, named, dtype, owned), assign=True)
-    return model.eval()
+    sides = (("keys not used", unused), ("keys missing", missing), ("wrong shapes", wrong))
+    listed = [
+        f"{title} ({len(keys)}): {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
+        for title, keys in sides
+        if keys
+    ]
+    if listed:
+        raise CheckpointError(f"{what}. {'; '.join(listed)}.")
 
 
-def _on_meta(cfg: CrateConfig, where: str) -> Any:
-    """Returns the model without numbers. Raises CheckpointError if it is too large to exist."""
+def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
+    """Returns the model on the meta device. Raises CheckpointError if it is too large for any
+    memory."""
     try:
         with torch.device("meta"):
+            if isinstance(cfg, SAEConfig):
+                return SparseAutoencoder(cfg)
             return HookedTextTower(cfg) if cfg.family == "clipa-text" else _MODELS[cfg.kind](cfg)
     except (RuntimeError, TypeError, OverflowError):  # sizes whose product no tensor can have
         raise CheckpointError(
@@ -210,7 +227,7 @@ def _take(
 ) -> dict[str, Tensor]:
     """Returns the parameters, each in memory of its own.
 
-    Every source tensor is let go before the next is copied.
+    Every source tensor is released before the next is copied.
     """
     weights, places = {}, set()
     for name, key in named.items():
@@ -222,15 +239,3 @@ def _take(
         places.add(taken.untyped_storage().data_ptr())
         weights[name] = taken
     return weights
-
-
-def _raise_leftovers(what: str, unused: list[str], missing: list[str], wrong: list[str]) -> None:
-    """Raises one CheckpointError that lists what is left over on both sides, if anything is."""
-    sides = (("keys not used", unused), ("keys missing", missing), ("wrong shapes", wrong))
-    parts = [
-        f"{title} ({len(keys)}): {', '.join(keys[:_SHOWN])}{', ...' if len(keys) > _SHOWN else ''}"
-        for title, keys in sides
-        if keys
-    ]
-    if parts:
-        raise CheckpointError(f"{what}. {'; '.join(parts)}.")

@@ -49,9 +49,9 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
         raise CheckpointError(
             f"{path} has format {content.get('format')!r}; this version reads format 1."
         )
-    if content["config"].get("family") == "sae":
-        return _sae_config(content["config"], path)
     try:
+        if content["config"].get("family") == "sae":
+            return SAEConfig(**content["config"])
         stored = CrateConfig.from_dict(content["config"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -67,8 +67,8 @@ def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
     return asked
 
 
-def state(*paths: Path) -> list[tuple[int, int, int] | None]:
-    """Returns what tells whether files are still the same ones; None for one that is missing."""
+def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
+    """Returns inode, time and size of files, which change with a file; None for a missing one."""
     found = [path.stat() if path.exists() else None for path in paths]
     return [one and (one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
 
@@ -76,8 +76,8 @@ def state(*paths: Path) -> list[tuple[int, int, int] | None]:
 def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
     """Returns the path of a folder's weights, or of those after a step of their training.
 
-    elsewhere: where other steps lie. Raises CheckpointError, with the steps that the folder has,
-    for another revision.
+    elsewhere: what the error says where the folder has no steps. Raises CheckpointError for a
+    revision that is none of the folder's steps, and lists these.
     """
     found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
     known = ", ".join(sorted(found, key=lambda name: (len(name), name)))
@@ -103,10 +103,3 @@ def check_files(folder: Path) -> None:
             "Save or download the folder again; or remove `files` from the config to take the "
             "file as it is."
         )
-
-
-def _sae_config(values: dict[str, Any], path: Path) -> SAEConfig:
-    try:
-        return SAEConfig(**values)
-    except TypeError as error:
-        raise CheckpointError(f"{path}: {error}") from None

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from crate_interp.checkpoints import native_format, output_check
+from crate_interp.checkpoints import fixed_input, native_format
 from crate_interp.checkpoints.hub import registry
 from crate_interp.checkpoints.load import load
+from crate_interp.checkpoints.sources import Given
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.progress import tqdm
 from crate_interp.core.safe_text import plain
@@ -20,13 +21,12 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.sae import SparseAutoencoder
 from crate_interp.models.weight_cache import model_digest
 
-Source = str | Path | Mapping[str, Any] | nn.Module
-
 _LAYER, _MOST_LAYERS = re.compile(r"blocks\.(\d+)\."), 48
 _LOADED = (
     "every key that the published code reads is used once, every parameter filled, "
     "shapes equal, no NaN or Inf"
 )
+_KNOWN = ("name", "repo", "file", "revision", "licence", "status")  # columns of the table
 _UNKNOWABLE = {
     "vision": (
         "eta and lambd: no tensor holds them",
@@ -51,7 +51,7 @@ _UNKNOWABLE = {
 }
 
 
-def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str, Any]:
+def verify(source: Given, *, progress: bool = True, **options: Any) -> dict[str, Any]:
     """Loads a checkpoint and returns a report of JSON-native values. Options are as in `ci.load`.
 
     Keys: source, ok, config, params, digests (sha256 of the file or files, and of config and
@@ -67,43 +67,35 @@ def verify(source: Source, *, progress: bool = True, **options: Any) -> dict[str
     except CheckpointError as error:
         failed = _check("loads strictly", False, str(error))
         return {"source": name, "ok": False, "checks": [failed], "cannot_check": []}
-    checks = [_check("loads strictly", True, _LOADED)]
-    out = output_check.output(model)
-    again = output_check.output(model)
-    checks.append(
-        _check("same output twice", torch.equal(out, again), "bit for bit, on a fixed input")
-    )
-    hooked = isinstance(model, HookedModel)
+    out = fixed_input.output(model)
+    same = torch.equal(out, fixed_input.output(model))
+    checks = [
+        _check("loads strictly", True, _LOADED),
+        _check("same output twice", same, "bit for bit, on a fixed input"),
+    ]
+    hooked, row = isinstance(model, HookedModel), _row(source, options)
     try:
         checks += [_patterns(model), _edits(model, progress)] if hooked else []
     except (RuntimeError, MemoryError) as error:  # an input of full size may not fit in memory
         checks.append(_check("runs on an input of full size", False, plain(error)))
-    row = _row(source, options)
-    notes = [
-        " ".join(str(warning.message).split())
-        for warning in caught
-        if issubclass(warning.category, UserWarning)
-    ]
+    warned = [one.message for one in caught if issubclass(one.category, UserWarning)]
+    notes = [" ".join(str(message).split()) for message in warned] if hooked else []
+    digests = _digests(source, options.get("revision"))
     return {
         "source": name,
         "ok": all(check["ok"] for check in checks),
         "config": model.cfg.to_dict(),
         "params": sum(value.numel() for value in model.parameters()),
-        "digests": _digests(source, options.get("revision"))
-        | {"config and weights": model_digest(model)},
-        "known": None
-        if row is None
-        else {
-            name: row[name] for name in ("name", "repo", "file", "revision", "licence", "status")
-        },
+        "digests": digests | {"config and weights": model_digest(model)},
+        "known": None if row is None else {column: row[column] for column in _KNOWN},
         "fingerprint": [float(f"{value:.6g}") for value in out.flatten()[:8].tolist()],
         "checks": checks,
-        "cannot_check": (notes if hooked else []) + _limits(source, model, row, options),
+        "cannot_check": notes + _limits(source, model, row, options),
     }
 
 
 def _limits(
-    source: Source,
+    source: Given,
     model: HookedModel | SparseAutoencoder,
     row: dict[str, Any] | None,
     options: Mapping[str, Any],
@@ -129,7 +121,7 @@ def _limits(
     return limits
 
 
-def _is_folder(source: Source) -> bool:
+def _is_folder(source: Given) -> bool:
     return isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
 
 
@@ -137,7 +129,7 @@ def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:
     return {"name": name, "ok": bool(ok), "detail": detail}
 
 
-def _row(source: Source, options: dict[str, Any]) -> dict[str, Any] | None:
+def _row(source: Given, options: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the row of the table that these bytes are known to be, or None.
 
     They are known by their digest, or because the loader compared them.
@@ -155,19 +147,14 @@ def _row(source: Source, options: dict[str, Any]) -> dict[str, Any] | None:
     return rows[0] if pinned else None
 
 
-def _digests(source: Source, revision: str | None) -> dict[str, str]:
+def _digests(source: Given, revision: str | None) -> dict[str, str]:
     if not isinstance(source, (str, Path)):
         return {}
     path, row = Path(source).expanduser(), registry.find(str(source))
     if not path.exists() and row and row["embedded"]:
         path = native_format.weights_of(registry.folder_of(row), revision)
-    files = (
-        [path]
-        if path.is_file()
-        else sorted(p for p in path.iterdir() if p.is_file())
-        if path.is_dir()
-        else []
-    )
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
+    files = [path] if path.is_file() else files
     return {file.name: f"sha256:{registry.sha256(file)}" for file in files}
 
 
@@ -185,7 +172,7 @@ def _patterns(model: HookedModel) -> dict[str, Any]:
     with model.hooks(
         fwd_hooks=[(name, look) for name in model.hook_dict if name.endswith("hook_pattern")]
     ):
-        output_check.output(model)
+        fixed_input.output(model)
     bound = 100 * torch.finfo(model.cfg.dtype).eps
     return _check(
         "pattern rows sum to 1",
@@ -201,11 +188,9 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
     """
     every = model.matching_points(None)
     left, without, tried = _some_layers(every), [], 0
-    runs = (
-        (output_check.output, output_check.whole)
-        if output_check.whole_is_small(model)
-        else (output_check.output,)
-    )
+    runs: list[Callable[[HookedModel], Tensor]] = [fixed_input.output]
+    if fixed_input.whole_is_small(model):
+        runs.append(fixed_input.whole)
     with tqdm(total=len(left), desc="verify", unit="point", disable=not progress) as bar:
         for run in runs:
             plain, seen = _fired(model, run, left)
@@ -231,12 +216,12 @@ def _some_layers(names: list[str]) -> list[str]:
 
     Each point takes a run of the model, so that all of them would take the square of its depth.
     """
-    layers = sorted({int(found[1]) for name in names if (found := _LAYER.search(name))})
+    found = {name: _LAYER.search(name) for name in names}
+    layers = sorted({int(match[1]) for match in found.values() if match})
     if len(layers) <= _MOST_LAYERS:
         return names
     chosen = {layers[0], layers[1], layers[len(layers) // 2], layers[-1]}
-    found = [(name, _LAYER.search(name)) for name in names]
-    return [name for name, match in found if match is None or int(match[1]) in chosen]
+    return [name for name, match in found.items() if match is None or int(match[1]) in chosen]
 
 
 def _fired(
@@ -250,7 +235,7 @@ def _fired(
 
 
 def _bend(value: Tensor, hook: Any) -> Tensor:
-    """Returns a value that no LayerNorm undoes.
+    """Returns a value changed in a way that no LayerNorm undoes.
 
     Each number is scaled and shifted by an amount of its own.
     """

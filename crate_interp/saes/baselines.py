@@ -1,4 +1,4 @@
-"""What stands beside an autoencoder: the same one with shuffled weights, PCA, and constants."""
+"""Baselines of an autoencoder: the same one with shuffled weights, PCA, and constants."""
 
 import copy
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ def shuffled(sae: Coder, seed: int) -> Coder | None:
     """Returns a copy of a module in which the numbers of each matrix are in random order.
 
     Architecture, biases, thresholds and the distribution of weights stay; what was learned about
-    directions is gone. None for an autoencoder that is no module, whose weights nobody knows.
+    directions is gone. None for an autoencoder that is no module: its weights are not known.
     """
     if not isinstance(sae, nn.Module):
         return None
@@ -64,7 +64,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Moments:
-    """What mean and covariance over tokens at a point are made of, in float64.
+    """Sums over the tokens at a point, which give mean and covariance, in float64.
 
     tokens: their number. mean `[d_in]`. products `[d_in, d_in]`: the sum of the products of
     activations less their mean, so that a large mean takes no digits from the variances. features:
@@ -78,7 +78,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Float[Tensor, "token d_in"], features: int) -> "Moments":
-        """Returns the moments of tokens that have so many features."""
+        """Returns the moments of tokens. features: how many were active, over all of them."""
         wide = x.double()
         mean = wide.mean(dim=0)
         off = wide - mean

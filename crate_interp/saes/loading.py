@@ -6,14 +6,11 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints import saelens_format
-from crate_interp.checkpoints.formats.tensor_files import DTYPES
 from crate_interp.checkpoints.hub import fetch, registry
 from crate_interp.checkpoints.load import load as load_any
-from crate_interp.core.errors import CheckpointError
+from crate_interp.checkpoints.sae_formats import SAELENS_CONFIG, SAELENS_WEIGHTS
+from crate_interp.checkpoints.sources import WEIGHT_SUFFIXES
 from crate_interp.models.sae import SparseAutoencoder
-
-_SUFFIXES = (".pt", ".pth", ".safetensors", ".npz")
 
 
 def load(
@@ -43,44 +40,32 @@ def load(
     Nothing in a file is executed. Raises CheckpointError for an architecture or an option that is
     not known, and for everything that is wrong with a file.
     """
-    given = {"hook_name": hook_name, "scaling_factor": scaling_factor}
-    given = {name: value for name, value in given.items() if value is not None}
-    net: dict[str, Any] = {
+    hub: dict[str, Any] = {
         "cache_dir": cache_dir, "local_files_only": local_files_only, "token": token
     }  # fmt: skip
-    files = _files(source, revision, net)
-    if files is None:
-        options: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype, **net}
-        return load_any(source, family="sae", **options, **given)
-    wanted = torch.float32 if dtype is None else dtype
-    if wanted not in DTYPES:
-        raise CheckpointError(
-            f"dtype={dtype!r}: give a floating torch dtype, such as torch.float32."
-        )
-    sae = saelens_format.from_files(*files, given, wanted)
-    try:
-        return sae.to(device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CheckpointError(f"device={str(device)!r} cannot take it: {error}") from None
+    given = {"hook_name": hook_name, "scaling_factor": scaling_factor}
+    given = {name: value for name, value in given.items() if value is not None}
+    folder = _downloaded(source, revision, hub)
+    if folder is not None:
+        source, revision = folder, None
+    return load_any(
+        source, family="sae", revision=revision, device=device, dtype=dtype, **hub, **given
+    )
 
 
-def _files(
-    source: str | Path, revision: str | None, net: dict[str, Any]
-) -> tuple[Path, Path] | None:
-    """Returns config and weights in SAELens' format, or None where there are none."""
+def _downloaded(source: str | Path, revision: str | None, hub: dict[str, Any]) -> Path | None:
+    """Returns the folder of a repo with an autoencoder in SAELens' format, once it is here.
+
+    None where the source is no repo, or one that is published in another format.
+    """
     path, parts = Path(source).expanduser(), str(source).split("/")
-    if saelens_format.is_lens(path):
-        if revision is not None:
-            raise CheckpointError(f"revision={revision!r} has no meaning for the folder {path}.")
-        return path / saelens_format.CONFIG, path / saelens_format.WEIGHTS
-    local = path.is_absolute() or os.path.exists(path) or path.suffix in _SUFFIXES
+    local = path.is_absolute() or os.path.exists(path) or path.suffix in WEIGHT_SUFFIXES
     if local or len(parts) < 2 or not all(parts):
         return None
-    repo, folder = "/".join(parts[:2]), "/".join(parts[2:])
-    if not folder and registry.of_repo(repo):  # a published one, in another format
+    repo, folder = "/".join(parts[:2]), parts[2:]
+    if not folder and registry.of_repo(repo):
         return None
-    names = [
-        f"{folder}/{name}".lstrip("/") for name in (saelens_format.CONFIG, saelens_format.WEIGHTS)
-    ]
-    config, weights = (fetch.fetch(repo, name, revision=revision, **net) for name in names)
-    return config, weights
+    config = fetch.fetch(repo, "/".join([*folder, SAELENS_CONFIG]), revision=revision, **hub)
+    commit = config.parents[len(folder)].name  # of the config: a branch may move meanwhile
+    fetch.fetch(repo, "/".join([*folder, SAELENS_WEIGHTS]), revision=commit, **hub)
+    return config.parent

@@ -1,19 +1,56 @@
 """The first pass of an evaluation: mean and covariance of what points hold."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from crate_interp.measures.checks import all_finite
 from crate_interp.results.kinds import Rules, Tables
 from crate_interp.saes.baselines import Moments
-from crate_interp.saes.coders import active, encoded, flat, matched
-from crate_interp.saes.sae_points import Plan, vectors_of, weights_of
+from crate_interp.saes.coders import Coder, active, encoded, flat, matched
 from crate_interp.sweeps.array_cells import from_bytes, to_bytes
-from crate_interp.sweeps.runs.batches import Chunk
+from crate_interp.sweeps.runs.batches import Batch, Chunk
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What both passes need to know.
+
+    kind: that of the loss, a key of LOSSES. classes, mask `[n, pos]`: of all samples, or None.
+    first: the number of the first sample.
+    """
+
+    saes: Mapping[str, Coder]
+    kind: str
+    classes: Tensor | None
+    mask: Tensor | None
+    first: int
+
+    def part(self, values: Tensor | None, batch: Batch) -> Tensor | None:
+        """Returns the rows of a batch."""
+        start = batch.start - self.first
+        return None if values is None else values[start : start + len(batch.inputs)]
+
+
+def vectors_of(sae: Coder, x: Tensor, point: str) -> Tensor:
+    """Returns what a point holds with one row for each row of features, in the model's dtype."""
+    read = flat(sae, x, point)
+    matched(sae, read)  # raises for another device
+    return read.flatten(-2) if getattr(sae, "hook_z_reshaping_mode", False) is True else read
+
+
+def weights_of(vectors: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns 1 for rows of tokens that count and 0 for padding, `[batch, ...]`, in float64."""
+    weight = torch.ones(vectors.shape[:-1], dtype=torch.float64, device=vectors.device)
+    if mask is None or weight.ndim < 2:
+        return weight
+    return weight * mask.reshape(*mask.shape, *[1] * (weight.ndim - 2))
+
 
 _COLUMNS = ["point", "tokens", "features", "mean", "products"]
 
@@ -47,7 +84,7 @@ def means(chunk: Chunk, plan: Plan) -> Tables:
 
 
 def moments_in(table: pd.DataFrame, device: str | torch.device = "cpu") -> dict[str, Moments]:
-    """Returns the moments of each point from such a table."""
+    """Returns the moments of each point from a table "moments"."""
     rows: Any = table.itertuples()
     found: dict[str, Moments] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""SaeResult: how well autoencoders stand for activations, beside what would be nothing."""
+"""SaeResult: how well autoencoders stand in for activations, beside baselines."""
 
 from typing import Any
 

@@ -25,9 +25,8 @@ from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import by
 from crate_interp.saes.baselines import Constant, Moments, shuffled
 from crate_interp.saes.coders import Coder, active, digest_of_coder, reconstructed
-from crate_interp.saes.moments_pass import MEANS, means, moments_in
+from crate_interp.saes.moments_pass import MEANS, Plan, means, moments_in, vectors_of, weights_of
 from crate_interp.saes.result import MEAN, PCA, RANDOM, SAE, ZERO, SaeResult
-from crate_interp.saes.sae_points import Plan, vectors_of, weights_of
 from crate_interp.saes.splicing import check_saes
 from crate_interp.surgeries.answers import check_answers, classes_of
 from crate_interp.sweeps.array_cells import added, from_bytes, to_bytes

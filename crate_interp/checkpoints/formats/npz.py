@@ -82,7 +82,7 @@ def _read_member(file: BinaryIO, entry: Entry, where: str) -> Tensor:
 def _read_header(content: Unpacked, where: str) -> tuple[np.dtype, bool, tuple[int, ...], int]:
     """Returns the kind of numbers, whether columns come first, the shape, and the header's size.
 
-    bfloat16 is told as int16.
+    bfloat16 is returned as int16.
     """
     magic = content.read(8)
     wide = magic[6:7] != b"\1"

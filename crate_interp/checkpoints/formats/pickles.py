@@ -1,41 +1,44 @@
 """An interpreter of pickles that cannot call anything but what its caller lists.
 
-It knows the operations of protocol 2 that torch writes. Every value costs at least one byte of
-the pickle, nothing walks into a value once it is made, and the keys of dicts are text or numbers
-that a file cannot make collide: the time and the memory are proportional to the bytes read.
+Its caller also says which operations it knows: a Dialect is what one writer of pickles uses. Every
+value costs at least one byte of the pickle, nothing walks into a value once it is made, and a file
+cannot make the keys of a dict collide: the time and the memory are proportional to the bytes read.
 """
 
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pickletools import opcodes
 from typing import Any
 
 LONGEST = 2**24  # bytes; those of the published files have some 10,000
 _MOST_STEPS, _MOST_CONTAINERS = 2**21, 2**19
 _LONGEST_NAME = 200  # characters of a module, or of a name in it
-_MOST_PARTS = 8  # of a tuple that is a key
-_PROTOCOLS, _STOP = (b"\x80\x02", b"\x80\x03"), ord(".")
+_PROTO, _STOP = 0x80, ord(".")
 
 
 class PickleError(ValueError):
-    """A damaged pickle, or one that no honest writer makes; the text follows "its pickle"."""
+    """A pickle that is damaged, or that no honest writer makes.
+
+    The message is the end of a sentence that begins with "its pickle".
+    """
 
 
 class NotAdmittedError(PickleError):
-    """A pickle that asks for something its reader does not admit; the text says for what."""
+    """A pickle that asks for something that its reader does not admit, which the message names."""
 
 
 class TooShortError(PickleError):
-    """A pickle that goes on where its bytes end."""
+    """A pickle that is longer than the bytes that were given."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """What a pickle may call.
+    """A function that a pickle may call.
 
-    call: takes the tuple of arguments, and a function to be told how many items it looks at.
+    call: takes the tuple of arguments, and a function to which it reports how many items it reads.
     """
 
     name: str
@@ -59,35 +62,36 @@ class Bag:
 
 @dataclass(eq=False)
 class Made:
-    """A value that a Function made, and whose state the pickle sets by a BUILD.
+    """A value that a Function made, and whose state the pickle sets afterwards.
 
-    check: raises PickleError for a state that is not that of such a value; it is not kept.
+    check: raises PickleError for a state that such a value cannot have. The state is not kept.
     """
 
     value: Any
     check: Callable[[object], None]
 
 
-class Number:
-    """A number as the key of a dict.
+@dataclass(frozen=True)
+class Dialect:
+    """What the pickles of one writer are made of, and so all that a reader admits.
 
-    Python's ints hash to themselves, so a file could choose any number of them that meet in one
-    slot of the dict. The hash of a text has a secret in it.
+    names: what each import stands for: a Function, a Record, or a plain constant. protocols: their
+    numbers. operations: names, as in pickletools, with spaces between them. key_of: returns a value
+    as the key of a dict, or raises PickleError.
     """
 
-    __slots__ = ("value",)
+    names: Mapping[str, Any]
+    protocols: tuple[int, ...]
+    operations: str
+    key_of: Callable[[Any], Any]
 
-    def __init__(self, value: int | float) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return hash(str(self.value))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Number) and other.value == self.value
-
-    def __repr__(self) -> str:
-        return repr(self.value)
+    @cached_property
+    def table(self) -> dict[int, Callable[["_Machine"], None]]:
+        """The operations by their codes."""
+        names = self.operations.split()
+        return {
+            ord(opcode.code): _OPERATIONS[opcode.name] for opcode in opcodes if opcode.name in names
+        }
 
 
 @dataclass(frozen=True)
@@ -102,44 +106,23 @@ class Reading:
 
 def read_pickle(
     data: bytes,
-    names: Mapping[str, Any],
+    dialect: Dialect,
     resolve: Callable[[Any], Any] | None = None,
     start: int = 0,
 ) -> Reading:
     """Returns the value of the pickle that begins at `start`.
 
-    names: what each import stands for: a Function, a Record, or a plain constant. resolve: turns
-    persistent ids into values. Raises NotAdmittedError for anything else that is imported, called
-    or built, and PickleError for a pickle that is damaged.
+    resolve: turns persistent ids into values. Raises NotAdmittedError for anything that is not of
+    the dialect, and PickleError for a pickle that is damaged.
     """
-    machine = _Machine(data, names, resolve, start)
+    machine = _Machine(data, dialect, resolve, start)
     return Reading(machine.run(), machine.at, frozenset(machine.imported), machine.steps)
-
-
-def key_of(value: Any) -> Any:
-    """Returns a value as the key of a dict.
-
-    Values that are equal, such as 1, 1.0 and True, are one key. Raises PickleError unless it is
-    text, a number, True, False, None, or a short tuple of those.
-    """
-    if type(value) in (str, type(None)):
-        return value
-    if type(value) is bool or (type(value) is float and value.is_integer()):
-        value = int(value)
-    if type(value) is int and -(2**63) <= value < 2**63:
-        return Number(value)
-    if type(value) is float and value == value and value not in (float("inf"), -float("inf")):
-        return Number(value)
-    if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
-        return tuple(key_of(part) for part in value)
-    kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
-    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a number")
 
 
 @dataclass(eq=False)
 class _Machine:
     data: bytes
-    names: Mapping[str, Any]
+    dialect: Dialect
     resolve: Callable[[Any], Any] | None
     start: int
     stack: list[Any] = field(default_factory=list)
@@ -153,8 +136,11 @@ class _Machine:
         self.at = self.start
 
     def run(self) -> Any:
-        if self.take(2) not in _PROTOCOLS:
-            raise PickleError("is not of protocol 2: save it again without pickle_protocol")
+        first, protocol = self.take(2)
+        if first != _PROTO or protocol not in self.dialect.protocols:
+            known = " or ".join(map(str, self.dialect.protocols))
+            raise PickleError(f"is not of protocol {known}: save it again without pickle_protocol")
+        operations = self.dialect.table
         while True:
             code = self.take(1)[0]
             self.spend(1)
@@ -163,9 +149,9 @@ class _Machine:
                 if self.stack or self.marks:
                     raise PickleError("leaves something over at its end")
                 return value
-            operation = _OPERATIONS.get(code)
+            operation = operations.get(code)
             if operation is None:
-                raise NotAdmittedError(f"the operation {_OTHERS.get(code, code)}")
+                raise NotAdmittedError(f"the operation {_NAMES.get(code, code)}")
             operation(self)
 
     def take(self, count: int) -> bytes:
@@ -178,7 +164,7 @@ class _Machine:
 
     def spend(self, steps: int) -> None:
         self.steps += steps
-        if self.steps > 2 * (self.at - self.start):  # each item looked at was a byte once
+        if self.steps > 2 * (self.at - self.start):  # each item takes at least one byte
             raise PickleError("repeats itself more often than its size allows")
         if self.steps > _MOST_STEPS:
             raise PickleError(f"has more than {_MOST_STEPS} values: no checkpoint has so many")
@@ -217,53 +203,50 @@ def _unpack(form: str) -> Callable[[_Machine], None]:
     return lambda machine: machine.stack.append(packed.unpack(machine.take(packed.size))[0])
 
 
-def _text(size: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        raw = machine.take(int.from_bytes(machine.take(size), "little"))
-        try:
-            machine.stack.append(raw.decode("utf-8", "surrogatepass"))
-        except UnicodeDecodeError:
-            raise PickleError("has text that is no UTF-8") from None
-
-    return run
+def _sized(machine: _Machine, size: int, value_of: Callable[[bytes], Any]) -> None:
+    """Pushes a value whose length stands before it, in `size` bytes."""
+    length = int.from_bytes(machine.take(size), "little")
+    machine.stack.append(value_of(machine.take(length)))
 
 
-def _long(machine: _Machine) -> None:
-    raw = machine.take(machine.take(1)[0])  # at most 255 bytes
-    machine.stack.append(int.from_bytes(raw, "little", signed=True))
+def _text_of(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise PickleError("has text that is no UTF-8") from None
 
 
-def _put(size: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        place, memo = int.from_bytes(machine.take(size), "little"), machine.memo
-        machine.need(1)
-        if place > len(memo) + 1:  # Python 2 began at 1
-            raise PickleError("numbers its values out of order")
-        if place > len(memo):
-            memo.append(_NOTHING)
-        memo[place : place + 1] = [machine.stack[-1]]
-
-    return run
+def _int_of(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)
 
 
-def _get(size: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        place = int.from_bytes(machine.take(size), "little")
-        if place >= len(machine.memo) or machine.memo[place] is _NOTHING:
-            raise PickleError("refers to a value that is not there")
-        machine.stack.append(machine.memo[place])
+def _put(machine: _Machine, size: int) -> None:
+    place, memo = int.from_bytes(machine.take(size), "little"), machine.memo
+    machine.need(1)
+    if place > len(memo) + 1:  # Python 2 began at 1
+        raise PickleError("numbers its values out of order")
+    if place > len(memo):
+        memo.append(_NOTHING)
+    memo[place : place + 1] = [machine.stack[-1]]
 
-    return run
+
+def _memoize(machine: _Machine) -> None:
+    machine.need(1)
+    machine.memo.append(machine.stack[-1])
 
 
-def _tuple_of(count: int) -> Callable[[_Machine], None]:
-    def run(machine: _Machine) -> None:
-        machine.need(count)
-        items = tuple(machine.stack[-count:])
-        del machine.stack[-count:]
-        machine.push_new(items)
+def _get(machine: _Machine, size: int) -> None:
+    place = int.from_bytes(machine.take(size), "little")
+    if place >= len(machine.memo) or machine.memo[place] is _NOTHING:
+        raise PickleError("refers to a value that is not there")
+    machine.stack.append(machine.memo[place])
 
-    return run
+
+def _tuple_of(machine: _Machine, count: int) -> None:
+    machine.need(count)
+    items = tuple(machine.stack[-count:])
+    del machine.stack[-count:]
+    machine.push_new(items)
 
 
 def _append(machine: _Machine, items: list[Any]) -> None:
@@ -279,7 +262,7 @@ def _set_items(machine: _Machine, items: list[Any]) -> None:
     if type(target) not in (dict, OrderedDict) or len(items) % 2:
         raise PickleError("sets items of what is no dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        target[key_of(key)] = value
+        target[machine.dialect.key_of(key)] = value
 
 
 def _import(machine: _Machine) -> None:
@@ -290,11 +273,21 @@ def _import(machine: _Machine) -> None:
             raise TooShortError("has a name without an end")
         words.append(machine.take(end - machine.at).decode("utf-8", "replace"))
         machine.take(1)
-    name = ".".join(words)
-    if name not in machine.names:
+    _push_named(machine, ".".join(words))
+
+
+def _import_from_stack(machine: _Machine) -> None:
+    name, module = machine.pop(), machine.pop()
+    if type(name) is not str or type(module) is not str:
+        raise PickleError("imports what is no name")
+    _push_named(machine, f"{module}.{name}"[: 2 * _LONGEST_NAME])
+
+
+def _push_named(machine: _Machine, name: str) -> None:
+    if name not in machine.dialect.names:
         raise NotAdmittedError(name)
     machine.imported.add(name)
-    machine.stack.append(machine.names[name])
+    machine.stack.append(machine.dialect.names[name])
 
 
 def _call(machine: _Machine) -> None:
@@ -321,7 +314,7 @@ def _build(machine: _Machine) -> None:
         raise PickleError("sets attributes from what is no dict")
     if type(target) is Bag and target.values is None:
         target.values = state
-    elif type(target) is not OrderedDict:  # whose attributes, such as _metadata, nobody reads
+    elif type(target) is not OrderedDict:  # its attributes, such as _metadata, are not read
         raise NotAdmittedError(f"attributes of a {type(target).__name__}")
 
 
@@ -335,38 +328,51 @@ def _persistent(machine: _Machine) -> None:
     machine.push_new(machine.resolve(machine.pop()))
 
 
+def _frame(machine: _Machine) -> None:
+    machine.take(8)  # its length, which says nothing about the values
+
+
 _NOTHING = object()
-_OTHERS = {ord(operation.code): operation.name for operation in opcodes}
-_OPERATIONS: dict[int, Callable[[_Machine], None]] = {
-    ord("N"): _push(None),
-    0x88: _push(True),
-    0x89: _push(False),
-    ord(")"): _push(()),
-    ord("J"): _unpack("<i"),
-    ord("K"): _unpack("<B"),
-    ord("M"): _unpack("<H"),
-    ord("G"): _unpack(">d"),
-    0x8A: _long,
-    ord("X"): _text(4),
-    ord("U"): _text(1),
-    ord("}"): lambda machine: machine.push_new({}),
-    ord("]"): lambda machine: machine.push_new([]),
-    ord("("): lambda machine: machine.marks.append(len(machine.stack)),
-    ord("t"): lambda machine: machine.push_new(tuple(machine.pop_after_mark())),
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
-    ord("a"): lambda machine: _append(machine, [machine.pop()]),
-    ord("e"): lambda machine: _append(machine, machine.pop_after_mark()),
-    ord("s"): lambda machine: _set_items(machine, [machine.pop(), machine.pop()][::-1]),
-    ord("u"): lambda machine: _set_items(machine, machine.pop_after_mark()),
-    ord("q"): _put(1),
-    ord("r"): _put(4),
-    ord("h"): _get(1),
-    ord("j"): _get(4),
-    ord("c"): _import,
-    ord("R"): _call,
-    0x81: _new,
-    ord("b"): _build,
-    ord("Q"): _persistent,
+_CODES = {opcode.name: ord(opcode.code) for opcode in opcodes}
+_NAMES = {code: name for name, code in _CODES.items()}
+_OPERATIONS: dict[str, Callable[[_Machine], None]] = {
+    "NONE": _push(None),
+    "NEWTRUE": _push(True),
+    "NEWFALSE": _push(False),
+    "EMPTY_TUPLE": _push(()),
+    "BININT": _unpack("<i"),
+    "BININT1": _unpack("<B"),
+    "BININT2": _unpack("<H"),
+    "BINFLOAT": _unpack(">d"),
+    "LONG1": partial(_sized, size=1, value_of=_int_of),
+    "SHORT_BINSTRING": partial(_sized, size=1, value_of=_text_of),
+    "SHORT_BINUNICODE": partial(_sized, size=1, value_of=_text_of),
+    "BINUNICODE": partial(_sized, size=4, value_of=_text_of),
+    "BINUNICODE8": partial(_sized, size=8, value_of=_text_of),
+    "SHORT_BINBYTES": partial(_sized, size=1, value_of=bytes),
+    "BINBYTES": partial(_sized, size=4, value_of=bytes),
+    "BINBYTES8": partial(_sized, size=8, value_of=bytes),
+    "EMPTY_DICT": lambda machine: machine.push_new({}),
+    "EMPTY_LIST": lambda machine: machine.push_new([]),
+    "MARK": lambda machine: machine.marks.append(len(machine.stack)),
+    "TUPLE": lambda machine: machine.push_new(tuple(machine.pop_after_mark())),
+    "TUPLE1": partial(_tuple_of, count=1),
+    "TUPLE2": partial(_tuple_of, count=2),
+    "TUPLE3": partial(_tuple_of, count=3),
+    "APPEND": lambda machine: _append(machine, [machine.pop()]),
+    "APPENDS": lambda machine: _append(machine, machine.pop_after_mark()),
+    "SETITEM": lambda machine: _set_items(machine, [machine.pop(), machine.pop()][::-1]),
+    "SETITEMS": lambda machine: _set_items(machine, machine.pop_after_mark()),
+    "BINPUT": partial(_put, size=1),
+    "LONG_BINPUT": partial(_put, size=4),
+    "MEMOIZE": _memoize,
+    "BINGET": partial(_get, size=1),
+    "LONG_BINGET": partial(_get, size=4),
+    "GLOBAL": _import,
+    "STACK_GLOBAL": _import_from_stack,
+    "REDUCE": _call,
+    "NEWOBJ": _new,
+    "BUILD": _build,
+    "BINPERSID": _persistent,
+    "FRAME": _frame,
 }

@@ -15,8 +15,10 @@ from crate_interp.checkpoints.formats.npz import is_npz, read_npz
 from crate_interp.checkpoints.formats.torch_files import read_archive, read_legacy, read_tensors
 from crate_interp.checkpoints.formats.torch_names import StoredTensor
 from crate_interp.checkpoints.progress import byte_bar
+from crate_interp.config import CrateConfig
 from crate_interp.core.errors import CheckpointError
 from crate_interp.measures.checks import all_finite
+from crate_interp.models.sae import SAEConfig
 
 _CONTAINERS = ("state_dict", "model")  # keys under which training scripts keep the weights
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -27,17 +29,26 @@ _MAX_HEADER, _MAX_CONFIG, _MAX_TENSORS = 2**24, 2**24, 100_000
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of a file: its tensors, and the config in it or beside it.
+    """The weights of a model, and all that is known of them before the model is built.
 
-    config is empty where there is none. namespace: whether the file held an argparse.Namespace,
-    as those of the masked autoencoder do. owned: whether the tensors need no copy, because
-    nothing else holds them.
+    where: how errors call the source. config: the one in the file or beside it, empty where there
+    is none. namespace: whether the file held an argparse.Namespace, as those of the masked
+    autoencoder do. owned: whether the tensors need no copy, because nothing else holds them.
+    folder: where the file lies, beside which a tokenizer may lie. family: the given one, or that of
+    the table of models. row: the fields that the table has. given: those of the caller. cfg: the
+    whole config, where the folder is in a format that has one.
     """
 
     tensors: dict[str, Tensor]
+    where: str
     config: dict[str, Any] = field(default_factory=dict)
     namespace: bool = False
     owned: bool = False
+    folder: Path | None = None
+    family: str | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    cfg: CrateConfig | SAEConfig | None = None
 
 
 def read_file(path: Path) -> Contents:
@@ -52,11 +63,11 @@ def read_file(path: Path) -> Contents:
         with open(path, "rb", buffering=0) as file:
             head = zip_archives.read_at(file, 0, 9)
             if len(head) == 9 and head[8:9] == b"{":
-                return Contents(
+                tensors, config = (
                     _read_safetensors(path, head),
                     read_config(path.parent / "config.json"),
-                    owned=True,
                 )
+                return Contents(tensors, str(path), config, owned=True, folder=path.parent)
             return _read_other(file, head, path)
     except SafetensorError as error:
         raise CheckpointError(
@@ -79,7 +90,7 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
     if head.startswith(zip_archives.MAGIC):
         entries = zip_archives.read_directory(file, where)
         if is_npz(entries):
-            return Contents(read_npz(file, entries, where), owned=True)
+            return Contents(read_npz(file, entries, where), where, owned=True, folder=path.parent)
         found = read_archive(file, entries, where)
     else:
         found = read_legacy(file, where)
@@ -94,8 +105,8 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
         or model_args(found.content)
         or read_config(path.with_name(f"{path.stem}_cfg.json"))
     )
-    tensors = read_tensors(file, stored, found.places, where)
-    return Contents(tensors, config, found.namespace is not None, owned=True)
+    tensors, named = read_tensors(file, stored, found.places, where), found.namespace is not None
+    return Contents(tensors, where, config, named, owned=True, folder=path.parent)
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
@@ -257,20 +268,19 @@ def check_weights(tensors: Mapping[str, Tensor], where: str, dtype: torch.dtype)
 
 def check_dense(name: str, value: Tensor, where: str) -> None:
     """Raises CheckpointError unless a tensor is dense, floating, and stores all its numbers."""
+    kind: object = value.dtype
     if value.layout != torch.strided or value.is_meta:
         kind = "on the meta device" if value.is_meta else value.layout
+    expanded = kind is value.dtype and (
+        value.untyped_storage().nbytes() < value.numel() * value.element_size()
+    )
+    _check_kind(name, kind, expanded, value.numel(), where)
+
+
+def _check_kind(name: str, kind: object, expanded: bool, count: int, where: str) -> None:
+    if kind not in DTYPES:
         raise CheckpointError(
             f"{where}: {name} is {kind}, "
-            "weights are dense floating point tensors of 16 bits or more."
-        )
-    expanded = value.untyped_storage().nbytes() < value.numel() * value.element_size()
-    _check_kind(name, value.dtype, expanded, value.numel(), where)
-
-
-def _check_kind(name: str, dtype: torch.dtype, expanded: bool, count: int, where: str) -> None:
-    if dtype not in DTYPES:
-        raise CheckpointError(
-            f"{where}: {name} is {dtype}, "
             "weights are dense floating point tensors of 16 bits or more."
         )
     if expanded:

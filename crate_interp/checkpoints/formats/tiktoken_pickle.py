@@ -1,12 +1,19 @@
 """Reads nanochat's tokenizer.pkl, a pickled tiktoken.Encoding, without unpickling it.
 
-A small stack machine reads the pickle; it cannot call anything.
+The interpreter of pickles.py reads it; it cannot call anything.
 """
 
 import json
-from pickletools import genops
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from crate_interp.checkpoints.formats.pickles import (
+    Bag,
+    Dialect,
+    NotAdmittedError,
+    PickleError,
+    Record,
+    read_pickle,
+)
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.text.split_patterns import check_pattern
 from crate_interp.models.text.tokenizer import build, safely
@@ -15,29 +22,9 @@ from crate_interp.models.text.tokenizer_rules import check_name
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_ENCODING = ("tiktoken.core", "Encoding")
-_VALUES = (
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "LONG1",
-    "BINUNICODE",
-    "SHORT_BINUNICODE",
-    "BINBYTES",
-    "SHORT_BINBYTES",
-    "BINUNICODE8",
-    "BINBYTES8",
-)
-_NEW = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_MARK = object()
-_MAX_STEPS = 2**21
+_ENCODING = Record("tiktoken.core.Encoding")
 _MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two in bytes
 _MAX_SPECIALS = 10_000
-
-
-class _Encoding(dict):
-    """Takes the place of a tiktoken.Encoding: the state that was pickled."""
 
 
 def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
@@ -47,88 +34,39 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
     does anything that no tiktoken.Encoding needs.
     """
     try:
-        record = _run(content)
-    except CheckpointError:
-        raise
-    except Exception:  # a damaged pickle breaks the machine in any way
-        raise CheckpointError("the tokenizer's pickle is damaged.") from None
-    if not isinstance(record, _Encoding):
+        held = read_pickle(content, _DIALECT).value
+    except NotAdmittedError as error:
         raise CheckpointError(
-            f"the tokenizer's pickle holds a {type(record).__name__}, wanted a tiktoken.Encoding."
-        )
-    return _build(record)
-
-
-def _run(content: bytes) -> Any:
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    for step, (opcode, value, _) in enumerate(genops(content)):
-        if step > _MAX_STEPS:
-            raise CheckpointError("the tokenizer's pickle is longer than any tiktoken.Encoding.")
-        name, argument = opcode.name, cast(Any, value)
-        if name in ("PROTO", "FRAME"):
-            continue
-        if name == "STOP":
-            return stack.pop()
-        if name in _VALUES:
-            stack.append(argument)
-        elif name in _NEW:
-            stack.append(_NEW[name]())
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name == "MARK":
-            stack.append(_MARK)
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        else:
-            _compose(name, argument, stack)
-    raise CheckpointError("the tokenizer's pickle has no end.")
-
-
-def _compose(name: str, argument: Any, stack: list[Any]) -> None:
-    """Runs one of the few operations that combine values on the stack."""
-    if name in ("GLOBAL", "STACK_GLOBAL"):
-        wanted = tuple(argument.split(" ")) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
-        if wanted != _ENCODING:
-            raise CheckpointError(
-                f"the tokenizer's pickle asks for {'.'.join(map(str, wanted))}: "
-                f"only {'.'.join(_ENCODING)} is admitted, nothing was run."
-            )
-        stack.append(_Encoding)
-    elif name == "NEWOBJ" and stack[-2] is _Encoding and stack[-1] == ():
-        stack[-2:] = [_Encoding()]
-    elif name == "BUILD" and type(stack[-2]) is _Encoding and type(stack[-1]) is dict:
-        stack[-2].update(stack.pop())
-    elif name in ("SETITEMS", "SETITEM"):
-        items = _after_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-        # the hash of a number is no secret: thousands of keys can be made to share one
-        texts = all(type(key) in (str, bytes) for key in items[::2])
-        if type(stack[-1]) is not dict or len(items) % 2 or not texts:
-            raise CheckpointError("the tokenizer's pickle is damaged.")
-        stack[-1].update(zip(items[::2], items[1::2], strict=True))
-    else:
-        raise CheckpointError(
-            f"the tokenizer's pickle uses {name}, which no tiktoken.Encoding needs: "
+            f"the tokenizer's pickle asks for {error}: only {_ENCODING.name} is admitted, "
             "nothing was run."
+        ) from None
+    except PickleError as error:
+        raise CheckpointError(f"the tokenizer's pickle is damaged: it {error}.") from None
+    if type(held) is not Bag:
+        raise CheckpointError(
+            f"the tokenizer's pickle holds a {type(held).__name__}, wanted a tiktoken.Encoding."
         )
+    return _build(held.values or {})
 
 
-def _after_mark(stack: list[Any]) -> list[Any]:
-    place = len(stack) - 1
-    while stack[place] is not _MARK:
-        place -= 1
-        if place < 0:
-            raise CheckpointError("the tokenizer's pickle is damaged.")
-    items = stack[place + 1 :]
-    del stack[place:]
-    return items
+def _key_of(value: Any) -> str | bytes:
+    # the hash of a number can be foreseen: a file could hold thousands of keys that share one
+    if type(value) not in (str, bytes):
+        raise PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
+    return value
 
 
-def _build(record: dict[str, Any]) -> "PreTrainedTokenizerFast":
+_DIALECT = Dialect(
+    {_ENCODING.name: _ENCODING},
+    (2, 3, 4, 5),
+    "NONE NEWTRUE NEWFALSE EMPTY_TUPLE EMPTY_DICT EMPTY_LIST BININT BININT1 BININT2 LONG1 "
+    "SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINBYTES BINBYTES BINBYTES8 MARK SETITEM "
+    "SETITEMS MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL STACK_GLOBAL NEWOBJ BUILD FRAME",
+    _key_of,
+)
+
+
+def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
     """Returns the byte-level BPE of ranks and a pattern.
 
     Of the pairs in a piece, the one whose union has the lowest rank merges first.
@@ -176,7 +114,7 @@ def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | N
     return (token[: ends[1]], token[ends[1] :]) if costs else None
 
 
-def _checked(record: dict[str, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
+def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, int]]:
     """Returns ranks, pattern and special tokens of an Encoding's state.
 
     Raises CheckpointError if one of them is missing or of another kind.

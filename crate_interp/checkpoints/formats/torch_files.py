@@ -24,8 +24,8 @@ from crate_interp.checkpoints.formats.pickles import (
     read_pickle,
 )
 from crate_interp.checkpoints.formats.torch_names import (
-    NAMES,
     NAMESPACE,
+    TORCH,
     Storage,
     StorageKind,
     StoredTensor,
@@ -98,7 +98,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
     try:
         if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
             raise PickleError("differs from its checksum")
-        reading = read_pickle(data, NAMES, storages.resolve)
+        reading = read_pickle(data, TORCH, storages.resolve)
         if reading.end != len(data):
             raise PickleError("goes on after its end")
         places = {storage.key: place(storage) for storage in storages.whole.values()}
@@ -143,14 +143,14 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
 
 
 def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading]]:
-    """Returns what a file of the older kind begins with; of a long one, no more is read."""
+    """Returns the pickles with which a file of the older kind begins. Its storages are not read."""
     for length in _BEGINNINGS:
         data = read_at(file, 0, length)
         storages, readings, end = _Storages(legacy=True), [], 0
         try:
             for number in range(5):
                 resolve = storages.resolve if number == 3 else None
-                readings.append(read_pickle(data, NAMES, resolve, end))
+                readings.append(read_pickle(data, TORCH, resolve, end))
                 end = readings[-1].end
             return storages, readings
         except TooShortError:

@@ -1,5 +1,9 @@
-"""What a torch file may name: the few functions that make tensors, and plain constants."""
+"""What the pickle of a torch file may hold: functions that make tensors, and plain constants.
 
+NumPy's numbers, which trainers leave in such files, become plain numbers of Python.
+"""
+
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,16 +12,28 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints.formats import numpy_names
-from crate_interp.checkpoints.formats.pickles import Function, PickleError, Record, key_of
+from crate_interp.checkpoints.formats.pickles import (
+    Dialect,
+    Function,
+    Made,
+    NotAdmittedError,
+    PickleError,
+    Record,
+)
 
 _MOST_AXES = 16  # of a tensor
+_MOST_PARTS = 8  # of a tuple that is a key
+_FORMS = {
+    "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
+    "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
+}  # fmt: skip
+_LONGEST = 8  # bytes of a number
 NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
 
 
 @dataclass(frozen=True, slots=True)
 class StorageKind:
-    """A class of storages: what its numbers are."""
+    """A class of storages, by the dtype of its numbers."""
 
     dtype: torch.dtype
 
@@ -59,7 +75,7 @@ class StoredTensor:
 
     @property
     def place(self) -> str:
-        """The same text for the same tensor; hashes of tuples of ints can be made to collide."""
+        """A text that only the same tensor has; a file could make tuples of ints collide."""
         return f"{self.key} {self.first} {self.shape} {self.strides}"
 
     @property
@@ -69,8 +85,50 @@ class StoredTensor:
         return 1 + sum((size - 1) * stride for size, stride in steps) if self.numel else 0
 
 
+class Number:
+    """A number as the key of a dict.
+
+    Python's ints hash to themselves, so a file could hold many that share one slot of the dict,
+    which would make it slow. The hash of a text is salted, so that no file can foresee it.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int | float) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(str(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Number) and other.value == self.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def key_of(value: Any) -> Any:
+    """Returns a value as the key of a dict.
+
+    Values that are equal, such as 1, 1.0 and True, are one key. Raises PickleError unless it is
+    text, a number, True, False, None, or a short tuple of those.
+    """
+    if type(value) in (str, type(None)):
+        return value
+    if type(value) is bool or (type(value) is float and value.is_integer()):
+        value = int(value)
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return Number(value)
+    if type(value) is float and value == value and value not in (float("inf"), -float("inf")):
+        return Number(value)
+    if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
+        return tuple(key_of(part) for part in value)
+    kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
+    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a number")
+
+
 def whole(value: Any) -> int:
-    """Returns a count or a place. Raises PickleError for anything else."""
+    """Returns a value that is a count or a position. Raises PickleError for another."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise PickleError(f"has a {type(value).__name__} where a count of numbers belongs")
     return value
@@ -97,7 +155,7 @@ def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: A
 
 
 def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_tensor."""
+    """Takes the place of torch._utils._rebuild_tensor."""
     match arguments:
         case (Storage() as storage, first, shape, strides):
             pass
@@ -114,7 +172,7 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_tensor_v2."""
+    """Takes the place of torch._utils._rebuild_tensor_v2."""
     if len(arguments) not in (6, 7):
         raise PickleError("has a tensor of another version of torch")
     tensor = _tensor(arguments[:4], spend)
@@ -123,7 +181,7 @@ def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_parameter: the tensor itself."""
+    """Takes the place of torch._utils._rebuild_parameter: the tensor itself."""
     match arguments:
         case (StoredTensor() as tensor, requires_grad, hooks):
             _check_flags(tensor.dtype, requires_grad, hooks, None)
@@ -132,7 +190,7 @@ def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Stands for torch._utils._rebuild_parameter_with_state; nobody reads the attributes."""
+    """Takes the place of torch._utils._rebuild_parameter_with_state; attributes are not read."""
     tensor = _parameter(arguments[:3], spend)
     state = arguments[3] if len(arguments) == 4 else False
     if not _empty(state):
@@ -145,7 +203,7 @@ def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> Sto
 
 
 def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
-    """Stands for collections.OrderedDict: nothing, or a list of pairs, as Python 2 wrote it."""
+    """Takes the place of collections.OrderedDict: empty, or made of pairs as Python 2 did."""
     if not arguments:
         return OrderedDict()
     (items,) = arguments if len(arguments) == 1 else (None,)
@@ -158,7 +216,7 @@ def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
 
 
 def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
-    """Stands for collections.Counter, the milestones of a schedule, as a plain dict."""
+    """Takes the place of collections.Counter, the milestones of a schedule, as a plain dict."""
     if not arguments:
         return {}
     if len(arguments) != 1 or type(arguments[0]) is not dict:
@@ -168,14 +226,14 @@ def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
 
 
 def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
-    """Stands for torch.Size."""
+    """Takes the place of torch.Size."""
     if len(arguments) != 1:
         raise PickleError("has a torch.Size that is no shape")
     return _sizes(arguments[0])
 
 
 def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
-    """Stands for torch.device, the name of a device."""
+    """Takes the place of torch.device, the name of a device."""
     match arguments:
         case (str(kind),) | (str(kind), int()) if len(kind) < _MOST_AXES:
             try:
@@ -183,6 +241,36 @@ def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
             except (RuntimeError, TypeError, ValueError, OverflowError):
                 pass
     raise PickleError("has a device that torch does not know")
+
+
+def _check_order(state: object) -> None:
+    """Raises PickleError unless the state of a dtype has this machine's byte order."""
+    if type(state) is not tuple or len(state) < 2 or state[1] not in ("<", "|"):
+        raise PickleError("has a NumPy number of another machine")
+
+
+def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
+    """Takes the place of numpy.dtype, of numbers alone."""
+    match arguments:
+        case (str(name), bool(), bool()) if name in _FORMS:
+            return Made(_FORMS[name], _check_order)
+    raise NotAdmittedError("a numpy.dtype that is not of numbers")
+
+
+def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
+    """Takes the place of _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
+    match arguments:
+        case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
+            return text.encode("latin1")
+    raise NotAdmittedError("_codecs.encode of anything but the bytes of a number")
+
+
+def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float | bool:
+    """Takes the place of numpy.core.multiarray.scalar, as a number of Python."""
+    match arguments:
+        case (Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
+            return struct.unpack(form, raw)[0]
+    raise NotAdmittedError("a NumPy scalar that is no number")
 
 
 STORAGES = {
@@ -214,11 +302,22 @@ _FUNCTIONS = {
     "torch.device": _device,
     "collections.OrderedDict": _ordered,
     "collections.Counter": _counter,
+    "numpy.dtype": _numpy_dtype,
+    "numpy.core.multiarray.scalar": _numpy_scalar,
+    "numpy._core.multiarray.scalar": _numpy_scalar,
+    "_codecs.encode": _bytes,
 }
 NAMES: dict[str, Any] = {
     **{name: Function(name, call) for name, call in _FUNCTIONS.items()},
     **{name: StorageKind(dtype) for name, dtype in STORAGES.items()},
     **{str(dtype): dtype for dtype in _DTYPES},
     NAMESPACE.name: NAMESPACE,
-    **numpy_names.NAMES,
 }
+TORCH = Dialect(
+    NAMES,
+    (2, 3),
+    "NONE NEWTRUE NEWFALSE EMPTY_TUPLE BININT BININT1 BININT2 BINFLOAT LONG1 BINUNICODE "
+    "SHORT_BINSTRING EMPTY_DICT EMPTY_LIST MARK TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM "
+    "SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE NEWOBJ BUILD BINPERSID",
+    key_of,
+)

@@ -213,7 +213,7 @@ def _after(file: BinaryIO, row: _Row, place: int, end: int, where: str) -> tuple
 
 
 def _descriptor(raw: bytes, row: _Row, where: str, wrong: str) -> int:
-    """Returns how many bytes after an entry repeat its sizes."""
+    """Returns the length of the record after an entry that repeats its sizes."""
     for form in ("<4sLLL", "<4sLQQ"):
         long = struct.calcsize(form)
         if len(raw) >= long and struct.unpack(form, raw[:long]) == (

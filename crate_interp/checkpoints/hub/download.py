@@ -1,4 +1,4 @@
-"""The bytes of a file of the Hub: no more than were promised, digested as they come.
+"""Downloads a file from the Hub: no more bytes than were promised, hashed as they come.
 
 huggingface_hub writes whatever a server sends and looks at the size afterwards. It also lets a
 server wait between two attempts as long as the server says, and reads the body of a redirect
@@ -9,18 +9,63 @@ addresses come from the server, and what it fetches cannot be watched.
 import hashlib
 import os
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from crate_interp.checkpoints.hub.hub_metadata import Offer, check_address, refusal, shown
-from crate_interp.checkpoints.hub.timeout import Watch, watched
+from crate_interp.checkpoints.hub.metadata import Offer, check_address, refusal, shown
 from crate_interp.core.errors import CheckpointError
 
-LEAST = 2**16  # bytes that must come within watch.SILENCE
+SILENCE = 60.0  # seconds
+Result = TypeVar("Result")
+
+
+class Watch:
+    """Counts the signs of life of work in another thread."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def beat(self) -> None:
+        """Notes that the work made progress."""
+        self.beats += 1
+
+
+def watched(work: Callable[[Watch], Result]) -> Result:
+    """Returns what `work` returns.
+
+    Raises TimeoutError if there is no beat for SILENCE seconds (at most twice that): no timeout of
+    a socket ends a server that sends a byte now and then. Work that hangs is left behind in its
+    thread. Ctrl-C ends the waiting at once.
+    """
+    watch, done, outcome = Watch(), threading.Event(), []
+
+    def run() -> None:
+        try:
+            outcome.append((work(watch), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="crate_interp download", daemon=True).start()
+    seen = 0
+    while not done.wait(SILENCE):
+        if seen == watch.beats:
+            raise TimeoutError("nothing came")
+        seen = watch.beats
+    answer: Any
+    answer, error = outcome[0]
+    if error is not None:
+        raise error
+    return answer
+
+
+LEAST = 2**16  # bytes that must come within SILENCE
 _TRIES, _REDIRECTS = 5, 5
 _LATER = (408, 429)  # such an answer is asked for again, as the client does
 REASONS = {
@@ -31,14 +76,14 @@ REASONS = {
 
 
 class _Lost(Exception):
-    """The connection went, and another may do."""
+    """The connection broke; another attempt may succeed."""
 
 
 def download(offer: Offer, path: Path, what: str) -> str:
     """Writes a file to `path`, which must not exist, and returns its SHA-256.
 
-    Raises CheckpointError if the server sends other than it promised, and TimeoutError if less
-    than LEAST bytes come in watch.SILENCE seconds; `path` does not exist then, as after Ctrl-C.
+    Raises CheckpointError if the server sends something else than it promised, and TimeoutError if
+    less than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(path.parent).free < offer.size:
@@ -61,7 +106,7 @@ class _Download:
         self.got, self.digest = 0, hashlib.sha256()
 
     def run(self) -> str:
-        """Returns the digest once all bytes are there; a lost connection is taken up again."""
+        """Returns the digest once all bytes are there. After a lost connection it continues."""
         from huggingface_hub.utils import tqdm
 
         tries, furthest = _TRIES, 0
@@ -107,13 +152,13 @@ class _Download:
             raise _Lost(f"it ended after {self.got} of {self.offer.size} bytes")
 
     def _begin(self, answer: Any, bar: Any) -> None:
-        """Checks what is told before the bytes, and begins anew if the server does."""
+        """Checks the headers of an answer, and starts over if the server does."""
         if answer.status_code not in (200, 206):
             reason = REASONS.get(answer.status_code, f"the server answers {answer.status_code}")
             raise CheckpointError(f"cannot download {self.what}: {reason}. Nothing was kept.")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise self._refusal("packed bytes, which were not asked for")
-        if answer.status_code == 200 and self.got:  # it does not know how to go on
+        if answer.status_code == 200 and self.got:  # the server ignores the range
             self.file.seek(0)
             self.file.truncate()
             bar.update(-self.got)
@@ -133,10 +178,10 @@ class _Download:
 
 @contextmanager
 def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
-    """Gives the answer to a GET, before its body; redirects are followed, their bodies not read.
+    """Yields the answer to a GET before its body. The bodies of redirects are not read.
 
-    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be had
-    or breaks.
+    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be
+    made, or breaks.
     """
     from huggingface_hub import constants, get_session
 
@@ -166,9 +211,9 @@ def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
 
 
 def is_transport(error: BaseException) -> bool:
-    """Tells whether an error is one of a connection.
+    """Tells whether an error comes from the connection.
 
-    The client's library for HTTP is httpx or httpx2, by its version: the class goes by its name.
+    Its class is known by name: huggingface_hub uses httpx or httpx2, depending on its version.
     """
     return any(base.__name__ == "TransportError" for base in type(error).__mro__)
 

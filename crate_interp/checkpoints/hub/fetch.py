@@ -3,12 +3,12 @@
 import errno
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crate_interp.checkpoints.hub import hub_cache, registry, timeout
-from crate_interp.checkpoints.hub.download import REASONS, download, is_transport
-from crate_interp.checkpoints.hub.hub_metadata import COMMIT, Offer, ask
+from crate_interp.checkpoints.hub import cache, download, registry
+from crate_interp.checkpoints.hub.metadata import COMMIT, Offer, ask
 from crate_interp.core.errors import CheckpointError
 from crate_interp.core.files import stays_inside
 
@@ -38,104 +38,126 @@ def fetch(
     """Returns the local path of a file of a repo.
 
     The file is downloaded with a progress bar unless the cache of huggingface_hub has it; its
-    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT count. row: the row of the table of models that
-    tells size and digest. Raises CheckpointError where the file cannot be had, or is another.
+    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the row of the table of models
+    that tells size and digest. Raises CheckpointError where the file cannot be had, or is not the
+    one in the table.
     """
     from huggingface_hub import constants
 
     check_file(file)
-    wanted = _checked_revision(revision)
-    what = f"{repo}/{file}" + (f" at revision {revision!r}" if revision else "")
+    _check_revision(revision)
+    wanted = _Wanted(repo, file, revision, row, cache_dir)
+    off = local_files_only or constants.HF_HUB_OFFLINE
     try:
-        found = hub_cache.find(repo, file, wanted, cache_dir)
-        if found is None or not COMMIT.fullmatch(wanted):  # a branch may have moved
-            if local_files_only or constants.HF_HUB_OFFLINE:
-                offer = None
-            else:
-                offer = _asked(repo, file, wanted, token, found is None)
+        found = cache.find(repo, file, wanted.version, cache_dir)
+        if found is None or not COMMIT.fullmatch(wanted.version):  # a branch may have moved
+            offer = None if off else _asked(wanted, token, found is None)
             if offer is not None:
-                return _kept(offer, repo, file, wanted, row, cache_dir, what)
+                return _kept(wanted, offer)
             if found is None:
-                raise _absent(what, local_files_only or constants.HF_HUB_OFFLINE)
-        if row is not None:
-            check_digest(found, row)
+                raise _absent(wanted.name, off)
+        _check_file(wanted, found)
         return found
     except CheckpointError:
         raise
     except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
-        raise _kind(error)(_explain(error, repo, file, revision, what)) from None
+        raise _kind(error)(_explain(wanted, error)) from None
 
 
-def _asked(
-    repo: str, file: str, revision: str, token: str | bool | None, needed: bool
-) -> Offer | None:
+@dataclass(frozen=True)
+class _Wanted:
+    """The file that is asked for, where it is to lie, and its row of the table of models."""
+
+    repo: str
+    file: str
+    revision: str | None
+    row: dict[str, Any] | None
+    cache_dir: str | Path | None
+
+    @property
+    def version(self) -> str:
+        """The branch, tag or commit."""
+        return self.revision or "main"
+
+    @property
+    def name(self) -> str:
+        """How errors call the file."""
+        return f"{self.repo}/{self.file}{self.at}"
+
+    @property
+    def at(self) -> str:
+        """How errors call the revision, where one was given."""
+        return f" at revision {self.revision!r}" if self.revision else ""
+
+    def check(self, what: str, column: str, came: object, remedy: str) -> None:
+        """Raises CheckpointError if the table says another value of a column, bytes or sha256."""
+        row = self.row or {}
+        if row.get(column) not in (None, came):
+            shown = f"{came} bytes" if column == "bytes" else f"the digest {came}"
+            raise CheckpointError(
+                f"{row['name']}: {what} has {shown}, wanted {row[column]}. {remedy}if it fails "
+                "anew the file on the Hub has changed: give revision='main' to take it as it is."
+            )
+
+
+def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | None:
     """Returns what the Hub offers.
 
-    Where the cache has the file, None is the answer if the Hub cannot be reached or does not
-    let us in; where it is needed, a busy Hub is asked again, and the error is raised at last.
+    needed: whether the cache lacks the file. If it has it, the result is None where the Hub cannot
+    be reached or refuses access. Else a busy Hub is asked again before its error is raised.
     """
     from huggingface_hub import errors
 
     endpoint = os.environ.get("HF_ENDPOINT") or None
+    repo, file, version = wanted.repo, wanted.file, wanted.version
     for wait in (*_WAITS, None):
         try:
-            return timeout.watched(lambda _: ask(repo, file, revision, token, endpoint))
+            return download.watched(lambda _: ask(repo, file, version, token, endpoint))
         except (CheckpointError, errors.EntryNotFoundError, errors.RevisionNotFoundError):
             raise
         except Exception as error:
             if not needed and (_status(error) or _unreachable(error)):
                 return None
-            if wait is None or not (_status(error) in _BUSY or is_transport(error)):
+            if wait is None or not (_status(error) in _BUSY or download.is_transport(error)):
                 raise
         time.sleep(wait)
     return None
 
 
-def _kept(
-    offer: Offer,
-    repo: str,
-    file: str,
-    revision: str,
-    row: dict[str, Any] | None,
-    cache_dir: str | Path | None,
-    what: str,
-) -> Path:
+def _kept(wanted: _Wanted, offer: Offer) -> Path:
     """Returns the path of an offered file, after downloading it unless the cache has it."""
     from huggingface_hub.utils import WeakFileLock
 
-    folder = hub_cache.folder_of(repo, cache_dir)
-    path = hub_cache.pointer(folder, offer.commit, file)
-    if path.exists():
-        digest = None
-    else:
-        if row is not None:
-            _check_size(f"{what} on the Hub", offer.size, row)
+    folder = cache.folder_of(wanted.repo, wanted.cache_dir)
+    path = cache.pointer(folder, offer.commit, wanted.file)
+    came = False
+    if not path.exists():
+        wanted.check(f"{wanted.name} on the Hub", "bytes", offer.size, _AGAIN)
         lock = folder.parent / ".locks" / folder.name / f"{offer.digest}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):  # so that eight workers do not fetch one file eight times
-            digest = _arrived(folder, offer, row, what)
-            path = hub_cache.keep(folder, offer, file)
-    hub_cache.note(folder, revision, offer.commit)
-    if digest is None and row is not None:
-        check_digest(path, row)
+            came = _downloaded(wanted, offer, folder)
+            path = cache.keep(folder, offer, wanted.file)
+    cache.note(folder, wanted.version, offer.commit)
+    if not came:
+        _check_file(wanted, path)
     return path
 
 
-def _arrived(folder: Path, offer: Offer, row: dict[str, Any] | None, what: str) -> str | None:
-    """Returns the digest of a file that was downloaded now, or None if its blob was there."""
+def _downloaded(wanted: _Wanted, offer: Offer, folder: Path) -> bool:
+    """Downloads a file, checked against the table; returns False if its blob was there."""
     blob = folder / "blobs" / offer.digest
     if blob.exists():
-        return None
-    hub_cache.tidy(folder)
-    new = hub_cache.unfinished(folder, offer)
-    digest = download(offer, new, what)
+        return False
+    cache.tidy(folder)
+    new = cache.unfinished(folder, offer)
+    digest = download.download(offer, new, wanted.name)
     try:
-        if row is not None:
-            _check_sha256(f"{what} on the Hub", digest, row)
+        wanted.check(f"{wanted.name} on the Hub", "sha256", digest, _AGAIN)
         os.replace(new, blob)
     finally:
         new.unlink(missing_ok=True)
-    return digest
+    return True
 
 
 def check_file(file: str) -> None:
@@ -146,38 +168,21 @@ def check_file(file: str) -> None:
         )
 
 
-def _checked_revision(revision: str | None) -> str:
+def _check_revision(revision: str | None) -> None:
     if revision is not None and not stays_inside(revision):  # the cache keeps it as a path
         raise CheckpointError(
             f"revision={revision!r} is no name of a branch or tag, and no commit: give one "
             "such as 'main'."
         )
-    return revision or "main"
 
 
-def check_digest(path: Path, row: dict[str, Any]) -> None:
-    """Raises CheckpointError unless the file has the size and digest in the table of models."""
-    remove = f"Remove {path} and load it again; "
-    _check_size(str(path), path.stat().st_size, row, remove)
-    if row["sha256"] is not None:
-        _check_sha256(str(path), registry.sha256(path), row, remove)
-
-
-def _check_size(what: str, size: int, row: dict[str, Any], remedy: str = _AGAIN) -> None:
-    if row["bytes"] is not None and size != row["bytes"]:
-        raise _other(row, f"{what} has {size} bytes, wanted {row['bytes']}", remedy)
-
-
-def _check_sha256(what: str, digest: str, row: dict[str, Any], remedy: str = _AGAIN) -> None:
-    if row["sha256"] is not None and digest != row["sha256"]:
-        raise _other(row, f"{what} has the digest {digest}, wanted {row['sha256']}", remedy)
-
-
-def _other(row: dict[str, Any], came: str, remedy: str) -> CheckpointError:
-    return CheckpointError(
-        f"{row['name']}: {came}. {remedy}if it fails anew the file on the Hub has changed: "
-        "give revision='main' to take it as it is."
-    )
+def _check_file(wanted: _Wanted, path: Path) -> None:
+    """Raises CheckpointError unless a file has the size and digest in the table of models."""
+    if wanted.row is not None:
+        remove = f"Remove {path} and load it again; "
+        wanted.check(str(path), "bytes", path.stat().st_size, remove)
+        if wanted.row["sha256"] is not None:
+            wanted.check(str(path), "sha256", registry.sha256(path), remove)
 
 
 def _absent(what: str, off: bool) -> CheckpointError:
@@ -192,8 +197,10 @@ def _absent(what: str, off: bool) -> CheckpointError:
     )
 
 
-def _explain(error: Exception, repo: str, file: str, revision: str | None, what: str) -> str:
+def _explain(wanted: _Wanted, error: Exception) -> str:
     from huggingface_hub import errors
+
+    repo, revision, what = wanted.repo, wanted.revision, wanted.name
 
     if isinstance(error, errors.GatedRepoError):
         return (
@@ -210,12 +217,11 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, what:
             f"{repo} has no revision {revision!r}: "
             "give a branch, a tag or a full commit hash, or leave it out."
         )
-    if _status(error) in REASONS:
-        return f"cannot download {what}: {REASONS[_status(error)]}. Nothing was kept."
+    if _status(error) in download.REASONS:
+        return f"cannot download {what}: {download.REASONS[_status(error)]}. Nothing was kept."
     if isinstance(error, errors.EntryNotFoundError):
-        at = f" at revision {revision!r}" if revision else ""
-        tree = f"https://huggingface.co/{repo}/tree/{revision or 'main'}"
-        return f"{repo} has no file {file!r}{at}: see {tree}."
+        tree = f"https://huggingface.co/{repo}/tree/{wanted.version}"
+        return f"{repo} has no file {wanted.file!r}{wanted.at}: see {tree}."
     if isinstance(error, errors.HFValidationError):
         return f"{repo!r} is no name of a repo: write owner/name."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -226,9 +232,9 @@ def _explain(error: Exception, repo: str, file: str, revision: str | None, what:
     if isinstance(error, TimeoutError):
         return (
             f"cannot download {what}: the server sent nothing, or hardly anything, for "
-            f"{timeout.SILENCE:g} seconds. Nothing was kept: try again later."
+            f"{download.SILENCE:g} seconds. Nothing was kept: try again later."
         )
-    if is_transport(error):
+    if download.is_transport(error):
         return (
             f"cannot reach the Hub for {what}, and the cache does not have it: "
             f"{_first(error)}. Try again later."
@@ -250,7 +256,9 @@ def _status(error: Exception) -> int:
 def _unreachable(error: Exception) -> bool:
     from huggingface_hub import errors
 
-    return is_transport(error) or isinstance(error, (TimeoutError, errors.OfflineModeIsEnabled))
+    return download.is_transport(error) or isinstance(
+        error, (TimeoutError, errors.OfflineModeIsEnabled)
+    )
 
 
 def _first(error: BaseException) -> str:

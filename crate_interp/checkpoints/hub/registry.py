@@ -33,11 +33,6 @@ def list_models() -> "pd.DataFrame":
     return pd.DataFrame(list(MODELS)).astype({"bytes": "Int64", "params": "Int64"})
 
 
-def names() -> list[str]:
-    """Returns the names that `ci.load` knows."""
-    return [row["name"] for row in MODELS]
-
-
 def find(name: str) -> dict[str, Any] | None:
     """Returns the row of a model, or None."""
     return next((row for row in MODELS if row["name"] == name), None)

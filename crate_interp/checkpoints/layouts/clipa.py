@@ -5,17 +5,10 @@ A CLIP with a CRATE-alpha image tower.
 
 from torch import Tensor
 
-from crate_interp.checkpoints.layouts.layout import (
-    Fields,
-    Layout,
-    Shapes,
-    Stack,
-    image_size,
-    shape_of,
-)
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 from crate_interp.core.errors import CheckpointError
 
-_IMAGE, _TEXT = "visual.transformer.resblocks.{l}.", "transformer.resblocks.{l}."
+_IMAGE = "visual.transformer.resblocks.{l}."
 
 
 def _the_one_projection(weight: Tensor) -> Tensor:
@@ -34,20 +27,19 @@ def _the_one_projection(weight: Tensor) -> Tensor:
 
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
-    d_model, channels, height, width = shape_of(shapes, "visual.conv1.weight", 4)
-    text = shape_of(shapes, "token_embedding.weight")
-    found = {
-        "d_model": d_model,
-        "inner": shape_of(shapes, _IMAGE.format(l=0) + "attn.in_proj_weight")[0] // 3,
-        "d_mlp": shape_of(shapes, _IMAGE.format(l=0) + "mlp.c_fc")[1],
-        "channels": channels,
-        "patch_size": (height, width),
-        "d_embed": shape_of(shapes, "visual.proj")[1],
-        "d_vocab": text[0],
-        "text_d_model": text[1],
-        "n_ctx": shape_of(shapes, "positional_embedding")[0],
+    first = _IMAGE.format(l=0)
+    d_vocab, text_d_model = shapes.of("token_embedding.weight")
+    fields = {
+        "d_model": shapes.of("visual.conv1.weight", 4)[0],
+        "inner": shapes.of(first + "attn.in_proj_weight")[0] // 3,
+        "d_mlp": shapes.of(first + "mlp.c_fc")[1],
+        "d_embed": shapes.of("visual.proj")[1],
+        "d_vocab": d_vocab,
+        "text_d_model": text_d_model,
+        "n_ctx": shapes.of("positional_embedding")[0],
     }
-    return found | image_size(shapes, (height, width), given, "visual.positional_embedding", 2)
+    table = "visual.positional_embedding"
+    return fields | shapes.images("visual.conv1.weight", table, given, axes=2)
 
 
 CLIPA = Layout(
@@ -58,43 +50,38 @@ CLIPA = Layout(
         "visual.positional_embedding": "visual.pos_embed",
         "visual.proj": "visual.unembed.weight",
         "visual.conv1.weight": "visual.embed.conv.weight",
-        "visual.ln_post.weight": "visual.ln_final.weight",
-        "visual.ln_post.bias": "visual.ln_final.bias",
+        "visual.ln_post.*": "visual.ln_final.*",
         "token_embedding.weight": "text.embed.weight",
         "positional_embedding": "text.pos_embed",
-        "ln_final.weight": "text.ln_final.weight",
-        "ln_final.bias": "text.ln_final.bias",
+        "ln_final.*": "text.ln_final.*",
         "text_projection": "text.unembed.weight",  # the code multiplies by its transpose
         "logit_scale": "logit_scale",
     },
     stacks=(
         Stack(
+            _IMAGE,
             {
-                _IMAGE + "ln_1.weight": "visual.blocks.{l}.ln1.weight",
-                _IMAGE + "ln_1.bias": "visual.blocks.{l}.ln1.bias",
-                _IMAGE + "attn.in_proj_weight": "visual.blocks.{l}.attn.u_proj.weight",
-                _IMAGE + "attn.out_proj.weight": "visual.blocks.{l}.attn.out_proj.weight",
-                _IMAGE + "ln_2.weight": "visual.blocks.{l}.ln2.weight",
-                _IMAGE + "ln_2.bias": "visual.blocks.{l}.ln2.bias",
-                _IMAGE + "mlp.c_fc": "visual.blocks.{l}.mlp.D",  # a raw parameter, not a Linear
-                _IMAGE + "mlp.c_proj": "visual.blocks.{l}.mlp.D1",
-            }
+                "ln_1.*": "ln1.*",
+                "attn.in_proj_weight": "attn.u_proj.weight",
+                "attn.out_proj.weight": "attn.out_proj.weight",
+                "ln_2.*": "ln2.*",
+                "mlp.c_fc": "mlp.D",  # a raw parameter, not a Linear
+                "mlp.c_proj": "mlp.D1",
+            },
+            target="visual.blocks.{l}.",
         ),
         Stack(
+            "transformer.resblocks.{l}.",
             {
-                _TEXT + "ln_1.weight": "text.blocks.{l}.ln1.weight",
-                _TEXT + "ln_1.bias": "text.blocks.{l}.ln1.bias",
-                _TEXT + "attn.in_proj_weight": "text.blocks.{l}.attn.qkv_proj.weight",
-                _TEXT + "attn.in_proj_bias": "text.blocks.{l}.attn.qkv_proj.bias",
-                _TEXT + "attn.out_proj.weight": "text.blocks.{l}.attn.out_proj.weight",
-                _TEXT + "attn.out_proj.bias": "text.blocks.{l}.attn.out_proj.bias",
-                _TEXT + "ln_2.weight": "text.blocks.{l}.ln2.weight",
-                _TEXT + "ln_2.bias": "text.blocks.{l}.ln2.bias",
-                _TEXT + "mlp.c_fc.weight": "text.blocks.{l}.mlp.fc_in.weight",
-                _TEXT + "mlp.c_fc.bias": "text.blocks.{l}.mlp.fc_in.bias",
-                _TEXT + "mlp.c_proj.weight": "text.blocks.{l}.mlp.fc_out.weight",
-                _TEXT + "mlp.c_proj.bias": "text.blocks.{l}.mlp.fc_out.bias",
+                "ln_1.*": "ln1.*",
+                "attn.in_proj_weight": "attn.qkv_proj.weight",
+                "attn.in_proj_bias": "attn.qkv_proj.bias",
+                "attn.out_proj.*": "attn.out_proj.*",
+                "ln_2.*": "ln2.*",
+                "mlp.c_fc.*": "mlp.fc_in.*",
+                "mlp.c_proj.*": "mlp.fc_out.*",
             },
+            target="text.blocks.{l}.",
             count="text_n_layers",
         ),
     ),

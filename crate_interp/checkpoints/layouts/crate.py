@@ -5,40 +5,29 @@ There is a second layout for the head of its ImageNet-21k demo.
 
 import math
 
-from crate_interp.checkpoints.layouts.layout import (
-    Fields,
-    Layout,
-    Shapes,
-    Stack,
-    image_size,
-    most_square,
-    shape_of,
-)
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack, most_square
 from crate_interp.core.errors import CheckpointError
 
 # shared with CRATE-alpha
+LAYER = "transformer.layers.{l}."
 BLOCK = {
-    "transformer.layers.{l}.0.norm.weight": "blocks.{l}.ln1.weight",
-    "transformer.layers.{l}.0.norm.bias": "blocks.{l}.ln1.bias",
-    "transformer.layers.{l}.0.fn.qkv.weight": "blocks.{l}.attn.u_proj.weight",
-    "transformer.layers.{l}.0.fn.to_out.0.weight": "blocks.{l}.attn.out_proj.weight",
-    "transformer.layers.{l}.1.norm.weight": "blocks.{l}.ln2.weight",
-    "transformer.layers.{l}.1.norm.bias": "blocks.{l}.ln2.bias",
+    "0.norm.*": "ln1.*",
+    "0.fn.qkv.weight": "attn.u_proj.weight",
+    "0.fn.to_out.0.weight": "attn.out_proj.weight",
+    "1.norm.*": "ln2.*",
 }
 TOP = {
     "pos_embedding": "pos_embed",
     "cls_token": "cls_token",
-    "mlp_head.0.weight": "ln_final.weight",
-    "mlp_head.0.bias": "ln_final.bias",
-    "mlp_head.1.weight": "unembed.weight",
-    "mlp_head.1.bias": "unembed.bias",
+    "mlp_head.0.*": "ln_final.*",
+    "mlp_head.1.*": "unembed.*",
 }
 
 
 def torch_sizes(shapes: Shapes, dictionary: str) -> Fields:
     """Returns the sizes that are in the files of both torch classifiers."""
-    inner, d_model = shape_of(shapes, "transformer.layers.0.0.fn.qkv.weight")
-    n_classes, d_mlp = shape_of(shapes, "mlp_head.1.weight")[0], shape_of(shapes, dictionary)[1]
+    inner, d_model = shapes.of("transformer.layers.0.0.fn.qkv.weight")
+    n_classes, d_mlp = shapes.of("mlp_head.1.weight")[0], shapes.of(dictionary)[1]
     return {"d_model": d_model, "inner": inner, "n_classes": n_classes, "d_mlp": d_mlp}
 
 
@@ -47,7 +36,7 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
 
     CRATE flattens patches, so that only height * width * channels is in the file.
     """
-    values = shape_of(shapes, "to_patch_embedding.2.weight")[1]
+    values = shapes.of("to_patch_embedding.2.weight")[1]
     channels = given.get("channels", 3)
     if "patch_size" in given:
         height, width = given["patch_size"]
@@ -76,7 +65,7 @@ def _patches(shapes: Shapes, given: Fields) -> Fields:
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
     patches = _patches(shapes, given)
-    size = image_size(shapes, patches["patch_size"], given, "pos_embedding")
+    size = shapes.image_size(patches["patch_size"], given, "pos_embedding")
     return torch_sizes(shapes, "transformer.layers.0.1.fn.weight") | patches | size
 
 
@@ -84,7 +73,7 @@ def _infer_demo(shapes: Shapes, given: Fields) -> Fields:
     plain = _infer(shapes, given)
     return plain | {
         "d_features": plain["n_classes"],
-        "n_classes": shape_of(shapes, "head.weight")[0],
+        "n_classes": shapes.of("head.weight")[0],
     }
 
 
@@ -93,20 +82,14 @@ CRATE = Layout(
     markers=("to_patch_embedding.2.weight", "transformer.layers.0.1.fn.weight"),
     top=TOP
     | {
-        "to_patch_embedding.1.weight": "embed.norm_patch.weight",
-        "to_patch_embedding.1.bias": "embed.norm_patch.bias",
-        "to_patch_embedding.2.weight": "embed.proj.weight",
-        "to_patch_embedding.2.bias": "embed.proj.bias",
-        "to_patch_embedding.3.weight": "embed.norm_token.weight",
-        "to_patch_embedding.3.bias": "embed.norm_token.bias",
+        "to_patch_embedding.1.*": "embed.norm_patch.*",
+        "to_patch_embedding.2.*": "embed.proj.*",
+        "to_patch_embedding.3.*": "embed.norm_token.*",
     },
     stacks=(
         Stack(
-            BLOCK
-            | {
-                "transformer.layers.{l}.0.fn.to_out.0.bias": "blocks.{l}.attn.out_proj.bias",
-                "transformer.layers.{l}.1.fn.weight": "blocks.{l}.mlp.D",
-            }
+            LAYER,
+            BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"},
         ),
     ),
     infer=_infer,
@@ -115,13 +98,7 @@ CRATE = Layout(
 DEMO_21K = Layout(  # mlp_head makes features, head the classes
     family="crate",
     markers=(*CRATE.markers, "head.weight"),
-    top=CRATE.top
-    | {
-        "mlp_head.1.weight": "features.weight",
-        "mlp_head.1.bias": "features.bias",
-        "head.weight": "unembed.weight",
-        "head.bias": "unembed.bias",
-    },
+    top=CRATE.top | {"mlp_head.1.*": "features.*", "head.*": "unembed.*"},
     stacks=CRATE.stacks,
     infer=_infer_demo,
 )

@@ -5,28 +5,19 @@ The torch classifier has an ablation with CRATE's ISTA step.
 
 import math
 
-from crate_interp.checkpoints.layouts.crate import BLOCK, TOP, torch_sizes
-from crate_interp.checkpoints.layouts.layout import (
-    Fields,
-    Layout,
-    Shapes,
-    Stack,
-    image_size,
-    shape_of,
-)
+from crate_interp.checkpoints.layouts.crate import BLOCK, LAYER, TOP, torch_sizes
+from crate_interp.checkpoints.layouts.layout import Fields, Layout, Shapes, Stack
 from crate_interp.core.errors import CheckpointError
 
-_LAYER = "Transformer/encoderblock_{l}/"
-_ATTENTION = _LAYER + "MultiHeadDotProductSubspaceAttention_0/"
-_TOP = TOP | {"conv1.weight": "embed.conv.weight", "conv1.bias": "embed.conv.bias"}
-_DICTIONARY = {"transformer.layers.{l}.1.fn.D": "blocks.{l}.mlp.D"}
+_JAX_LAYER = "Transformer/encoderblock_{l}/"
+_ATTENTION = "MultiHeadDotProductSubspaceAttention_0/"
+_TOP = TOP | {"conv1.*": "embed.conv.*"}
+_DICTIONARY = {"1.fn.D": "mlp.D"}
 
 
 def _infer(shapes: Shapes, given: Fields) -> Fields:
-    _, channels, height, width = shape_of(shapes, "conv1.weight", 4)
-    size = image_size(shapes, (height, width), given, "pos_embedding")
-    patches = {"channels": channels, "patch_size": (height, width)}
-    return torch_sizes(shapes, "transformer.layers.0.1.fn.D") | patches | size
+    images = shapes.images("conv1.weight", "pos_embedding", given)
+    return torch_sizes(shapes, "transformer.layers.0.1.fn.D") | images
 
 
 def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
@@ -35,9 +26,9 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
     Projections are [d_model, n_heads, d_head], so that the number of heads is known. Those of
     older files have two axes.
     """
-    d_model, *heads = shape_of(shapes, _ATTENTION.format(l=0) + "proj/kernel", 2, 3)
-    height, width, channels, _ = shape_of(shapes, "embedding/kernel", 4)
-    n_heads = {"n_heads": heads[0]} if len(heads) == 2 else {}
+    first = _JAX_LAYER.format(l=0)
+    d_model, *heads = shapes.of(first + _ATTENTION + "proj/kernel", 2, 3)
+    height, width, channels, _ = shapes.of("embedding/kernel", 4)
     wanted = {"proj/kernel": (d_model, *heads), "out/kernel": (*heads, d_model)}
     # compared here, because the axis of the heads is folded away before shapes are compared
     for key, shape in shapes.items():
@@ -46,25 +37,23 @@ def _infer_jax(shapes: Shapes, given: Fields) -> Fields:
             raise CheckpointError(
                 f"{key} has shape {shape}, the first layer makes it {wanted[end]}."
             )
-    return (
-        n_heads
-        | {
-            "d_model": d_model,
-            "inner": math.prod(heads),
-            "n_classes": shape_of(shapes, "head/kernel")[1],
-            "d_mlp": shape_of(shapes, _LAYER.format(l=0) + "OvercompleteISTABlock_0/D")[1],
-            "channels": channels,
-            "patch_size": (height, width),
-        }
-        | image_size(shapes, (height, width), given, "pos_embedding")
-    )
+    fields = {
+        "d_model": d_model,
+        "inner": math.prod(heads),
+        "n_classes": shapes.of("head/kernel")[1],
+        "d_mlp": shapes.of(first + "OvercompleteISTABlock_0/D")[1],
+        "channels": channels,
+        "patch_size": (height, width),
+    }
+    n_heads = {"n_heads": heads[0]} if len(heads) == 2 else {}
+    return fields | n_heads | shapes.image_size((height, width), given, "pos_embedding")
 
 
 TORCH = Layout(  # torch_inference/model/crate_alpha.py
     family="crate-alpha",
     markers=("conv1.weight", "transformer.layers.0.1.fn.D", "transformer.layers.0.1.fn.D1"),
     top=_TOP,
-    stacks=(Stack(BLOCK | _DICTIONARY | {"transformer.layers.{l}.1.fn.D1": "blocks.{l}.mlp.D1"}),),
+    stacks=(Stack(LAYER, BLOCK | _DICTIONARY | {"1.fn.D1": "mlp.D1"}),),
     infer=_infer,
 )
 
@@ -72,7 +61,7 @@ VANILLA = Layout(  # the same class with IsOvercompleteISTABlock=False; the file
     family="crate-alpha",
     markers=("conv1.weight", "transformer.layers.0.1.fn.D"),
     top=_TOP,
-    stacks=(Stack(BLOCK | _DICTIONARY),),
+    stacks=(Stack(LAYER, BLOCK | _DICTIONARY),),
     infer=_infer,
     defaults={"sparse_step": "ista", "ln_eps": 1e-5},
 )
@@ -92,16 +81,17 @@ JAX = Layout(  # models/crate.py, as main.py saves it
     },
     stacks=(
         Stack(
+            _JAX_LAYER,
             {
-                _LAYER + "LayerNorm_0/scale": "blocks.{l}.ln1.weight",
-                _LAYER + "LayerNorm_0/bias": "blocks.{l}.ln1.bias",
-                _ATTENTION + "proj/kernel": "blocks.{l}.attn.u_proj.weight",
-                _ATTENTION + "out/kernel": "blocks.{l}.attn.out_proj.weight",
-                _LAYER + "LayerNorm_1/scale": "blocks.{l}.ln2.weight",
-                _LAYER + "LayerNorm_1/bias": "blocks.{l}.ln2.bias",
-                _LAYER + "OvercompleteISTABlock_0/D": "blocks.{l}.mlp.D",
-                _LAYER + "OvercompleteISTABlock_0/D1": "blocks.{l}.mlp.D1",
-            }
+                "LayerNorm_0/scale": "ln1.weight",
+                "LayerNorm_0/bias": "ln1.bias",
+                _ATTENTION + "proj/kernel": "attn.u_proj.weight",
+                _ATTENTION + "out/kernel": "attn.out_proj.weight",
+                "LayerNorm_1/scale": "ln2.weight",
+                "LayerNorm_1/bias": "ln2.bias",
+                "OvercompleteISTABlock_0/D": "mlp.D",
+                "OvercompleteISTABlock_0/D1": "mlp.D1",
+            },
         ),
     ),
     infer=_infer_jax,

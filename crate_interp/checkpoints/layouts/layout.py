@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,35 +10,118 @@ from torch import Tensor
 
 from crate_interp.core.errors import CheckpointError
 
-Shapes = dict[str, tuple[int, ...]]
 Fields = dict[str, Any]
 _MOST_LAYERS = 1000
 View = tuple[tuple[int, ...], Callable[[Tensor], Tensor]]
+
+
+class Shapes(dict[str, tuple[int, ...]]):
+    """The shapes of the tensors in a file, by their keys."""
+
+    def of(self, key: str, *axes: int) -> tuple[int, ...]:
+        """Returns the shape of a tensor that has one of these numbers of axes (default: two).
+
+        Raises CheckpointError for a missing key, other numbers of axes, and an empty tensor.
+        """
+        if key not in self:
+            raise CheckpointError(
+                f"the key {key} is missing; the file's keys begin {', '.join(list(self)[:4])}."
+            )
+        shape = self[key]
+        if len(shape) not in (axes or (2,)):
+            raise CheckpointError(
+                f"{key} has shape {shape}, wanted {' or '.join(map(str, axes or (2,)))} axes."
+            )
+        if 0 in shape:
+            raise CheckpointError(f"{key} has shape {shape}: it is empty.")
+        return shape
+
+    def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
+        """Returns channels, patch size and image size of a model whose patches are a convolution.
+
+        kernel: the key of the convolution, `[out, in, height, width]`. table, axes: as in
+        `image_size`.
+        """
+        _, channels, height, width = self.of(kernel, 4)
+        size = self.image_size((height, width), given, table, axes)
+        return {"channels": channels, "patch_size": (height, width)} | size
+
+    def image_size(
+        self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
+    ) -> Fields:
+        """Returns the image size, from the number of positions where patches make a square.
+
+        table: the key of the position embeddings; axes: how many axes they have. Raises
+        CheckpointError where the patches make no square, or a given size has another number of
+        them.
+        """
+        patches = self.of(table, axes)[-2] - 1
+        if "image_size" in given:
+            height, width = given["image_size"]
+            if (
+                height % patch[0]
+                or width % patch[1]
+                or (height // patch[0]) * (width // patch[1]) != patches
+            ):
+                raise CheckpointError(
+                    f"image_size={given['image_size']!r} with patches of {patch} "
+                    f"contradicts {table}, which has {patches} patches."
+                )
+            return {"image_size": (height, width)}
+        side = math.isqrt(patches)
+        if side * side != patches or not patches:
+            rows, columns = most_square(patches)
+            raise CheckpointError(
+                f"image_size cannot be inferred: {patches} patches make no square grid. Give "
+                f"height and width, such as ci.load(..., image_size=({patch[0] * rows}, "
+                f"{patch[1] * columns})), if they are {rows} x {columns}."
+            )
+        return {"image_size": (side * patch[0], side * patch[1])}
+
+
+def expanded(keys: Mapping[str, str], source: str = "", target: str = "") -> dict[str, str]:
+    """Returns a map of keys in which a pair "a.*": "b.*" became two, of weight and of bias.
+
+    source, target: what is put before the keys, and before the parameters.
+    """
+    return {
+        source + key.replace("*", end): target + parameter.replace("*", end)
+        for key, parameter in keys.items()
+        for end in (("weight", "bias") if key.endswith(".*") else ("",))
+    }
 
 
 @dataclass(frozen=True)
 class Stack:
     """The layers of one tower.
 
-    keys: source key -> the parameter it fills, with {l} for the number of the layer. count: the
-    field of the config that has the number of layers.
+    source, target: how keys and parameters begin, with {l} for the number of the layer. keys: the
+    rest of a source key -> that of the parameter it fills; "norm.*" stands for weight and bias.
+    count: the field of the config that has the number of layers.
     """
 
+    source: str
     keys: dict[str, str]
+    target: str = "blocks.{l}."
     count: str = "n_layers"
 
     @property
     def layer(self) -> str:
         """A pattern that finds the number of the layer at the beginning of a key."""
-        before, after = next(iter(self.keys)).split("{l}")
+        before, after = self.source.split("{l}")
         return re.escape(before) + r"(\d{1,9})" + re.escape(after[0])
+
+    def of_layer(self, layer: int) -> dict[str, str]:
+        """Returns every source key of a layer and the parameter that it fills."""
+        return expanded(self.keys, self.source.format(l=layer), self.target.format(l=layer))
 
 
 @dataclass(frozen=True)
 class Layout:
     """One way in which weights are published.
 
-    `top` and `stacks` map a source key to the parameter of our model that it fills.
+    `top` and `stacks` map a source key to the parameter of our model that it fills; "norm.*" stands
+    for weight and bias.
     """
 
     family: str
@@ -47,8 +130,11 @@ class Layout:
     stacks: tuple[Stack, ...]
     # the fields that follow from shapes and given fields, and `inner`, the width of all heads
     infer: Callable[[Shapes, Fields], Fields]
-    # the fields, by our names, of the config that lies in or beside the file
-    translate: Callable[[Fields], Fields] = lambda config: {}
+    # of the config in or beside the file: names of fields -> ours; names of switches, which count
+    # where they are bools; and switches with the only value that our model follows
+    config_names: dict[str, str] = field(default_factory=dict)
+    config_switches: tuple[str, ...] = ()
+    followed: dict[str, Any] = field(default_factory=dict)
     # fields where the code that wrote the file differs from the defaults of the family
     defaults: Fields = field(default_factory=dict)
     needed: tuple[str, ...] = ("n_heads",)  # fields that no shape gives away
@@ -65,21 +151,117 @@ class Layout:
     @property
     def codes(self) -> str:
         """The key whose rows are the heads' codes, in the first layer."""
-        return source_of(self, "attn.u_proj.weight", 0)
+        return self.source_of("attn.u_proj.weight", 0)
 
+    def source_of(self, parameter: str, layer: int) -> str:
+        """Returns the key that fills a parameter of a block, or "" where the layout has none."""
+        target = f"blocks.{layer}.{parameter}"
+        keys = (
+            key
+            for stack in self.stacks
+            for key, name in stack.of_layer(layer).items()
+            if name.removeprefix("visual.") == target
+        )
+        return next(keys, "")
 
-def key_map(layout: Layout, counts: Fields) -> dict[str, str]:
-    """Returns every source key of the layout and the parameter that it fills.
+    def translate(self, config: Fields) -> Fields:
+        """Returns the fields, by our names, of the config that lies in or beside a file."""
+        for name, value in self.followed.items():
+            if config.get(name, value) != value:
+                raise CheckpointError(
+                    f"its config.json says {name}={config[name]!r}: no published model has that, "
+                    f"only {value!r} can be loaded."
+                )
+        names = self.config_names.items()
+        named = {ours: config[theirs] for theirs, ours in names if theirs in config}
+        switches = [name for name in self.config_switches if isinstance(config.get(name), bool)]
+        return named | {name: config[name] for name in switches}
 
-    counts: the numbers of layers, by the names of their fields.
-    """
-    layers = {
-        source.format(l=layer): target.format(l=layer)
-        for stack in layout.stacks
-        for layer in range(counts[stack.count])
-        for source, target in stack.keys.items()
-    }
-    return layout.top | layers
+    def key_map(self, counts: Fields) -> dict[str, str]:
+        """Returns every source key of the layout and the parameter that it fills.
+
+        counts: the numbers of layers, by the names of their fields.
+        """
+        keys = expanded(self.top)
+        for stack in self.stacks:
+            for layer in range(counts[stack.count]):
+                keys |= stack.of_layer(layer)
+        return keys
+
+    def as_parameters(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors as views that have the shapes of the parameters.
+
+        Keys that are never read, and copies that repeat their original, are left out. A tensor with
+        an unexpected number of axes stays as it is; its shape is refused later. Raises
+        CheckpointError for a copy that differs from its original.
+        """
+        kept = {}
+        for key, value in tensors.items():
+            if any(re.fullmatch(pattern, key) for pattern in self.unused):
+                continue
+            original = self.copies.get(key)
+            if original in tensors:
+                check_copy(key, value, original, tensors[original])
+                continue
+            kept[key] = self._turned(key, value)
+        return kept
+
+    def _turned(self, key: str, value: Tensor) -> Tensor:
+        for end, (axes, view) in self.views.items():
+            if value.ndim in axes and re.search(end + "$", key):
+                try:
+                    return view(value)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{key} {error}") from None
+        return value
+
+    def infer_config(self, shapes: Shapes, given: Fields, where: str) -> Fields:
+        """Returns the fields that the shapes of the tensors determine, together with given fields.
+
+        Raises CheckpointError if both disagree, and where a needed field is not given.
+        """
+        found: Fields = {}
+        for stack in self.stacks:
+            depth = 1 + max(
+                (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))),
+                default=0,
+            )
+            check_depth(shapes, stack.layer, depth)
+            found[stack.count] = depth
+        codes, lacking = self.codes, self._lacking(shapes, given, where)
+        try:
+            found |= self.infer(shapes, given)
+        except CheckpointError as error:  # all that is missing at once
+            raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
+        if lacking:
+            raise CheckpointError(lacking)
+        inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
+        if inner % n_heads:
+            raise CheckpointError(
+                f"n_heads={n_heads} does not divide the {inner} rows of "
+                f"{codes or 'the projections'}."
+            )
+        found["d_head"] = inner // n_heads
+        for name, value in found.items():
+            if name in given and given[name] not in (None, value):
+                raise CheckpointError(
+                    f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
+                )
+        return found
+
+    def _lacking(self, shapes: Shapes, given: Fields, where: str) -> str:
+        """Returns an error about fields that no shape reveals and that are not given, or ""."""
+        codes = shapes.get(self.codes, ())
+        # a tensor with three axes has one for the heads
+        needed = [name for name in self.needed if name != "n_heads" or len(codes) != 3]
+        names = [name for name in needed if given.get(name) is None]
+        if not names:
+            return ""
+        return (
+            f"{where} looks like family {self.family!r}, and {' and '.join(names)} cannot be "
+            f"inferred: no tensor's shape tells it. "
+            + " ".join(_advice(name, codes) for name in names)
+        )
 
 
 def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
@@ -95,25 +277,6 @@ def check_depth(keys: Iterable[str], pattern: str, n_layers: int) -> None:
         raise CheckpointError(f"{n_layers} layers are claimed, no model has over {_MOST_LAYERS}.")
 
 
-def as_parameters(layout: Layout, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors as views that have the shapes of the parameters.
-
-    Keys that are never read, and copies that repeat their original, are left out. A tensor with
-    an unexpected number of axes stays as it is; its shape is refused later. Raises
-    CheckpointError for a copy that differs from its original.
-    """
-    kept = {}
-    for key, value in tensors.items():
-        if any(re.fullmatch(pattern, key) for pattern in layout.unused):
-            continue
-        original = layout.copies.get(key)
-        if original in tensors:
-            check_copy(key, value, original, tensors[original])
-            continue
-        kept[key] = _turned(layout, key, value)
-    return kept
-
-
 def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> None:
     """Raises CheckpointError if a tensor does not repeat the other one."""
     one = value.data_ptr() == other.data_ptr() and value.stride() == other.stride()
@@ -122,77 +285,8 @@ def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> 
         raise CheckpointError(f"{key} differs from {original}: in this layout they are one tensor.")
 
 
-def _turned(layout: Layout, key: str, value: Tensor) -> Tensor:
-    for end, (axes, view) in layout.views.items():
-        if value.ndim in axes and re.search(end + "$", key):
-            try:
-                return view(value)
-            except CheckpointError as error:
-                raise CheckpointError(f"{key} {error}") from None
-    return value
-
-
-def source_of(layout: Layout, parameter: str, layer: int) -> str:
-    """Returns the key that fills a parameter of a block, or "" where the layout has none."""
-    target = "blocks.{l}." + parameter
-    keys = (
-        key
-        for stack in layout.stacks
-        for key, name in stack.keys.items()
-        if name.removeprefix("visual.") == target
-    )
-    return next(keys, "").format(l=layer)
-
-
-def infer_config(layout: Layout, shapes: Shapes, given: Fields, where: str) -> Fields:
-    """Returns the fields that the shapes of the tensors determine, together with given fields.
-
-    Raises CheckpointError if both disagree, and where a needed field is not given.
-    """
-    found: Fields = {}
-    for stack in layout.stacks:
-        depth = 1 + max(
-            (int(match[1]) for key in shapes if (match := re.match(stack.layer, key))), default=0
-        )
-        check_depth(shapes, stack.layer, depth)
-        found[stack.count] = depth
-    codes, lacking = layout.codes, _lacking(layout, shapes, given, where)
-    try:
-        found |= layout.infer(shapes, given)
-    except CheckpointError as error:  # all that is missing at once
-        raise CheckpointError(f"{lacking} And {error}" if lacking else str(error)) from None
-    if lacking:
-        raise CheckpointError(lacking)
-    inner, n_heads = found.pop("inner"), found.get("n_heads", given.get("n_heads"))
-    if inner % n_heads:
-        raise CheckpointError(
-            f"n_heads={n_heads} does not divide the {inner} rows of {codes or 'the projections'}."
-        )
-    found["d_head"] = inner // n_heads
-    for name, value in found.items():
-        if name in given and given[name] not in (None, value):
-            raise CheckpointError(
-                f"{name}={given[name]!r} contradicts the tensors, which make it {value!r}."
-            )
-    return found
-
-
-def _lacking(layout: Layout, shapes: Shapes, given: Fields, where: str) -> str:
-    """Returns which fields that no shape tells are not given, and what to type, or ""."""
-    codes = shapes.get(layout.codes, ())
-    # a tensor with three axes has one for the heads
-    needed = [name for name in layout.needed if name != "n_heads" or len(codes) != 3]
-    names = [name for name in needed if given.get(name) is None]
-    if not names:
-        return ""
-    return (
-        f"{where} looks like family {layout.family!r}, and {' and '.join(names)} cannot be "
-        f"inferred: no tensor's shape tells it. " + " ".join(_advice(name, codes) for name in names)
-    )
-
-
 def _advice(name: str, codes: tuple[int, ...]) -> str:
-    """Returns which numbers of heads fit the rows of the codes, if it is that, and what to type."""
+    """Returns what to type for a missing field; for n_heads also which numbers fit the codes."""
     if name != "n_heads" or not codes or not codes[0]:
         return f"Give it: ci.load(..., {name}=N)."
     fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]
@@ -210,53 +304,3 @@ def most_square(count: int) -> tuple[int, int]:
     """Returns the rows and columns of the grid of `count` cells that is nearest to a square."""
     rows = next((n for n in range(math.isqrt(count), 0, -1) if count % n == 0), 1)
     return rows, count // rows
-
-
-def image_size(
-    shapes: Shapes, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
-) -> Fields:
-    """Returns the image size, from the number of position embeddings where patches make a square.
-
-    table: the key of the position embeddings; axes: how many axes they have. Raises
-    CheckpointError where the patches make no square, or a given size has another number of them.
-    """
-    patches = shape_of(shapes, table, axes)[-2] - 1
-    if "image_size" in given:
-        height, width = given["image_size"]
-        if (
-            height % patch[0]
-            or width % patch[1]
-            or (height // patch[0]) * (width // patch[1]) != patches
-        ):
-            raise CheckpointError(
-                f"image_size={given['image_size']!r} with patches of {patch} "
-                f"contradicts {table}, which has {patches} patches."
-            )
-        return {"image_size": (height, width)}
-    side = math.isqrt(patches)
-    if side * side != patches or not patches:
-        rows, columns = most_square(patches)
-        raise CheckpointError(
-            f"image_size cannot be inferred: {patches} patches make no square grid. Give height "
-            f"and width, such as ci.load(..., image_size=({patch[0] * rows}, "
-            f"{patch[1] * columns})), if they are {rows} x {columns}."
-        )
-    return {"image_size": (side * patch[0], side * patch[1])}
-
-
-def shape_of(shapes: Shapes, key: str, *axes: int) -> tuple[int, ...]:
-    """Returns the shape of a tensor that has one of these numbers of axes (default: two).
-
-    Raises CheckpointError for a missing key, other numbers of axes, and an empty tensor.
-    """
-    if key not in shapes:
-        raise CheckpointError(
-            f"the key {key} is missing; the file's keys begin {', '.join(list(shapes)[:4])}."
-        )
-    if len(shapes[key]) not in (axes or (2,)):
-        raise CheckpointError(
-            f"{key} has shape {shapes[key]}, wanted {' or '.join(map(str, axes or (2,)))} axes."
-        )
-    if 0 in shapes[key]:
-        raise CheckpointError(f"{key} has shape {shapes[key]}: it is empty.")
-    return shapes[key]

@@ -20,7 +20,7 @@ Check = dict[str, Any]
 
 
 def verify(
-    source: checkpoints.Source, *, progress: bool = True, **options: object
+    source: checkpoints.Given, *, progress: bool = True, **options: object
 ) -> dict[str, Any]:
     """Checks a checkpoint, or the folder of a saved result or of a run, and returns a report.
 

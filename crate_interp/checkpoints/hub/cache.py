@@ -12,7 +12,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from crate_interp.checkpoints.hub.hub_metadata import Offer
+from crate_interp.checkpoints.hub.metadata import Offer
 
 _WEEK = 7 * 24 * 3600
 _ENDING = ".crate-interp.incomplete"
@@ -37,17 +37,17 @@ def find(repo: str, file: str, revision: str, cache_dir: str | Path | None) -> P
 
 
 def pointer(folder: Path, commit: str, file: str) -> Path:
-    """Returns where a file of a commit is to be found."""
+    """Returns the path of a file of a commit."""
     return folder / "snapshots" / commit / file
 
 
 def unfinished(folder: Path, offer: Offer) -> Path:
-    """Returns a name, of this process alone, for a file that is not whole yet."""
+    """Returns a path that only this process uses, for a download that is not finished."""
     return folder / "blobs" / f"{offer.digest}.{uuid.uuid4().hex}{_ENDING}"
 
 
 def keep(folder: Path, offer: Offer, file: str) -> Path:
-    """Points to a blob, and returns the pointer."""
+    """Makes the path of a file of a commit point to its blob, and returns it."""
     place, blob = pointer(folder, offer.commit, file), folder / "blobs" / offer.digest
     place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f"{uuid.uuid4().hex}{_ENDING}")
@@ -77,7 +77,7 @@ def note(folder: Path, revision: str, commit: str) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Removes downloads of this library that died more than a week ago, and nothing else."""
+    """Removes downloads of this library that broke off over a week ago, and nothing else."""
     with suppress(OSError):
         for path in (folder / "blobs").iterdir():
             if (

@@ -1,20 +1,11 @@
-"""TransformerLens' adapter for DINOv2, with and without registers, which it does not have itself.
+"""TransformerLens bridges around networks of transformers, by its adapters or ours."""
 
-The layers of transformers' Dinov2Model are those of its ViT, with a learned scale of each channel
-(LayerScale) between attention, or MLP, and the stream.
-"""
-
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from transformer_lens.model_bridge.generalized_components import (
-    AttentionBridge,
-    BlockBridge,
-    GatedMLPBridge,
-    LinearBridge,
-    MLPBridge,
-    NormalizationBridge,
-)
+from transformer_lens.model_bridge import TransformerBridge, sources
+from transformer_lens.model_bridge import generalized_components as parts
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 from transformer_lens.model_bridge.generalized_components.vision_embeddings import (
     VisionEmbeddingsBridge,
@@ -56,7 +47,7 @@ class Dinov2Adapter(ViTArchitectureAdapter):
     def _parts(self, prefix: str, swiglu: bool) -> dict[str, Any]:
         return {
             "embed": Embeddings(name=f"{prefix}embeddings"),
-            "blocks": BlockBridge(
+            "blocks": parts.BlockBridge(
                 name=f"{prefix}encoder.layer",
                 hook_alias_overrides={
                     "hook_attn_out": "attn_scale.hook_out",
@@ -65,12 +56,10 @@ class Dinov2Adapter(ViTArchitectureAdapter):
                 },
                 submodules={
                     "ln1": self._norm("norm1"),
-                    "attn": AttentionBridge(
+                    "attn": parts.AttentionBridge(
                         name="attention",
                         config=self.cfg,
-                        submodules={
-                            role: LinearBridge(name=f"{role}_proj") for role in ("q", "k", "v", "o")
-                        },
+                        submodules=_linear_maps({role: f"{role}_proj" for role in "qkvo"}),
                     ),
                     "attn_scale": GeneralizedComponent(name="layer_scale1"),
                     "ln2": self._norm("norm2"),
@@ -81,14 +70,50 @@ class Dinov2Adapter(ViTArchitectureAdapter):
             "ln_final": self._norm(f"{prefix}layernorm"),
         }
 
-    def _norm(self, name: str) -> NormalizationBridge:
-        return NormalizationBridge(name=name, config=self.cfg, use_native_layernorm_autograd=True)
+    def _norm(self, name: str) -> parts.NormalizationBridge:
+        own = {"config": self.cfg, "use_native_layernorm_autograd": True}
+        return parts.NormalizationBridge(name=name, **own)
 
-    def _mlp(self, swiglu: bool) -> MLPBridge:
+    def _mlp(self, swiglu: bool) -> parts.MLPBridge:
+        names = {"in": "fc1", "out": "fc2"}
         if swiglu:
             names = {"gate": "gate_proj", "in": "up_proj", "out": "down_proj"}
-            kind: Any = GatedMLPBridge
-        else:
-            names, kind = {"in": "fc1", "out": "fc2"}, MLPBridge
-        parts = {part: LinearBridge(name=name) for part, name in names.items()}
-        return kind(name="mlp", config=self.cfg, submodules=parts)
+        kind = parts.GatedMLPBridge if swiglu else parts.MLPBridge
+        return kind(name="mlp", config=self.cfg, submodules=_linear_maps(names))
+
+
+def _linear_maps(names: dict[str, str]) -> dict[str, Any]:
+    return {role: parts.LinearBridge(name=name) for role, name in names.items()}
+
+
+# architecture -> the adapter that TransformerLens lacks
+OURS = {
+    f"{name}{head}": Dinov2Adapter
+    for name in ("Dinov2", "Dinov2WithRegisters")
+    for head in ("Model", "ForImageClassification")
+}
+
+
+def build(
+    network: nn.Module, adapter: Callable[..., Any] | None = None, tokenizer: object = None
+) -> nn.Module:
+    """Returns a TransformerBridge around a network, which is changed: its parts are replaced.
+
+    adapter: the class of the adapter; None: ours, or else TransformerLens' own for the class of the
+    network. Nothing is registered anywhere. Raises ValueError for a network that no adapter knows.
+    """
+    config: Any = network.config
+    name, dtype = type(network).__name__, next(network.parameters()).dtype
+    config._attn_implementation = "eager"  # the others return no attention patterns
+    chosen = adapter or OURS.get(name)
+    if chosen is None:
+        try:
+            return sources.build_bridge_from_module(
+                network, name, hf_config=config, tokenizer=tokenizer
+            )
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"TransformerLens has no bridge to {name}: {error}") from None
+    made = chosen(sources.build_bridge_config_from_hf(config, name, name, dtype))
+    made.prepare_model(network)
+    made.cfg.device = str(next(network.parameters()).device)
+    return TransformerBridge(network, made, tokenizer)

@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from crate_interp.checkpoints import native_format
-from crate_interp.checkpoints.build import build
 from crate_interp.checkpoints.formats.tensor_files import Contents, read_json
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
 
-Told = CrateConfig | Mapping[str, Any] | str | Path
+GivenConfig = CrateConfig | Mapping[str, Any] | str | Path
 _ANCHORS = ("attn.u_proj.weight", "attn.qkv_proj.weight")  # names that only hooked models have
 _STEP = re.compile(r"checkpoint-(\d{1,12})")
 
@@ -56,7 +54,7 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
 
 
 def _own_fields(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields in the content of a config.json of ours, or in a dict of fields."""
+    """Returns the fields in a dict of them, or in the content of a config.json of ours."""
     fields = content.get("config") if content.get("library") == LIBRARY else content
     if not isinstance(fields, Mapping) or not isinstance(fields.get("family"), str):
         raise CheckpointError(
@@ -82,15 +80,13 @@ def is_hooked(tensors: Mapping[str, Any]) -> bool:
     return any(key.endswith(_ANCHORS) for key in tensors)
 
 
-def from_hooked(
-    contents: Contents, fields: Mapping[str, Any], where: str, dtype: torch.dtype
-) -> Any:
-    """Returns the model of tensors that have a hooked model's own names, after any one prefix.
+def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
+    """Returns config and parameters of tensors that have a hooked model's names, after any prefix.
 
     What lies beside the model, such as the weights of a loss, is left out with a warning. Raises
-    CheckpointError without a family among the fields, and unless the parameters of exactly one
-    model are there.
+    CheckpointError without a family among the fields, and where several models are there.
     """
+    where, fields = contents.where, fields_of(None, contents.given, contents.family)
     if not {"family", "d_model", "n_layers"} <= set(fields):
         raise CheckpointError(
             f"{where} has no config.json beside it, and its names, those of a hooked model, do "
@@ -98,22 +94,21 @@ def from_hooked(
             "config='path/to/config.json'; or write "
             "model.save_pretrained(folder) and load the folder."
         )
-    cfg = CrateConfig.from_dict(dict(fields))
+    cfg = CrateConfig.from_dict(fields)
     prefix = _prefix(contents.tensors, cfg, where)
-    inside = {
-        name.removeprefix(prefix): value
-        for name, value in contents.tensors.items()
-        if name.startswith(prefix)
-    }
-    outside = [name for name in contents.tensors if not name.startswith(prefix)]
+    inside, outside = {}, []
+    for name, value in contents.tensors.items():
+        if name.startswith(prefix):
+            inside[name.removeprefix(prefix)] = value
+        else:
+            outside.append(name)
     if outside:
         warnings.warn(
             f"{where}: {len(outside)} tensors lie beside the model {prefix.rstrip('.')!r} and are "
             f"left out: {', '.join(outside[:8])}.",
             stacklevel=2,
         )
-    contents.tensors.clear()
-    return build(cfg, inside, None, where, dtype, contents.owned)
+    return cfg, inside
 
 
 def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:

@@ -1,7 +1,7 @@
-"""What the Hub says of a file, checked before a byte of it is written.
+"""What the Hub says about a file, checked before any byte of it is written.
 
-The client builds paths from these words: an ETag such as "/home/me/.bashrc" would be a path of
-its own. Only what was checked here is used afterwards, and nothing is asked a second time.
+huggingface_hub builds paths from these values: an ETag such as "/home/me/.bashrc" would be a path
+of its own. Only what was checked here is used afterwards, and nothing is asked a second time.
 """
 
 import logging
@@ -25,8 +25,8 @@ _SMALL = {".json": 2**26, ".pkl": 2**26}  # bytes that no config and no tokenize
 class Offer:
     """A file as the Hub offers it.
 
-    file: its name; page: the address that was asked; place: the address it is at; headers: what
-    goes to the origin of `page` alone, the token among it.
+    file: its name. page: the address that was asked. place: the address of the bytes. headers:
+    those that are sent to the origin of `page` alone; the token is among them.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Offer:
 def ask(
     repo: str, file: str, revision: str, token: str | bool | None, endpoint: str | None
 ) -> Offer | None:
-    """Returns what the Hub offers, or None if what answers does not speak as a Hub does.
+    """Returns what the Hub offers, or None if the server that answers is no Hub.
 
     Raises CheckpointError for an answer that no Hub gives, and the client's errors.
     """
@@ -54,7 +54,7 @@ def ask(
         told = hub.get_hf_file_metadata(
             page, token=token, timeout=constants.HF_HUB_ETAG_TIMEOUT, endpoint=endpoint
         )
-    if told.etag is None and told.commit_hash is None:  # such as the page of a hotel's network
+    if told.etag is None and told.commit_hash is None:  # such as a hotel's login page
         return None
     place = urljoin(page, told.location)
     _check(told, place, page, revision, f"{repo}/{file}")
@@ -71,9 +71,9 @@ def ask(
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Keeps what a terminal would obey out of the client's warnings, in this thread alone.
+    """Removes control characters from the warnings that huggingface_hub logs in this thread.
 
-    The client prints the header X-HF-Warning as it comes.
+    It logs the header X-HF-Warning as the server sends it.
     """
     mine = threading.get_ident()
 
@@ -91,7 +91,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
-    """Raises CheckpointError unless every word of the answer is of its kind."""
+    """Raises CheckpointError unless every value in the answer has the form that it must have."""
     for wanted, name, value, said in (
         (_DIGEST, "ETag", told.etag, "40 or 64 hexadecimal digits"),
         (COMMIT, "commit", told.commit_hash, "40 hexadecimal digits"),
@@ -121,7 +121,7 @@ def check_address(address: str, page: str, what: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Returns a server's word for an error."""
+    """Returns a value that a server sent, made safe for an error message."""
     return plain(repr(value), 80)
 
 

@@ -30,7 +30,7 @@ def wave(*shape: int, model: nn.Module) -> Tensor:
 
 
 def token_ids(cfg: CrateConfig, count: int, device: torch.device) -> Tensor:
-    """Returns ids that jump through the vocabulary, `[1, count]`."""
+    """Returns token ids from all over the vocabulary, `[1, count]`."""
     return (torch.arange(count, device=device)[None] * 7919 + 13) % cfg.d_vocab
 
 
@@ -48,8 +48,8 @@ def output(model: HookedModel | SparseAutoencoder) -> Tensor:
         return torch.cat([image.flatten(), text.flatten()])
     cfg, kind = model.cfg, model.cfg.kind
     if kind == "text":
-        count = cfg.n_ctx if cfg.family == "clipa-text" else min(_TOKENS, cfg.n_ctx)
-        return model(token_ids(cfg, count, cfg.device))
+        whole_text = cfg.family == "clipa-text"
+        return model(token_ids(cfg, cfg.n_ctx, cfg.device) if whole_text else full_input(model))
     if kind == "mae":
         height, width = cfg.patch_size
         images = wave(1, cfg.channels, 2 * height, 2 * width, model=model)
@@ -67,12 +67,18 @@ def whole_is_small(model: HookedModel) -> bool:
 def whole(model: HookedModel) -> Tensor:
     """Returns the output for an input of full size, or `output` where that has full size.
 
-    `output` leaves out the part of a vision model that makes tokens of images.
+    `output` leaves out the part of a vision model that turns images into tokens.
     """
     part: Any = getattr(model, "visual", model)
-    if part.cfg.kind != "vision":
-        return output(model)
-    return part(wave(1, part.cfg.channels, *part.cfg.image_size, model=model))
+    return part(full_input(part)) if part.cfg.kind == "vision" else output(model)
+
+
+def full_input(model: HookedModel) -> Tensor:
+    """Returns one image of full size, or a few token ids, as the model takes them."""
+    cfg: Any = model.cfg
+    if cfg.kind == "vision":
+        return wave(1, cfg.channels, *cfg.image_size, model=model)
+    return token_ids(cfg, min(_TOKENS, cfg.n_ctx), cfg.device)
 
 
 def tokens_of(model: HookedModel) -> Tensor:

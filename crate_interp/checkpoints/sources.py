@@ -1,0 +1,265 @@
+"""From what a caller of ci.load gives to the weights of a model, and all that is known of them."""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crate_interp.checkpoints import native_format, sae_formats, trainer_files
+from crate_interp.checkpoints.formats import tensor_files
+from crate_interp.checkpoints.formats.tensor_files import Contents
+from crate_interp.checkpoints.hub import fetch, registry
+from crate_interp.checkpoints.tokenizer_files import TOKENIZER_FILES
+from crate_interp.core import checks
+from crate_interp.core.errors import CheckpointError
+from crate_interp.models.hooked import hooked_part
+from crate_interp.models.sae import SAEConfig
+from crate_interp.models.saving import CONFIG, TOKENIZER, WEIGHTS
+
+Given = str | Path | Mapping[str, Any] | torch.nn.Module
+Rename = Callable[[str], str | None]
+# what an option chooses, for errors
+_CHOOSES = {
+    "revision": "a step of a training, or a commit on the Hub",
+    "file": "a file of a repo on the Hub",
+}
+WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a caller of ci.load gives, and where and how it is to be read.
+
+    fields: those of the config that the caller gives. hub: the options of fetch.fetch.
+    """
+
+    given: Given
+    family: str | None
+    file: str | None
+    revision: str | None
+    rename: Rename | None
+    fields: dict[str, Any]
+    hub: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """How errors call the source."""
+        return str(self.given) if isinstance(self.given, (str, Path)) else "the state dict"
+
+    def refuse_options(self, where: str, *names: str) -> None:
+        """Raises CheckpointError if one of these options is given, which has no meaning here."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                raise CheckpointError(
+                    f"{name}={value!r} has no meaning for {where}: it chooses {_CHOOSES[name]}."
+                )
+
+    def fetch(self, repo: str, file: str, revision: str | None) -> Path:
+        """Returns the path of a file of a repo, downloaded unless the cache has it."""
+        return fetch.fetch(repo, file, revision=revision, **self.hub)
+
+    def fetch_beside(self, repo: str, file: str, revision: str | None) -> None:
+        """Downloads a file that may lie beside the weights, if it is there."""
+        with suppress(fetch.MissingFile, fetch.NotCached):
+            self.fetch(repo, file, revision)
+
+
+def names_a_repo(name: str) -> bool:
+    """Tells whether a name reads as owner/repo on the Hub, and not as a path."""
+    path = Path(name).expanduser()
+    return name.count("/") == 1 and not path.is_absolute() and path.suffix not in WEIGHT_SUFFIXES
+
+
+def contents_of(source: Source) -> Contents:
+    """Returns the weights of a source, with their config, their row of the table and their family.
+
+    Raises CheckpointError if the source is nothing that can be read.
+    """
+    if isinstance(source.given, (Mapping, torch.nn.Module)):
+        return _state_dict(source, source.given)
+    name, path = source.name, Path(source.given).expanduser()
+    if source.rename is not None and not os.path.isfile(path):
+        raise CheckpointError(
+            f"rename= is for a weight file or a state dict, and {name!r} is neither."
+        )
+    if os.path.isdir(path):  # pathlib would raise for a name that is too long for a file
+        source.refuse_options(str(path), "file")
+        return _directory(source, path)
+    if os.path.exists(path):
+        source.refuse_options(str(path), "revision", "file")
+        return _file(source, path, registry.of_digest(path))
+    row = registry.find(name)
+    if row is not None:
+        source.refuse_options(row["name"], "file")
+        if not row["embedded"]:
+            return _row(source, row)
+        folder = registry.folder_of(row)
+        weights = native_format.weights_of(folder, source.revision, row["note"])
+        return _saved_folder(source, folder, weights)
+    if names_a_repo(name):
+        return _repo(source, name)
+    raise CheckpointError(_unknown(name))
+
+
+def _state_dict(source: Source, given: Mapping[str, Any] | torch.nn.Module) -> Contents:
+    source.refuse_options("a state dict", "revision", "file")
+    inside = hooked_part(given)
+    if inside not in (None, "model"):
+        raise CheckpointError(f"the source wraps a hooked model: use that one, {inside}.")
+    tensors, config = tensor_files.state_dict_of(given, source.name), tensor_files.model_args(given)
+    contents = Contents(tensors, source.name, config)
+    return replace(_renamed(contents, source.rename), family=source.family, given=source.fields)
+
+
+def _unknown(name: str) -> str:
+    hint = checks.did_you_mean(name, [row["name"] for row in registry.MODELS])
+    shown = name if len(name) <= 200 else name[:200] + "..."
+    text = (
+        f"{shown!r} is no file, no folder, no known model and no owner/repo on the Hub. "
+        f"{hint} ci.list_models() lists the known ones."
+    )
+    return text.replace("  ", " ")
+
+
+def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
+    """Reads a weight file. row: that of the table of models, if it is in it."""
+    contents = _renamed(tensor_files.read_file(path), source.rename)
+    row = row or {}
+    family = source.family or row.get("family")
+    return replace(contents, family=family, row=row.get("config", {}), given=source.fields)
+
+
+def _directory(source: Source, path: Path) -> Contents:
+    """Reads a folder that lies on this machine: one of ours, SAELens', a trainer's."""
+    weights, config = path / WEIGHTS, path / CONFIG
+    if (path / native_format.STEPS).is_dir() and config.exists():
+        return _saved_folder(source, path, native_format.weights_of(path, source.revision))
+    source.refuse_options(str(path), "revision")
+    if source.family in (None, "sae") and sae_formats.is_saelens(path):
+        return sae_formats.read_saelens(path, source.fields)
+    if native_format.is_foreign(config) and weights.exists():  # such as nanochat's repo
+        return _file(source, weights)
+    if config.exists():
+        return _saved_folder(source, path, weights)
+    found = trainer_files.trained_folder(path)
+    if found is None:
+        raise CheckpointError(
+            f"{path} has no {CONFIG}: "
+            "give the weight file in it, or a folder made by save_pretrained."
+        )
+    weights, beside = found
+    if beside is not None:
+        fields = trainer_files.fields_of(beside, source.fields, source.family)
+        source = replace(source, family=fields.pop("family"), fields=fields)
+    return _file(source, weights)
+
+
+def _saved_folder(source: Source, folder: Path, weights: Path) -> Contents:
+    """Reads a folder that save_pretrained wrote, with the weights of it or of a step."""
+    family, config = source.family, folder / CONFIG
+    states = native_format.file_states(config, weights)
+    cfg = native_format.read_config(folder, source.fields | ({"family": family} if family else {}))
+    if not weights.exists():
+        raise CheckpointError(f"{weights} is missing: the folder has a config but no weights.")
+    if weights == folder / WEIGHTS:  # not a step along the training
+        native_format.check_files(folder)
+    contents = tensor_files.read_file(weights)
+    if native_format.file_states(config, weights) != states:
+        raise CheckpointError(f"{folder} was replaced while it was read: load it again.")
+    if isinstance(cfg, SAEConfig) and family not in (None, "sae"):
+        raise CheckpointError(f"family={family!r} contradicts {config}, which says 'sae'.")
+    return replace(contents, cfg=cfg, given=source.fields, folder=folder)
+
+
+def _row(source: Source, row: dict[str, Any]) -> Contents:
+    """Reads a file of the table from the Hub.
+
+    Where the file lies elsewhere the error says how to go on.
+    """
+    repo, file = row["repo"], row["file"]
+    if file is None and row["link"] is None:
+        raise CheckpointError(
+            f"{row['name']}: {row['note']}. Give a file of it: ci.load({repo!r}, file='...')."
+        )
+    if file is None:
+        fields = ", ".join(f"{name}={value!r}" for name, value in row["config"].items())
+        raise CheckpointError(
+            f"{row['name']} is not on the Hub: download it from {row['link']} and load the file: "
+            f"ci.load('path/to/the/file', {fields})."
+        )
+    revision = row["revision"] if source.revision is None else source.revision
+    pinned = row if source.revision in (None, row["revision"]) else None
+    path = fetch.fetch(repo, file, revision=revision, row=pinned, **source.hub)
+    for name in row["beside"]:
+        source.fetch(repo, str(Path(file).parent / name), revision)
+    return _file(source, path, row)
+
+
+def _repo(source: Source, repo: str) -> Contents:
+    file = source.file
+    if file is not None:
+        fetch.check_file(file)
+    rows = registry.of_repo(repo, file)
+    if len(rows) == 1 and (file is not None or len(registry.of_repo(repo)) == 1):
+        return _row(source, rows[0])
+    if file is None and rows:
+        files = ", ".join(row["file"] for row in rows)
+        raise CheckpointError(
+            f"{repo} has several files: give one of them, ci.load({repo!r}, file='...'). "
+            f"Known: {files}."
+        )
+    if file is None:
+        return _pushed_repo(source, repo)
+    path = source.fetch(repo, file, source.revision)
+    beside = CONFIG if file.endswith(".safetensors") else f"{Path(file).stem}_cfg.json"
+    source.fetch_beside(repo, str(Path(file).with_name(beside)), source.revision)
+    return _file(source, path)
+
+
+def _pushed_repo(source: Source, repo: str) -> Contents:
+    """Reads a repo that push_to_hub made."""
+    try:
+        config = source.fetch(repo, CONFIG, source.revision)
+    except fetch.MissingFile:
+        raise CheckpointError(
+            f"{repo} has no {CONFIG}, so it was not made by push_to_hub: "
+            f"name a weight file of it, ci.load({repo!r}, file='...')."
+        ) from None
+    weights = source.fetch(repo, WEIGHTS, source.revision)
+    foreign = native_format.is_foreign(config)
+    for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
+        source.fetch_beside(repo, name, source.revision)
+    return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)
+
+
+def _renamed(contents: Contents, rename: Rename | None) -> Contents:
+    """Returns contents under the keys that `rename` returns; None leaves a tensor out.
+
+    Raises CheckpointError for what is no function or no name, and if two keys get the same name.
+    """
+    if rename is None:
+        return contents
+    if not callable(rename):
+        raise CheckpointError(
+            f"rename={checks.shown(rename)}: give a function from a key to its name here, such as "
+            "lambda key: key.replace('encoder.', 'transformer.')."
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    key_of: dict[str, str] = {}
+    for key, tensor in contents.tensors.items():
+        name = rename(key)
+        if name is None:
+            continue
+        if not isinstance(name, str) or not name:
+            raise CheckpointError(
+                f"rename({key!r}) is {checks.shown(name)}: return a name, or None."
+            )
+        if name in tensors:
+            raise CheckpointError(f"rename gives {key_of[name]!r} and {key!r} one name, {name!r}.")
+        tensors[name], key_of[name] = tensor, key
+    return replace(contents, tensors=tensors)
