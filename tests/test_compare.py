@@ -10,9 +10,9 @@ import scipy.stats
 
 import crate_interp as ci
 from comparing import made, numbers, row
-from crate_interp.comparisons.contrasts import LEVEL, Spread, contrast, paired
 from crate_interp.comparisons.matching import layer_pairs
-from crate_interp.sweeps.bootstrap import RESAMPLES, against_networks, holm
+from crate_interp.stats.bootstrap import RESAMPLES, against_networks, holm
+from crate_interp.stats.contrasts import LEVEL, Spread, contrast, paired
 
 N, LAYERS = 41, 3
 R = "compression.rate_pre"

@@ -8,10 +8,10 @@ from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, make, make_lm
+from crate_interp.stats.bootstrap import intervals
 from crate_interp.surgeries.replacement import hooks_of
 from crate_interp.surgeries.slopes import random_slopes, turns_of
 from crate_interp.surgeries.steps import any_step
-from crate_interp.sweeps.bootstrap import intervals
 from operated import MODELS, N, inputs_of, labels_of
 
 QUIET = dict(batch_size=3, progress=False)

@@ -10,7 +10,7 @@ import pandas as pd
 from crate_interp.audits.claims import CLAIM_OF, NUMBERS, Number
 from crate_interp.audits.number_tables import NO_EPS
 from crate_interp.results.result import Result
-from crate_interp.sweeps.bootstrap import against_networks, holm, studentised
+from crate_interp.stats.bootstrap import against_networks, holm, studentised
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 ALPHA = 0.05

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.stats.bootstrap import intervals
 
 Targets = Bool[Tensor, "batch query key"]
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
 from crate_interp.results.result import Result, by, counted
-from crate_interp.sweeps.bootstrap import CONFIDENCE, RESAMPLES, holm, studentised
-from crate_interp.sweeps.paired import paired_shares
+from crate_interp.stats.bootstrap import CONFIDENCE, RESAMPLES, holm, studentised
+from crate_interp.stats.paired_shares import paired_shares
 
 _HOW = {
     "mean": "mean ablation: at each position the mean output of the head over all samples takes "
@@ -70,7 +70,7 @@ class HeadAblation(Result):
     smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval and
     p are the bootstrap-t of the drops paired by sample. Of the accuracy of images, whose answers
     flip or do not, they are Tango's score interval and the exact sign test
-    (`crate_interp/sweeps/paired.py`).
+    (`crate_interp/stats/paired_shares.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """

@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from crate_interp.comparisons.contrasts import (
+from crate_interp.comparisons.sample_statistics import Statistic
+from crate_interp.stats.bootstrap import holm
+from crate_interp.stats.contrasts import (
     LEVEL,
     Difference,
     Spread,
@@ -17,8 +19,6 @@ from crate_interp.comparisons.contrasts import (
     contrast,
     paired,
 )
-from crate_interp.comparisons.sample_statistics import Statistic
-from crate_interp.sweeps.bootstrap import holm
 
 Statistics = Mapping[str, Statistic]
 NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]

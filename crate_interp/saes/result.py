@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result, by, counted
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.stats.bootstrap import intervals
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
 CODERS = (SAE, RANDOM, PCA, ZERO, MEAN)

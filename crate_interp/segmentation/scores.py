@@ -8,7 +8,7 @@ import pandas as pd
 
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.stats.bootstrap import intervals
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result, by, counted, sums
-from crate_interp.sweeps.bootstrap import against_networks, intervals
+from crate_interp.stats.bootstrap import against_networks, intervals
 
 ALL = -1  # the layer of rows in which all layers take the step at once
 _SLOPES = [

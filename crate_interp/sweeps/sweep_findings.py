@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 
 from crate_interp.results.result import Result, counted
-from crate_interp.sweeps.bootstrap import student_interval
+from crate_interp.stats.bootstrap import student_interval
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from timing import verdict
 
-from crate_interp.sweeps.bootstrap import against_networks, intervals, studentised
+from crate_interp.stats.bootstrap import against_networks, intervals, studentised
 
 EXPERIMENTS = 4000
 # distribution: (samples, true mean, coverage wanted at n = 32)

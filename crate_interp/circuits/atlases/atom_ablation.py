@@ -14,8 +14,8 @@ from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_effects, losses
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel
+from crate_interp.stats.bootstrap import intervals
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.bootstrap import intervals
 
 PER_LAYER = 20  # atoms of each layer that are set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]

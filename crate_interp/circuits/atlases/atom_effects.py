@@ -16,8 +16,8 @@ from crate_hooks import full_name
 from crate_interp.data import Samples
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
+from crate_interp.stats.bootstrap import CONFIDENCE
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.bootstrap import CONFIDENCE
 from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.runs.batches import Chunk
 

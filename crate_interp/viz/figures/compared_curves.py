@@ -9,7 +9,7 @@ from jaxtyping import Float
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.results.result import counted
-from crate_interp.sweeps.bootstrap import student_interval
+from crate_interp.stats.bootstrap import student_interval
 from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
 from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
 from crate_interp.viz.figures.labels import as_written, label

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from crate_interp.core import checks
-from crate_interp.sweeps.bootstrap import student_interval
+from crate_interp.stats.bootstrap import student_interval
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import even
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.sweeps.bootstrap import against_networks
+from crate_interp.stats.bootstrap import against_networks
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import (
     OFFICIAL,

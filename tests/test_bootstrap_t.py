@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crate_interp.sweeps.bootstrap import (
+from crate_interp.stats.bootstrap import (
     RESAMPLES,
     against_networks,
     holm,
@@ -18,7 +18,7 @@ from crate_interp.sweeps.bootstrap import (
     wilson,
 )
 
-MODULE = sys.modules["crate_interp.sweeps.bootstrap"]
+MODULE = sys.modules["crate_interp.stats.bootstrap"]
 
 
 def normal(seed, *shape):

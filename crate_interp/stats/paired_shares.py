@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from jaxtyping import Float
 
-from crate_interp.sweeps.bootstrap import CONFIDENCE
+from crate_interp.stats.bootstrap import CONFIDENCE
 
 _HALVINGS = 60  # of an interval of length 2: to the last bit of a double
 

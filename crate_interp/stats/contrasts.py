@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from crate_interp.sweeps.bootstrap import CONFIDENCE, studentised
+from crate_interp.stats.bootstrap import CONFIDENCE, studentised
 
 LEVEL = 0.05  # of an adjusted p below which a difference holds
 
