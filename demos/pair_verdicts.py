@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from crate_interp.stats.bootstrap import holm
+from crate_interp.stats.significance import holm
 
 LEVEL = 0.05
 Values = Sequence[float] | np.ndarray

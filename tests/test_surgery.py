@@ -8,7 +8,7 @@ from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, make, make_lm
-from crate_interp.stats.bootstrap import intervals
+from crate_interp.stats.intervals import mean_interval
 from crate_interp.surgeries.replacement import hooks_of
 from crate_interp.surgeries.slopes import random_slopes, turns_of
 from crate_interp.surgeries.steps import any_step
@@ -115,7 +115,7 @@ def test_the_table_by_hand(measured):
     row = result.table().set_index(["replacement", "layer"]).loc["minus", 2]
     values = result.table("samples").query("replacement == 'minus' and layer == 2")["slope"]
     assert row["slope"] == pytest.approx(values.mean()) and row["n"] == N
-    low, high = intervals(values.to_numpy()[:, None])
+    low, high = mean_interval(values.to_numpy()[:, None])
     assert (row["slope_low"], row["slope_high"]) == pytest.approx((low[0], high[0]))
     assert row["slope_low"] <= row["slope"] <= row["slope_high"]
     random = result.table("random").query("replacement == 'minus' and layer == 2")

@@ -30,6 +30,16 @@ class Statistic:
     per_head: bool = False
     of_weights: bool = False
 
+    def at(self, layers: list[int]) -> Float[np.ndarray, "sample layer"]:
+        """Returns the number of each sample in some layers."""
+        assert self.values is not None
+        return self.values[:, [self.layers.index(layer) for layer in layers]]
+
+    def by_layer(self, layers: list[int]) -> Float[np.ndarray, "number layer"]:
+        """Returns mean, error and n of some layers, NaN for a layer that lacks the statistic."""
+        table = pd.DataFrame([self.mean, self.error, self.n], columns=self.layers)
+        return table.reindex(columns=layers).to_numpy(float)
+
 
 def statistics_of(result: SweepResult) -> dict[str, Statistic]:
     """Returns "probe.statistic" -> what was measured, in the order in which it was measured.

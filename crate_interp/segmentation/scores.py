@@ -8,7 +8,7 @@ import pandas as pd
 
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
-from crate_interp.stats.bootstrap import intervals
+from crate_interp.stats.intervals import mean_interval
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 
@@ -74,7 +74,7 @@ def summarise(scores: Scores, kept: np.ndarray) -> list[dict[str, Any]]:
         add(WAYS[2], layer, heads[:, layer].mean(axis=1))
     score, place = fixed(heads)
     add(WAYS[1], None, score, _agreed(place))
-    low, high = intervals(np.stack(columns, axis=1))
+    low, high = mean_interval(np.stack(columns, axis=1))
     return [row | {"low": low[place], "high": high[place]} for place, row in enumerate(rows)]
 
 
@@ -101,7 +101,7 @@ def head_table(result: Result) -> pd.DataFrame:
     parts: list[pd.DataFrame] = []
     for facts, (own, random, other), networks in _by_rule(result):
         values = own.heads[kept].reshape(int(kept.sum()), -1)  # [n, layer * head]
-        low, high = intervals(values)
+        low, high = mean_interval(values)
         layer, head = np.indices(own.heads.shape[1:]).reshape(2, -1)
         numbers = {"value": values.mean(axis=0), "low": low, "high": high}
         table = pd.DataFrame({**facts, "layer": layer, "head": head, **numbers})

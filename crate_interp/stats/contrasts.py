@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
-from crate_interp.stats.bootstrap import CONFIDENCE, studentised
-
-LEVEL = 0.05  # of an adjusted p below which a difference holds
+from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats.significance import CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,15 @@ class Difference:
     low: Float[np.ndarray, "layer"]
     high: Float[np.ndarray, "layer"]
     p: Float[np.ndarray, "layer"]
+
+    @property
+    def ends(self) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
+        """Returns the ends of the interval."""
+        return self.low, self.high
+
+    def towards(self, sign: int) -> Float[np.ndarray, "layer"]:
+        """Returns p where the difference has this sign; 1 elsewhere, and where p is not known."""
+        return np.where((sign * self.value > 0) & ~np.isnan(self.p), self.p, 1.0)
 
 
 @dataclass(frozen=True)
@@ -51,32 +59,34 @@ def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
     return Difference(found.mean, found.error, low, high, p)
 
 
-def certain(value: Float[np.ndarray, "layer"]) -> Difference:
-    """Returns a difference of what has no samples: its error is 0, and no p is known."""
+def without_test(
+    value: Float[np.ndarray, "layer"], error: Float[np.ndarray, "layer"] | float = np.nan
+) -> Difference:
+    """Returns a difference with neither interval nor p; an error of 0 says that it is exact."""
     blank = np.full(value.shape, np.nan)
-    return Difference(value, np.zeros(value.shape), blank, blank.copy(), blank.copy())
+    return Difference(value, np.broadcast_to(error, value.shape), blank, blank, blank)
 
 
 def contrast(
     value: Float[np.ndarray, "layer"],
     spreads: Sequence[Spread],
     variance: Float[np.ndarray, "layer"] | float = 0.0,
+    samples: Shaped[np.ndarray, "layer"] | float = np.inf,
 ) -> Difference:
     """Returns a difference of means over networks with Welch's interval and p.
 
     The half width is t sqrt(v + variance), v the sum of share * sd^2 over the spreads (sd with
     ddof 1), t the quantile of Student's t with Welch's and Satterthwaite's degrees of freedom,
-    v^2 / sum((share * sd^2)^2 / (k - 1)). variance: what comes on top, of samples. Where nothing
-    varies the interval is the value, and p is 0, or 1 for a value of 0. Spreads of the same
-    networks count as one, with the sum of their shares. A spread of fewer than two networks gives
-    NaN.
+    v^2 / sum((share * sd^2)^2 / (k - 1)). variance: what comes on top, of the mean over `samples`;
+    it is a further term of the degrees of freedom where that makes them fewer. Where nothing varies
+    the interval is the value, and p is 0, or 1 for a value of 0. Spreads of the same networks count
+    as one, with the sum of their shares. A spread of fewer than two networks gives NaN.
     """
     from scipy.special import stdtr, stdtrit
 
     value = np.asarray(value, dtype=float)
     if any(len(spread.values) < 2 for spread in spreads):
-        blank = np.full(value.shape, np.nan)
-        return Difference(value, blank, blank.copy(), blank.copy(), blank.copy())
+        return without_test(value)
     shares: dict[int, float] = {}
     for spread in spreads:
         shares[id(spread.values)] = shares.get(id(spread.values), 0.0) + spread.share
@@ -84,13 +94,36 @@ def contrast(
     parts = np.stack([shares[key] * _variance(values) for key, values in groups.items()])
     more = np.array([[len(values) - 1] for values in groups.values()], dtype=float)
     total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
-    freedom = np.divide(total**2, terms, where=terms > 0, out=np.full(value.shape, more.min()))
+    fewest = np.full(value.shape, more.min())
+    freedom = np.divide(total**2, terms, where=terms > 0, out=fewest)
+    terms = terms + np.square(variance) / np.maximum(np.asarray(samples) - 1, 1)
+    with_samples = np.divide((total + variance) ** 2, terms, where=terms > 0, out=freedom.copy())
+    freedom = np.minimum(freedom, with_samples)
     error = np.sqrt(total + variance)
     half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * error
     endless = np.where(value == 0, 0.0, np.inf)
     t = np.divide(np.abs(value), error, where=error > 0, out=endless)
     p = np.where(np.isnan(error + value), np.nan, np.minimum(2 * stdtr(freedom, -t), 1.0))
     return Difference(value, error, value - half, value + half, p)
+
+
+def against_networks(
+    mean: Float[np.ndarray, "layer"],
+    error: Float[np.ndarray, "layer"],
+    networks: Float[np.ndarray, "network layer"],
+    samples: Shaped[np.ndarray, "layer"] | float = np.inf,
+) -> Difference:
+    """Returns the difference of one network to such networks, as `contrast` to one more of them.
+
+    mean, error: of the one network over `samples`, with their standard error. The value is mean -
+    mean(networks), the half width t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2) for s networks. All is NaN
+    for fewer than two networks, or an error of NaN.
+    """
+    s = len(networks)
+    if s < 2:
+        return without_test(np.full(np.shape(mean), np.nan))
+    value = np.where(np.isnan(error), np.nan, mean - centre(networks))
+    return contrast(value, [Spread(networks, 1 + 1 / s)], np.square(error), samples)
 
 
 def centre(values: Float[np.ndarray, "network layer"]) -> Float[np.ndarray, "layer"]:

@@ -15,6 +15,7 @@ from crate_interp.core.progress import tqdm
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.stats.intervals import share_interval
 from crate_interp.sweeps.accumulators import Tally
 from crate_interp.sweeps.ledgers.chunk_files import Tables
 from crate_interp.sweeps.result import SweepResult
@@ -47,6 +48,11 @@ class LinearProbeResult(SweepResult):
 
     KIND = "linear_probe"
     ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
+
+    def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ends of the 95 % interval of each row of `layers()`, a share of samples."""
+        n = rows["n"].to_numpy()
+        return share_interval(rows["mean"].to_numpy(float) * n, n)
 
     def headline(self) -> str:
         """Returns the layer with the highest accuracy, beside chance and permuted labels."""

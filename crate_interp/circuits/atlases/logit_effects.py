@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import NAMED, names_of
-from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits, mean_and_interval
+from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits
 from crate_interp.models.hooked import HookedModel
+from crate_interp.stats.intervals import interval_of_sums
+from crate_interp.stats.significance import signs
 
 MANY = 16  # logits that are followed: each takes a backward of its own
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
@@ -53,8 +55,9 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
     raises, lowers: the names of up to three logits, each with its mean effect and half the width
     of its 95 % interval; only those whose interval does not hold 0.
     """
-    known: Any = table.assign(**mean_and_interval(table))
-    clear = known[(known["low"] > 0) | (known["high"] < 0)]
+    mean, low, high = interval_of_sums(table)
+    known: Any = table.assign(mean=mean, high=high)
+    clear = known[signs(low, high) != 0]
     keys = ["layer", "atom"]
     every = known[keys].drop_duplicates().sort_values(keys, ignore_index=True)
     for word, ascending in (("raises", False), ("lowers", True)):
