@@ -143,10 +143,10 @@ def test_intervals_do_not_depend_on_other_columns_or_on_how_much_is_held(monkeyp
 
 
 def test_shares_are_scipys_and_bools_get_them():
-    for n, method in ((1, "exact"), (7, "exact"), (31, "exact"), (32, "wilson"), (64, "wilson")):
+    for n in (1, 7, 64):
         low, high = share_interval(np.arange(n + 1), n)
         for x in range(n + 1):
-            wanted = scipy.stats.binomtest(x, n).proportion_ci(method=method)
+            wanted = scipy.stats.binomtest(x, n).proportion_ci(method="exact")
             assert (low[x], high[x]) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
     assert np.isnan(share_interval(np.arange(2), 0)).all()
     right = np.arange(29)[:, None] % np.array([2, 3, 29]) == 1

@@ -77,10 +77,10 @@ def contrast(
 
     The half width is t sqrt(v + variance), v the sum of share * sd^2 over the spreads (sd with
     ddof 1), t the quantile of Student's t with Welch's and Satterthwaite's degrees of freedom,
-    v^2 / sum((share * sd^2)^2 / (k - 1)). variance: what comes on top, of the mean over `samples`;
-    it is a further term of the degrees of freedom where that makes them fewer. Where nothing varies
-    the interval is the value, and p is 0, or 1 for a value of 0. Spreads of the same networks count
-    as one, with the sum of their shares. A spread of fewer than two networks gives NaN.
+    v^2 / sum((share * sd^2)^2 / (k - 1)), but at most samples - 1. variance: what comes on top, of
+    means over `samples`. Where nothing varies the interval is the value, and p is 0, or 1 for a
+    value of 0. Spreads of the same networks count as one, with the sum of their shares. A spread of
+    fewer than two networks gives NaN.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -96,9 +96,9 @@ def contrast(
     total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
     fewest = np.full(value.shape, more.min())
     freedom = np.divide(total**2, terms, where=terms > 0, out=fewest)
-    terms = terms + np.square(variance) / np.maximum(np.asarray(samples) - 1, 1)
-    with_samples = np.divide((total + variance) ** 2, terms, where=terms > 0, out=freedom.copy())
-    freedom = np.minimum(freedom, with_samples)
+    # Satterthwaite's freedom of a variance of two samples would cover .87
+    of_samples = np.where(np.asarray(variance) > 0, np.asarray(samples) - 1, np.inf)
+    freedom = np.minimum(freedom, of_samples)
     error = np.sqrt(total + variance)
     half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * error
     endless = np.where(value == 0, 0.0, np.inf)

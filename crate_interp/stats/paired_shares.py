@@ -3,12 +3,15 @@
 A bootstrap of a few rare flips has no spread, and its interval leaves out 0 far too often.
 """
 
+from statistics import NormalDist
+
 import numpy as np
 from jaxtyping import Float
 
 from crate_interp.stats.contrasts import Difference
-from crate_interp.stats.intervals import Z
+from crate_interp.stats.significance import CONFIDENCE
 
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _HALVINGS = 60  # of an interval of length 2: to the last bit of a double
 
 
@@ -45,4 +48,4 @@ def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) 
     c = -less * difference * (1 - difference)
     q = (np.sqrt(np.maximum(b**2 - 4 * a * c, 0.0)) - b) / (2 * a)
     variance = n * (2 * q + difference * (1 - difference))
-    return (more - less - n * difference) ** 2 <= Z**2 * np.maximum(variance, 0.0)
+    return (more - less - n * difference) ** 2 <= _Z**2 * np.maximum(variance, 0.0)
