@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crate_interp.stats import bootstrap, intervals
+from crate_interp.stats import bootstrap, contrasts
 from crate_interp.stats.bootstrap import RESAMPLES, studentised
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval, share_interval
@@ -137,7 +137,7 @@ def test_intervals_do_not_depend_on_other_columns_or_on_how_much_is_held(monkeyp
     np.testing.assert_allclose(alone, [bound[1:2] for bound in whole], rtol=1e-9)
     for held in (31 * 17, 2 * RESAMPLES):  # some resamples, then some columns at a time
         monkeypatch.setattr(bootstrap, "_NUMBERS", held)
-        monkeypatch.setattr(intervals, "_AT_ONCE", max(1, held // RESAMPLES))
+        monkeypatch.setattr(contrasts, "_AT_ONCE", max(1, held // RESAMPLES))
         np.testing.assert_allclose(mean_interval(values), whole, rtol=1e-9)
     assert [end.shape for end in mean_interval(values[:, :0])] == [(0,), (0,)]
 

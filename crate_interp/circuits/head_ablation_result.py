@@ -19,7 +19,6 @@ _HOW = {
     "zero": "zero ablation: 0 takes the place of the head's output.",
 }
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
-_AT_ONCE = 512  # columns of a bootstrap
 # a third of the level: the far tail of a bootstrap is up to three times too small
 BOOTSTRAP_LEVEL = 0.017
 
@@ -32,13 +31,11 @@ def _heads(result: Result) -> pd.DataFrame:
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
-    test = paired_shares if _one_answer(result) else paired
-    columns = range(0, drops.shape[1], _AT_ONCE)
-    parts = [test(drops[:, start : start + _AT_ONCE]) for start in columns]
-    low, high, p = np.concatenate([(part.low, part.high, part.p) for part in parts], axis=1)
+    found = paired_shares(drops) if _one_answer(result) else paired(drops)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
-    return places.assign(**means, low=low, high=high, p_alone=p, p=holm(p), n=len(wide))
+    tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": holm(found.p)}
+    return places.assign(**means, **tests, n=len(wide))
 
 
 def _one_answer(result: Result) -> bool:

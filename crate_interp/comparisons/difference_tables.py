@@ -61,10 +61,8 @@ def networks(a: Side, b: Side, names: Sequence[str]) -> pd.DataFrame:
             for number, network in enumerate(group):
                 for name in names:
                     if name in network:
-                        one = network[name]
-                        numbers = zip(one.layers, one.mean, one.error, one.n, strict=True)
                         place = (side, number, trained, *name.split("."))
-                        rows += [(*place, *values) for values in numbers]
+                        rows += [(*place, *row) for row in network[name].numbers.itertuples()]
     return pd.DataFrame(rows, columns=NETWORKS).astype({"n": "int64"})
 
 
@@ -72,7 +70,8 @@ def _of_statistic(
     a: Side, b: Side, name: str, layers: Sequence[tuple[int, int]], same_twins: bool
 ) -> pd.DataFrame:
     first, second = a.networks[0][name], b.networks[0][name]
-    pairs = [(l, m) for l, m in layers if l in first.layers and m in second.layers]  # noqa: E741
+    known = (first.numbers.index, second.numbers.index)
+    pairs = [pair for pair in layers if pair[0] in known[0] and pair[1] in known[1]]
     own, other = ([pair[place] for pair in pairs] for place in (0, 1))
     one, two = _group(a, name, own), _group(b, name, other)
     if same_twins:
@@ -84,7 +83,9 @@ def _of_statistic(
     elif first.values is None or second.values is None:
         difference = without_test(means[0] - means[1], error=0.0)
     else:
-        means, difference, n = _over_samples(first.at(own), second.at(other))
+        means, difference, n = _over_samples(
+            first.values[own].to_numpy(float), second.values[other].to_numpy(float)
+        )
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
     columns |= _numbers(difference) | {"n": n} | _beside(one, two, difference, n, same_twins)
     probe, statistic = name.split(".")

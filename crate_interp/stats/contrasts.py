@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats.bootstrap import RESAMPLES, studentised
 from crate_interp.stats.significance import CONFIDENCE
+
+_AT_ONCE = 2**23 // RESAMPLES  # columns of a bootstrap: 64 MB of draws
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,14 @@ def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
     p is twice the smaller of the one-sided ones, at most 1. Differences that are all equal are
     certain: p is 1 if they are 0, else 0. A single sample has no interval, and p is NaN.
     """
-    found = studentised(values)
-    low, high = found.interval()
-    p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
-    p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
-    p = np.where(np.isnan(found.error), np.nan, p)
-    return Difference(found.mean, found.error, low, high, p)
+    parts: list[tuple[np.ndarray, ...]] = []
+    for start in range(0, values.shape[1], _AT_ONCE):
+        found = studentised(values[:, start : start + _AT_ONCE])
+        p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
+        p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
+        p = np.where(np.isnan(found.error), np.nan, p)
+        parts.append((found.mean, found.error, *found.interval(), p))
+    return Difference(*(np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))))
 
 
 def without_test(

@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Shaped
 
-from crate_interp.stats.bootstrap import RESAMPLES, studentised
+from crate_interp.stats.contrasts import paired
 from crate_interp.stats.significance import CONFIDENCE
 
-_AT_ONCE = 2**23 // RESAMPLES  # columns of a bootstrap: 64 MB of draws
 Ends = tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]
 
 
@@ -45,15 +44,9 @@ def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     Of bool values it is `share_interval`, of others the bootstrap-t of `studentised`. NaN for n <
     2.
     """
-    n, columns = values.shape
     if values.dtype == bool:
-        return share_interval(values.sum(axis=0), n if n > 1 else 0)
-    ends = [
-        studentised(values[:, start : start + _AT_ONCE]).interval()
-        for start in range(0, columns, _AT_ONCE)
-    ]
-    low, high = np.concatenate(ends, axis=1) if ends else np.zeros((2, 0))
-    return low, high
+        return share_interval(values.sum(axis=0), len(values) if len(values) > 1 else 0)
+    return paired(values).ends
 
 
 def share_interval(

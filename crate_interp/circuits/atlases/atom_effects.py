@@ -126,7 +126,7 @@ def loss_effects(
             codes, logits = codes_and_logits(model, piece)
             value = losses(logits, loss.wanted(logits, piece, own.tolist()))
             gradients = torch.autograd.grad(value.sum(), codes)
-        effects.append(-_over_tokens(codes, gradients))
+        effects.append(-sums_over_tokens(codes, gradients))
         values.append(value.detach().double().cpu())
     return torch.cat(effects), torch.cat(values)
 
@@ -145,9 +145,10 @@ def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], 
     return codes, logits
 
 
-def _over_tokens(
+def sums_over_tokens(
     codes: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> Float[Tensor, "batch layer atom"]:
+    """Returns code times gradient, summed over the tokens of each sample."""
     products = zip(codes, gradients, strict=True)
     sums = [(code.detach().double() * grad.double()).sum(dim=1) for code, grad in products]
     return torch.stack(sums, dim=1).cpu()

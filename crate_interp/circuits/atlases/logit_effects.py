@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crate_interp.circuits.atlases.atom_directions import NAMED, names_of
-from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits
+from crate_interp.circuits.atlases.atom_effects import at_once, codes_and_logits, sums_over_tokens
 from crate_interp.models.hooked import HookedModel
 from crate_interp.stats.intervals import interval_of_sums
 from crate_interp.stats.significance import signs
@@ -96,7 +96,5 @@ def _effects(model: HookedModel, inputs: Tensor, chosen: list[int]) -> Tensor:
         centred = centred.mean(dim=1) if centred.ndim == 3 else centred
         for place in chosen:
             gradients = torch.autograd.grad(centred[:, place].sum(), codes, retain_graph=True)
-            pairs = zip(codes, gradients, strict=True)
-            sums = [(code.detach().double() * grad.double()).sum(dim=1) for code, grad in pairs]
-            found.append(torch.stack(sums, dim=1).cpu())
+            found.append(sums_over_tokens(codes, gradients))
     return torch.stack(found)
