@@ -141,12 +141,12 @@ def _with_object(result: Result) -> np.ndarray:
 
 def _tables(result: Result) -> list[tuple[Any, Any]]:
     """Returns samples and head_samples of the model, then of each twin."""
-    names = ("samples", "head_samples")
-    twins: list[Any] = [result.table(f"untrained_{name}") for name in names]
-    by_seed = [
-        [part[part["seed"] == seed] for part in twins] for seed in range(result.meta["untrained"])
+    samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
+    twins: list[tuple[Any, Any]] = [
+        (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
+        for seed in range(result.meta["untrained"])
     ]
-    return [tuple(result.table(name) for name in names), *map(tuple, by_seed)]
+    return [(result.table("samples"), result.table("head_samples")), *twins]
 
 
 def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
