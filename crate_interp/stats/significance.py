@@ -13,7 +13,8 @@ def signs(low: Any, high: Any) -> Any:
 
     low, high: numbers or arrays, NaN where there is no interval, which shows nothing.
     """
-    return (np.asarray(low) > 0).astype(int) - (np.asarray(high) < 0)
+    with np.errstate(invalid="ignore"):
+        return (np.asarray(low) > 0).astype(int) - (np.asarray(high) < 0)
 
 
 def interval_words(
