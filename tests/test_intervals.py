@@ -12,7 +12,7 @@ from crate_interp.stats import bootstrap, contrasts
 from crate_interp.stats.bootstrap import RESAMPLES, studentised
 from crate_interp.stats.contrasts import against_networks
 from crate_interp.stats.intervals import mean_interval, share_interval
-from crate_interp.stats.significance import holm
+from crate_interp.stats.significance import holm, interval_words, signs
 
 
 def normal(seed, *shape):
@@ -182,6 +182,16 @@ def test_networks_that_do_not_vary_or_are_too_few():
     few = against_networks(own, error, np.full((1, 4), 0.1))
     assert np.isnan([few.value, *few.ends, few.p]).all()
     assert (np.array([few.towards(1), few.towards(-1)]) == 1).all()
+
+
+def test_signs_and_words_of_intervals():
+    low, high = np.array([0.1, -1.0, -2.0, np.nan, 0.0]), np.array([0.2, 1.0, -1.0, np.nan, 1.0])
+    assert signs(low, high).tolist() == [1, 0, -1, 0, 0] and signs(0.1, 0.2) == 1
+    assert interval_words(0.1234, 2) == "95 % interval +0.123 to +2"
+    assert interval_words(-1.0, 0.5, ".2f", "") == "-1.00 to 0.50"
+    assert interval_words(-np.inf, 0.5) == "95 % interval -inf to +0.5"
+    for ends in ((np.nan, np.nan), (-np.inf, np.inf)):
+        assert interval_words(*ends) == "too few samples for an interval"
 
 
 def test_holm_by_hand():

@@ -9,6 +9,7 @@ from scipy import stats
 import crate_interp as ci
 from conftest import BATCH, make, make_lm
 from crate_interp.stats.intervals import mean_interval
+from crate_interp.stats.paired_shares import paired_shares
 from crate_interp.surgeries.replacement import hooks_of
 from crate_interp.surgeries.slopes import random_slopes, turns_of
 from crate_interp.surgeries.steps import any_step
@@ -91,6 +92,9 @@ def test_answers_at_each_mix(measured):
         assert row["loss_change"] == pytest.approx((wanted - base).mean(), rel=1e-9)
         assert row["loss_low"] <= row["loss_change"] <= row["loss_high"]
         assert row["accuracy"] == pytest.approx(rows["right"].mean())
+        flips = (rows["right"].to_numpy() - own["right"].to_numpy())[:, None]
+        (low,), (high,) = paired_shares(flips).ends  # an image has one answer
+        assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((low, high))
         assert row["change"] == pytest.approx(rows["change"].mean()) and row["change"] > 0
 
 

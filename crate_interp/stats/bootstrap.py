@@ -22,7 +22,7 @@ class Studentised:
     where all rows are equal, NaN where there are fewer than two. draws `[resample, column]`: the
     bootstrap-t quantities t* = (mean* - mean) / error*, in ascending order. A resample whose rows
     are all equal has no error, so that t* is infinite: with two or three rows, or with one rare
-    value, the interval may be infinite, and honestly so.
+    value, the interval may be infinite.
     """
 
     mean: Float[np.ndarray, "c"]
@@ -98,7 +98,7 @@ def studentised(values: Shaped[np.ndarray, "n c"]) -> Studentised:
         same = (rows == rows[0]).all(axis=0)
         finite = np.isfinite(rows).all(axis=0)
         with np.errstate(invalid="ignore"):
-            # around the mean of equal rows there is nothing left, not even an ulp
+            # the mean of equal rows may differ from them by a rounding
             mean[group] = np.where(same, rows[0], rows.mean(axis=0))
         if len(rows) < 2:
             continue

@@ -158,17 +158,14 @@ def instead_of_u(result: Result) -> str:
     """Returns a sentence about what stands in for U in a black box, or "" if nothing does."""
     config = result.meta["config"]
     role = config.get("subspaces")
-    if role is None or not any("subspaces" in one["settings"] for one in _probes(result)):
+    probes = result.meta.get("probes", {}).values()
+    if role is None or not any("subspaces" in probe["settings"] for probe in probes):
         return ""
     shared = role != "query" and config["value_heads"] != config["n_heads"]
     whose = "group of heads" if shared else "head"
     return (
         f"U_k is the {role} map of each {whose}: a choice, as this network ties none of its maps."
     )
-
-
-def _probes(result: Result) -> list[dict[str, Any]]:
-    return list(result.meta.get("probes", {}).values())
 
 
 def stream(result: Result) -> str:
@@ -198,16 +195,11 @@ def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
         words = f"{first} to {values[-1]:.4g} in layer {layers[-1]}"
     outside = _outside(values)
     if outside is None:
-        return f"{verb(values[0], values[-1])} {words}"
+        if f"{values[0]:.4g}" == f"{values[-1]:.4g}":
+            return f"stays, from {words}"
+        return f"{'falls' if values[-1] < values[0] else 'rises'} from {words}"
     kind = "lowest" if values[outside] < values[0] else "highest"
     return f"goes from {words}, with its {kind}, {values[outside]:.4g}, in layer {layers[outside]}"
-
-
-def verb(first: float, last: float) -> str:
-    """Returns "falls from", "rises from" or "stays, from", by four digits."""
-    if f"{first:.4g}" == f"{last:.4g}":
-        return "stays, from"
-    return "falls from" if last < first else "rises from"
 
 
 def _outside(values: Sequence[float]) -> int | None:
