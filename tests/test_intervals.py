@@ -187,7 +187,7 @@ def test_networks_that_do_not_vary_or_are_too_few():
 def test_signs_and_words_of_intervals():
     low, high = np.array([0.1, -1.0, -2.0, np.nan, 0.0]), np.array([0.2, 1.0, -1.0, np.nan, 1.0])
     assert signs(low, high).tolist() == [1, 0, -1, 0, 0] and signs(0.1, 0.2) == 1
-    assert interval_words(0.1234, 2) == "95 % interval +0.123 to +2"
+    assert interval_words(0.1234, 2.0) == "95 % interval +0.123 to +2"
     assert interval_words(-1.0, 0.5, ".2f", "") == "-1.00 to 0.50"
     assert interval_words(-np.inf, 0.5) == "95 % interval -inf to +0.5"
     for ends in ((np.nan, np.nan), (-np.inf, np.inf)):
