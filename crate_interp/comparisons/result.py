@@ -1,11 +1,10 @@
 """Comparison: how two networks, or two groups of networks, differ in each statistic and layer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from crate_interp.comparisons.headline import headline, overview
 from crate_interp.results.result import Result, counted, first
@@ -59,7 +58,7 @@ class Comparison(Result):
         return self.table("networks")
 
     def mean_ends(
-        self, statistic: str, side: str, layers: Sequence[int]
+        self, statistic: str, side: str, layers: Int[np.ndarray, "layer"]
     ) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
         """Returns the ends of the 95 % interval of a side's mean, by Student's t.
 
