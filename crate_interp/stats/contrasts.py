@@ -16,7 +16,8 @@ _AT_ONCE = 2**23 // RESAMPLES  # columns of a bootstrap: 64 MB of draws
 class Difference:
     """A difference in each layer, its standard error, its 95 % interval, and p against "none".
 
-    p is two-sided and not adjusted. NaN where nothing that varies was measured.
+    p is two-sided and not adjusted. NaN stands for what is not known: all but the value where
+    nothing that varies was measured, and the error of `paired_shares`.
     """
 
     value: Float[np.ndarray, "layer"]

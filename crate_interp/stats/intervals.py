@@ -41,8 +41,8 @@ def interval_of_sums(sums: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.nda
 def mean_interval(values: Shaped[np.ndarray, "n c"]) -> Ends:
     """Returns the ends `[column]` of the interval of the mean of each column over samples.
 
-    Of bool values it is `share_interval`, of others the bootstrap-t of `studentised`. NaN for n <
-    2.
+    Of bool values it is `share_interval`, of others the bootstrap-t (`paired`), which is infinite
+    for two or three samples. NaN for n < 2.
     """
     if values.dtype == bool:
         return share_interval(values.sum(axis=0), len(values) if len(values) > 1 else 0)
