@@ -58,7 +58,7 @@ def test_a_change_in_a_headline(n):
 
 
 @pytest.mark.parametrize(
-    "columns", [400, pytest.param(4000, marks=pytest.mark.slow)], ids=["few", "many"]
+    "columns", [400, pytest.param(2000, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @many
 def test_the_bootstrap_t(n, columns):
@@ -125,7 +125,7 @@ def test_one_network_against_others(n, networks):
 
 
 @pytest.mark.parametrize(
-    "experiments", [60, pytest.param(400, marks=pytest.mark.slow)], ids=["few", "many"]
+    "experiments", [60, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @many
 def test_scores_of_a_circuit(n, experiments):
