@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
-from crate_interp.sweeps.bootstrap import holm
+from crate_interp.stats.contrasts import Spread, contrast
+from crate_interp.stats.significance import LEVEL, holm
 
-LEVEL = 0.05
 Values = Sequence[float] | np.ndarray
 
 
@@ -94,18 +93,9 @@ def _interval(value: float, groups: Sequence[np.ndarray]) -> Interval:
 
     Groups that do not vary are certain: the interval is the value.
     """
-    if min(map(len, groups)) < 2:
-        return Interval(float(value), np.nan, np.nan, np.nan)
-    parts = np.array([x.var(ddof=1) / len(x) for x in groups])
-    error = np.sqrt(parts.sum())
-    if error <= 1e-12 * abs(value) or error == 0:
-        return Interval(float(value), float(value), float(value), float(value == 0))
-    freedom = parts.sum() ** 2 / sum(
-        part**2 / (len(x) - 1) for part, x in zip(parts, groups, strict=True)
-    )
-    half = student.ppf(1 - LEVEL / 2, freedom) * error
-    p = 2 * student.sf(abs(value) / error, freedom)
-    return Interval(float(value), float(value - half), float(value + half), float(p))
+    spreads = [Spread(group[:, None], 1 / len(group)) for group in groups]
+    found = contrast(np.array([value]), spreads)
+    return Interval(*(float(one[0]) for one in (found.value, found.low, found.high, found.p)))
 
 
 def values_of(table: pd.DataFrame, asked: Property, kind: str, trained: bool) -> np.ndarray:

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 LEVELS = [
     {"core"},
     {"config", "measures", "crate_hooks", "results"},
+    {"stats"},
     {"models"},
     {"checkpoints", "data"},
     {"probes"},
@@ -31,7 +32,7 @@ LEVELS = [
 ]
 # from_pretrained is ci.load with another name: the one import that looks back, when it is called
 LOOKS_BACK = {("models/saving.py", "from_pretrained", "crate_interp.checkpoints.load")}
-FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:2], {"data"})
+FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:3], {"data"})
 MOST_FILES = 20  # of a folder
 
 FUNCTIONS = (

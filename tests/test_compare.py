@@ -10,9 +10,10 @@ import scipy.stats
 
 import crate_interp as ci
 from comparing import made, numbers, row
-from crate_interp.comparisons.contrasts import LEVEL, Spread, contrast, paired
 from crate_interp.comparisons.matching import layer_pairs
-from crate_interp.sweeps.bootstrap import RESAMPLES, against_networks, holm
+from crate_interp.stats.bootstrap import RESAMPLES
+from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
+from crate_interp.stats.significance import LEVEL, holm
 
 N, LAYERS = 41, 3
 R = "compression.rate_pre"
@@ -97,9 +98,10 @@ def test_one_network_against_several_is_one_more_network():
     error = scipy.stats.sem(one)
     wanted = against_networks(one.mean(axis=0), error, means)
     table = ci.compare(made({R: one}), [made({R: each}) for each in many]).table()
-    for name, values in zip(("difference", "low", "high"), wanted, strict=False):
+    numbers_wanted = (wanted.value, *wanted.ends)
+    for name, values in zip(("difference", "low", "high"), numbers_wanted, strict=True):
         np.testing.assert_allclose(table[name], values)
-    np.testing.assert_allclose(table["p"], holm(2 * np.minimum(wanted[3], wanted[4])))
+    np.testing.assert_allclose(table["p"], holm(wanted.p))
     turned = ci.compare([made({R: each}) for each in many], made({R: one})).table()
     np.testing.assert_allclose(turned["low"], -table["high"])
     np.testing.assert_allclose(turned["p"], table["p"])

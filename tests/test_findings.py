@@ -61,7 +61,7 @@ def test_changes_are_those_of_the_table_and_paired(result):
     for place, layer in enumerate(step.layers):
         rows = samples[samples["layer"] == layer]
         moved = (rows[NAMES["after"]] / rows[NAMES["before"]] - 1).to_numpy()
-        error = 1.96 * moved.std(ddof=1) / len(moved) ** 0.5
+        error = 2.570582 * moved.std(ddof=1) / len(moved) ** 0.5  # Student's t, 5 degrees
         assert step.change[place] == pytest.approx(moved.mean())
         assert step.high[place] == pytest.approx(moved.mean() + error)
     along = along_layers(result)

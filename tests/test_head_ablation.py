@@ -14,7 +14,8 @@ from conftest import CLASSES, HEADS, LAYERS, leftover_hooks, make, make_lm
 from crate_hooks import edit
 from crate_interp.circuits import head_ablation
 from crate_interp.data import open_data, open_text, part
-from crate_interp.sweeps.bootstrap import holm, studentised
+from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats.significance import holm
 
 N = 7
 QUIET = dict(batch_size=3, progress=False)

@@ -147,8 +147,8 @@ def test_a_metric_of_each_input_gives_intervals_and_the_same_scores():
     assert " to " in many.headline() and " to " not in single.headline()
 
 
-def test_the_interval_is_that_of_resampled_inputs():
-    """Of faithfulness, by a loop over resamples of the three runs."""
+def test_the_interval_is_the_bootstrap_t_of_resampled_inputs():
+    """Of faithfulness, by a loop over resamples of the three runs, each with its own error."""
     model, inputs, found = scored(lambda logits: logits[:, 2], ablation="zero", random=0)
     heads = {(0, 1), (1, 0), (2, 3)}
 
@@ -162,12 +162,17 @@ def test_the_interval_is_that_of_resampled_inputs():
 
     every = {(a, b) for a in range(model.cfg.n_layers) for b in range(model.cfg.n_heads)}
     whole, none, own = values(every), values(set()), values(heads)
-    rng, ratios = np.random.default_rng(5), []
+    kept, span = own - none, whole - none
+    ratio = kept.mean() / span.mean()
+    rng, count, shifts = np.random.default_rng(5), len(inputs), []
+    each = (kept - ratio * span) / span.mean()  # to first order, what each input adds
     for _ in range(4000):
-        rows = rng.integers(len(inputs), size=len(inputs))
-        ratios.append((own[rows] - none[rows]).mean() / (whole[rows] - none[rows]).mean())
+        rows = each[rng.integers(count, size=count)]
+        shifts.append(rows.mean() / (rows.std(ddof=1) / count**0.5))
+    error = each.std(ddof=1) / count**0.5
+    high, low = ratio - np.quantile(shifts, [0.025, 0.975]) * error
     row = found.table().set_index("measure").loc["faithfulness"]
-    low, high = np.quantile(ratios, [0.025, 0.975])
+    assert row["value"] == pytest.approx(ratio)
     assert row["low"] == pytest.approx(low, abs=0.1 * (high - low))
     assert row["high"] == pytest.approx(high, abs=0.1 * (high - low))
 

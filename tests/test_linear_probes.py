@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 import crate_interp as ci
@@ -32,6 +33,10 @@ def test_a_planted_label_is_found_and_a_permuted_one_is_not(images):
     result = ci.linear_probe(model, images, labels=planted, progress=False)
     assert list(result.layers()["n"].unique()) == [30] and len(levels(result, "accuracy")) == 4
     assert levels(result, "accuracy")[3] > 0.9  # Z^3 is what it was made of
+    rows = result.layers().query("statistic == 'accuracy' and layer == 1")
+    (low,), (high,) = result.mean_ends(rows)
+    exact = binomtest(round(30 * rows["mean"].iloc[0]), 30).proportion_ci()
+    assert (low, high) == pytest.approx((exact.low, exact.high))
     assert abs(levels(result, "permuted") - 0.5).max() < 0.3  # 30 coins: three standard deviations
     assert levels(result, "chance") == pytest.approx(0.5, abs=0.02)
     assert levels(result, "accuracy")[0] == pytest.approx(

@@ -12,7 +12,7 @@ import crate_interp as ci
 from conftest import make, make_lm
 from crate_interp.models.sae import SAEConfig
 from crate_interp.saes.result import ratio, recovered
-from crate_interp.sweeps.bootstrap import studentised
+from crate_interp.stats.bootstrap import studentised
 
 POINT, HEADS = "blocks.1.hook_resid_post", "blocks.2.attn.hook_z"
 N = 6

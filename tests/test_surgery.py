@@ -8,10 +8,11 @@ from scipy import stats
 
 import crate_interp as ci
 from conftest import BATCH, make, make_lm
+from crate_interp.stats.intervals import mean_interval
+from crate_interp.stats.paired_shares import paired_shares
 from crate_interp.surgeries.answers import random_slopes, random_turns
 from crate_interp.surgeries.replacement import replacement_hooks
 from crate_interp.surgeries.steps import any_step
-from crate_interp.sweeps.bootstrap import intervals
 from operated import MODELS, N, inputs_of, labels_of
 
 QUIET = dict(batch_size=3, progress=False)
@@ -93,6 +94,10 @@ def test_answers_at_each_mix(measured):
         assert row["loss_change"] == pytest.approx((wanted - base).mean(), rel=1e-9)
         assert row["loss_low"] <= row["loss_change"] <= row["loss_high"]
         assert row["accuracy"] == pytest.approx(rows["right"].mean())
+        flips = (rows["right"].to_numpy() - own["right"].to_numpy())[:, None]
+        images = result.meta["unit"] == "images"  # which have one answer, and a text has many
+        (low,), (high,) = paired_shares(flips).ends if images else mean_interval(flips)
+        assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((low, high))
         assert row["change"] == pytest.approx(rows["change"].mean()) and row["change"] > 0
 
 
@@ -117,7 +122,7 @@ def test_the_table_by_hand(measured):
     row = result.table().set_index(["replacement", "layer"]).loc["minus", 2]
     values = result.table("samples").query("replacement == 'minus' and layer == 2")["slope"]
     assert row["slope"] == pytest.approx(values.mean()) and row["n"] == N
-    low, high = intervals(values.to_numpy()[:, None])
+    low, high = mean_interval(values.to_numpy()[:, None])
     assert (row["slope_low"], row["slope_high"]) == pytest.approx((low[0], high[0]))
     assert row["slope_low"] <= row["slope"] <= row["slope_high"]
     random = result.table("random").query("replacement == 'minus' and layer == 2")

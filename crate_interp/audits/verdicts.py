@@ -10,10 +10,11 @@ import pandas as pd
 from crate_interp.audits.claims import CLAIM_OF, NUMBERS, Number
 from crate_interp.audits.number_tables import NO_EPS
 from crate_interp.results.result import Result
-from crate_interp.sweeps.bootstrap import against_networks, holm, studentised
+from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats.contrasts import Difference, against_networks, paired
+from crate_interp.stats.significance import LEVEL, holm
 
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
-ALPHA = 0.05
 _NEAR = 0.01  # of the way from the ceiling to the bound
 _ROUNDING = 1e-9  # numbers of the audit are of order 1
 _CEILED = ("compresses", "descends", "share")
@@ -83,8 +84,9 @@ def _cells(
     found["low"], found["high"] = resampled.interval()
     others = by_sample(twins, "layer", name).reindex(values.index)
     found["untrained"] = others.mean(axis=1) if len(others.columns) else np.nan
-    against = against_networks(resampled.mean, resampled.error, _by_seed(others))
-    found["difference"], found["difference_low"], found["difference_high"] = against[:3]
+    n = found["n"].to_numpy()
+    against = against_networks(resampled.mean, resampled.error, _by_seed(others), n)
+    _add(found, "difference", against)
     free = _limits(found, facts, name, own, values)  # at its ceiling: no null has to be beaten
     tests = {"": _within(facts, resampled, values)}
     if facts.null:
@@ -110,9 +112,9 @@ def _reason(row: dict[str, Any], facts: Number, p: dict[str, float]) -> str:
     inside = low <= row["value"] <= high
     if row["verdict"] == BROKEN and inside:
         return f"within its bounds, but worse than {WORDS[facts.null]}"
-    if row["verdict"] != UNDECIDED or not inside or not p[""] <= ALPHA:
+    if row["verdict"] != UNDECIDED or not inside or not p[""] <= LEVEL:
         return ""
-    failed = [WORDS[key] for key, value in p.items() if key and value > ALPHA]
+    failed = [WORDS[key] for key, value in p.items() if key and value > LEVEL]
     if not failed:
         return "within its bounds, but not after the correction for the number of layers"
     if pd.isna(row.get("gain", np.nan)) and facts.null:
@@ -146,15 +148,9 @@ def _excess(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any
     ones = np.ones(len(values))
     if not len(null) or null.isna().to_numpy().all():
         return Tests(ones, ones)
-    resampled = studentised((values - null).to_numpy().T)
-    found["excess"] = resampled.mean
-    found["excess_low"], found["excess_high"] = resampled.interval()
-    better, worse = resampled.below(0.0), resampled.above(0.0)
-    if facts.better > 0:
-        better, worse = worse, better
-    # on neither side: what rounding leaves of equal numbers is no difference
-    level = np.isnan(resampled.mean) | (np.abs(resampled.mean) < _ROUNDING)
-    return Tests(np.where(level, 1.0, 2 * better), np.where(level, 1.0, 2 * worse))
+    over = paired((values - null).to_numpy().T)
+    _add(found, "excess", over)
+    return _better(over, facts)
 
 
 def _gain(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) -> Tests:
@@ -165,15 +161,28 @@ def _gain(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) 
     if not tables or not len(tables[0].columns):
         return Tests(ones, ones)
     over = [values.reindex(columns=table.columns) - table for table in tables]
-    paired: Any = sum(over[1:], over[0]) / len(over)
-    error = (paired.std(axis=1) / paired.notna().sum(axis=1) ** 0.5).to_numpy()
+    together: Any = sum(over[1:], over[0]) / len(over)
+    n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # the difference of each draw is 0 minus it, so that the sign is that of the layer
-    against = against_networks(np.zeros(len(values)), error, -means)
-    found["gain"], found["gain_low"], found["gain_high"] = against[:3]
-    better, worse = (against[3], against[4]) if facts.better > 0 else (against[4], against[3])
-    level = np.isnan(against[0]) | (np.abs(against[0]) < _ROUNDING)
-    return Tests(np.where(level, 1.0, 2 * better), np.where(level, 1.0, 2 * worse))
+    gain = against_networks(np.zeros(len(values)), error, -means, n)
+    _add(found, "gain", gain)
+    return _better(gain, facts)
+
+
+def _add(found: Any, name: str, difference: Difference) -> None:
+    """Adds a difference and its interval as columns."""
+    found[name] = difference.value
+    found[f"{name}_low"], found[f"{name}_high"] = difference.ends
+
+
+def _better(difference: Difference, facts: Number) -> Tests:
+    """Tests whether a difference is on the better side of 0, or on the worse one."""
+    # on neither side: what rounding leaves of equal numbers is no difference
+    equal = np.isnan(difference.value) | (np.abs(difference.value) < _ROUNDING)
+    better = 1 if facts.better > 0 else -1
+    kept, broken = difference.towards(better), difference.towards(-better)
+    return Tests(np.where(equal, 1.0, kept), np.where(equal, 1.0, broken))
 
 
 def _by_seed(table: Any) -> np.ndarray:
@@ -219,7 +228,7 @@ def _decide(found: Any, tests: Tests) -> None:
         at = setting == group
         kept[at], broken[at] = holm(tests.kept[at]), holm(tests.broken[at])
     found["p"] = np.minimum(np.minimum(kept, broken), 1.0)
-    words = np.where(kept <= ALPHA, KEPT, np.where(broken <= ALPHA, BROKEN, UNDECIDED))
+    words = np.where(kept <= LEVEL, KEPT, np.where(broken <= LEVEL, BROKEN, UNDECIDED))
     found["verdict"] = words
 
 
@@ -242,7 +251,7 @@ def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
             found["untrained"] = table.mean().to_numpy()
             zero = np.zeros(len(found))
             against = against_networks(found["value"].to_numpy(), zero, table.to_numpy())
-            found["difference"], found["difference_low"], found["difference_high"] = against[:3]
+            _add(found, "difference", against)
         low, high = facts.bounds
         kept = found["value"].between(low, high)
         if found["null"].notna().any():
@@ -281,7 +290,7 @@ def nulls(result: Result) -> pd.DataFrame:
                 found = pd.DataFrame(
                     {"n": values.notna().sum(axis=1), "value": values.mean(axis=1)}
                 )
-                found["error"] = values.std(axis=1) / found["n"] ** 0.5
+                found["error"] = values.sem(axis=1)
                 rows.append(found.reset_index().assign(of=of, number=name))
     columns = ["of", "number", *PLACE, "n", "value", "error"]
     table: Any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=columns)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.models.cache import CrateCache
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.stats.intervals import mean_interval
 
 Targets = Bool[Tensor, "batch query key"]
 
@@ -93,7 +93,7 @@ def head_scores(cache: CrateCache, targets: Mapping[str, Targets]) -> pd.DataFra
                 _mean_over(values, there)[kept].double().cpu().numpy()
                 for values in ((pattern * wanted[:, None]).sum(dim=-1), shares)
             )
-            low, high = intervals(scores)
+            low, high = mean_interval(scores)
             for head in heads:
                 own = scores[:, head]
                 row = (float(own.mean()), low[head], high[head], float(even.mean()), len(own))

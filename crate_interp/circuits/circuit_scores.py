@@ -17,14 +17,16 @@ from crate_interp.core import checks
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel, check_hooked
 from crate_interp.results.result import Result, counted, first
+from crate_interp.stats.bootstrap import RESAMPLES, Studentised, studentised
+from crate_interp.stats.intervals import linearised_ratio
+from crate_interp.stats.significance import CONFIDENCE, interval_words
 from crate_interp.sweeps.runs.provenance import model_meta
 
 ABLATIONS = ("mean", "zero")
 _COLUMNS = ["measure", "value", "low", "high"]
 _COLUMNS += ["random_mean", "random_low", "random_high", "share_as_good"]
-_RESAMPLES = 2000
 Heads = frozenset[Head]
-Values = Float[np.ndarray, "_"]  # of all inputs, then of each resample of them
+Ends = tuple[np.ndarray, np.ndarray]
 Ablation = Callable[[list[int]], edit.Edit]  # some heads of a layer -> the edit that ablates them
 # how far a score is from its best: faithfulness 1, completeness 0, minimality high
 _DISTANCES: dict[str, Callable[[float], float]] = {
@@ -68,7 +70,7 @@ class CircuitScores(Result):
 
 def _beside(row: Any) -> str:
     """Returns the interval of a score and the random circuits', as far as they are there."""
-    interval = "" if np.isnan(row.low) else f"{row.low:.3f} to {row.high:.3f}"
+    interval = "" if np.isnan(row.low) else interval_words(row.low, row.high, ".3f", "")
     random = "" if np.isnan(row.random_mean) else f"random {row.random_mean:.3f}"
     words = "; ".join(filter(None, (interval, random)))
     return f" ({words})" if words else ""
@@ -96,8 +98,9 @@ def evaluate(
     `min_v |F(C) - F(C without v)| / |F(M) - F(none)|`, above 0 if every head counts.
 
     circuit: a Circuit, or (layer, head) pairs. metric(logits) -> a number, or a tensor of one
-    number for each input, `[batch]`: F is its mean, and the scores get intervals, the middle 95 %
-    of 2,000 resamples of the inputs. ablation: "mean" puts each head's mean over `reference` (None:
+    number for each input, `[batch]`: F is its mean, and the scores get intervals over the inputs,
+    the bootstrap-t of linearised ratios. Those of a largest or least ratio hold for all ratios at
+    once, so that they may be wide. ablation: "mean" puts each head's mean over `reference` (None:
     inputs) in its place, position by position; "zero" puts 0 there. Sparse steps stay on: they
     belong to no head. random: how many circuits of the same number of heads, drawn from all heads,
     to compare with.
@@ -123,14 +126,14 @@ def evaluate(
         )
     circuits = [own, *_drawn(every, len(own), random, seed)]
     bar = tqdm(circuits, desc="circuits", disable=not progress)
-    found = [_scores(runs, one, _subsets(one, subsets, seed), one is own, seed) for one in bar]
+    scored = [_scores(runs.parts(one, _subsets(one, subsets, seed))) for one in bar]
     settings = {"ablation": ablation, "random": random, "subsets": subsets, "seed": seed}
     meta = model_meta(model, len(inputs)) | {"settings": settings, "whole": whole, "none": none}
-    costs = [
-        (head_name(*head), cost[0], *_interval(cost)) for head, cost in sorted(found[0][1].items())
-    ]
-    heads = pd.DataFrame(costs, columns=["head", "cost", "low", "high"])
-    return CircuitScores({"scores": _table([values for values, _ in found]), "heads": heads}, meta)
+    parts = runs.parts(own, _subsets(own, subsets, seed))
+    low, high = _sizes(parts.ratios(parts.costs).interval())
+    costs = {"cost": parts.sizes(parts.costs), "low": low, "high": high}
+    heads = pd.DataFrame({"head": [head_name(*head) for head in sorted(own)], **costs})
+    return CircuitScores({"scores": _table(scored, _intervals(parts)), "heads": heads}, meta)
 
 
 def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
@@ -188,6 +191,29 @@ def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablati
 
 
 @dataclass(frozen=True)
+class _Parts:
+    """What the scores of a circuit are ratios of, for each input, or once for all of them.
+
+    span: the metric with all heads minus that with none. kept: with the circuit minus that with
+    none. gaps: with the circuit minus that with all heads, both without each subset. costs: with
+    the circuit minus that without each of its heads.
+    """
+
+    span: Float[np.ndarray, "sample 1"]
+    kept: Float[np.ndarray, "sample 1"]
+    gaps: Float[np.ndarray, "sample subset"]
+    costs: Float[np.ndarray, "sample head"]
+
+    def ratios(self, above: Float[np.ndarray, "sample c"]) -> Studentised:
+        """Returns the bootstrap-t of differences as shares of the span."""
+        return studentised(linearised_ratio(above, self.span))
+
+    def sizes(self, above: Float[np.ndarray, "sample c"]) -> Float[np.ndarray, "c"]:
+        """Returns the sizes of differences as shares of the span."""
+        return np.abs(above.mean(axis=0) / self.span.mean())
+
+
+@dataclass(frozen=True)
 class _Runs:
     """The metric of a model with some of its heads ablated; each set of heads runs once.
 
@@ -215,6 +241,14 @@ class _Runs:
                 self.known[heads] = as_values(self.metric(out), len(self.inputs))
         return self.known[heads]
 
+    def parts(self, circuit: Heads, subsets: list[Heads]) -> _Parts:
+        """Returns what the scores of a circuit are ratios of."""
+        every, f = frozenset(self.every), self.kept
+        gaps = [f(circuit - some) - f(every - some) for some in subsets]
+        costs = [f(circuit) - f(circuit - {head}) for head in sorted(circuit)]
+        span, kept = (f(heads) - f(frozenset()) for heads in (every, circuit))
+        return _Parts(span[:, None], kept[:, None], np.stack(gaps, 1), np.stack(costs, 1))
+
 
 def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
     """Returns the heads, and random subsets of them that keep each head with probability 1/2."""
@@ -226,55 +260,52 @@ def _subsets(chosen: Heads, count: int, seed: int) -> list[Heads]:
     return subsets
 
 
-def _scores(
-    runs: _Runs, chosen: Heads, subsets: list[Heads], resample: bool, seed: int
-) -> tuple[dict[str, Values], dict[Head, Values]]:
-    """Returns the three scores of a set of heads, and what taking each head out of it costs.
+def _scores(parts: _Parts) -> dict[str, float]:
+    """Returns the three scores of a circuit."""
+    return {
+        "faithfulness": float(parts.kept.mean() / parts.span.mean()),
+        "completeness": float(parts.sizes(parts.gaps).max()),
+        "minimality": float(parts.sizes(parts.costs).min()),
+    }
 
-    With `resample` the first value of each is followed by those of resampled inputs.
+
+def _intervals(parts: _Parts) -> dict[str, tuple[float, float]]:
+    """Returns the ends of the intervals of the scores.
+
+    The largest of some ratios lies below the largest upper end, and above the largest lower end if
+    the intervals of all hold together. Of the least ratio it is the other way round.
     """
-    every = frozenset(runs.every)
-    count = len(runs.kept(every))
-    weights = np.full((1, count), 1 / count)
-    if resample and count > 1:
-        drawn = np.random.default_rng(seed).multinomial(count, weights[0], size=_RESAMPLES)
-        weights = np.concatenate([weights, drawn / count])
-
-    def f(heads: Heads) -> Values:
-        return weights @ runs.kept(heads)
-
-    none, span = f(frozenset()), f(every) - f(frozenset())
-    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have no span
-        gaps = [abs(f(chosen - some) - f(every - some)) / abs(span) for some in subsets]
-        costs = {head: abs(f(chosen) - f(chosen - {head})) / abs(span) for head in sorted(chosen)}
-        values = {
-            "faithfulness": (f(chosen) - none) / span,
-            "completeness": np.max(gaps, axis=0),
-            "minimality": np.min(list(costs.values()), axis=0),
-        }
-    return values, costs
+    (low,), (high,) = parts.ratios(parts.kept).interval()
+    gaps, costs = parts.ratios(parts.gaps), parts.ratios(parts.costs)
+    largest = _sizes(_together(gaps))[0].max(), _sizes(gaps.interval())[1].max()
+    least = _sizes(costs.interval())[0].min(), _sizes(_together(costs))[1].min()
+    return {"faithfulness": (low, high), "completeness": largest, "minimality": least}
 
 
-def _interval(values: Values) -> tuple[float, float]:
-    """Returns the middle 95 % of resamples; NaN if there are none."""
-    if len(values) == 1:
-        return np.nan, np.nan
-    low, high = np.quantile(values[1:], [0.025, 0.975])
-    return float(low), float(high)
+def _together(ratios: Studentised) -> Ends:
+    """Returns the ends of intervals that hold together (Bonferroni), as far as resamples reach."""
+    return ratios.interval(1 - max((1 - CONFIDENCE) / len(ratios.mean), 2 / RESAMPLES))
 
 
-def _table(scored: list[dict[str, Values]]) -> pd.DataFrame:
-    """Returns the scores of the first set of heads beside those of the others."""
+def _sizes(ends: Ends) -> Ends:
+    """Returns the ends of intervals of absolute values, given those of the values."""
+    low, high = ends
+    near, far = (of(np.abs(low), np.abs(high)) for of in (np.minimum, np.maximum))
+    return np.where((low <= 0) & (high >= 0), 0.0, near), far
+
+
+def _table(
+    scored: list[dict[str, float]], intervals: dict[str, tuple[float, float]]
+) -> pd.DataFrame:
+    """Returns the scores of the first circuit and their intervals, beside those of the others."""
     rows: list[tuple] = []
-    for name, values in scored[0].items():
-        value, interval = values[0], _interval(values)
-        others = np.array([values[name][0] for values in scored[1:]])
-        if not len(others):
-            rows.append((name, value, *interval, np.nan, np.nan, np.nan, np.nan))
-            continue
-        low, high = np.quantile(others, [0.025, 0.975])
-        distance = _DISTANCES[name]
-        as_good = sum(distance(other) <= distance(value) for other in others)
-        share = (1 + as_good) / (1 + len(others))
-        rows.append((name, value, *interval, others.mean(), low, high, share))
+    for name, value in scored[0].items():
+        others = np.array([scores[name] for scores in scored[1:]])
+        beside: tuple = (np.nan, np.nan, np.nan, np.nan)
+        if len(others):
+            distance = _DISTANCES[name]
+            as_good = sum(distance(other) <= distance(value) for other in others)
+            ends = np.quantile(others, [0.025, 0.975])
+            beside = (others.mean(), *ends, (1 + as_good) / (1 + len(others)))
+        rows.append((name, value, *intervals[name], *beside))
     return pd.DataFrame(rows, columns=_COLUMNS)

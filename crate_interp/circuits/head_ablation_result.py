@@ -8,8 +8,10 @@ import pandas as pd
 
 from crate_interp.circuits.circuit import head_name
 from crate_interp.results.result import Result, by, counted
-from crate_interp.sweeps.bootstrap import CONFIDENCE, RESAMPLES, holm, studentised
-from crate_interp.sweeps.paired import paired_shares
+from crate_interp.stats.bootstrap import RESAMPLES
+from crate_interp.stats.contrasts import paired
+from crate_interp.stats.paired_shares import paired_shares
+from crate_interp.stats.significance import LEVEL, holm, interval_words, signs
 
 _HOW = {
     "mean": "mean ablation: at each position the mean output of the head over all samples takes "
@@ -17,9 +19,8 @@ _HOW = {
     "zero": "zero ablation: 0 takes the place of the head's output.",
 }
 _UNITS = {"loss": "nats of loss", "accuracy": "of accuracy"}
-_AT_ONCE = 512  # columns of a bootstrap
-LEVEL = 1 - CONFIDENCE + 1e-12  # of p, adjusted over heads
-FIRM = 0.017  # a third of it, of a bootstrap, whose far tail is up to three times too small
+# a third of the level: the far tail of a bootstrap is up to three times too small
+BOOTSTRAP_LEVEL = 0.017
 
 
 def _heads(result: Result) -> pd.DataFrame:
@@ -30,33 +31,21 @@ def _heads(result: Result) -> pd.DataFrame:
     worse = 1 if result.meta["settings"]["metric"] == "loss" else -1
     ablated, whole = wide.to_numpy(float), base.loc[wide.index].to_numpy(float)[:, None]
     drops = worse * (ablated - whole)
-    tested = paired_shares if _flips(result) else _bootstrapped
-    columns = range(0, drops.shape[1], _AT_ONCE)
-    parts = [tested(drops[:, start : start + _AT_ONCE]) for start in columns]
-    low, high, p = np.concatenate(parts, axis=1)
+    found = paired_shares(drops) if _one_answer(result) else paired(drops)
     places = pd.DataFrame(wide.columns.tolist(), columns=["layer", "head"])
     means = {"base": whole.mean(), "ablated": ablated.mean(axis=0), "drop": drops.mean(axis=0)}
-    return places.assign(**means, low=low, high=high, p_alone=p, p=holm(p), n=len(wide))
+    tests = {"low": found.low, "high": found.high, "p_alone": found.p, "p": holm(found.p)}
+    return places.assign(**means, **tests, n=len(wide))
 
 
-def _flips(result: Result) -> bool:
+def _one_answer(result: Result) -> bool:
     """Tells whether a sample has one answer, right or wrong; a text has as many as tokens."""
-    one_answer = result.meta["unit"] == "images"
-    return one_answer and result.meta["settings"]["metric"] == "accuracy"
+    return result.meta["unit"] == "images" and result.meta["settings"]["metric"] == "accuracy"
 
 
-def _bootstrapped(drops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns low, high and p of the mean of each column; p is NaN for a single sample."""
-    found = studentised(drops)
-    low, high = found.interval()
-    p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
-    p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
-    return low, high, np.where(np.isnan(found.error), np.nan, p)
-
-
-def _ways(held: Any) -> str:
+def _counts(shown: Any) -> str:
     """Returns words such as "4 help and 1 harms"."""
-    counts = {"help": int((held["drop"] > 0).sum()), "harm": int((held["drop"] < 0).sum())}
+    counts = {"help": int((shown["drop"] > 0).sum()), "harm": int((shown["drop"] < 0).sum())}
     words = [f"{n} {way}{'s' * (n == 1)}" for way, n in counts.items() if n]
     return " and ".join(words) or "none is shown to help or to harm"
 
@@ -70,7 +59,7 @@ class HeadAblation(Result):
     smaller tail, of this head by itself; p, adjusted over all heads (Holm); n samples. Interval and
     p are the bootstrap-t of the drops paired by sample. Of the accuracy of images, whose answers
     flip or do not, they are Tango's score interval and the exact sign test
-    (`crate_interp/sweeps/paired.py`).
+    (`crate_interp/stats/paired_shares.py`).
 
     Stored tables: `samples` (sample, layer, head, ablated) and `base` (sample, base).
     """
@@ -105,11 +94,11 @@ class HeadAblation(Result):
         interval, test = f"bootstrap-t over samples, {RESAMPLES:,} resamples", "the same resamples"
         least = f", at least {2 * heads / (RESAMPLES + 1):.2g} here"
         firm = (
-            f"p of {FIRM} or less shows an effect; to 0.05 it is open, since a bootstrap may give "
-            "a p so small three times too low."
+            f"p of {BOOTSTRAP_LEVEL} or less shows an effect; to 0.05 it is open, since a "
+            "bootstrap may give a p so small three times too low."
         )
         before = "read low to high and p_alone"
-        if _flips(self):
+        if _one_answer(self):
             interval = "Tango's score interval of how many answers become wrong and right"
             test, least = "the exact sign test of these", ""
             firm = "p of 0.05 or less shows an effect."
@@ -131,29 +120,29 @@ class HeadAblation(Result):
     @property
     def by_chance(self) -> float:
         """How many intervals would leave out 0 by chance, if no head did anything."""
-        return (1 - CONFIDENCE) * len(self._table("heads"))
+        return LEVEL * len(self._table("heads"))
 
     @property
     def level(self) -> float:
         """The largest p, adjusted over heads, that shows an effect."""
-        return LEVEL if _flips(self) else FIRM
+        return LEVEL if _one_answer(self) else BOOTSTRAP_LEVEL
 
     def headline(self) -> str:
         """Returns how many heads matter, how many would seem to by chance, and the first of all."""
         table: Any = self._table("heads")
         count, name = counted(len(table), "heads"), self.meta["model"] or "the model"
-        out = int(((table["low"] > 0) | (table["high"] < 0)).sum())
+        apart = int((signs(table["low"], table["high"]) != 0).sum())
         level = self.level
-        firm: Any = table[table["p"] <= level]
-        some: Any = table[(table["p"] > level) & (table["p"] <= LEVEL)]
-        words, rule = _ways(firm), f"p of {level:.2g} or less, adjusted over heads"
-        if len(some):
-            words += f", {len(some)} {'is' if len(some) == 1 else 'are'} open"
-            rule += ", to 0.05 open"
+        shown: Any = table[table["p"] <= level]
+        undecided: Any = table[(table["p"] > level) & (table["p"] <= LEVEL)]
+        words, rule = _counts(shown), f"p of {level:.2g} or less, adjusted over heads"
+        if len(undecided):
+            words += f", {len(undecided)} {'is' if len(undecided) == 1 else 'are'} open"
+            rule += f", to {LEVEL} open"
         return (
             f"{self._worse()}Of {count} of {name}, {words} ({rule}; intervals that leave out 0: "
-            f"{out}, by chance {self.by_chance:.2g}). "
-            + self._largest(firm if len(firm) else some if len(some) else table)
+            f"{apart}, by chance {self.by_chance:.2g}). "
+            + self._largest(shown if len(shown) else undecided if len(undecided) else table)
         )
 
     def _largest(self, among: Any) -> str:
@@ -161,15 +150,14 @@ class HeadAblation(Result):
         settings, unit = self.meta["settings"], _UNITS[self.meta["settings"]["metric"]]
         best = among.loc[among["drop"].abs().idxmax()]
         head = head_name(int(best["layer"]), int(best["head"]))
-        low, high, p = best["low"], best["high"], best["p"]
-        ends = "" if np.isnan(low) else f" (by itself {low:+.3g} to {high:+.3g})"
+        ends, p = interval_words(best["low"], best["high"], before="by itself "), best["p"]
         which = "The largest of these"
         if np.isnan(p) or p > LEVEL:
-            firm = "" if np.isnan(p) else f" (p {p:.2g})"
-            which = f"The largest effect, not told from 0 when adjusted for all heads{firm},"
+            by = "" if np.isnan(p) else f" (p {p:.2g})"
+            which = f"The largest effect, not told from 0 when adjusted for all heads{by},"
         return (
-            f"{which} is that of {settings['how']} ablation of {head}: {best['drop']:+.3g} {unit}"
-            f"{ends} beside {best['base']:.3g}."
+            f"{which} is that of {settings['how']} ablation of {head}: {best['drop']:+.3g} {unit} "
+            f"({ends}) beside {best['base']:.3g}."
         )
 
     def _worse(self) -> str:

@@ -8,17 +8,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from crate_interp.comparisons.contrasts import (
-    LEVEL,
-    Difference,
-    Spread,
-    centre,
-    certain,
-    contrast,
-    paired,
-)
 from crate_interp.comparisons.sample_statistics import Statistic
-from crate_interp.sweeps.bootstrap import holm
+from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
+from crate_interp.stats.significance import LEVEL, holm
 
 Statistics = Mapping[str, Statistic]
 NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
@@ -36,16 +28,17 @@ class Side:
 class Group:
     """One statistic of one side at the layers that are compared.
 
-    means, errors: of each network, over samples. twins: the mean of each untrained network.
+    means, errors: of each network, over n samples. twins: the mean of each untrained network.
     """
 
     means: Float[np.ndarray, "network layer"]
     errors: Float[np.ndarray, "network layer"]
+    n: Float[np.ndarray, "network layer"]
     twins: Float[np.ndarray, "seed layer"]
 
     @property
     def single(self) -> bool:
-        """Whether the side is a single network, whose own scatter nobody measured."""
+        """Whether the side is a single network, so that the scatter of trainings is not known."""
         return len(self.means) == 1
 
 
@@ -68,10 +61,8 @@ def networks(a: Side, b: Side, names: Sequence[str]) -> pd.DataFrame:
             for number, network in enumerate(group):
                 for name in names:
                     if name in network:
-                        one = network[name]
-                        numbers = zip(one.layers, one.mean, one.error, one.n, strict=True)
                         place = (side, number, trained, *name.split("."))
-                        rows += [(*place, *values) for values in numbers]
+                        rows += [(*place, *row) for row in network[name].numbers.itertuples()]
     return pd.DataFrame(rows, columns=NETWORKS).astype({"n": "int64"})
 
 
@@ -79,44 +70,35 @@ def _of_statistic(
     a: Side, b: Side, name: str, layers: Sequence[tuple[int, int]], same_twins: bool
 ) -> pd.DataFrame:
     first, second = a.networks[0][name], b.networks[0][name]
-    pairs = [(l, m) for l, m in layers if l in first.layers and m in second.layers]  # noqa: E741
+    known = (first.numbers.index, second.numbers.index)
+    pairs = [pair for pair in layers if pair[0] in known[0] and pair[1] in known[1]]
     own, other = ([pair[place] for pair in pairs] for place in (0, 1))
     one, two = _group(a, name, own), _group(b, name, other)
     if same_twins:
         two = replace(two, twins=one.twins)
-    means, n = (centre(one.means), centre(two.means)), len(one.means) + len(two.means)
+    means, n = (centre(one.means), centre(two.means)), np.ones(len(pairs), dtype=int)
     if not one.single or not two.single:
-        found = contrast(means[0] - means[1], *_over_networks(one, two))
-        counts = np.full(len(pairs), n)
+        difference = contrast(means[0] - means[1], *_over_networks(one, two))
+        n *= len(one.means) + len(two.means)
     elif first.values is None or second.values is None:
-        found, counts = certain(means[0] - means[1]), np.ones(len(pairs), dtype=int)
+        difference = without_test(means[0] - means[1], error=0.0)
     else:
-        means, found, counts = _over_samples(_at(first, own), _at(second, other))
+        means, difference, n = _over_samples(
+            first.values[own].to_numpy(float), second.values[other].to_numpy(float)
+        )
     columns: dict[str, Any] = {"layer": own, "layer_b": other, "a": means[0], "b": means[1]}
-    columns |= _numbers(found) | {"n": counts} | _beside(one, two, found, same_twins)
+    columns |= _numbers(difference) | {"n": n} | _beside(one, two, difference, n, same_twins)
     probe, statistic = name.split(".")
     return pd.DataFrame({"probe": probe, "statistic": statistic} | columns)
 
 
 def _group(side: Side, name: str, layers: list[int]) -> Group:
     own, twins = (
-        [one[name] for one in group if name in one] for group in (side.networks, side.twins)
+        [network[name].by_layer(layers) for network in networks if name in network]
+        for networks in (side.networks, side.twins)
     )
-    means = np.stack([_of(one, one.mean, layers) for one in own])
-    errors = np.stack([_of(one, one.error, layers) for one in own])
-    random = [_of(one, one.mean, layers) for one in twins]
-    return Group(means, errors, np.stack(random) if random else np.zeros((0, len(layers))))
-
-
-def _of(one: Statistic, numbers: np.ndarray, layers: list[int]) -> np.ndarray:
-    """Returns the numbers of some layers, NaN for a layer that lacks the statistic."""
-    at = dict(zip(one.layers, numbers.tolist(), strict=True))
-    return np.array([at.get(layer, np.nan) for layer in layers], dtype=float)
-
-
-def _at(one: Statistic, layers: list[int]) -> np.ndarray:
-    assert one.values is not None
-    return one.values[:, [one.layers.index(layer) for layer in layers]]
+    means, errors, n = np.stack(own, axis=1)
+    return Group(means, errors, n, np.array([twin[0] for twin in twins]).reshape(-1, len(layers)))
 
 
 def _over_samples(
@@ -130,33 +112,34 @@ def _over_samples(
     return (one, two), paired(a - b), n
 
 
-def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray]:
+def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
     """Returns what makes a difference over networks uncertain: their scatter, and samples.
 
-    A single network is compared with one more network of the other side, as
-    `bootstrap.against_networks` does.
+    They are the spreads, variance and samples of `contrast`. A single network is compared with one
+    more network of the other side, as `against_networks` does.
     """
-    spreads, variance = [], np.zeros(one.means.shape[1])
+    spreads, variance, samples = [], np.zeros(one.means.shape[1]), np.inf
     for own, other in ((one, two), (two, one)):
         if own.single:
             spreads.append(Spread(other.means, 1.0))
-            variance = variance + own.errors[0] ** 2
+            variance, samples = own.errors[0] ** 2, own.n[0]
         else:
             spreads.append(Spread(own.means, 1 / len(own.means)))
-    return spreads, variance
+    return spreads, variance, np.broadcast_to(samples, variance.shape)
 
 
-def _numbers(found: Difference) -> dict[str, np.ndarray]:
-    p = holm(found.p)
+def _numbers(difference: Difference) -> dict[str, np.ndarray]:
+    p = holm(difference.p)
     holds = np.where(np.isnan(p), 1.0, p) <= LEVEL
-    return {
-        "difference": found.value, "low": found.low, "high": found.high, "p": p, "holds": holds,
-    }  # fmt: skip
+    ends = {"low": difference.low, "high": difference.high}
+    return {"difference": difference.value} | ends | {"p": p, "holds": holds}
 
 
-def _beside(one: Group, two: Group, found: Difference, same_twins: bool) -> dict[str, np.ndarray]:
+def _beside(
+    one: Group, two: Group, trained: Difference, n: np.ndarray, same_twins: bool
+) -> dict[str, np.ndarray]:
     """Returns the columns of the untrained networks, and the difference of the differences."""
-    blank = np.full(len(found.value), np.nan)
+    blank = np.full(len(trained.value), np.nan)
     means = [centre(group.twins) if len(group.twins) else blank for group in (one, two)]
     untrained = means[0] - means[1]
     # the same networks on both sides differ by 0, whatever they have
@@ -165,10 +148,10 @@ def _beside(one: Group, two: Group, found: Difference, same_twins: bool) -> dict
     beside = contrast(untrained, spreads)
     if one.single and two.single:
         # single networks tell nothing of how such networks scatter: their twins stand for that
-        trained, variance = [Spread(group.twins, 1.0) for group in (one, two)], found.error**2
+        scatter, of_samples = [Spread(group.twins, 1.0) for group in (one, two)], trained.error**2
     else:
-        trained, variance = _over_networks(one, two)
-    excess = contrast(found.value - untrained, [*trained, *spreads], variance)
+        scatter, of_samples, n = _over_networks(one, two)
+    excess = contrast(trained.value - untrained, [*scatter, *spreads], of_samples, n)
     return {
         "untrained_a": means[0], "untrained_b": means[1], "untrained": untrained,
         "untrained_low": beside.low, "untrained_high": beside.high,

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.comparisons.contrasts import LEVEL
 from crate_interp.results.result import Result, counted
 from crate_interp.results.text_table import as_text
+from crate_interp.stats.significance import LEVEL
 
 _SIGNS = {1: "+", -1: "-", 0: "?", None: "."}
 SHOWN = 3  # of the statistics with the largest differences

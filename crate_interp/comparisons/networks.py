@@ -90,19 +90,16 @@ def check_models(sides: Sequence[list[Network]], how: Measuring) -> None:
 def swept(sides: Sequence[list[Network]], how: Measuring) -> list[list[SweepResult]]:
     """Returns the results of both sides: those that were given, and sweeps of the models."""
     count = sum(isinstance(one, HookedModel) for side in sides for one in side)
+    results: list[list[SweepResult]] = []
     with tqdm(total=count, desc="networks", disable=not how.options.progress or count < 2) as bar:
-
-        def of(name: str, one: Network) -> SweepResult:
-            if isinstance(one, SweepResult):
-                return one
-            found = _measured(one, how, name)
-            bar.update()
-            return found
-
-        return [
-            [of(f"{name}-{number}", one) for number, one in enumerate(side)]
-            for name, side in zip("ab", sides, strict=True)
-        ]
+        for name, side in zip("ab", sides, strict=True):
+            results.append([])
+            for number, one in enumerate(side):
+                if isinstance(one, HookedModel):
+                    one = _measured(one, how, f"{name}-{number}")
+                    bar.update()
+                results[-1].append(one)
+    return results
 
 
 def twins_of(
@@ -110,26 +107,22 @@ def twins_of(
 ) -> tuple[list[SweepResult], list[SweepResult]]:
     """Returns the results of the untrained twins of both sides, seeds 0 to count - 1.
 
-    A side of results has none: nobody knows its model. Sides of one architecture share theirs.
+    A side of results has none, as their models are not known. Sides of one architecture share
+    theirs.
     """
     models = [next((one for one in side if isinstance(one, HookedModel)), None) for side in sides]
-    known: dict[str, list[SweepResult]] = {}
-    found: list[list[SweepResult]] = []
-    kinds = len({architecture(one.cfg.to_dict()) for one in models if one is not None})
-    total, shown = count * kinds, how.options.progress
-    with tqdm(total=total, desc="untrained twins", disable=not (shown and total)) as bar:
-        for name, model in zip("ab", models, strict=True):
-            if model is None:
-                found.append([])
-                continue
-            key = architecture(model.cfg.to_dict())
-            if key not in known:
-                known[key] = []
-                for seed in range(count):
-                    known[key].append(_measured(twin(model, seed), how, f"{name}-untrained-{seed}"))
-                    bar.update()
-            found.append(known[key])
-    return found[0], found[1]
+    kinds = ["" if model is None else architecture(model.cfg.to_dict()) for model in models]
+    twins: dict[str, list[SweepResult]] = {kind: [] for kind in kinds}
+    todo = [
+        (name, model, kind, seed)
+        for name, model, kind in zip("ab", models, kinds, strict=True)
+        if model is not None and (name == "a" or kinds[0] != kind)
+        for seed in range(count)
+    ]
+    bar = tqdm(todo, desc="untrained twins", disable=not how.options.progress or not todo)
+    for name, model, kind, seed in bar:
+        twins[kind].append(_measured(twin(model, seed), how, f"{name}-untrained-{seed}"))
+    return twins[kinds[0]], twins[kinds[1]]
 
 
 def architecture(config: Mapping[str, Any]) -> str:

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float, Int
 
 from crate_interp.comparisons.headline import headline, overview
 from crate_interp.results.result import Result, counted, first
+from crate_interp.stats.intervals import student_interval
 
 _NUMBERS = (
     "layer", "layer_b", "a", "b", "difference", "low", "high", "p", "holds", "n", "untrained",
@@ -53,6 +56,25 @@ class Comparison(Result):
         Columns: side ("a" or "b"), network, trained, probe, statistic, layer, mean, error, n.
         """
         return self.table("networks")
+
+    def mean_ends(
+        self, statistic: str, side: str, layers: Int[np.ndarray, "layer"]
+    ) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
+        """Returns the ends of the 95 % interval of a side's mean, by Student's t.
+
+        It is over networks where the side has several, else over samples; NaN where nothing varies.
+        """
+        table: Any = self._table("networks")
+        names = table["probe"] + "." + table["statistic"]
+        own = table[(names == statistic) & (table["side"] == side) & table["trained"]]
+        mean, error, n = (
+            own.pivot(index="network", columns="layer", values=name).reindex(columns=layers)
+            for name in ("mean", "error", "n")
+        )
+        if len(mean) > 1:
+            return student_interval(mean.mean().to_numpy(), mean.sem().to_numpy(), len(mean))
+        (mean,), (error,), (n,) = (wide.to_numpy(float) for wide in (mean, error, n))
+        return student_interval(mean, np.where(error > 0, error, np.nan), n)
 
     def not_compared(self) -> pd.DataFrame:
         """Returns the statistics that were left out: statistic, reason."""

@@ -53,7 +53,7 @@ def compare(
     same samples. Statistics per head are averaged over heads.
 
     One against one: a - b is paired by sample, with the bootstrap-t interval of its mean
-    (crate_interp/sweeps/bootstrap.py): it is of these two networks, other seeds may differ. With a
+    (crate_interp/stats/bootstrap.py): it is of these two networks, other seeds may differ. With a
     list on either side networks are the unit: Welch's t of their means; a single network is
     compared with one network more of the other side. p is two-sided, adjusted over the layers of a
     statistic (Holm).

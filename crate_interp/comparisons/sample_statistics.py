@@ -1,11 +1,12 @@
 """What a sweep says of one network, statistic by statistic: a number for each sample and layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from numpy import ndarray
 
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
@@ -15,20 +16,20 @@ from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
 class Statistic:
     """A statistic of one network.
 
-    mean, error: over samples, by layer; error is the standard error, 0 for what the weights alone
-    decide and NaN for a single sample. n: samples. values: a number for each sample, or None where
-    the sweep kept none: of the weights, or of heads whose means alone were kept. sample: their
-    numbers. per_head: whether it is a mean over heads.
+    numbers: a row per layer with mean, error and n, over samples; error is the standard error, 0
+    for what the weights alone decide and NaN for a single sample. values: a row per sample and a
+    column per layer, or None where the sweep kept none: of the weights, or of heads whose means
+    alone were kept. per_head: whether it is a mean over heads.
     """
 
-    layers: list[int]
-    mean: Float[np.ndarray, "layer"]
-    error: Float[np.ndarray, "layer"]
-    n: Float[np.ndarray, "layer"]
-    values: Float[np.ndarray, "sample layer"] | None = None
-    sample: list[int] | None = None
+    numbers: pd.DataFrame
+    values: pd.DataFrame | None = None
     per_head: bool = False
     of_weights: bool = False
+
+    def by_layer(self, layers: Sequence[int]) -> Float[ndarray, "number layer"]:
+        """Returns mean, error and n of some layers, NaN for a layer that lacks the statistic."""
+        return self.numbers.reindex(list(layers)).to_numpy(float).T
 
 
 def statistics_of(result: SweepResult) -> dict[str, Statistic]:
@@ -48,17 +49,12 @@ def statistics_of(result: SweepResult) -> dict[str, Statistic]:
         found[name] = _of_values(wide.dropna(axis=1, how="all"), per_head=name in averaged)
     order = list(result.meta["statistics"])
     known = {name: found[name] for name in order if name in found}
-    return {name: one for name, one in known.items() if one.layers}
+    return {name: one for name, one in known.items() if len(one.numbers)}
 
 
 def _of_values(wide: Any, per_head: bool) -> Statistic:
-    values = wide.to_numpy(dtype=float)
-    n = (~np.isnan(values)).sum(axis=0)
-    layers = [int(layer) for layer in wide.columns]
-    sample = [int(number) for number in wide.index]
-    mean = wide.mean(axis=0).to_numpy(dtype=float)
-    error = wide.sem(axis=0).to_numpy(dtype=float)
-    return Statistic(layers, mean, error, n.astype(float), values, sample, per_head)
+    numbers = {"mean": wide.mean(), "error": wide.sem(), "n": wide.count()}
+    return Statistic(pd.DataFrame(numbers), wide, per_head)
 
 
 def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
@@ -75,23 +71,15 @@ def _of_moments(moments: pd.DataFrame) -> dict[str, Statistic]:
     for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
         together = own[own["head"] == TOGETHER]
         own = together if len(together) else own
-        rows = own.groupby("layer")[["mean", "error", "n"]].mean()
-        mean, error, n = rows.to_numpy(dtype=float).T
-        layers = [int(layer) for layer in rows.index]
-        found[f"{probe}.{statistic}"] = Statistic(layers, mean, error, n, per_head=True)
+        numbers: Any = own.groupby("layer")[["mean", "error", "n"]].mean()
+        found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=True)
     return found
 
 
-def _of_weights(weights: pd.DataFrame) -> dict[str, Statistic]:
+def _of_weights(weights: Any) -> dict[str, Statistic]:
     found: dict[str, Statistic] = {}
-    table: Any = weights
-    for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
-        mean = own.groupby("layer")["value"].mean()
-        layers = [int(layer) for layer in mean.index]
-        zero, one = np.zeros(len(layers)), np.ones(len(layers))
+    for (probe, statistic), own in weights.groupby(["probe", "statistic"], sort=False):
+        numbers = own.groupby("layer")[["value"]].mean().assign(error=0.0, n=1.0)
         heads = bool(own["head"].notna().any())
-        values = mean.to_numpy(dtype=float)
-        found[f"{probe}.{statistic}"] = Statistic(
-            layers, values, zero, one, per_head=heads, of_weights=True
-        )
+        found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=heads, of_weights=True)
     return found

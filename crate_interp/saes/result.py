@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result, by, counted
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.stats.intervals import linearised_ratio, mean_interval
+from crate_interp.stats.significance import interval_words
 
 SAE, RANDOM, PCA, ZERO, MEAN = "autoencoder", "shuffled weights", "pca", "zero", "mean"
 CODERS = (SAE, RANDOM, PCA, ZERO, MEAN)
@@ -25,15 +26,9 @@ _RATIOS = {  # a column: the sums over samples of which it is the ratio
 def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
     """Returns sum(above) / sum(below) over samples, and the ends of a 95 % interval.
 
-    The interval is the bootstrap-t of the mean of `R + (above_i - R below_i) / mean(below)`, whose
-    mean is the ratio R: the linearised ratio (delta method). NaN if the sum below is 0.
+    The interval is that of the linearised ratio, by bootstrap-t. NaN if the sum below is 0.
     """
-    share = below.mean()
-    if share == 0:
-        return float("nan"), float("nan"), float("nan")
-    value = above.mean() / share
-    low, high = intervals((value + (above - value * below) / share)[:, None])
-    return float(value), float(low[0]), float(high[0])
+    return _mean_and_ends(linearised_ratio(above[:, None], below[:, None]))
 
 
 def recovered(
@@ -45,8 +40,8 @@ def recovered(
     nothing to recover.
     """
     cost = ablated - clean
-    low = intervals(cost[:, None])[0][0]
-    if cost.mean() <= 0 or low <= 0:
+    mean, low, _ = _mean_and_ends(cost[:, None])
+    if mean <= 0 or low <= 0:
         return float("nan"), float("nan"), float("nan")
     return ratio(ablated - own, cost)
 
@@ -67,7 +62,7 @@ def _points(result: Result) -> pd.DataFrame:
         counts = features.loc[(point, coder)]
         found |= {"features": int(counts["features"]), "dead": _dead(counts)}
         found |= {"loss": loss.mean(), "clean": clean.mean()}
-        found |= _named("loss_change", (change.mean(), *_ends(change)))
+        found |= _named("loss_change", _mean_and_ends(change[:, None]))
         for name in (ZERO, MEAN):
             rest = samples[(samples["point"] == point) & (samples["coder"] == name)]
             numbers = recovered(rest["loss"].to_numpy(), loss, clean)
@@ -80,9 +75,9 @@ def _named(name: str, numbers: tuple[float, float, float]) -> dict[str, float]:
     return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
 
 
-def _ends(values: np.ndarray) -> tuple[float, float]:
-    low, high = intervals(values[:, None])
-    return float(low[0]), float(high[0])
+def _mean_and_ends(values: np.ndarray) -> tuple[float, float, float]:
+    (low,), (high,) = mean_interval(values)
+    return float(values.mean()), float(low), float(high)
 
 
 def _dead(counts: Any) -> float:
@@ -107,8 +102,8 @@ class SaeResult(Result):
     than its 95 % interval.
 
     Columns ending in _low and _high: 95 % intervals over samples, bootstrap-t of means; of ratios
-    (l0, variance_explained, cosine, recovered_*) that of the linearised ratio, see
-    crate_interp/saes/result.py `ratio`.
+    (l0, variance_explained, cosine, recovered_*) that of the linearised ratio
+    (crate_interp/stats/intervals.py).
 
     Stored tables: `clean` (loss of each sample), `samples` (per sample, point and coder the loss,
     and sums over its tokens: tokens, active, error, variance, cosine), `features`.
@@ -154,5 +149,6 @@ def _sentence(point: str, rows: Any) -> str:
 
 
 def _with_interval(row: Any, name: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:.3f} (95 % interval {low:.3f} to {high:.3f})"
+    value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
+    # what ablation does not cost cannot be recovered
+    return "nan" if np.isnan(value) else f"{value:.3f} ({interval_words(low, high, '.3f')})"

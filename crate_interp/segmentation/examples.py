@@ -26,7 +26,7 @@ COLUMNS = [
 
 def no_examples() -> pd.DataFrame:
     """Returns the table without a row."""
-    return pd.DataFrame({name: np.array([], dtype=object) for name in COLUMNS})
+    return pd.DataFrame(columns=COLUMNS, dtype=object)
 
 
 def examples(

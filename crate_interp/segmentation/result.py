@@ -9,6 +9,7 @@ from crate_interp.results.result import Result, by, counted
 from crate_interp.results.text_table import as_text
 from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
+from crate_interp.stats.significance import interval_words
 
 CELL = {
     "other_image": "mask of another image",
@@ -111,10 +112,10 @@ class SegmentResult(Result):
             ("random", "the same maps in random order"),
         )
         chance = [f"{words} {row[name]:.3f}" for name, words in levels if not pd.isna(row[name])]
+        ends = interval_words(row["low"], row["high"], ".3f")
         return (
-            f"Jaccard index {row['value']:.3f} "
-            f"(95 % interval {row['low']:.3f} to {row['high']:.3f}) with the layer "
-            "and head that are best on the other half of the images; "
+            f"Jaccard index {row['value']:.3f} ({ends}) with the layer and head that are "
+            "best on the other half of the images; "
             f"chance: {', '.join(chance)}."
         )
 

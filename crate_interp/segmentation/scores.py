@@ -1,5 +1,6 @@
 """From scores per sample, layer and head to the three ways to score how well a layer segments."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,10 @@ import pandas as pd
 
 from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
 from crate_interp.results.result import Result
-from crate_interp.sweeps.bootstrap import intervals
+from crate_interp.stats.intervals import mean_interval
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
+Columns = tuple[pd.DataFrame, np.ndarray]  # what each column of scores is of, scores `[n, column]`
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class Scores:
 
     heads: np.ndarray
     best: np.ndarray
+
+    def on(self, chosen: np.ndarray) -> "Scores":
+        """Returns the scores of some samples."""
+        return Scores(self.heads[chosen], self.best[chosen])
 
 
 def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> Scores:
@@ -47,77 +53,27 @@ def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return score, place
 
 
-def summarise(scores: Scores, kept: np.ndarray) -> list[dict[str, Any]]:
-    """Returns a row for each way and layer, and one for the head that is fixed over all layers.
-
-    Columns: way, layer, head_layer, head, value, low, high, n. kept: which samples have an object.
-    head_layer and head: where both halves of the samples chose the same, else None.
-    """
-    heads, best = scores.heads[kept], scores.best[kept]
-    columns: list[np.ndarray] = []
-    rows: list[dict[str, Any]] = []
-
-    def add(
-        way: str,
-        layer: int | None,
-        values: np.ndarray,
-        place: tuple[int | None, int | None] = (None, None),
-    ) -> None:
-        columns.append(values)
-        row = {"way": way, "layer": layer, "head_layer": place[0], "head": place[1]}
-        rows.append(row | {"value": values.mean(), "n": len(values)})
-
-    for layer in range(heads.shape[1]):
-        add(WAYS[0], layer, best[:, layer])
-        score, place = fixed(heads[:, layer : layer + 1])
-        add(WAYS[1], layer, score, _agreed(place + [layer, 0]))
-        add(WAYS[2], layer, heads[:, layer].mean(axis=1))
-    score, place = fixed(heads)
-    add(WAYS[1], None, score, _agreed(place))
-    low, high = intervals(np.stack(columns, axis=1))
-    return [row | {"low": low[place], "high": high[place]} for place, row in enumerate(rows)]
-
-
 def score_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, way and layer, beside what chance has."""
-    kept, constants = _kept(result), result.table("constants")
+    kept, constants = _with_object(result), result.table("constants")[_with_object(result)]
     parts: list[pd.DataFrame] = []
-    for facts, (own, random, other), networks in _by_rule(result):
-        rule, resolution = facts["rule"], facts["resolution"]
-        table = pd.DataFrame([facts | row for row in summarise(own, kept)])
-        table["other_image"] = _of_others(other, kept, len(table))
-        table["random"] = [row["value"] for row in summarise(random, kept)]
-        values = [[row["value"] for row in summarise(network, kept)] for network in networks]
-        table["untrained"] = _mean(values, len(table))
-        table["all_foreground"] = constants[f"all_{resolution}"].to_numpy()[kept].mean()
-        table["centre"] = constants[f"{rule}_{resolution}"].to_numpy()[kept].mean()
+    for rule, resolution, table in _beside_chance(result, _by_way, fewest=2):
+        table["all_foreground"] = constants[f"all_{resolution}"].mean()
+        table["centre"] = constants[f"{rule}_{resolution}"].mean()
+        table.insert(7, "n", int(kept.sum()))
         parts.append(table.astype({"layer": "Int64", "head_layer": "Int64", "head": "Int64"}))
     return pd.concat(parts, ignore_index=True)
 
 
 def head_table(result: Result) -> pd.DataFrame:
     """Returns a row per rule, resolution, layer and head: its mean, interval and chance levels."""
-    kept = _kept(result)
-    parts: list[pd.DataFrame] = []
-    for facts, (own, random, other), networks in _by_rule(result):
-        values = own.heads[kept].reshape(int(kept.sum()), -1)  # [n, layer * head]
-        low, high = intervals(values)
-        layer, head = np.indices(own.heads.shape[1:]).reshape(2, -1)
-        numbers = {"value": values.mean(axis=0), "low": low, "high": high}
-        table = pd.DataFrame({**facts, "layer": layer, "head": head, **numbers})
-        both = kept & ~np.isnan(other.best[:, 0])
-        means = other.heads[both].mean(axis=0).reshape(-1) if both.any() else np.nan
-        table["other_image"] = means
-        table["random"] = random.heads[kept].mean(axis=0).reshape(-1)
-        untrained = [network.heads[kept].mean(axis=0).reshape(-1) for network in networks]
-        table["untrained"] = _mean(untrained, len(table))
-        parts.append(table)
+    parts = [table for _, _, table in _beside_chance(result, _by_head, fewest=1)]
     return pd.concat(parts, ignore_index=True)
 
 
 def image_table(result: Result) -> pd.DataFrame:
     """Returns a row per image with an object: its score by the fixed head, mass rule, tokens."""
-    kept, constants = _kept(result), result.table("constants")
+    kept, constants = _with_object(result), result.table("constants")
     own = scores_of(result.table("samples"), result.table("head_samples"), "mass_token")
     score, place = fixed(own.heads[kept])
     images = constants.loc[kept, ["sample", "label"]].assign(score=score)
@@ -125,43 +81,72 @@ def image_table(result: Result) -> pd.DataFrame:
     return images.reset_index(drop=True)
 
 
-def _kept(result: Result) -> np.ndarray:
+def _by_way(scores: Scores) -> Columns:
+    """Returns a column for each way and layer, and one for the head fixed over all layers.
+
+    head_layer and head: where both halves of the samples chose the same, else None.
+    """
+    rows: list[tuple] = []
+    for layer in range(scores.heads.shape[1]):
+        score, place = fixed(scores.heads[:, layer : layer + 1])
+        rows.append((WAYS[0], layer, None, None, scores.best[:, layer]))
+        rows.append((WAYS[1], layer, *_agreed(place + [layer, 0]), score))
+        rows.append((WAYS[2], layer, None, None, scores.heads[:, layer].mean(axis=1)))
+    score, place = fixed(scores.heads)
+    rows.append((WAYS[1], None, *_agreed(place), score))
+    table = pd.DataFrame(rows, columns=["way", "layer", "head_layer", "head", "scores"])
+    return table, np.stack(list(table.pop("scores")), axis=1)
+
+
+def _by_head(scores: Scores) -> Columns:
+    """Returns a column for each layer and head."""
+    layer, head = np.indices(scores.heads.shape[1:]).reshape(2, -1)
+    return pd.DataFrame({"layer": layer, "head": head}), scores.heads.reshape(-1, layer.size)
+
+
+def _beside_chance(
+    result: Result, columns: Callable[[Scores], Columns], fewest: int
+) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Yields rule, resolution, and a table with mean, interval and chance of each column.
+
+    Scores by the next image's mask are of the images whose next one has an object, NaN for fewer
+    than `fewest` of them.
+    """
+    kept, tables = _with_object(result), _tables(result)
+
+    def means(scores: Scores, chosen: np.ndarray = kept) -> np.ndarray:
+        return columns(scores.on(chosen))[1].mean(axis=0)
+
+    for rule in RULES:
+        for resolution in RESOLUTIONS:
+            name = f"{rule}_{resolution}"
+            own, random, other = (scores_of(*tables[0], f"{name}{chance}") for chance in CHANCE)
+            table, values = columns(own.on(kept))
+            low, high = mean_interval(values)
+            table = table.assign(value=values.mean(axis=0), low=low, high=high)
+            both = kept & ~np.isnan(other.best[:, 0])
+            table["other_image"] = means(other, both) if both.sum() >= fewest else np.nan
+            table["random"] = means(random)
+            untrained = [means(scores_of(*twin, name)) for twin in tables[1:]]
+            table["untrained"] = np.mean(untrained, axis=0) if untrained else np.nan
+            table.insert(0, "rule", rule)
+            table.insert(1, "resolution", resolution)
+            yield rule, resolution, table
+
+
+def _with_object(result: Result) -> np.ndarray:
     """Returns which samples have an object `[n]`."""
     return result.table("constants")["all_token"].notna().to_numpy()
 
 
-def _by_rule(result: Result) -> list[tuple[dict[str, str], tuple[Scores, ...], list[Scores]]]:
-    """Returns the scores of each rule and resolution, the chance levels, and the twins."""
-    own = (result.table("samples"), result.table("head_samples"))
-    twins = [
-        tuple(part[part["seed"] == seed] for part in _of_twins(result))
+def _tables(result: Result) -> list[tuple[Any, Any]]:
+    """Returns samples and head_samples of the model, then of each twin."""
+    samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
+    twins: list[tuple[Any, Any]] = [
+        (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
         for seed in range(result.meta["untrained"])
     ]
-    found = []
-    for rule in RULES:
-        for resolution in RESOLUTIONS:
-            name = f"{rule}_{resolution}"
-            levels = tuple(scores_of(*own, f"{name}{chance}") for chance in CHANCE)
-            networks = [scores_of(samples, heads, name) for samples, heads in twins]
-            found.append(({"rule": rule, "resolution": resolution}, levels, networks))
-    return found
-
-
-def _of_twins(result: Result) -> tuple[Any, Any]:
-    return result.table("untrained_samples"), result.table("untrained_head_samples")
-
-
-def _of_others(other: Scores, kept: np.ndarray, count: int) -> list[float]:
-    """Returns values by the next image's mask, of the images whose next one has an object.
-
-    NaN stands for fewer than two of them.
-    """
-    both = kept & ~np.isnan(other.best[:, 0])
-    return [row["value"] for row in summarise(other, both)] if both.sum() > 1 else [np.nan] * count
-
-
-def _mean(values: list[Any], count: int) -> np.ndarray:
-    return np.mean(values, axis=0) if values else np.full(count, np.nan)
+    return [(result.table("samples"), result.table("head_samples")), *twins]
 
 
 def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:

@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 
 from crate_interp.results.result import Result, by, counted, sums
-from crate_interp.sweeps.bootstrap import against_networks, intervals
+from crate_interp.stats.contrasts import against_networks
+from crate_interp.stats.intervals import mean_interval
+from crate_interp.stats.paired_shares import paired_shares
 
 ALL = -1  # the layer of rows in which all layers take the step at once
 _SLOPES = [
@@ -22,8 +24,8 @@ _MIXES = [
 def _slopes(result: Result) -> pd.DataFrame:
     keys, slopes = _wide(result, "samples", "slope", ["replacement", "layer"])
     _, added = _wide(result, "samples", "added", ["replacement", "layer"])
-    low, high = intervals(slopes)
-    added_low, added_high = intervals(added)
+    low, high = mean_interval(slopes)
+    added_low, added_high = mean_interval(added)
     random = result.table("random")
     random["mean"] = random["slope"] / random["n"]
     by_layer: Any = random.groupby(["replacement", "layer"])["mean"]
@@ -45,8 +47,8 @@ def _another(values: np.ndarray) -> tuple[float, float, float]:
     The interval is `mean +- t sd sqrt(1 + 1 / n)`, with t of n - 1 degrees of freedom.
     """
     nothing = np.zeros(1)  # the value from which another draw is subtracted
-    less, low, high, *_ = against_networks(nothing, nothing, values[:, None])
-    return -float(less[0]), -float(high[0]), -float(low[0])
+    less = against_networks(nothing, nothing, values[:, None])
+    return -float(less.value[0]), -float(less.high[0]), -float(less.low[0])
 
 
 def _mixes(result: Result) -> pd.DataFrame:
@@ -60,7 +62,9 @@ def _mixes(result: Result) -> pd.DataFrame:
     parts: list[np.ndarray] = []
     for values, name in ((loss, "loss"), (right, "right")):
         paired = values - own[name].to_numpy()[:, None]
-        parts += [values.mean(axis=0), paired.mean(axis=0), *intervals(paired)]
+        flips = name == "right" and result.meta["unit"] == "images"  # a text has many answers
+        ends = paired_shares(paired).ends if flips else mean_interval(paired)
+        parts += [values.mean(axis=0), paired.mean(axis=0), *ends]
     columns = np.stack([*parts, change.mean(axis=0)], axis=1)
     rows = [(*key, *numbers, len(own)) for key, numbers in zip(keys, columns, strict=True)]
     return pd.DataFrame(rows, columns=_MIXES)
@@ -92,7 +96,8 @@ class SurgeryResult(Result):
     layer's own stays. Intervals hold cell by cell: of 40 cells without any effect about one falls.
 
     `table("mixes")`: a row per replacement, layer and mix t: loss, accuracy, and their changes,
-    paired by sample, with 95 % intervals; change: |Z^L' - Z^L| / |Z^L|.
+    paired by sample, with 95 % intervals (of the accuracy of images Tango's score interval, else
+    bootstrap-t); change: |Z^L' - Z^L| / |Z^L|.
 
     Stored tables: `unchanged` (loss, right of each sample), `samples` (slope, added of each sample,
     replacement and layer), `random` (sums of slopes over n samples, by direction), `answers` (loss,

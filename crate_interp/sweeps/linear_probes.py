@@ -17,6 +17,7 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
+from crate_interp.stats.intervals import share_interval
 from crate_interp.sweeps.accumulators import Tally
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.runs.batches import Forward, check_model
@@ -48,6 +49,11 @@ class LinearProbeResult(SweepResult):
 
     KIND = "linear_probe"
     ALONE = "a linear probe is fitted to its data and does not merge: fit one to all of the data."
+
+    def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ends of the 95 % interval of each row of `layers()`, a share of samples."""
+        n = rows["n"].to_numpy()
+        return share_interval(rows["mean"].to_numpy(float) * n, n)
 
     def headline(self) -> str:
         """Returns the layer with the highest accuracy, beside chance and permuted labels."""

@@ -7,7 +7,7 @@ import pandas as pd
 
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps.control_tables import controls_text
-from crate_interp.sweeps.sweep_findings import even, headline, sharpest
+from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
 from crate_interp.sweeps.sweep_tables import (
     heads,
     layers,
@@ -73,6 +73,13 @@ class SweepResult(Result):
         empty.
         """
         return self.table("head_samples")
+
+    def mean_ends(self, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`.
+
+        By Student's t; NaN for a single sample, and for what the weights alone decide.
+        """
+        return mean_ends(rows)
 
     def controls(self) -> pd.DataFrame:
         """Returns a row per negative control, statistic and layer.

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from crate_interp.results.result import Result, counted
-from crate_interp.sweeps.bootstrap import student_interval
+from crate_interp.stats.contrasts import against_networks
+from crate_interp.stats.intervals import student_interval
+from crate_interp.stats.significance import interval_words, signs
 
 _BEFORE, _AFTER = "compression.subspace_rate_pre", "compression.subspace_rate_mid"
 OFFICIAL = "compression.official_rate"
 _BACK = 0.05  # of the way between the ends: what a rate may turn back and still rise or fall
-NORMAL = 1.96  # standard errors to each side of a mean: its 95 % interval over many samples
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Change:
     """How a number changes, layer by layer, as a mean over samples and a share of what it was.
 
     before, after: the means. change: the mean over samples of after / before - 1, as in an audit.
-    low, high: its 95 % interval, mean ± 1.96 standard errors; NaN for a single sample.
+    low, high: its 95 % interval by Student's t; NaN for a single sample.
     """
 
     layers: Shaped[np.ndarray, "layer"]
@@ -35,10 +36,7 @@ class Change:
     @property
     def signs(self) -> list[int]:
         """Returns -1 where the number is shown to fall, 1 where it is shown to rise, else 0."""
-        return [
-            -1 if high < 0 else 1 if low > 0 else 0
-            for low, high in zip(self.low, self.high, strict=True)
-        ]
+        return signs(self.low, self.high).tolist()
 
 
 def at_attention(result: Result) -> Change | None:
@@ -80,12 +78,18 @@ def headline(result: Result) -> str:
         after = "attention" if instead_of_u(result) else "MSSA"
         said.append(
             f"R^c of {stream(result)} is shown to be {word} after {after} than before in {many} of "
-            f"{len(step.layers)} layers"
+            f"{len(step.layers)} layers{few_words(step)}"
         )
     if along is not None:
         said.append(f"the authors' R^c, of codes at length one, {path(along)}")
     words = f"{count}{': ' if said else ''}{', and '.join(said)}."
     return f"{words} {instead_of_u(result)}".rstrip()
+
+
+def few_words(change: Change) -> str:
+    """Returns that no layer has an interval, in brackets, or "" where one has."""
+    none = np.isnan(change.low).all()
+    return f" ({interval_words(np.nan, np.nan)})" if none else ""
 
 
 def sharpest(result: Result, statistic: str) -> pd.DataFrame:
@@ -100,9 +104,32 @@ def sharpest(result: Result, statistic: str) -> pd.DataFrame:
     of_itself = table[table["statistic"] == ("self_cls" if statistic == "entropy_cls" else None)]
     own = of_itself[["layer", "head", "mean"]].rename(columns={"mean": "own"})
     rows = rows.merge(own, on=["layer", "head"], how="left")
-    n = int(rows["n"].max()) if len(rows) else 0
-    low, high = student_interval(rows["mean"].to_numpy(float), rows["std"].to_numpy(float), n or 1)
+    low, high = mean_ends(rows)
     return rows.assign(low=low, high=high)
+
+
+def mean_ends(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
+
+    NaN for a single sample, and for what the weights alone decide.
+    """
+    mean, std, n = (rows[name].to_numpy(float) for name in ("mean", "std", "n"))
+    return student_interval(mean, std / np.sqrt(n), n)
+
+
+def beyond_untrained(
+    result: Any, statistic: str, untrained: Float[np.ndarray, "seed layer"]
+) -> Int[np.ndarray, "layer"]:
+    """Returns 1 where a mean is shown to be above that of one more untrained network, -1 below.
+
+    0 where neither is shown. untrained: the mean of each of them.
+    """
+    table, weights = result.layers(), result.table("weights")
+    rows = table[table["probe"] + "." + table["statistic"] == statistic]
+    mean, std, n = (rows[name].to_numpy(float) for name in ("mean", "std", "n"))
+    exact = statistic in set(weights["probe"] + "." + weights["statistic"])
+    error = np.zeros(len(mean)) if exact else std / np.sqrt(n)
+    return signs(*against_networks(mean, error, untrained, n).ends)
 
 
 def even(result: Result, statistic: str) -> Float[np.ndarray, "layer"] | None:
@@ -131,17 +158,14 @@ def instead_of_u(result: Result) -> str:
     """Returns a sentence about what stands in for U in a black box, or "" if nothing does."""
     config = result.meta["config"]
     role = config.get("subspaces")
-    if role is None or not any("subspaces" in one["settings"] for one in _probes(result)):
+    probes = result.meta.get("probes", {}).values()
+    if role is None or not any("subspaces" in probe["settings"] for probe in probes):
         return ""
     shared = role != "query" and config["value_heads"] != config["n_heads"]
     whose = "group of heads" if shared else "head"
     return (
         f"U_k is the {role} map of each {whose}: a choice, as this network ties none of its maps."
     )
-
-
-def _probes(result: Result) -> list[dict[str, Any]]:
-    return list(result.meta.get("probes", {}).values())
 
 
 def stream(result: Result) -> str:
@@ -171,16 +195,11 @@ def turns(values: Sequence[float], later: Sequence[int], unit: str = "") -> str:
         words = f"{first} to {values[-1]:.4g} in layer {layers[-1]}"
     outside = _outside(values)
     if outside is None:
-        return f"{verb(values[0], values[-1])} {words}"
+        if f"{values[0]:.4g}" == f"{values[-1]:.4g}":
+            return f"stays, from {words}"
+        return f"{'falls' if values[-1] < values[0] else 'rises'} from {words}"
     kind = "lowest" if values[outside] < values[0] else "highest"
     return f"goes from {words}, with its {kind}, {values[outside]:.4g}, in layer {layers[outside]}"
-
-
-def verb(first: float, last: float) -> str:
-    """Returns "falls from", "rises from" or "stays, from", by four digits."""
-    if f"{first:.4g}" == f"{last:.4g}":
-        return "stays, from"
-    return "falls from" if last < first else "rises from"
 
 
 def _outside(values: Sequence[float]) -> int | None:
@@ -209,9 +228,7 @@ def _change(
 ) -> Change:
     with np.errstate(divide="ignore", invalid="ignore"):  # a stream of zeros has no rate
         share = pd.DataFrame(np.where(before != 0, after / before - 1, np.nan))
-    was, now, mean = (
-        part.mean(axis=0).to_numpy(float)
-        for part in (pd.DataFrame(before), pd.DataFrame(after), share)
-    )
-    error = NORMAL * share.sem(axis=0).to_numpy(float)
-    return Change(np.asarray(layers), was, now, mean, mean - error, mean + error)
+    tables = (pd.DataFrame(before), pd.DataFrame(after), share)
+    was, now, mean = (table.mean().to_numpy(float) for table in tables)
+    ends = student_interval(mean, share.sem().to_numpy(float), share.count().to_numpy())
+    return Change(np.asarray(layers), was, now, mean, *ends)

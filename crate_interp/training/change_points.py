@@ -33,14 +33,14 @@ def largest_f(values: Float[np.ndarray, "*series n"]) -> tuple[np.ndarray, np.nd
     cuts = np.arange(_SHORTEST, n - _SHORTEST + 1)
     centred = values - values.mean(axis=-1, keepdims=True)
     sums = np.cumsum(centred, axis=-1)[..., cuts - 1]
-    between = sums**2 * n / (cuts * (n - cuts))  # the sum of a centred series is 0
+    between = sums**2 * n / (cuts * (n - cuts))  # as a centred series sums to 0
     total = (centred**2).sum(axis=-1, keepdims=True)
-    # the rounding of a constant counts as 0
-    still = total <= n * (1e-12 * np.abs(values).max(axis=-1, keepdims=True)) ** 2
+    # a constant has a total of rounding errors alone
+    constant = total <= n * (1e-12 * np.abs(values).max(axis=-1, keepdims=True)) ** 2
     within = np.where(total - between > 1e-12 * total, total - between, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         f = np.where(between > 1e-12 * total, (n - 2) * between / within, 0.0)
-    f = np.where(still, 0.0, f)
+    f = np.where(constant, 0.0, f)
     place = f.argmax(axis=-1)
     return np.take_along_axis(f, place[..., None], axis=-1)[..., 0], cuts[place]
 

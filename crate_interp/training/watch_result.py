@@ -9,6 +9,7 @@ import pandas as pd
 
 from crate_interp.core import checks
 from crate_interp.results.result import Result, by, counted, first
+from crate_interp.stats.significance import LEVEL
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import no_controls
 from crate_interp.training.change_points import change_point
@@ -16,7 +17,6 @@ from crate_interp.training.change_points import change_point
 STORED = ("samples", "head_samples", "moments", "weights")
 _KEYS = ["probe", "statistic", "layer", "head"]
 _CHANGES = [*_KEYS, "step", "f", "p", "before", "after", "n"]
-LIKELY = 0.05  # the p-value up to which a change counts
 
 
 def _by_step(result: "WatchResult", name: str) -> pd.DataFrame:
@@ -132,10 +132,10 @@ class WatchResult(Result):
         tested = table[table["p"].notna()]
         if not len(tested):
             return f"{where}: too few steps to tell where a series changes its course.{more}"
-        found = tested[tested["p"] <= LIKELY]
+        found = tested[tested["p"] <= LEVEL]
         words = (
             f"{where}: {len(found)} of {len(tested)} series change their course (p at most "
-            f"{LIKELY:g}; by chance at most {LIKELY * len(tested):.0f} would)"
+            f"{LEVEL:g}; by chance at most {LEVEL * len(tested):.0f} would)"
         )
         if len(found):
             words += f", half of them by step {int(np.percentile(found['step'], 50)):,}"

@@ -21,6 +21,7 @@ import pandas as pd
 
 from crate_interp.core.files import write_text
 from crate_interp.results.result import Result, by
+from crate_interp.stats.intervals import student_interval
 
 FORMS = ("quick", "full")
 ANSWERS = ("supported", "not supported", "depends")
@@ -140,14 +141,10 @@ def result(
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Returns the mean and its 95 % interval by Student's t; NaN ends for one value."""
-    from scipy import stats
-
-    n, mean = len(values), float(sum(values) / len(values))
-    if n < 2:
-        return mean, (math.nan, math.nan)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
-    half = float(stats.t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
-    return mean, (mean - half, mean + half)
+    column = pd.Series(list(values), dtype=float).to_frame()
+    mean, error = column.mean().to_numpy(), column.sem().to_numpy()
+    (low,), (high,) = student_interval(mean, error, len(column))
+    return float(mean[0]), (float(low), float(high))
 
 
 class Steps:

@@ -10,7 +10,9 @@ from functools import partial
 import numpy as np
 from timing import verdict
 
-from crate_interp.sweeps.bootstrap import against_networks, intervals, studentised
+from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats.contrasts import against_networks
+from crate_interp.stats.intervals import mean_interval
 
 EXPERIMENTS = 4000
 # distribution: (samples, true mean, coverage wanted at n = 32)
@@ -24,7 +26,7 @@ SAMPLES, IMAGES = (8, 16, 32, 64), 64
 
 def covered(random: np.random.Generator, name: str, n: int) -> float:
     draw, truth, _ = DRAWN[name]
-    low, high = intervals(draw(random, (n, EXPERIMENTS)))
+    low, high = mean_interval(draw(random, (n, EXPERIMENTS)))
     return ((low <= truth) & (truth <= high)).mean()
 
 
@@ -47,7 +49,7 @@ def networks_covered(random: np.random.Generator, seeds: int, spread: float) -> 
     level = partial(random.normal, size=EXPERIMENTS)
     own = 1 + error * level()
     twins = np.stack([spread * level() + error * level() for _ in range(seeds)])
-    _, low, high, _, _ = against_networks(own, error, twins)
+    low, high = against_networks(own, error, twins).ends
     truth = 1 - spread * level()
     return ((low <= truth) & (truth <= high)).mean()
 

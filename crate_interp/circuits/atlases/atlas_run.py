@@ -9,7 +9,7 @@ import torch
 
 from crate_interp.circuits.atlases.atom_ablation import ablated, ablations, agreement
 from crate_interp.circuits.atlases.atom_directions import directions
-from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_on, mean_and_interval
+from crate_interp.circuits.atlases.atom_effects import Loss, effect_sums, loss_on
 from crate_interp.circuits.atlases.excerpts import ENTIRE, excerpts
 from crate_interp.circuits.atlases.logit_effects import logit_effects, named
 from crate_interp.core import checks
@@ -19,6 +19,8 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.results.result import Result, by, counted, first, sums
+from crate_interp.stats.intervals import interval_of_sums
+from crate_interp.stats.significance import LEVEL, interval_words, signs
 from crate_interp.sweeps.atom_statistics import AtomResult, atom_settings, atom_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
 from crate_interp.sweeps.runs.chunked_pass import OF_A_CHUNK, Stage, with_facts
@@ -33,9 +35,9 @@ _SHOWN = ["layer", "atom", "firing_rate", "first_order", "ablation", "raises", "
 def _atlas(result: Result) -> pd.DataFrame:
     """Returns statistics, effects and directions side by side."""
     effects: Any = result.table("effects")
-    found = mean_and_interval(effects)
-    names = {"mean": "first_order", "low": "first_order_low", "high": "first_order_high"}
-    effects = effects[_KEYS].assign(**{name: found[key] for key, name in names.items()})
+    mean, low, high = interval_of_sums(effects)
+    numbers = {"first_order": mean, "first_order_low": low, "first_order_high": high}
+    effects = effects[_KEYS].assign(**numbers)
     atoms = result.table("atoms").merge(effects, on=_KEYS)
     atoms = atoms.merge(ablated(result.table("ablations")), on=_KEYS, how="left")
     atoms = atoms.assign(ablated=atoms["ablated"].fillna(0).astype(int))
@@ -125,7 +127,7 @@ class Atlas(AtomResult):
             return words
         return (
             f"{words} Of {every:,} atoms set to 0, {clear:,} have an interval without 0 "
-            f"({0.05 * every:.0f} would by chance)."
+            f"({LEVEL * every:.0f} would by chance)."
         )
 
     def largest(self) -> str:
@@ -141,7 +143,7 @@ class Atlas(AtomResult):
             f"{f' of other {unit}' * tried}, by root mean square, are those of atom "
             f"{row['atom']} of layer {row['layer']}: "
             f"{'set to 0 everywhere, it changes' if tried else 'to first order it changes'} the "
-            f"loss by {row[kind]:+.2g} nats (95 % interval {low:+.2g} to {high:+.2g}, "
+            f"loss by {row[kind]:+.2g} nats ({interval_words(low, high, '+.2g')}, "
             f"{counted(samples, unit)})."
         )
 
@@ -153,7 +155,7 @@ class Atlas(AtomResult):
         checks.one_of("effect", effect, ("first_order", "ablation"))
         table: Any = self._table("atlas")
         low, high = table[f"{effect}_low"], table[f"{effect}_high"]
-        return int(((low > 0) | (high < 0)).sum()), int(low.notna().sum())
+        return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
         """Returns the row of the atom with the largest effects on samples that it was not 0 on."""

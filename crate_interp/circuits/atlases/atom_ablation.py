@@ -14,8 +14,8 @@ from crate_hooks import full_name
 from crate_interp.circuits.atlases.atom_effects import Loss, at_once, loss_effects, losses
 from crate_interp.core.progress import tqdm
 from crate_interp.models.hooked import HookedModel
+from crate_interp.stats.intervals import mean_interval
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.bootstrap import intervals
 
 PER_LAYER = 20  # atoms of each layer that are set to 0
 COLUMNS = ["sample", "layer", "atom", "first_order", "ablation"]
@@ -73,7 +73,7 @@ def ablated(table: pd.DataFrame) -> pd.DataFrame:
     rows: list[tuple] = []
     for places in together.values():
         values = wide.to_numpy()[there[:, places[0]]][:, places]
-        low, high = intervals(values)
+        low, high = mean_interval(values)
         means = values.mean(axis=0)
         for at, place in enumerate(places):
             rows.append((*wide.columns[place], means[at], low[at], high[at], len(values)))

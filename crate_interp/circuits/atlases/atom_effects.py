@@ -1,7 +1,7 @@
 """First-order effects of atoms: what setting each code to 0 would do to the loss, by gradients."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.models.text.losses import next_token_loss
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.atom_statistics import CODE
-from crate_interp.sweeps.bootstrap import CONFIDENCE
 from crate_interp.sweeps.runs.batches import Chunk
 
 LOSSES = {  # what the loss of a sample is, and what a page calls it
@@ -27,7 +26,6 @@ LOSSES = {  # what the loss of a sample is, and what a page calls it
     "tokens": "the cross-entropy of the next token, mean over the window",
 }
 _LOGITS = 2**25  # of the forward of one piece of a batch: 128 MB
-Sums = Float[np.ndarray, "row"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def loss_effects(
             codes, logits = codes_and_logits(model, piece)
             value = losses(logits, loss.wanted(logits, piece, own.tolist()))
             gradients = torch.autograd.grad(value.sum(), codes)
-        effects.append(-_over_tokens(codes, gradients))
+        effects.append(-sums_over_tokens(codes, gradients))
         values.append(value.detach().double().cpu())
     return torch.cat(effects), torch.cat(values)
 
@@ -147,9 +145,10 @@ def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], 
     return codes, logits
 
 
-def _over_tokens(
+def sums_over_tokens(
     codes: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> Float[Tensor, "batch layer atom"]:
+    """Returns code times gradient, summed over the tokens of each sample."""
     products = zip(codes, gradients, strict=True)
     sums = [(code.detach().double() * grad.double()).sum(dim=1) for code, grad in products]
     return torch.stack(sums, dim=1).cpu()
@@ -178,19 +177,3 @@ def effect_sums(chunk: Chunk, loss: Loss) -> Tables:
         "squares": squares.flatten().numpy(),
     }
     return {"effects": pd.DataFrame(columns)}
-
-
-def mean_and_interval(sums: pd.DataFrame) -> Mapping[str, Sums]:
-    """Returns mean, low and high from n, total and squares: a 95 % interval by Student's t.
-
-    The interval is `mean +- t sqrt(s^2 / n)`, with the quantile of n - 1 degrees of freedom; NaN
-    for n < 2.
-    """
-    from scipy.special import stdtrit
-
-    n, total, squares = (sums[name].to_numpy(float) for name in ("n", "total", "squares"))
-    mean, more = total / n, np.maximum(n - 1, 1)
-    variance = np.maximum(squares - total * mean, 0) / more
-    half = stdtrit(more, (1 + CONFIDENCE) / 2) * np.sqrt(variance / n)
-    half = np.where(n > 1, half, np.nan)
-    return {"mean": mean, "low": mean - half, "high": mean + half}

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from crate_interp.circuits.atlases import atom_directions, atom_effects
 from crate_interp.models.hooked import HookedModel
+from crate_interp.stats.intervals import interval_of_sums
+from crate_interp.stats.significance import signs
 
 MANY = 16  # logits that are followed: each takes a backward of its own
 COLUMNS = ["layer", "atom", "logit", "name", "n", "total", "squares"]
@@ -52,8 +54,9 @@ def named(table: pd.DataFrame) -> pd.DataFrame:
     raises, lowers: the names of up to three logits, each with its mean effect and half the width
     of its 95 % interval; only those whose interval does not hold 0.
     """
-    known: Any = table.assign(**atom_effects.mean_and_interval(table))
-    clear = known[(known["low"] > 0) | (known["high"] < 0)]
+    mean, low, high = interval_of_sums(table)
+    known: Any = table.assign(mean=mean, high=high)
+    clear = known[signs(low, high) != 0]
     keys = ["layer", "atom"]
     every = known[keys].drop_duplicates().sort_values(keys, ignore_index=True)
     for word, ascending in (("raises", False), ("lowers", True)):
@@ -92,7 +95,5 @@ def _effects(model: HookedModel, inputs: Tensor, chosen: list[int]) -> Tensor:
         centred = centred.mean(dim=1) if centred.ndim == 3 else centred
         for place in chosen:
             gradients = torch.autograd.grad(centred[:, place].sum(), codes, retain_graph=True)
-            pairs = zip(codes, gradients, strict=True)
-            sums = [(code.detach().double() * grad.double()).sum(dim=1) for code, grad in pairs]
-            found.append(torch.stack(sums, dim=1).cpu())
+            found.append(atom_effects.sums_over_tokens(codes, gradients))
     return torch.stack(found)

@@ -157,14 +157,13 @@ def _draw(
         axes.plot([], [], color=colour, lw=0.6, alpha=0.6, label="one head each")
     words = f"{name}, mean over heads" if drawn.heads is not None else name
     axes.plot(drawn.layers, drawn.mean, color=colour, lw=1.6, marker=marker, ms=3, label=words)
-    low, high = drawn.interval()
-    if not np.isnan(low).all():
-        axes.fill_between(drawn.layers, low, high, color=colour, alpha=0.22, lw=0)
+    if not np.isnan(drawn.low).all():
+        axes.fill_between(drawn.layers, drawn.low, drawn.high, color=colour, alpha=0.22, lw=0)
 
 
 def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
     """Says in the legend what the bands are, and over how many samples."""
-    banded = [one.n for one in drawn if not np.isnan(one.std).all()]
+    banded = [one.n for one in drawn if not np.isnan(one.low).all()]
     if banded:
         low, high = min(banded), max(banded)
         count = f"{high:,}" if low == high else f"{low:,} to {high:,}"

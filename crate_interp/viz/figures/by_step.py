@@ -6,7 +6,8 @@ import numpy as np
 
 from crate_interp.core import checks
 from crate_interp.results.result import Result
-from crate_interp.training.watch_result import LIKELY, WatchResult
+from crate_interp.stats.significance import LEVEL
+from crate_interp.training.watch_result import WatchResult
 from crate_interp.viz.figures.canvas import TEXT, axis_label, canvas, set_legend, set_title
 from crate_interp.viz.figures.labels import as_written
 from crate_interp.viz.pages.statistic_titles import title as title_of
@@ -70,10 +71,10 @@ def _draw_changes(axes: Any, result: WatchResult, statistic: str, means: Any) ->
     probe, name = statistic.split(".")
     table: Any = result.table("changes")
     chosen = (table["probe"] == probe) & (table["statistic"] == name) & table["head"].isna()
-    found = table[chosen & (table["p"] <= LIKELY)]
+    found = table[chosen & (table["p"] <= LEVEL)]
     if len(found):
         heights = [means.loc[step, layer] for step, layer in found[["step", "layer"]].values]
-        words = f"the course changes (p at most {LIKELY:g})"
+        words = f"the course changes (p at most {LEVEL:g})"
         axes.plot(
             found["step"].to_numpy(int), heights, "o", mfc="none", mec="#b00020", ms=7, label=words
         )

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
 from crate_interp.results.result import counted
-from crate_interp.sweeps.bootstrap import student_interval
 from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
 from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
 from crate_interp.viz.figures.labels import as_written, label
@@ -52,27 +51,10 @@ def compared(result: Comparison, statistic: str) -> Compared:
     own = table[(table["probe"] == probe) & (table["statistic"] == name)]
     rows = {column: own[column].to_numpy() for column in own.columns[2:]}
     bands = {
-        side: _band(result, probe, name, side, rows[column])
+        side: result.mean_ends(statistic, side, rows[column])
         for side, column in (("a", "layer"), ("b", "layer_b"))
     }
     return Compared(rows["layer"].astype(float), rows, bands)
-
-
-def _band(
-    result: Comparison, probe: str, name: str, side: str, layers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of the 95 % interval of a side's mean, by Student's t."""
-    table: Any = result.networks()
-    mine = (table["probe"] == probe) & (table["statistic"] == name) & (table["side"] == side)
-    own = table[mine & table["trained"]]
-    wide = own.pivot(index="network", columns="layer", values="mean").reindex(columns=layers)
-    mean, count = wide.mean(axis=0).to_numpy(float), len(wide)
-    if count > 1:
-        return student_interval(mean, wide.std(axis=0, ddof=1).to_numpy(float), count)
-    one = own.set_index("layer").reindex(layers)
-    n, error = one["n"].to_numpy(float), one["error"].to_numpy(float)
-    std = np.where((n > 1) & (error > 0), error * np.sqrt(n), np.nan)
-    return student_interval(mean, std, int(np.nanmax(n, initial=1)))
 
 
 def compare(

@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 
 from crate_interp.core import checks
-from crate_interp.sweeps.bootstrap import student_interval
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import even
 
@@ -17,19 +16,16 @@ from crate_interp.sweeps.sweep_findings import even
 class Curve:
     """A statistic by layer.
 
-    mean, std: over n samples; std is NaN for a statistic of the weights. heads: `[layer, head]`, or
-    None if the statistic has one value for all heads.
+    mean, low, high: over n samples, with the ends of its 95 % interval, which are NaN for a
+    statistic of the weights. heads: `[layer, head]`, or None if it has one value for all heads.
     """
 
     layers: Float[np.ndarray, "layer"]
     mean: Float[np.ndarray, "layer"]
-    std: Float[np.ndarray, "layer"]
+    low: Float[np.ndarray, "layer"]
+    high: Float[np.ndarray, "layer"]
     n: int
     heads: Float[np.ndarray, "layer head"] | None
-
-    def interval(self) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
-        """Returns the ends of a 95 % interval of the mean, by Student's t; NaN for the weights."""
-        return student_interval(self.mean, self.std, self.n)
 
 
 def names(result: SweepResult) -> list[str]:
@@ -46,14 +42,15 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    If the statistic is per head, mean and std are those of the mean over heads of each sample.
+    If the statistic is per head, mean and interval are those of the mean over heads of each sample.
     Raises ValueError, with the nearest names, if the result lacks the statistic.
     """
     rows = _rows(result.layers(), statistic)
     if len(rows):
-        layers, mean, std = np.asarray(rows[["layer", "mean", "std"]], dtype=float).T
+        layers, mean = np.asarray(rows[["layer", "mean"]], dtype=float).T
         heads = _rows(result.heads(), statistic)
-        return Curve(layers, mean, std, _count(rows), _wide(heads, "mean") if len(heads) else None)
+        wide = _wide(heads, "mean") if len(heads) else None
+        return Curve(layers, mean, *result.mean_ends(rows), int(rows["n"].max()), wide)
     known = names(result)
     hint = checks.did_you_mean(statistic, known, f"It has {', '.join(known)}.")
     raise ValueError(f"the result has no statistic {statistic!r}. {hint}")
@@ -68,10 +65,6 @@ def _rows(table: Any, statistic: str) -> Any:
 def _wide(rows: Any, values: str) -> np.ndarray:
     """Returns a column of a table of heads as `[layer, head]`."""
     return rows.pivot(index="layer", columns="head", values=values).to_numpy(dtype=float)
-
-
-def _count(rows: Any) -> int:
-    return int(rows["n"].max())
 
 
 def baseline(
@@ -129,5 +122,6 @@ def head_interval(
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]] | None:
     """Returns the ends of the 95 % intervals of a statistic per head, or None for the weights."""
     rows = _rows(result.heads(), statistic)
-    mean, std = (_wide(rows, key) for key in ("mean", "std"))
-    return None if np.isnan(std).all() else student_interval(mean, std, _count(rows))
+    low, high = result.mean_ends(rows)
+    rows = rows.assign(low=low, high=high)
+    return None if np.isnan(low).all() else (_wide(rows, "low"), _wide(rows, "high"))

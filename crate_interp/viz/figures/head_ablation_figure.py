@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crate_interp.circuits.head_ablation_result import LEVEL, HeadAblation
+from crate_interp.circuits.head_ablation_result import HeadAblation
+from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.figures.heatmaps import frame, heatmap
 
 if TYPE_CHECKING:

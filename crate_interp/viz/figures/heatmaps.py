@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.stats.significance import signs
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures.canvas import SMALL, TEXT, axis_label, canvas, set_title
 from crate_interp.viz.figures.colours import TRAINED, UNTRAINED
@@ -142,11 +143,7 @@ def _draw(figure: Any, axes: Any, grid: np.ndarray, ends: Any, unit: str, signed
     look: Any = {"aspect": "auto", "interpolation": "nearest", **limits}
     image = axes.imshow(grid, cmap=colours.with_extremes(bad="#bbbbbb"), **look)
     axes.set_ylabel("layer", fontsize=TEXT)
-    framed = (
-        np.empty((0, 2))
-        if ends is None or not signed
-        else np.argwhere((ends[0] > 0) | (ends[1] < 0))
-    )
+    framed = np.argwhere(signs(*ends)) if ends is not None and signed else np.empty((0, 2))
     words = "head (framed: 95 % interval leaves out 0)" if len(framed) else "head"
     axes.set_xlabel(words, fontsize=TEXT)
     frame(axes, framed)

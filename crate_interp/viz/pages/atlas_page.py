@@ -10,6 +10,7 @@ from crate_interp.circuits import Atlas
 from crate_interp.circuits.atlases.atom_effects import LOSSES
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell, visible
+from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.viz.pages.atlas_pictures import BLOCK, write_images, write_sheets
 from crate_interp.viz.pages.page import fingerprints, model_name, render
 
@@ -124,7 +125,7 @@ def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
         "effect": effect,
         "low": low,
         "high": high,
-        "clear": bool(low > 0 or high < 0),
+        "clear": bool(signs(low, high)),
         "tokens": tokens,
         "on_cls": sum(token["token"] == 0 for token in tokens),
         "neighbours": re.findall(r"L(\d+)A(\d+) (-?[\d.]+)", row["nearest"]),
@@ -172,7 +173,7 @@ def _finding(atlas: Atlas, counts: Mapping[str, tuple[int, int]]) -> str:
     how = "" if tried else ", to first order"
     return (
         f"{clear:,} of {every:,} {what} change the loss beyond their 95 % interval{how}; "
-        f"{0.05 * every:,.0f} would by chance."
+        f"{LEVEL * every:,.0f} would by chance."
     )
 
 

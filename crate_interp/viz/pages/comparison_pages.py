@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.comparisons.contrasts import LEVEL
 from crate_interp.comparisons.headline import (
     largest,
     list_of_largest,
@@ -20,6 +19,7 @@ from crate_interp.comparisons.result import Comparison
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
 from crate_interp.results.result import counted
+from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.figures.compared_curves import Compared, compared
 from crate_interp.viz.pages.chart import Line, chart
 from crate_interp.viz.pages.page import fingerprints, render

@@ -43,13 +43,13 @@ def panel(
 ) -> Panel:
     """Returns the panel of a statistic: mean and interval, heads, untrained networks, chance."""
     drawn, random = curve(result, name), baseline(twins, name)
-    known = not np.isnan(drawn.std).all()
+    known = not np.isnan(drawn.low).all()
     lines: list[Line] = []
     how = result.meta["statistics"][name][3]
     if heads and drawn.heads is not None:
         lines += [Line("head", head) for head in drawn.heads.T]
         how += " Thin lines are heads."
-    low, high = drawn.interval() if known else (None, None)
+    low, high = (drawn.low, drawn.high) if known else (None, None)
     if random is not None:
         ends_of = (random.min(axis=0), random.max(axis=0))
         lines.append(Line("untrained", random.mean(axis=0), *ends_of))

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from crate_interp.sweeps.bootstrap import against_networks
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import (
     OFFICIAL,
     Change,
     along_layers,
     at_attention,
+    beyond_untrained,
+    few_words,
     path,
     stream,
     turns,
@@ -94,7 +95,7 @@ def _official(along: Change, twins: list[Change | None]) -> str:
 def _stream(result: SweepResult, step: Change, twins: list[Change | None]) -> str:
     """Returns in how many layers attention is shown to raise or lower R^c, and by how much."""
     moved = _moved(step.signs, f"the coding rate R^c of {_what(result)}", "layers")
-    words = f"attention {moved}{_by(step.change)}"
+    words = f"attention {moved}{few_words(step)}{_by(step.change)}"
     signs = _untrained_signs(twins)
     if signs is not None:
         changes = np.mean([twin.change for twin in twins if twin is not None], axis=0)
@@ -217,9 +218,8 @@ def _beside(
     """Returns signs by whether the mean is told apart from that of one more untrained network."""
     drawn = curve(result, name)
     random: Any = baseline(twins, name)
-    low, high = against_networks(drawn.mean, _error(result, name), random)[1:3]
-    signs = np.where(low > 0, 1, 0) - np.where(high < 0, 1, 0)
-    at = dict(zip(drawn.layers.astype(int).tolist(), (way * signs).tolist(), strict=True))
+    signs = way * beyond_untrained(result, name, random)
+    at = dict(zip(drawn.layers.astype(int).tolist(), signs.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not told apart from untrained"}
     cells = [
         Sign(_MARKS[at[layer]], f"layer {layer}: {said[way * at[layer]]}", _KINDS[at[layer]])
@@ -229,15 +229,6 @@ def _beside(
     ]
     means = random.mean(axis=0)
     return Row(words, cells, [_range(drawn.mean), _range(means)])
-
-
-def _error(result: SweepResult, name: str) -> np.ndarray:
-    """Returns the standard error of the mean of each layer; 0 for what the weights decide."""
-    drawn = curve(result, name)
-    weights: Any = result.table("weights")
-    if name in set(weights["probe"] + "." + weights["statistic"]):
-        return np.zeros(len(drawn.mean))
-    return drawn.std / np.sqrt(result.meta["n_samples"])
 
 
 def _range(values: np.ndarray) -> str:

@@ -1,6 +1,5 @@
 """Intervals and p-values against scipy's, slow loops and closed forms, and what they ignore."""
 
-import sys
 import warnings
 
 import numpy as np
@@ -9,16 +8,11 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crate_interp.sweeps.bootstrap import (
-    RESAMPLES,
-    against_networks,
-    holm,
-    intervals,
-    studentised,
-    wilson,
-)
-
-MODULE = sys.modules["crate_interp.sweeps.bootstrap"]
+from crate_interp.stats import bootstrap, contrasts
+from crate_interp.stats.bootstrap import RESAMPLES, studentised
+from crate_interp.stats.contrasts import against_networks
+from crate_interp.stats.intervals import mean_interval, share_interval
+from crate_interp.stats.significance import holm, interval_words, signs
 
 
 def normal(seed, *shape):
@@ -119,70 +113,85 @@ def test_a_row_that_is_nan_is_left_out_of_its_column():
 @given(st.integers(0, 2**31), st.floats(0.001, 1000), st.floats(-1000, 1000))
 def test_intervals_follow_shifts_and_scales(seed, scale, shift):
     values = normal(seed, 11, 2) ** 3
-    low, high = intervals(values)
+    low, high = mean_interval(values)
     size = scale * np.abs(values).max() + abs(shift)
     close = dict(rtol=1e-6, atol=1e-9 * size)
-    np.testing.assert_allclose(intervals(scale * values + shift)[0], scale * low + shift, **close)
-    np.testing.assert_allclose(intervals(-values)[1], -low, **close)
-    np.testing.assert_allclose(intervals(-values)[0], -high, **close)
+    np.testing.assert_allclose(
+        mean_interval(scale * values + shift)[0], scale * low + shift, **close
+    )
+    np.testing.assert_allclose(mean_interval(-values)[1], -low, **close)
+    np.testing.assert_allclose(mean_interval(-values)[0], -high, **close)
 
 
 def test_the_order_of_samples_is_noise():
     values = np.random.default_rng(6).exponential(size=(41, 1))
-    one, two = np.array(intervals(values)), np.array(intervals(values[::-1]))
+    one, two = np.array(mean_interval(values)), np.array(mean_interval(values[::-1]))
     # a quantile of 10,000 draws is off by about 0.03 of the error
     assert 0 < np.abs(one - two).max() < 0.12 * studentised(values).error[0]
 
 
 def test_intervals_do_not_depend_on_other_columns_or_on_how_much_is_held(monkeypatch):
     values = normal(2, 31, 3)
-    whole = intervals(values)
-    alone = intervals(values[:, 1:2])
+    whole = mean_interval(values)
+    alone = mean_interval(values[:, 1:2])
     np.testing.assert_allclose(alone, [bound[1:2] for bound in whole], rtol=1e-9)
     for held in (31 * 17, 2 * RESAMPLES):  # some resamples, then some columns at a time
-        monkeypatch.setattr(MODULE, "_NUMBERS", held)
-        np.testing.assert_allclose(intervals(values), whole, rtol=1e-9)
-    assert [end.shape for end in intervals(values[:, :0])] == [(0,), (0,)]
+        monkeypatch.setattr(bootstrap, "_NUMBERS", held)
+        monkeypatch.setattr(contrasts, "_AT_ONCE", max(1, held // RESAMPLES))
+        np.testing.assert_allclose(mean_interval(values), whole, rtol=1e-9)
+    assert [end.shape for end in mean_interval(values[:, :0])] == [(0,), (0,)]
 
 
-def test_wilson_is_scipys_and_bools_get_it():
+def test_shares_are_scipys_and_bools_get_them():
     for n in (1, 7, 64):
-        low, high = wilson(np.arange(n + 1), n)
+        low, high = share_interval(np.arange(n + 1), n)
         for x in range(n + 1):
-            wanted = scipy.stats.binomtest(x, n).proportion_ci(method="wilson")
+            wanted = scipy.stats.binomtest(x, n).proportion_ci(method="exact")
             assert (low[x], high[x]) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
-    assert np.isnan(wilson(0, 0)).all()
+    assert np.isnan(share_interval(np.arange(2), 0)).all()
     right = np.arange(29)[:, None] % np.array([2, 3, 29]) == 1
-    np.testing.assert_array_equal(intervals(right), wilson(right.sum(axis=0), 29))
-    assert np.isnan(intervals(right[:1])).all()
-    assert (np.array(intervals(right)) != np.array(intervals(right.astype(float)))).any()
+    np.testing.assert_array_equal(mean_interval(right), share_interval(right.sum(axis=0), 29))
+    assert np.isnan(mean_interval(right[:1])).all()
+    assert (np.array(mean_interval(right)) != np.array(mean_interval(right.astype(float)))).any()
 
 
 def test_one_network_against_random_ones():
     """Two samples of sizes 1 and s, and the error of the one: Student's prediction interval."""
     twins, own, error = normal(7, 5, 3), np.array([0.5, 3.0, -9.0]), np.array([0.0, 0.7, 0.2])
-    difference, low, high, above, below = against_networks(own, error, twins)
+    found = against_networks(own, error, twins)
     for c in range(3):
         spread = (twins[:, c].var(ddof=1) * 6 / 5 + error[c] ** 2) ** 0.5
-        assert difference[c] == pytest.approx(own[c] - twins[:, c].mean())
-        wanted = scipy.stats.t.interval(0.95, 4, difference[c], spread)
-        assert (low[c], high[c]) == pytest.approx(wanted)
-        assert above[c] == pytest.approx(scipy.stats.t.sf(difference[c] / spread, 4))
-        assert below[c] == pytest.approx(scipy.stats.t.cdf(difference[c] / spread, 4))
+        assert found.value[c] == pytest.approx(own[c] - twins[:, c].mean())
+        wanted = scipy.stats.t.interval(0.95, 4, found.value[c], spread)
+        assert (found.low[c], found.high[c]) == pytest.approx(wanted)
+        above = 2 * scipy.stats.t.sf(found.value[c] / spread, 4)
+        assert found.p[c] == pytest.approx(min(above, 2 - above))
+        assert found.towards(1)[c] == pytest.approx(above if found.value[c] > 0 else 1)
+        assert found.towards(-1)[c] == pytest.approx(2 - above if found.value[c] < 0 else 1)
     # with no error of its own it is the test of two samples, one of which has a single member
     test = scipy.stats.ttest_ind([own[0]], twins[:, 0])
-    assert min(above[0], below[0]) == pytest.approx(test.pvalue / 2)
+    assert found.p[0] == pytest.approx(test.pvalue)
 
 
 def test_networks_that_do_not_vary_or_are_too_few():
     own, error = np.array([0.3, 0.1, 0.0, 0.3]), np.array([0.0, 0.0, 0.0, np.nan])
-    difference, low, high, above, below = against_networks(own, error, np.full((3, 4), 0.1))
-    np.testing.assert_allclose(difference, [0.2, 0, -0.1, np.nan])
-    np.testing.assert_array_equal(low, difference)
-    np.testing.assert_array_equal(high, difference)
-    assert above.tolist() == [0, 1, 1, 1] and below.tolist() == [1, 1, 0, 1]
-    found = against_networks(own, error, np.full((1, 4), 0.1))
-    assert np.isnan(found[:3]).all() and (np.array(found[3:]) == 1).all()
+    found = against_networks(own, error, np.full((3, 4), 0.1))
+    np.testing.assert_allclose(found.value, [0.2, 0, -0.1, np.nan])
+    np.testing.assert_array_equal(found.ends, [found.value, found.value])
+    assert found.towards(1).tolist() == [0, 1, 1, 1] and found.towards(-1).tolist() == [1, 1, 0, 1]
+    few = against_networks(own, error, np.full((1, 4), 0.1))
+    assert np.isnan([few.value, *few.ends, few.p]).all()
+    assert (np.array([few.towards(1), few.towards(-1)]) == 1).all()
+
+
+def test_signs_and_words_of_intervals():
+    low, high = np.array([0.1, -1.0, -2.0, np.nan, 0.0]), np.array([0.2, 1.0, -1.0, np.nan, 1.0])
+    assert signs(low, high).tolist() == [1, 0, -1, 0, 0] and signs(0.1, 0.2) == 1
+    assert interval_words(0.1234, 2.0) == "95 % interval +0.123 to +2"
+    assert interval_words(-1.0, 0.5, ".2f", "") == "-1.00 to 0.50"
+    assert interval_words(-np.inf, 0.5) == "95 % interval -inf to +0.5"
+    for ends in ((np.nan, np.nan), (-np.inf, np.inf)):
+        assert interval_words(*ends) == "too few samples for an interval"
 
 
 def test_holm_by_hand():
@@ -199,11 +208,11 @@ def test_intervals_cover():
     Of eight lognormal samples percentile intervals cover .78, of sixteen Bernoulli(.1) .79.
     """
     random, noise = np.random.default_rng(8), 3 * (0.07 / 1000) ** 0.5
-    low, high = intervals(random.lognormal(size=(8, 1000)))
+    low, high = mean_interval(random.lognormal(size=(8, 1000)))
     assert ((low <= np.exp(0.5)) & (np.exp(0.5) <= high)).mean() >= 0.9 - noise
-    low, high = intervals(random.random((16, 1000)) < 0.1)
+    low, high = mean_interval(random.random((16, 1000)) < 0.1)
     assert ((low <= 0.1) & (0.1 <= high)).mean() >= 0.93 - noise
     networks, error = random.normal(size=(4, 1000)), np.full(1000, 0.1)
     own = networks[0] + error * random.normal(size=1000)
-    _, low, high, _, _ = against_networks(own, error, networks[1:])
+    low, high = against_networks(own, error, networks[1:]).ends
     assert 0.95 - noise <= ((low <= 0) & (0 <= high)).mean() <= 0.95 + noise

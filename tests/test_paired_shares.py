@@ -9,14 +9,19 @@ from scipy.stats import binomtest
 
 import crate_interp as ci
 from crate_interp.circuits.head_ablation_result import HeadAblation
-from crate_interp.sweeps.bootstrap import studentised
-from crate_interp.sweeps.paired import paired_shares
+from crate_interp.stats.bootstrap import studentised
+from crate_interp.stats.paired_shares import paired_shares
 
 Z = 1.959963984540054
 
 
 def column(more, less, n):
     return np.repeat([1.0, -1.0, 0.0], [more, less, n - more - less])[:, None]
+
+
+def numbers(values):
+    found = paired_shares(values)
+    return tuple(float(one[0]) for one in (found.low, found.high, found.p))
 
 
 def likeliest(more, less, n, difference):
@@ -51,7 +56,7 @@ def slow(more, less, n):
 
 @pytest.mark.parametrize("counts", [(12, 2, 50), (2, 0, 197), (0, 3, 31), (5, 7, 23), (1, 1, 13)])
 def test_against_a_search_of_the_likelihood(counts):
-    low, high, p = (float(one[0]) for one in paired_shares(column(*counts)))
+    low, high, p = numbers(column(*counts))
     np.testing.assert_allclose([low, high], slow(*counts), atol=1e-5)
     more, less, _ = counts
     assert p == pytest.approx(binomtest(more, more + less).pvalue)
@@ -59,36 +64,35 @@ def test_against_a_search_of_the_likelihood(counts):
 
 def test_closed_forms():
     """Without a flip the ends are z^2 / (n + z^2); if all flip, the far end is 1."""
-    low, high, p = (float(one[0]) for one in paired_shares(column(0, 0, 200)))
+    low, high, p = numbers(column(0, 0, 200))
     assert high == pytest.approx(Z**2 / (200 + Z**2)) and low == -high and p == 1
-    low, high, p = (float(one[0]) for one in paired_shares(column(29, 0, 29)))
+    low, high, p = numbers(column(29, 0, 29))
     assert high == 1 and low == pytest.approx((29 - Z**2) / (29 + Z**2)) and p == 0.5**28
     # of few flips the interval leaves out 0, the exact test does not: demos/docs/pages/how/edits.md
-    low, high, p = (float(one[0]) for one in paired_shares(column(4, 0, 200)))
+    low, high, p = numbers(column(4, 0, 200))
     assert (f"{low:.4f}", f"{high:.4f}", p) == ("0.0008", "0.0503", 0.125)
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 40))
 def test_better_and_worse_are_mirrored(more, less, same):
     n = more + less + same or 1
-    one, two = (paired_shares(column(*given, n)) for given in ((more, less), (less, more)))
-    np.testing.assert_allclose(one[0], -two[1], atol=1e-12)
-    np.testing.assert_allclose(one[2], two[2])
-    middle = (more - less) / n
-    assert -1 <= one[0][0] <= middle <= one[1][0] <= 1
+    one, two = (numbers(column(*given, n)) for given in ((more, less), (less, more)))
+    assert one[0] == pytest.approx(-two[1], abs=1e-12) and one[2] == pytest.approx(two[2])
+    assert -1 <= one[0] <= (more - less) / n <= one[1] <= 1
 
 
 def test_few_flips_leave_out_0_no_more_often_than_asked():
     """One in two hundred flips each way: the bootstrap-t leaves out 0 in a fifth of the cases."""
     random = np.random.default_rng(0)
     flips = random.choice([1.0, -1.0, 0.0], p=[0.005, 0.005, 0.99], size=(200, 500))
-    low, high, p = paired_shares(flips)
+    found = paired_shares(flips)
+    low, high, p = found.low, found.high, found.p
     assert ((low > 0) | (high < 0)).mean() <= 0.05 and (p <= 0.05).mean() <= 0.05
     ends = studentised(flips[:, :100]).interval()
     assert ((ends[0] > 0) | (ends[1] < 0)).mean() > 0.1
     for shares in ([0.1, 0.1, 0.8], [0.3, 0.1, 0.6]):
         flips = random.choice([1.0, -1.0, 0.0], p=shares, size=(64, 4000))
-        low, high, _ = paired_shares(flips)
+        low, high = paired_shares(flips).ends
         true = shares[0] - shares[1]
         assert 0.94 <= ((low <= true) & (true <= high)).mean() <= 0.97
 
@@ -99,7 +103,7 @@ def test_a_head_ablation_of_accuracy_counts_flips():
     base = found.table("base").set_index("sample")["base"]
     wide = found.table("samples").pivot(index="sample", columns=["layer", "head"], values="ablated")
     drops = -wide.sub(base, axis=0).to_numpy()
-    low, high, _ = paired_shares(drops)
+    low, high = paired_shares(drops).ends
     rows = found.heads()
     np.testing.assert_array_equal(rows["low"], low)
     np.testing.assert_array_equal(rows["high"], high)

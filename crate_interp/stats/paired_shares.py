@@ -8,15 +8,15 @@ from statistics import NormalDist
 import numpy as np
 from jaxtyping import Float
 
-from crate_interp.sweeps.bootstrap import CONFIDENCE
+from crate_interp.stats.contrasts import Difference
+from crate_interp.stats.significance import CONFIDENCE
 
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _HALVINGS = 60  # of an interval of length 2: to the last bit of a double
 
 
-def paired_shares(
-    values: Float[np.ndarray, "n c"],
-) -> tuple[Float[np.ndarray, "c"], Float[np.ndarray, "c"], Float[np.ndarray, "c"]]:
-    """Returns low, high and p of the mean of each column of -1, 0 and 1.
+def paired_shares(values: Float[np.ndarray, "n c"]) -> Difference:
+    """Returns the difference of two paired shares, the mean of each column of -1, 0 and 1.
 
     Of n samples b are 1 and c are -1. low to high is the 95 % score interval of the true (b - c) /
     n, in [-1, 1]: every difference D with |b - c - n D| <= 1.96 sqrt(n (2 q + D (1 - D))), where q
@@ -26,7 +26,7 @@ def paired_shares(
     """
     from scipy.special import bdtr
 
-    n = len(values)
+    n, blank = len(values), np.full(values.shape[1], np.nan)
     more, less = ((values == sign).sum(axis=0).astype(float) for sign in (1, -1))
     middle, ends = (more - less) / n, []
     for far in (-1.0, 1.0):
@@ -37,15 +37,15 @@ def paired_shares(
             inside, outside = np.where(near, half, inside), np.where(near, outside, half)
         ends.append(np.where(_within(more, less, n, np.full_like(middle, far)), far, inside))
     p = 2 * bdtr(np.minimum(more, less), (more + less).astype(int), 0.5)
-    return ends[0], ends[1], np.where(more + less > 0, np.minimum(p, 1.0), 1.0)
+    p = np.where(more + less > 0, np.minimum(p, 1.0), 1.0)
+    return Difference(middle, blank, ends[0], ends[1], p)
 
 
 def _within(more: np.ndarray, less: np.ndarray, n: int, difference: np.ndarray) -> np.ndarray:
     """Tells where a true difference is within 1.96 standard errors of what was counted."""
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     # the likeliest q for this difference is the positive root of a q^2 + b q + c
     a, b = 2 * n, (2 * n - more + less) * difference - more - less
     c = -less * difference * (1 - difference)
     q = (np.sqrt(np.maximum(b**2 - 4 * a * c, 0.0)) - b) / (2 * a)
     variance = n * (2 * q + difference * (1 - difference))
-    return (more - less - n * difference) ** 2 <= z**2 * np.maximum(variance, 0.0)
+    return (more - less - n * difference) ** 2 <= _Z**2 * np.maximum(variance, 0.0)

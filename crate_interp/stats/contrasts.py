@@ -1,0 +1,140 @@
+"""Differences and their intervals: paired over samples, or over networks, trained or untrained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Shaped
+
+from crate_interp.stats.bootstrap import RESAMPLES, studentised
+from crate_interp.stats.significance import CONFIDENCE
+
+_AT_ONCE = 2**23 // RESAMPLES  # columns of a bootstrap: 64 MB of draws
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference in each layer, its standard error, its 95 % interval, and p against "none".
+
+    p is two-sided and not adjusted. NaN stands for what is not known: all but the value where
+    nothing that varies was measured, and the error of `paired_shares`.
+    """
+
+    value: Float[np.ndarray, "layer"]
+    error: Float[np.ndarray, "layer"]
+    low: Float[np.ndarray, "layer"]
+    high: Float[np.ndarray, "layer"]
+    p: Float[np.ndarray, "layer"]
+
+    @property
+    def ends(self) -> tuple[Float[np.ndarray, "layer"], Float[np.ndarray, "layer"]]:
+        """Returns the ends of the interval."""
+        return self.low, self.high
+
+    def towards(self, sign: int) -> Float[np.ndarray, "layer"]:
+        """Returns p where the difference has this sign; 1 elsewhere, and where p is not known."""
+        return np.where((sign * self.value > 0) & ~np.isnan(self.p), self.p, 1.0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Networks whose scatter makes a difference uncertain.
+
+    values: the mean of each network. share: what their variance is multiplied by, 1 / k for the
+    mean of k networks and 1 for a network more.
+    """
+
+    values: Float[np.ndarray, "network layer"]
+    share: float
+
+
+def paired(values: Float[np.ndarray, "sample layer"]) -> Difference:
+    """Returns the mean of paired differences, its bootstrap-t interval and two-sided p.
+
+    p is twice the smaller of the one-sided ones, at most 1. Differences that are all equal are
+    certain: p is 1 if they are 0, else 0. A single sample has no interval, and p is NaN.
+    """
+    parts: list[tuple[np.ndarray, ...]] = []
+    for start in range(0, values.shape[1], _AT_ONCE):
+        found = studentised(values[:, start : start + _AT_ONCE])
+        p = np.minimum(2 * np.minimum(found.above(0.0), found.below(0.0)), 1.0)
+        p = np.where((found.error == 0) & (found.mean == 0), 1.0, p)
+        p = np.where(np.isnan(found.error), np.nan, p)
+        parts.append((found.mean, found.error, *found.interval(), p))
+    return Difference(*(np.concatenate(parts, axis=1) if parts else np.zeros((5, 0))))
+
+
+def without_test(
+    value: Float[np.ndarray, "layer"], error: Float[np.ndarray, "layer"] | float = np.nan
+) -> Difference:
+    """Returns a difference with neither interval nor p; an error of 0 says that it is exact."""
+    blank = np.full(value.shape, np.nan)
+    return Difference(value, np.broadcast_to(error, value.shape), blank, blank, blank)
+
+
+def contrast(
+    value: Float[np.ndarray, "layer"],
+    spreads: Sequence[Spread],
+    variance: Float[np.ndarray, "layer"] | float = 0.0,
+    samples: Shaped[np.ndarray, "layer"] | float = np.inf,
+) -> Difference:
+    """Returns a difference of means over networks with Welch's interval and p.
+
+    The half width is t sqrt(v + variance), v the sum of share * sd^2 over the spreads (sd with
+    ddof 1), t the quantile of Student's t with Welch's and Satterthwaite's degrees of freedom,
+    v^2 / sum((share * sd^2)^2 / (k - 1)), but at most samples - 1. variance: what comes on top, of
+    means over `samples`. Where nothing varies the interval is the value, and p is 0, or 1 for a
+    value of 0. Spreads of the same networks count as one, with the sum of their shares. A spread of
+    fewer than two networks gives NaN.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    value = np.asarray(value, dtype=float)
+    if any(len(spread.values) < 2 for spread in spreads):
+        return without_test(value)
+    shares: dict[int, float] = {}
+    for spread in spreads:
+        shares[id(spread.values)] = shares.get(id(spread.values), 0.0) + spread.share
+    groups = {id(spread.values): spread.values for spread in spreads}
+    parts = np.stack([shares[key] * _variance(values) for key, values in groups.items()])
+    more = np.array([[len(values) - 1] for values in groups.values()], dtype=float)
+    total, terms = parts.sum(axis=0), (parts**2 / more).sum(axis=0)
+    fewest = np.full(value.shape, more.min())
+    freedom = np.divide(total**2, terms, where=terms > 0, out=fewest)
+    # Satterthwaite's freedom of a variance of two samples would cover .87
+    of_samples = np.where(np.asarray(variance) > 0, np.asarray(samples) - 1, np.inf)
+    freedom = np.minimum(freedom, of_samples)
+    error = np.sqrt(total + variance)
+    half = stdtrit(freedom, (1 + CONFIDENCE) / 2) * error
+    endless = np.where(value == 0, 0.0, np.inf)
+    t = np.divide(np.abs(value), error, where=error > 0, out=endless)
+    p = np.where(np.isnan(error + value), np.nan, np.minimum(2 * stdtr(freedom, -t), 1.0))
+    return Difference(value, error, value - half, value + half, p)
+
+
+def against_networks(
+    mean: Float[np.ndarray, "layer"],
+    error: Float[np.ndarray, "layer"],
+    networks: Float[np.ndarray, "network layer"],
+    samples: Shaped[np.ndarray, "layer"] | float = np.inf,
+) -> Difference:
+    """Returns the difference of one network to such networks, as `contrast` to one more of them.
+
+    mean, error: of the one network over `samples`, with their standard error. The value is mean -
+    mean(networks), the half width t_{s-1} sqrt(sd^2 (1 + 1/s) + error^2) for s networks. All is NaN
+    for fewer than two networks, or an error of NaN.
+    """
+    s = len(networks)
+    if s < 2:
+        return without_test(np.full(np.shape(mean), np.nan))
+    value = np.where(np.isnan(error), np.nan, mean - centre(networks))
+    return contrast(value, [Spread(networks, 1 + 1 / s)], np.square(error), samples)
+
+
+def centre(values: Float[np.ndarray, "network layer"]) -> Float[np.ndarray, "layer"]:
+    """Returns the mean over networks, without a rounding where all are equal."""
+    return np.where((values == values[0]).all(axis=0), values[0], values.mean(axis=0))
+
+
+def _variance(values: Float[np.ndarray, "network layer"]) -> Float[np.ndarray, "layer"]:
+    return ((values - centre(values)) ** 2).sum(axis=0) / (len(values) - 1)

@@ -1,0 +1,45 @@
+"""The one level of intervals and tests, Holm's adjustment to it, and the words that both allow."""
+
+from typing import Any
+
+import numpy as np
+
+CONFIDENCE = 0.95  # of every interval
+LEVEL = 0.05  # an adjusted p up to this shows a difference
+
+
+def signs(low: Any, high: Any) -> Any:
+    """Returns 1 where an interval lies above 0 ("shown to rise"), -1 below 0, and 0 elsewhere.
+
+    low, high: numbers or arrays, NaN where there is no interval, which shows nothing.
+    """
+    with np.errstate(invalid="ignore"):
+        return (np.asarray(low) > 0).astype(int) - (np.asarray(high) < 0)
+
+
+def interval_words(
+    low: float, high: float, form: str = "+.3g", before: str = "95 % interval "
+) -> str:
+    """Returns an interval as words, such as "95 % interval +0.1 to +0.3".
+
+    form: the format of a number. Where an end is not known, or both are infinite, the words are
+    "too few samples for an interval".
+    """
+    if np.isnan([low, high]).any() or np.isinf([low, high]).all():
+        return "too few samples for an interval"
+    return f"{before}{low:{form}} to {high:{form}}"
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Returns p-values adjusted for their number, so that all at most 0.05 hold together at 95 %.
+
+    Holm's step-down: the i-th smallest of m is multiplied by m - i + 1 and is at least the one
+    before it; at most 1. NaN stays NaN and is not counted. Any shape; it holds for dependent
+    p-values too. Reference: Holm (1979).
+    """
+    flat = np.asarray(p, dtype=float).reshape(-1)
+    adjusted = np.full(flat.shape, np.nan)
+    order = np.argsort(flat)[: int((~np.isnan(flat)).sum())]  # NaN comes last
+    steps = flat[order] * np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted.reshape(np.shape(p))
