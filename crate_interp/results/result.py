@@ -267,6 +267,11 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else plain(value)
 
 
+def model_name(meta: Mapping[str, Any]) -> str:
+    """Returns what pages and commands call the model of a result: its name, or its family."""
+    return plain(meta["model"] or f"{meta['config']['family']} model")
+
+
 def counted(n: int, unit: str) -> str:
     """Returns a number and its unit, such as "1 image" and "1,024 images"."""
     return f"{n:,} {unit.removesuffix('s') if n == 1 else unit}"

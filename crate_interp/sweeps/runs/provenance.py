@@ -18,6 +18,7 @@ from crate_interp.models.model_digest import model_digest
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import kept
 from crate_interp.probes import Probe
+from crate_interp.probes.built_in import heading_of, labels_of
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 
@@ -49,21 +50,23 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
     """
     instead = getattr(model.cfg, "subspaces", None)
     chosen = {} if instead is None else {"subspaces": instead}
+    titles = {name: labels for item in probes for name, labels in labels_of(item).items()}
     return {
         "probes": {
             item.name: {
                 "points": list(item.points),
                 "settings": dict(item.settings) | (chosen if item.subspaces else {}),
             }
+            | heading_of(item)
             for item in probes
         },
         "statistics": {
-            f"{item.name}.{name}": list(facts)
+            f"{item.name}.{name}": list(record.facts)
             for item in probes
-            for name, facts in item.statistics.items()
+            for name, record in item.records.items()
             if name not in item.counts
         },
-    }
+    } | ({"titles": titles} if titles else {})
 
 
 def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crate_interp.probes import built_in
+from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures.canvas import (
     SMALL,
@@ -17,10 +19,8 @@ from crate_interp.viz.figures.canvas import (
     set_title,
 )
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
-from crate_interp.viz.figures.curves import Curve, baseline, chance, curve
 from crate_interp.viz.figures.labels import as_written, label
 from crate_interp.viz.figures.paper_curves import PUBLISHED, is_crate_s
-from crate_interp.viz.pages.statistic_titles import title as title_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -80,7 +80,7 @@ def layers(
         axes.plot(drawn[0].layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
     _tidy(axes, results[0], statistic)
     axes.set_xlabel("layer", fontsize=TEXT)
-    set_title(axes, title, title_of(statistic))
+    set_title(axes, title, built_in.statistic(results[0].meta, statistic).title)
     set_legend(figure, [axes], own=ax is None)
     return as_written(figure, *([] if ax is None else [axes]))
 
@@ -119,7 +119,8 @@ def beside(
         _tidy(axes, result, name, line=22)
         every = np.concatenate([curve.layers for curve in drawn])
         axes.set_xlim(every.min() - 0.2, every.max() + 0.2)
-        set_title(axes, title if axes is rows[0] or title == "" else None, title_of(name))
+        words = built_in.statistic(result.meta, name).title
+        set_title(axes, title if axes is rows[0] or title == "" else None, words)
     rows[0].tick_params(labelbottom=False)
     rows[1].set_xlabel("layer", fontsize=TEXT)
     set_legend(figure, rows, own=ax is None)

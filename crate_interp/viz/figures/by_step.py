@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crate_interp.core import checks
+from crate_interp.probes import built_in
 from crate_interp.results.result import Result
 from crate_interp.training.watch_result import LIKELY, WatchResult
 from crate_interp.viz.figures.canvas import TEXT, axis_label, canvas, set_legend, set_title
 from crate_interp.viz.figures.labels import as_written
-from crate_interp.viz.pages.statistic_titles import title as title_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -51,7 +51,8 @@ def steps(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.margins(x=0.03)
-    set_title(axes, title, f"{title_of(statistic)}, along training")
+    words = built_in.statistic(result.meta, statistic).title
+    set_title(axes, title, f"{words}, along training")
     set_legend(figure, [axes], own=ax is None)
     return as_written(figure, *([] if ax is None else [axes]))
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
+from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
 from crate_interp.viz.figures.labels import label
-from crate_interp.viz.pages.statistic_titles import direction
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -104,8 +104,8 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
     figure.legend(named.values(), named.keys(), **place, **look)
 
 
-def axis_label(result: Result, statistic: str, line: int = 30) -> str:
+def axis_label(result: Result, name: str, line: int = 30) -> str:
     """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
-    unit = label(result.meta["statistics"][statistic][0])
-    parts = [part for part in (unit, direction(statistic)) if part]
+    record = statistic(result.meta, name)
+    parts = [part for part in (label(record.unit), record.direction) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

@@ -8,13 +8,12 @@ from jaxtyping import Float
 
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
+from crate_interp.probes import built_in
 from crate_interp.results.result import counted
 from crate_interp.sweeps.bootstrap import student_interval
 from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
 from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
 from crate_interp.viz.figures.labels import as_written, label
-from crate_interp.viz.pages.statistic_titles import direction
-from crate_interp.viz.pages.statistic_titles import title as title_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -98,15 +97,16 @@ def compare(
     above, below = (row[0] for row in grid)
     _draw_sides(above, comparison, drawn)
     _draw_difference(below, drawn)
-    unit = label(comparison.meta["statistics"][statistic][0])
-    above.set_ylabel(", ".join(filter(None, (unit, direction(statistic)))), fontsize=SMALL)
+    record = built_in.statistic(comparison.meta, statistic)
+    unit = label(record.unit)
+    above.set_ylabel(", ".join(filter(None, (unit, record.direction))), fontsize=SMALL)
     below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
     for axes in (above, below):
         _tidy(axes, drawn.layers)
     above.tick_params(labelbottom=False)
     depths = {comparison.meta[side]["n_layers"] for side in "ab"}
     below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=TEXT)
-    set_title(above, title, title_of(statistic))
+    set_title(above, title, record.title)
     set_legend(figure, [above, below], own=ax is None)
     return as_written(figure, *([] if ax is None else [above, below]))
 
