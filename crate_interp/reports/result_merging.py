@@ -31,7 +31,7 @@ from crate_interp.sweeps.linear_probes import LinearProbeResult, linear_result
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import sweep_result
 from crate_interp.sweeps.runs.chunked_pass import Rules
-from crate_interp.sweeps.runs.chunked_run import digest_of, finished
+from crate_interp.sweeps.runs.chunked_run import digest_of_run, finished
 from crate_interp.sweeps.token_features import POOLED
 
 
@@ -94,7 +94,7 @@ def merge(folder: str | Path) -> Any:
         )
     meta = {**run["settings"], "command": plain(shlex.join(sys.argv), 1000)}
     finish = partial(_finish, kind=kind, out=out)
-    return finished(kind.result, ledger, rules, meta | {"run": digest_of(run)}, finish)
+    return finished(kind.result, ledger, rules, meta | {"run": digest_of_run(run)}, finish)
 
 
 def _finish(found: Mapping[str, Tables], meta: dict[str, Any], kind: Kind, out: Path) -> Result:

@@ -172,14 +172,14 @@ class Result:
         versions. Who computed them, how long it took and on which device does not count, nor
         whether the result was loaded from a folder (crate_interp/results/result_hash.py).
         """
-        return result_hash.digest_of(self.stored, self.meta)
+        return result_hash.digest_of_result(self.stored, self.meta)
 
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
         """Raises ValueError if `save` would refuse a folder for what it holds."""
         check_place(Path(folder), cls.KIND)
 
-    def _check(self) -> None:
+    def _check_readable(self) -> None:
         """Raises any error if the tables and settings of a loaded result cannot be read."""
         self._repr_html_()
 
@@ -228,7 +228,7 @@ class Result:
         meta.pop("hash", None)
         result = cls(tables, meta)
         try:
-            result._check()
+            result._check_readable()
         except Exception as error:  # from a table or a setting that a stranger made
             raise ValueError(
                 f"{str(folder)!r} is no saved {cls.__name__}: {type(error).__name__} where its "

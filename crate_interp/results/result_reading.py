@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from crate_interp.core.files import digest_of
+from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.folders import differs, named, read_index
 from crate_interp.core.safe_text import is_harmless, is_plain, plain
 from crate_interp.results import sample_ranges
@@ -141,7 +141,7 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
         if not path.is_file():
             raise ValueError("there is no such file")
         content = path.read_bytes()
-        if known.get(path.name) != digest_of(content):
+        if known.get(path.name) != digest_of_bytes(content):
             raise ValueError(_DIFFERS)
         return table_from(content)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's are these too

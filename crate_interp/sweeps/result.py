@@ -100,8 +100,8 @@ class SweepResult(Result):
         """Returns what was measured, and what happens to both rates that are called R^c."""
         return headline(self)
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_readable(self) -> None:
+        super()._check_readable()
         for name in self.meta["statistics"]:
             probe, _ = name.split(".")
             words = (built_in.heading(self.meta, probe), built_in.statistic(self.meta, name).title)

@@ -182,8 +182,8 @@ def commands() -> str:
 
 def api() -> dict[str, str]:
     """Returns the pages of the reference: a module's public name, or "" for `ci` itself."""
-    names = [name for name, (_, own) in ci._PUBLIC.items() if own is None]
-    return {name: f"reference/api/{name or 'ci'}.md" for name in sorted(["", *names, "hooks.edit"])}
+    names = ["", *ci._MODULES, "hooks.edit"]
+    return {name: f"reference/api/{name or 'ci'}.md" for name in sorted(names)}
 
 
 def module_of(name: str) -> ModuleType:

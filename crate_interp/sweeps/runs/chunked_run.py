@@ -252,15 +252,15 @@ def open_job(
     run = {"format": 1, "kind": kind.KIND, "stages": list(stages), "settings": settings}
     run = json.loads(json.dumps(run | {"code": code}))
     full |= {"engine": engine, "command": plain(shlex.join(sys.argv), 1000)}
-    full |= {"run": digest_of(run)}
+    full |= {"run": digest_of_run(run)}
     with ledgers.opened(folder, run, place, resume) as ledger, ENGINES[engine]() as measure:
         yield Job(kind, full, chunk_size, measure, ledger, place, progress, **decoding)
 
 
-def digest_of(run: Mapping[str, Any]) -> str:
+def digest_of_run(run: Mapping[str, Any]) -> str:
     """Returns the digest of the settings of a run."""
     text = json.dumps(run, sort_keys=True)
-    return files.digest_of(text.encode())
+    return files.digest_of_bytes(text.encode())
 
 
 def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, Any]) -> Tables:

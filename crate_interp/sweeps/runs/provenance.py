@@ -12,7 +12,7 @@ from crate_interp import __version__
 from crate_interp.results import sample_ranges
 from crate_interp.data import Samples
 from crate_interp.data.streams import Stream
-from crate_interp.sweeps.ledgers.code_digest import digest_of
+from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.model_digest import model_digest
 from crate_interp.models.hooked import HookedModel
@@ -97,7 +97,7 @@ def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
     It tells whether what a user wrote is what measured the chunks in a folder.
     """
     named = {item.name: (item.measure, item.final, item.weights) for item in probes}
-    return {name: digest_of(functions) for name, functions in {**named, "forward": forward}.items()}
+    return {name: digest_of_code(functions) for name, functions in {**named, "forward": forward}.items()}
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:
