@@ -14,12 +14,13 @@ from crate_interp.viz.figures.canvas import (
     WIDTH,
     axis_label,
     canvas,
+    finished,
     panels,
-    set_legend,
+    set_frame,
     set_title,
 )
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
-from crate_interp.viz.figures.labels import as_written, label
+from crate_interp.viz.figures.labels import label
 from crate_interp.viz.figures.paper_curves import PUBLISHED, is_crate_s
 
 if TYPE_CHECKING:
@@ -80,9 +81,8 @@ def layers(
         axes.plot(drawn[0].layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
     _tidy(axes, results[0], statistic)
     axes.set_xlabel("layer", fontsize=TEXT)
-    set_title(axes, title, built_in.statistic(results[0].meta, statistic).title)
-    set_legend(figure, [axes], own=ax is None)
-    return as_written(figure, *([] if ax is None else [axes]))
+    words = built_in.statistic(results[0].meta, statistic).title
+    return finished(figure, [axes], ax, title, words)
 
 
 def beside(
@@ -123,8 +123,7 @@ def beside(
         set_title(axes, title if axes is rows[0] or title == "" else None, words)
     rows[0].tick_params(labelbottom=False)
     rows[1].set_xlabel("layer", fontsize=TEXT)
-    set_legend(figure, rows, own=ax is None)
-    return as_written(figure, *([] if ax is None else rows))
+    return finished(figure, rows, ax, "", "")
 
 
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
@@ -197,6 +196,5 @@ def _tidy(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> Non
 
     axes.set_ylabel(axis_label(result, statistic, line), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    set_frame(axes)
     axes.margins(x=0.03)

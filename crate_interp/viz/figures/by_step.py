@@ -8,8 +8,7 @@ from crate_interp.core import checks
 from crate_interp.probes import built_in
 from crate_interp.results.result import Result
 from crate_interp.training.watch_result import LIKELY, WatchResult
-from crate_interp.viz.figures.canvas import TEXT, axis_label, canvas, set_legend, set_title
-from crate_interp.viz.figures.labels import as_written
+from crate_interp.viz.figures.canvas import TEXT, axis_label, canvas, finished, set_frame
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -48,13 +47,10 @@ def steps(
     _draw_changes(axes, result, statistic, means)
     axes.set_ylabel(axis_label(result, statistic), fontsize=TEXT)
     axes.set_xlabel("updates", fontsize=TEXT)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    set_frame(axes)
     axes.margins(x=0.03)
     words = built_in.statistic(result.meta, statistic).title
-    set_title(axes, title, f"{words}, along training")
-    set_legend(figure, [axes], own=ax is None)
-    return as_written(figure, *([] if ax is None else [axes]))
+    return finished(figure, [axes], ax, title, f"{words}, along training")
 
 
 def _means(result: WatchResult, statistic: str) -> Any:

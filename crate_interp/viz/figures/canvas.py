@@ -7,7 +7,7 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
-from crate_interp.viz.figures.labels import label
+from crate_interp.viz.figures.labels import as_written, label
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -102,6 +102,25 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
     figure.set_figheight(figure.get_figheight() + 0.15 * lines)
     place = {"loc": "outside lower center", "ncols": columns}
     figure.legend(named.values(), named.keys(), **place, **look)
+
+
+def finished(
+    figure: Any, rows: list[Any], ax: object, title: str | None, words: str
+) -> "matplotlib.figure.Figure":
+    """Returns a figure with its title, above the first of the Axes, and its legend below the last.
+
+    rows: the Axes that were drawn into. ax: those of the caller, or None. title, words: as in
+    `set_title`. No word is read as a formula.
+    """
+    set_title(rows[0], title, words)
+    set_legend(figure, rows, own=ax is None)
+    return as_written(figure, *([] if ax is None else rows))
+
+
+def set_frame(axes: Any) -> None:
+    """Draws a grid, and a frame that is open above and to the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
 
 
 def axis_label(result: Result, name: str, line: int = 30) -> str:

@@ -11,9 +11,9 @@ from crate_interp.core import checks
 from crate_interp.probes import built_in
 from crate_interp.results.result import counted
 from crate_interp.sweeps.bootstrap import student_interval
-from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
+from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, finished, panels, set_frame
 from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
-from crate_interp.viz.figures.labels import as_written, label
+from crate_interp.viz.figures.labels import label
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -106,9 +106,7 @@ def compare(
     above.tick_params(labelbottom=False)
     depths = {comparison.meta[side]["n_layers"] for side in "ab"}
     below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=TEXT)
-    set_title(above, title, record.title)
-    set_legend(figure, [above, below], own=ax is None)
-    return as_written(figure, *([] if ax is None else [above, below]))
+    return finished(figure, [above, below], ax, title, record.title)
 
 
 def _draw_sides(axes: Any, result: Comparison, drawn: Compared) -> None:
@@ -152,5 +150,4 @@ def _tidy(axes: Any, layers: np.ndarray) -> None:
     axes.tick_params(labelsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(layers.min() - 0.2, layers.max() + 0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    set_frame(axes)
