@@ -156,6 +156,7 @@ def test_a_record_of_ones_own_travels_with_the_result(images, tmp_path):
     assert built_in.statistic(result.meta, "mine.size") == LARGEST
     assert built_in.statistic(result.meta, "first_token.l1").title == "Sum of the code's entries"
     assert built_in.heading(result.meta, "mine") == "What I look for"
+    assert built_in.heading(result.meta, "first_token") == ci.probes.sparsity().heading
     header, _ = summary(result, [])
     assert header == ["layer", "largest", "zeros"]
     page = report_page(result, [], tmp_path / "page").read_text(encoding="utf-8")

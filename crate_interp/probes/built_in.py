@@ -1,6 +1,6 @@
 """The built-in probes, and the record of any statistic that a result names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crate_interp.probes import linear_statistics
@@ -45,24 +45,28 @@ def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
 
 def heading(meta: Mapping[str, Any], probe: str) -> str:
     """Returns what a page writes above the statistics of a probe of a result."""
-    told = meta["probes"].get(probe, {}).get("heading")
+    told = meta.get("headings", {}).get(probe)
     return told or _known_heading(probe) or title_of(probe)
 
 
-def heading_of(probe: Probe) -> dict[str, str]:
-    """Returns {"heading": ...} of a probe whose name does not tell it, else nothing."""
-    known = probe.heading in ("", _known_heading(probe.name))
-    return {} if known else {"heading": probe.heading}
+def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
+    """Returns the words of probes that a result holds, because their names do not tell them.
 
-
-def labels_of(probe: Probe) -> dict[str, list[str]]:
-    """Returns title, direction and column of the statistics whose full name does not tell them."""
-    every = {f"{probe.name}.{own}": record for own, record in probe.records.items()}
-    return {
+    "titles": title, direction and column of statistics; "headings": those of probes.
+    """
+    records = {f"{one.name}.{own}": each for one in probes for own, each in one.records.items()}
+    titles = {
         name: list(record.labels)
-        for name, record in every.items()
+        for name, record in records.items()
         if record.labels != _known(name, record.facts).labels
     }
+    headings = {
+        probe.name: probe.heading
+        for probe in probes
+        if probe.heading not in ("", _known_heading(probe.name))
+    }
+    found = {"titles": titles, "headings": headings}
+    return {kind: words for kind, words in found.items() if words}
 
 
 def _known_heading(probe: str) -> str:

@@ -120,7 +120,7 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
         if probe.weights
         else {}
     )
-    return _checked(probe, answer, (0, 1), None)
+    return _checked_answer(probe, answer, (0, 1), None)
 
 
 def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
             f"the probe {probe.name!r} edits activations in place: they are the model's own, "
             "clone them."
         )
-    answer = _checked(probe, answer, (1, 2), batch)
+    answer = _checked_answer(probe, answer, (1, 2), batch)
     _check_heads(probe, answer, block, {size for act in seen.values() for size in act.shape[1:]})
     return answer
 
@@ -164,14 +164,14 @@ def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
     if probe.final is None:
         return {}
     answer = probe.final(z, block) if probe.final_block else probe.final(z)
-    return _checked(probe, answer, (1,), len(z))
+    return _checked_answer(probe, answer, (1,), len(z))
 
 
 def _edits(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference mode does not count
 
 
-def _checked(
+def _checked_answer(
     probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None
 ) -> dict[str, Tensor]:
     if not isinstance(answer, Mapping):

@@ -23,7 +23,7 @@ ENOUGH = (
 # What may differ between results that merge: it belongs to a run and not to what was measured.
 _OF_A_RUN = {
     "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
-    "threads", "engine", "command", "run", "skipped",
+    "threads", "engine", "command", "run", "skipped", "titles", "headings",
 }  # fmt: skip
 _LONGEST = 200  # characters of a value that an error quotes
 

@@ -18,7 +18,7 @@ from crate_interp.models.model_digest import model_digest
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import kept
 from crate_interp.probes import Probe
-from crate_interp.probes.built_in import heading_of, labels_of
+from crate_interp.probes.built_in import labels_of
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 
@@ -50,14 +50,12 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
     """
     instead = getattr(model.cfg, "subspaces", None)
     chosen = {} if instead is None else {"subspaces": instead}
-    titles = {name: labels for item in probes for name, labels in labels_of(item).items()}
     return {
         "probes": {
             item.name: {
                 "points": list(item.points),
                 "settings": dict(item.settings) | (chosen if item.subspaces else {}),
             }
-            | heading_of(item)
             for item in probes
         },
         "statistics": {
@@ -66,7 +64,7 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
             for name, record in item.records.items()
             if name not in item.counts
         },
-    } | ({"titles": titles} if titles else {})
+    } | labels_of(probes)
 
 
 def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) -> dict[str, Any]:

@@ -126,5 +126,5 @@ def set_frame(axes: Any) -> None:
 def axis_label(result: Result, name: str, line: int = 30) -> str:
     """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
     record = statistic(result.meta, name)
-    parts = [part for part in (label(record.unit), record.direction) if part]
+    parts = [part for part in (label(record.unit), label(record.direction)) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

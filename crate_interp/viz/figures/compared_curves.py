@@ -99,7 +99,7 @@ def compare(
     _draw_difference(below, drawn)
     record = built_in.statistic(comparison.meta, statistic)
     unit = label(record.unit)
-    above.set_ylabel(", ".join(filter(None, (unit, record.direction))), fontsize=SMALL)
+    above.set_ylabel(", ".join(filter(None, (unit, label(record.direction)))), fontsize=SMALL)
     below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
     for axes in (above, below):
         _tidy(axes, drawn.layers)
