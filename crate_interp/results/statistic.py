@@ -1,7 +1,6 @@
 """What a statistic is called and how to read it: the record that pages, tables and docs read."""
 
 from dataclasses import dataclass
-from typing import Any
 
 # unit, lowest value, highest value, how to read it: a statistic whose title is its name
 Facts = tuple[str, float | None, float | None, str]
@@ -47,7 +46,7 @@ class Statistic:
         return self.title, self.direction, self.column
 
 
-def described(name: str, facts: Any) -> Statistic:
+def described(name: str, facts: object) -> Statistic:
     """Returns the record of "probe.statistic" for a Statistic, or for its four facts as a tuple.
 
     The title of a tuple is made from the name: "mine.my_own_number" is called "My own number".

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 MINUS = "\N{MINUS SIGN}"
 _SIGNS = {1: ("+", "good"), -1: (MINUS, "bad"), 0: ("?", ""), None: (".", "")}
@@ -39,7 +39,7 @@ def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
     return Sign(mark, word, kind, ringed)
 
 
-def low_to_high(values: Any, write: Callable[[float], str] = "{:.2g}".format) -> str:
+def low_to_high(values: ArrayLike, write: Callable[[float], str] = "{:.2g}".format) -> str:
     """Returns the lowest and the highest of some numbers in words, such as "0.1 to 0.3".
 
     It is a single number if both are written alike, and "" if all of them are NaN.

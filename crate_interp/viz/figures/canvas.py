@@ -10,6 +10,7 @@ from crate_interp.results.result import Result
 from crate_interp.viz.figures.labels import as_written, label
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
 
 WIDTH = 3.3  # inches, a column of a paper with two
@@ -105,7 +106,7 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
 
 
 def finished(
-    figure: Any, rows: list[Any], ax: object, title: str | None, words: str
+    figure: "matplotlib.figure.Figure", rows: list[Any], ax: object, title: str | None, words: str
 ) -> "matplotlib.figure.Figure":
     """Returns a figure with its title, above the first of the Axes, and its legend below the last.
 
@@ -117,7 +118,7 @@ def finished(
     return as_written(figure, *([] if ax is None else rows))
 
 
-def set_frame(axes: Any) -> None:
+def set_frame(axes: "matplotlib.axes.Axes") -> None:
     """Draws a grid, and a frame that is open above and to the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
