@@ -11,7 +11,8 @@ import torch
 
 import crate_interp as ci
 from conftest import make, make_lm
-from crate_interp.audits.claims import CLAIMS, FRAMES, GRID, NUMBERS
+from crate_interp.audits.claims import CLAIMS, GRID, NUMBERS
+from crate_interp.probes.layer_reading import FRAMES
 
 sys.path.append(str(Path(__file__).parent.parent / "demos"))
 

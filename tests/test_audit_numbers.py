@@ -84,7 +84,7 @@ def test_nulls_of_attention(audited, of):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 4)
     delta, first = mid - z, streams(model, cache, 0)
-    noise = torch.randn(z.shape, generator=layers._generator(0, 4, -2)).double()
+    noise = torch.randn(z.shape, generator=layers._generator(0, "random", 4, -1)).double()
     updates = {
         "shuffled": [delta[shuffled(4, draw, len(z))] for draw in range(8)],
         "negated": [-delta],
@@ -146,6 +146,18 @@ def test_operators_and_constructions(audited):
             same(number(result, "construction", name, frame, EPS)[2], wanted, (name, frame))
 
 
+def test_no_two_nulls_draw_from_one_seed():
+    draws = {name: range(8) for name in ("shuffled", "random map", "random D")}
+    seeds = [
+        layers._generator(seed, name, place, draw).initial_seed()
+        for seed in (0, 1)
+        for name, each in (draws | {"random": range(0, -48, -1)}).items()
+        for place in range(5)
+        for draw in each
+    ]
+    assert len(set(seeds)) == len(seeds)
+
+
 def test_random_output_maps(audited):
     model, cache, result = audited
     z, mid, u, norm = streams(model, cache, 3)
@@ -154,7 +166,7 @@ def test_random_output_maps(audited):
     gathered = cache["blocks.1.attn.hook_z"][3].flatten(1)
     np.testing.assert_allclose(mid - z, gathered @ out + attn.b_O.detach(), rtol=1e-9, atol=1e-12)
     for draw in (0, 7):
-        other = random_like(out, layers._generator(0, 1, draw))
+        other = random_like(out, layers._generator(0, "random map", 1, draw))
         np.testing.assert_allclose(
             torch.linalg.svdvals(other), torch.linalg.svdvals(out), rtol=1e-9
         )
@@ -220,7 +232,7 @@ def test_random_dictionaries(audited):
     y = cache["blocks.1.ln2.hook_normalized"][2].numpy()
     found: dict[str, list] = {}
     for draw in range(8):
-        d = random_like(lasso.d, layers._generator(0, 1, draw))
+        d = random_like(lasso.d, layers._generator(0, "random D", 1, draw))
         np.testing.assert_allclose(
             torch.linalg.svdvals(d), torch.linalg.svdvals(lasso.d), rtol=1e-9
         )

@@ -63,8 +63,8 @@ def test_the_page_has_a_cell_for_every_claim(images, tmp_path):
     table, _, words = (tmp_path / "audit.txt").read_text().partition("\n\n")
     assert table == result.text()
     for name, claim in CLAIMS.items():
-        assert f"{claim.title} ({name}): {claim.says}" in words
-        assert all(f"\n  {part}: {NUMBERS[part].number}; " in words for part in claim.parts)
+        assert f"{claim.short} ({name}): {claim.says}" in words
+        assert all(f"\n  {part}: {NUMBERS[part].formula}; " in words for part in claim.numbers)
 
 
 def test_the_finding_counts_the_verdicts_and_rings_what_untrained_does_too(images, tmp_path):
@@ -118,7 +118,7 @@ def test_the_text_and_the_page_have_the_same_names(images):
     lines = result.text().splitlines()
     assert len(lines) == 1 + len(CLAIMS)
     for line, claim in zip(lines[1:], CLAIMS.values(), strict=True):
-        assert line.strip().startswith(claim.title)
+        assert line.strip().startswith(claim.short)
 
 
 @pytest.mark.slow

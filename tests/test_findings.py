@@ -8,12 +8,12 @@ import torch
 
 import crate_interp as ci
 from conftest import HEADS, LAYERS, make, make_lm
+from crate_interp.probes.built_in import statistic
+from crate_interp.sweeps.layer_summary import numbers
+from crate_interp.sweeps.report_findings import finding, strip
 from crate_interp.sweeps.sweep_findings import along_layers, at_attention
 from crate_interp.viz.pages.chart import HEIGHT, WIDTH, Line, chart
-from crate_interp.viz.pages.layer_summary import numbers
 from crate_interp.viz.pages.report_charts import hero, panel
-from crate_interp.viz.pages.report_findings import finding, strip
-from crate_interp.viz.pages.statistic_titles import direction, title
 
 NAMES = {
     "before": "compression.subspace_rate_pre",
@@ -94,7 +94,7 @@ def test_the_finding_says_the_numbers_of_the_tables(result, twins):
     change = 100 * at_attention(result).change
     assert f"({change.min():+.1f} to {change.max():+.1f}\u00a0% by layer)" in along
     header, rows = numbers(result, twins)
-    (row,) = [row for row in rows if row[0] == title(NAMES["official"])]
+    (row,) = [row for row in rows if row[0] == statistic(result.meta, NAMES["official"]).title]
     assert row[2] == f"{rates.iloc[0]:.4g} ({untrained[0]:.4g})" and header[2] == "layer 0"
 
 
@@ -245,18 +245,3 @@ def test_gaps_stay_gaps_and_ends_do_not_overlap():
     assert second - first >= 12 and all(0 < y < HEIGHT for y in (first, second))
     nothing = chart(np.arange(2.0), [Line("trained", np.full(2, np.nan))], "nothing")
     assert nothing["lines"] == [] and nothing["ends"] == []
-
-
-def test_titles_are_words_and_every_built_in_statistic_has_its_own():
-    built_in = ["compression", "sparsity", "attention", "alignment", "objective"]
-    names = [
-        f"{probe.name}.{name}"
-        for probe in ci.probes.resolve(built_in)
-        for name in probe.statistics
-        if name not in probe.counts
-    ]
-    titles = [title(name) for name in names]
-    assert len(set(titles)) == len(titles) and not any("_" in words for words in titles)
-    assert all(direction(name) for name in names)
-    assert title("mine.my_own_number") == "My own number" and direction("mine.x") == ""
-    assert title("") == ""

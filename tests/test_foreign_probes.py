@@ -167,10 +167,10 @@ def test_noise_has_the_levels_that_the_statistics_name():
         block = pair("vit")[1].blocks[0]
         found = ci.probes.activity().measure(block, acts)
         for name in ("gini", "near_zero"):
-            wanted = float(re.findall(r"0\.\d+", said[name][3])[place])
+            wanted = float(re.findall(r"0\.\d+", said[name].how)[place])
             assert abs(float(found[name]) - wanted) < 0.01, (name, place)
         share = 0.44 / (1 + place)
-        assert "0.44" in said["energy_support"][3]
+        assert "0.44" in said["energy_support"].how
         assert abs(float(found["energy_support"]) - share) < 0.01
         assert float(found["attention_support"]) == pytest.approx(1)
 

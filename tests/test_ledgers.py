@@ -14,8 +14,8 @@ import pytest
 from filelock import FileLock
 
 import crate_interp as ci
-from crate_interp.sweeps.ledgers import code_digest
 from crate_interp.sweeps.ledgers import ledger as ledgers
+from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 from crate_interp.sweeps.ledgers.ledger import Ledger
 from crate_interp.sweeps.ledgers.shards import shard_of
 
@@ -244,19 +244,12 @@ def test_the_code_of_a_probe_counts_and_that_of_the_library_by_name():
     def made(power, start=0):
         return lambda block, acts: {"x": acts["hook_resid_mid"] ** power + start}
 
-    assert code_digest.digest_of(made(2)) == code_digest.digest_of(made(2))
-    assert (
-        len({code_digest.digest_of(made(power, start)) for power in (2, 3) for start in (0, 1)})
-        == 4
-    )
+    assert digest_of_code(made(2)) == digest_of_code(made(2))
+    assert len({digest_of_code(made(power, start)) for power in (2, 3) for start in (0, 1)}) == 4
     later = lambda: unset  # noqa: E731
-    assert code_digest.digest_of(later) == code_digest.digest_of(later)
+    assert digest_of_code(later) == digest_of_code(later)
     unset = 0
     ours = ci.measures.hoyer
-    assert code_digest.digest_of(ours) == code_digest.digest_of(
-        functools.wraps(ours)(lambda z: ours(z))
-    )
-    assert code_digest.digest_of(ours) != code_digest.digest_of(ci.measures.gini)
-    assert code_digest.digest_of(functools.partial(ours, 1)) != code_digest.digest_of(
-        functools.partial(ours, 2)
-    )
+    assert digest_of_code(ours) == digest_of_code(functools.wraps(ours)(lambda z: ours(z)))
+    assert digest_of_code(ours) != digest_of_code(ci.measures.gini)
+    assert digest_of_code(functools.partial(ours, 1)) != digest_of_code(functools.partial(ours, 2))

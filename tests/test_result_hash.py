@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.results.result_hash import OF_A_RUN, digest_of
+from crate_interp.results.result_hash import OF_A_RUN, digest_of_result
 from folders import two_sweeps
 
 META = {"model": "m", "threads": 1, "versions": {"torch": "2.13.0"}}
 
 
 def of(column, **meta):
-    return digest_of({"samples": pd.DataFrame({"x": column})}, META | meta)
+    return digest_of_result({"samples": pd.DataFrame({"x": column})}, META | meta)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_names_order_and_meta_count():
         {"x": one}, {"x": two}, {"y": one}, {"x": one, "y": two}, {"y": two, "x": one}, {},
         {"x": one.rename(columns={"a": "c"})}, {"x": one.drop(columns="a")}, {"x": one[:0]},
     ]  # fmt: skip
-    digests = [digest_of(given, META) for given in tables]
+    digests = [digest_of_result(given, META) for given in tables]
     digests += [of([1]), of([1], threads=2), of([1], dtype="float16"), of([1], versions={})]
     assert len(set(digests)) == len(digests)
     for name in (*OF_A_RUN, "files", "hash"):
@@ -80,7 +80,7 @@ def test_a_table_that_was_written_and_read_is_the_same(tmp_path_factory, values)
     path = tmp_path_factory.mktemp("canonical") / "x.parquet"
     table = pd.DataFrame({"x": np.array([*values, None], dtype=object)[:-1]})
     table.to_parquet(path)
-    assert digest_of({"t": table}, {}) == digest_of({"t": pd.read_parquet(path)}, {})
+    assert digest_of_result({"t": table}, {}) == digest_of_result({"t": pd.read_parquet(path)}, {})
 
 
 def test_a_result_keeps_its_hash_on_the_disk(sweeps, tmp_path):

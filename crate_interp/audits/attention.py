@@ -1,7 +1,7 @@
 """The audit of one layer's attention: its numbers, beside its nulls, its ceilings and the paper's
 operators."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.audits.claims import NUMBERS
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
 from crate_interp.audits.frames import (
     Rows,
@@ -356,10 +357,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
 
 
 def _better(number: str, one: Tensor, two: Tensor) -> Tensor:
-    pick: Callable[[Tensor, Tensor], Tensor] = (
-        torch.minimum if number in ("compresses", "neumann") else torch.maximum
-    )
-    return pick(one, two)
+    return (torch.minimum if NUMBERS[number].better < 0 else torch.maximum)(one, two)
 
 
 def as_long(step: Tensor, update: Tensor) -> Float[Tensor, "batch pos d_model"]:

@@ -5,9 +5,12 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS, Claim, Number
+from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim, Number
+from crate_interp.audits.number_tables import NO_EPS
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
+from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import Result, counted
+from crate_interp.results.verdict_strip import low_to_high
 
 DEPENDS, BY_CONSTRUCTION = "depends", "by construction"
 _STILL = 1e-6  # relative change that is none
@@ -34,7 +37,7 @@ def judged(result: Result) -> pd.DataFrame:
         if verdict == BY_CONSTRUCTION:
             missed: Any = group[(group["verdict"] != KEPT) & group["by_construction"]]
             reasons = [
-                f"an ideal layer misses the bound too ({NUMBERS[name].title}: {_range(some)})"
+                f"an ideal layer misses the bound too ({NUMBERS[name].title}: {low_to_high(some)})"
                 for name, some in missed.groupby("number", sort=False)["construction"]
             ]
         on = "" if verdict == NOT_APPLICABLE else _on(group, CLAIMS[str(claim)])
@@ -94,11 +97,11 @@ def _word(verdicts: pd.Series) -> str:
 def _on(group: Any, claim: Claim) -> str:
     """Returns in which settings each number of a claim lies within its bounds."""
     said: list[str] = []
-    for part in claim.parts:
+    for part in claim.numbers:
         rows = group[(group["number"] == part) & (group["verdict"] != NOT_APPLICABLE)]
         if len(rows):
             words = _in_frames(rows, claim, part)
-            said.append(words if len(claim.parts) == 1 else f"{NUMBERS[part].title}: {words}")
+            said.append(words if len(claim.numbers) == 1 else f"{NUMBERS[part].title}: {words}")
     return "; ".join(said)
 
 
@@ -106,8 +109,8 @@ def _in_frames(rows: Any, claim: Claim, part: str) -> str:
     low, high = NUMBERS[part].bounds
 
     def word(value: float) -> str:
-        if claim.held == "falls" and abs(value) < _STILL:
-            return "does not change"
+        if claim.still and abs(value) < _STILL:
+            return claim.still
         return claim.held if low <= value <= high else claim.missed
 
     said: dict[str, list[str]] = {}
@@ -132,11 +135,11 @@ def _by_setting(rows: Any, words: Sequence[str]) -> str:
     return ", ".join(f"{word} (eps {', '.join(places)})" for word, places in where.items())
 
 
-def main_cells(result: Result) -> Any:
-    """Returns the cells at the asked eps, U as stored and all tokens: those that a table shows."""
-    cells = result.table("cells")
-    at = cells["eps"].isna() | (cells["eps"] == result.meta["settings"]["eps"])
-    return cells[at & (cells["basis"] != "orthonormal") & (cells["tokens"] != "patches")]
+def main_rows(result: Result, name: str) -> Any:
+    """Returns what a page shows of a table: rows at the asked eps, U as stored, all tokens."""
+    table = result.table(name)
+    at = table["eps"].isna() | table["eps"].isin([NO_EPS, result.meta["settings"]["eps"]])
+    return table[at & (table["basis"] != "orthonormal") & (table["tokens"] != "patches")]
 
 
 def overview(result: Result) -> pd.DataFrame:
@@ -144,30 +147,26 @@ def overview(result: Result) -> pd.DataFrame:
 
     layers: a mark for each layer, see MARKS.
     """
-    claims, cells = result.table("claims"), main_cells(result)
+    claims, cells = result.table("claims"), main_rows(result, "cells")
     rows: list[dict[str, Any]] = []
-    for name, facts in CLAIMS.items():
+    for name, claim in CLAIMS.items():
         words = claims[claims["claim"] == name]["verdict"].tolist()
-        some = cells[(cells["number"] == facts.parts[0]) & (cells["verdict"] != NOT_APPLICABLE)]
+        first = next(iter(claim.numbers))
+        some = cells[(cells["number"] == first) & (cells["verdict"] != NOT_APPLICABLE)]
         counts = {word: words.count(word) for word in MARKS}
         rows.append(
             {
-                "claim": facts.title,
+                "claim": claim.short,
                 "name": name,
                 "layers": "".join(MARKS[word] or "." for word in words),
             }
             | counts
-            | {column: _range(some[column]) for column in ("value", "excess", "share", "untrained")}
+            | {
+                column: low_to_high(some[column])
+                for column in ("value", "excess", "share", "untrained")
+            }
         )
     return pd.DataFrame(rows)
-
-
-def _range(values: Any) -> str:
-    known = values.dropna().astype(float)
-    if not len(known):
-        return ""
-    low, high = (f"{end:.2g}" for end in (known.min(), known.max()))
-    return low if low == high else f"{low} to {high}"
 
 
 def legend(result: Result) -> str:
@@ -189,22 +188,22 @@ def legend(result: Result) -> str:
         "Each row, what `claims()` and `table()` call it, and its numbers:",
     ]
     for name, claim in CLAIMS.items():
-        lines.append(f"{claim.title} ({name}): {claim.says}")
-        for part in claim.parts:
+        lines.append(f"{claim.short} ({name}): {claim.says}")
+        for part in claim.numbers:
             number = NUMBERS[part]
-            lines.append(f"  {part}: {number.number}; {bounds_of(number, short=True)}")
+            lines.append(f"  {part}: {number.formula}; {bounds_of(number, short=True)}")
     return "\n".join(lines)
 
 
-def bounds_of(facts: Number, short: bool = False) -> str:
+def bounds_of(number: Number, short: bool = False) -> str:
     """Returns words such as "at most 0.1, lower is better"; a bound of 1e-6 stands for 0."""
-    low, high = facts.low, facts.high
+    low, high = number.low, number.high
     least = "" if low is None else f"at least {low:g}" if abs(low) > 1e-5 else "above 0"
     most = (
         "" if high is None else f"at most {high:g}" if abs(high) > 1e-5 or not high else "below 0"
     )
     words = ", ".join(part for part in (least, most) if part)
-    way = {-1: ", lower is better", 1: ", higher is better"}.get(facts.better, "")
+    way = {-1: ", lower is better", 1: ", higher is better"}.get(number.better, "")
     return words if short else words + way
 
 
@@ -226,11 +225,11 @@ def headline(result: Result) -> str:
             f"R^c is shown to fall in every frame and {where_eps} in {kept} of {layers} layers"
         )
         said[-1] += f", in some frames or at some eps in {some} more" if some else ""
-        rows = main_cells(result)
+        rows = main_rows(result, "cells")
         falls = rows[(rows["number"] == "compresses") & (rows["value"] < -_STILL)]
         said[-1] += f" (its value falls in some frame in {falls['layer'].nunique()})"
     if words["descends"].get(NOT_APPLICABLE, 0) < layers:
-        rows = main_cells(result)
+        rows = main_rows(result, "cells")
         rows = rows[rows["number"] == "descends"]
         more = ((rows["verdict"] == KEPT) & (rows["excess"] < 0)).sum()
         said.append(f"the value of the lasso falls in {(rows['value'] < 0).sum()}")

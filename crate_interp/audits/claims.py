@@ -1,33 +1,37 @@
-"""What the papers claim of a layer, and when a claim counts as kept. Data; imports nothing.
+"""What the papers claim of a layer, and when a claim counts as kept: the records of the audit.
 
-The bounds are the same for every model. A claim has one number or several parts. Each number is
-measured in the frames and at the eps of SETTINGS that concern it; crate_interp/audits/verdicts.py
-makes words of them.
+The bounds are the same for every model. A claim has one number or several. Each number is measured
+in the frames and at the eps that concern it. Pages, tables and docs take every word from here.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
-FRAMES = {
-    "stream": "both sides as they are",
-    "read": "both sides through the LayerNorm that the step reads through",
-    "unit": "both sides scaled to |Z|_F = sqrt(pos d_model)",
-}
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured, beside the asked one
+# what a layer must have for a claim to apply; crate_interp/audits/layer.py says what is missing
+Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the audit, kept in [low, high]."""
+    """A number of the audit, kept in [low, high]; None is no bound.
+
+    null: the null that the excess is against. draws: the random weights that the gain is against.
+    every_eps: judged at every eps, and not at the asked one alone. of_weights: needs no data.
+    ceiled: a ceiling is measured. top: the best value it can have at all, where a formula tells.
+    """
 
     title: str
-    number: str
-    low: float | None
-    high: float | None
-    null: str = ""  # the null that the excess is against
-    draws: str = ""  # the random weights that the gain is against
-    every_eps: bool = False  # judged at every eps, or at the asked one alone
+    formula: str
+    low: float | None = None
+    high: float | None = None
+    null: str = ""
+    draws: str = ""
+    every_eps: bool = False
     of_weights: bool = False
-    top: float | None = None  # the best value it can have at all, where a formula tells
+    ceiled: bool = False
+    top: float | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -43,273 +47,269 @@ class Number:
         return 1 if self.high is None else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A row of the audit: what a paper says of a layer, and the numbers that it stands on."""
+    """A row of the audit: what a paper says of a layer, and the numbers that it stands on.
+
+    title: in words, above a page's row. short: the same in a column of a table. says: what the
+    paper says, in our words; where: its place there. needs: what a layer must have. held, missed:
+    how the column `on` says that it holds, and that it does not; still: the same of no change.
+    """
 
     title: str
-    says: str  # what the paper says, in our words
+    short: str
+    says: str
     where: str
     group: str
-    parts: tuple[str, ...]
-    held: str = "holds"  # how the column `on` says that it holds, and that it does not
+    needs: tuple[Need, ...]
+    numbers: dict[str, Number]
+    held: str = "holds"
     missed: str = "does not hold"
+    still: str = ""
+
+
+@dataclass(frozen=True)
+class Null:
+    """What stands in for a layer's update or weights. words: how a reason names it."""
+
+    says: str
+    words: str = ""
 
 
 _CRATE = "arXiv 2306.01129"
-ATTENTION, SPARSE, WEIGHTS = "Attention", "The sparse step", "What the derivation assumes"
+_defect = partial(Number, high=0.1, of_weights=True, top=0.0)
+_beside_random_d = partial(Number, null="random D", draws="random D")
+_beside_shuffled = partial(Number, null="shuffled", draws="random map")
+_attention = partial(Claim, group="Attention", needs=("subspaces",))
+_sparse_step = partial(Claim, group="The sparse step", needs=("lasso",))
+_weights = partial(Claim, group="What the derivation assumes", needs=("subspaces",))
 
 CLAIMS: dict[str, Claim] = {
-    "compresses": Claim(
-        "R^c falls",
-        "MSSA compresses the tokens against the layer's subspaces.",
-        f"{_CRATE}, section 2.3",
-        ATTENTION,
-        ("compresses",),
-        "falls",
-        "rises",
+    "compresses": _attention(
+        title="Attention lowers R^c",
+        short="R^c falls",
+        says="MSSA compresses the tokens against the layer's subspaces.",
+        where=f"{_CRATE}, section 2.3",
+        numbers={
+            "compresses": _beside_shuffled(
+                "R^c falls",
+                "(R^c(Z^{l+1/2}) - R^c(Z^l)) / R^c(Z^l)",
+                high=-1e-6,
+                every_eps=True,
+                ceiled=True,
+            )
+        },
+        held="falls",
+        missed="rises",
+        still="does not change",
     ),
-    "gradient": Claim(
-        "a gradient step",
-        "The update of MSSA is approximately a step of gradient descent on R^c, small enough to "
-        "descend.",
-        f"{_CRATE}, eq. 8-12 and section 2.3",
-        ATTENTION,
-        ("gradient", "step"),
+    "gradient": _attention(
+        title="Attention is a gradient step on R^c",
+        short="a gradient step",
+        says="The update of MSSA is approximately a step of gradient descent on R^c, small enough "
+        "to descend.",
+        where=f"{_CRATE}, eq. 8-12 and section 2.3",
+        numbers={
+            "gradient": _beside_shuffled(
+                "along -grad",
+                "cosine of Z^{l+1/2} - Z^l and -grad R^c(Z^l), both along the frame",
+                low=0.5,
+                top=1.0,
+            ),
+            "step": Number(
+                "step size",
+                "kappa L: kappa = -<update, grad> / |grad|^2, L = 9 alpha / 4 |sum U_k "
+                "U_k^T|_2, alpha = p / (N eps^2)",
+                low=1e-6,
+                high=2.0,
+            ),
+        },
     ),
-    "neumann": Claim(
-        "Neumann form",
-        "(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and MSSA follows "
-        "the gradient in that form. It needs alpha |C|^2 < 1.",
-        f"{_CRATE}, eq. 9-12",
-        ATTENTION,
-        ("neumann", "neumann_direction"),
+    "neumann": _attention(
+        title="Attention follows the Neumann form",
+        short="Neumann form",
+        says="(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and MSSA "
+        "follows the gradient in that form. It needs alpha |C|^2 < 1.",
+        where=f"{_CRATE}, eq. 9-12",
+        numbers={
+            "neumann": Number(
+                "beyond the series",
+                "share of the eigenvalues of alpha C_k^T C_k above 1, alpha = p / (N eps^2), "
+                "C_k = Z U_k, mean over heads",
+                high=0.0,
+                top=0.0,
+            ),
+            "neumann_direction": _beside_shuffled(
+                "along Neumann",
+                "cosine of Z^{l+1/2} - Z^l and minus the Neumann form, both along the frame",
+                low=0.5,
+                top=1.0,
+            ),
+        },
     ),
-    "output_map": Claim(
-        "W_O is U",
-        "MSSA writes with the subspaces that it reads with: the output map of head k is U_k^T.",
-        f"{_CRATE}, eq. 11; arXiv 2411.17182, section 4.2",
-        ATTENTION,
-        ("output_map",),
+    "output_map": _attention(
+        title="Heads write as they read: W_O is U",
+        short="W_O is U",
+        says="MSSA writes with the subspaces that it reads with: the output map of head k is "
+        "U_k^T.",
+        where=f"{_CRATE}, eq. 11; arXiv 2411.17182, section 4.2",
+        numbers={
+            "output_map": Number(
+                "W_O is U",
+                "cosine of W_O,k and U_k^T, mean over heads; -1 is CRATE-N",
+                low=0.5,
+                of_weights=True,
+                top=1.0,
+            ),
+        },
     ),
-    "descends": Claim(
-        "lasso falls",
-        "The sparse step lowers 1/2 |Y - DZ|^2 + lambda |Z|_1 from where it starts.",
-        f"{_CRATE}, eq. 15-17",
-        SPARSE,
-        ("descends",),
-        "falls",
-        "rises",
+    "descends": _sparse_step(
+        title="The sparse step lowers the lasso",
+        short="lasso falls",
+        says="The sparse step lowers 1/2 |Y - DZ|^2 + lambda |Z|_1 from where it starts.",
+        where=f"{_CRATE}, eq. 15-17",
+        numbers={
+            "descends": _beside_random_d(
+                "lasso falls",
+                "(F(code) - F(start)) / F(start), F summed over tokens; the start is the part "
+                "above 0 of what the step reads, or 0 where D is wide",
+                high=-1e-6,
+                ceiled=True,
+            )
+        },
+        held="falls",
+        missed="rises",
+        still="does not change",
     ),
-    "solves": Claim(
-        "lasso solved",
-        "One or two steps go most of the way to the sparse code of Z^{l+1/2}.",
-        f"{_CRATE}, section 2.4 and eq. 15",
-        SPARSE,
-        ("share", "converged", "kkt"),
+    "solves": _sparse_step(
+        title="The sparse step solves the lasso",
+        short="lasso solved",
+        says="One or two steps go most of the way to the sparse code of Z^{l+1/2}.",
+        where=f"{_CRATE}, section 2.4 and eq. 15",
+        numbers={
+            "share": Number(
+                "share of the way",
+                "(F(start) - F(code)) / (F(start) - F(solution))",
+                low=0.5,
+                ceiled=True,
+                top=1.0,
+            ),
+            "converged": Number(
+                "near the solution",
+                "|code - solution| / max(|code|, |solution|)",
+                high=0.1,
+                top=0.0,
+            ),
+            "kkt": _beside_random_d(
+                "KKT", "KKT residual of the code over that of the start", high=0.1, top=0.0
+            ),
+        },
     ),
-    "threshold": Claim(
-        "by the threshold",
-        "The code is sparse because of the penalty lambda.",
-        f"{_CRATE}, section 2.4",
-        SPARSE,
-        ("threshold",),
+    "threshold": _sparse_step(
+        title="Zeros come from the threshold",
+        short="by the threshold",
+        says="The code is sparse because of the penalty lambda.",
+        where=f"{_CRATE}, section 2.4",
+        numbers={
+            "threshold": _beside_random_d(
+                "by the threshold",
+                "share of the zeros that are gone without lambda; the others come from "
+                "LayerNorm and ReLU",
+                low=0.5,
+                top=1.0,
+            ),
+        },
     ),
-    "reconstructs": Claim(
-        "D Z is what was read",
-        "The dictionary decodes the code: LN(Z^{l+1/2}) is about D code.",
-        f"{_CRATE}, eq. 15",
-        SPARSE,
-        ("reconstruction",),
+    "reconstructs": _sparse_step(
+        title="D Z is what was read",
+        short="D Z is what was read",
+        says="The dictionary decodes the code: LN(Z^{l+1/2}) is about D code.",
+        where=f"{_CRATE}, eq. 15",
+        numbers={
+            "reconstruction": _beside_random_d(
+                "D Z is what was read",
+                "|LN(Z^{l+1/2}) - D code| / |LN(Z^{l+1/2})|; a code of zeros has 1",
+                high=0.5,
+            ),
+        },
     ),
-    "rate_kept": Claim(
-        "R is kept",
-        "Sparsifying does not change R: R(Z^{l+1}) is about R of what the step reads, and about "
-        "R(D Z^{l+1}).",
-        f"{_CRATE}, section 2.4",
-        SPARSE,
-        ("rate_kept", "decoded"),
+    "rate_kept": _sparse_step(
+        title="The sparse step keeps R",
+        short="R is kept",
+        says="Sparsifying does not change R: R(Z^{l+1}) is about R of what the step reads, and "
+        "about R(D Z^{l+1}).",
+        where=f"{_CRATE}, section 2.4",
+        needs=("lasso", "square dictionary"),
+        numbers={
+            "rate_kept": Number(
+                "R is kept",
+                "(R(Z^{l+1}) - R(LN(Z^{l+1/2}))) / R(LN(Z^{l+1/2}))",
+                low=-0.1,
+                high=0.1,
+            ),
+            "decoded": Number(
+                "R(DZ) = R(Z)", "(R(DZ) - R(Z)) / R(Z) of the code Z", low=-0.1, high=0.1
+            ),
+        },
     ),
-    "orthonormal": Claim(
-        "U_k orthonormal",
-        "The bases U_k have orthonormal columns.",
-        f"{_CRATE}, section 2.2",
-        WEIGHTS,
-        ("orthonormal", "orthonormal_scaled"),
+    "orthonormal": _weights(
+        title="Each U_k is orthonormal",
+        short="U_k orthonormal",
+        says="The bases U_k have orthonormal columns.",
+        where=f"{_CRATE}, section 2.2",
+        numbers={
+            "orthonormal": _defect("U_k orthonormal", "|U_k^T U_k - I| / sqrt(p), mean over heads"),
+            "orthonormal_scaled": _defect(
+                "U_k orthonormal up to scale",
+                "|U_k^T U_k - c I| / (c sqrt(p)), c the mean of the diagonal, mean over heads",
+            ),
+        },
     ),
-    "complete": Claim(
-        "U complete",
-        "The subspaces together cover the space: sum U_k U_k^T = I.",
-        f"{_CRATE}, section 2.2",
-        WEIGHTS,
-        ("complete", "complete_scaled"),
+    "complete": _weights(
+        title="The U_k cover the space",
+        short="U complete",
+        says="The subspaces together cover the space: sum U_k U_k^T = I.",
+        where=f"{_CRATE}, section 2.2",
+        numbers={
+            "complete": _defect("U complete", "|sum U_k U_k^T - I| / sqrt(d)"),
+            "complete_scaled": _defect(
+                "U complete up to scale",
+                "|sum U_k U_k^T - c I| / (c sqrt(d)), c the mean of the diagonal",
+            ),
+        },
     ),
-    "incoherent": Claim(
-        "U_k incoherent",
-        "The subspaces of different heads are nearly orthogonal.",
-        f"{_CRATE}, section 2.2",
-        WEIGHTS,
-        ("incoherent",),
+    "incoherent": _weights(
+        title="The U_k are incoherent",
+        short="U_k incoherent",
+        says="The subspaces of different heads are nearly orthogonal.",
+        where=f"{_CRATE}, section 2.2",
+        needs=("subspaces", "several heads"),
+        numbers={
+            "incoherent": _defect(
+                "U_k incoherent",
+                "|Q_i^T Q_j|^2 / p, mean over pairs of heads; random subspaces have p / d",
+            ),
+        },
     ),
-    "dictionary": Claim(
-        "D orthonormal",
-        "The dictionary is orthonormal: D^T D = I.",
-        f"{_CRATE}, section 2.4",
-        WEIGHTS,
-        ("dictionary", "dictionary_scaled"),
+    "dictionary": _weights(
+        title="D is orthonormal",
+        short="D orthonormal",
+        says="The dictionary is orthonormal: D^T D = I.",
+        where=f"{_CRATE}, section 2.4",
+        needs=("square dictionary",),
+        numbers={
+            "dictionary": _defect("D orthonormal", "|D^T D - I| / sqrt(d)"),
+            "dictionary_scaled": _defect(
+                "D orthonormal up to scale",
+                "|D^T D - c I| / (c sqrt(d)), c the mean of the diagonal",
+            ),
+        },
     ),
 }
 
+NUMBERS = {name: number for claim in CLAIMS.values() for name, number in claim.numbers.items()}
 # a number -> the claim that it belongs to
-CLAIM_OF = {part: claim for claim, facts in CLAIMS.items() for part in facts.parts}
-
-NUMBERS: dict[str, Number] = {
-    "compresses": Number(
-        "R^c falls",
-        "(R^c(Z^{l+1/2}) - R^c(Z^l)) / R^c(Z^l)",
-        None,
-        -1e-6,
-        null="shuffled",
-        draws="random map",
-        every_eps=True,
-    ),
-    "gradient": Number(
-        "along -grad",
-        "cosine of Z^{l+1/2} - Z^l and -grad R^c(Z^l), both along the frame",
-        0.5,
-        None,
-        null="shuffled",
-        draws="random map",
-        top=1.0,
-    ),
-    "step": Number(
-        "step size",
-        "kappa L: kappa = -<update, grad> / |grad|^2, L = 9 alpha / 4 |sum U_k U_k^T|_2, alpha = "
-        "p / (N eps^2)",
-        1e-6,
-        2.0,
-    ),
-    "neumann": Number(
-        "beyond the series",
-        "share of the eigenvalues of alpha C_k^T C_k above 1, alpha = p / (N eps^2), C_k = Z U_k, "
-        "mean over heads",
-        None,
-        0.0,
-        top=0.0,
-    ),
-    "neumann_direction": Number(
-        "along Neumann",
-        "cosine of Z^{l+1/2} - Z^l and minus the Neumann form, both along the frame",
-        0.5,
-        None,
-        null="shuffled",
-        draws="random map",
-        top=1.0,
-    ),
-    "output_map": Number(
-        "W_O is U",
-        "cosine of W_O,k and U_k^T, mean over heads; -1 is CRATE-N",
-        0.5,
-        None,
-        of_weights=True,
-        top=1.0,
-    ),
-    "descends": Number(
-        "lasso falls",
-        "(F(code) - F(start)) / F(start), F summed over tokens; the start is the part above 0 "
-        "of what the step reads, or 0 where D is wide",
-        None,
-        -1e-6,
-        null="random D",
-        draws="random D",
-    ),
-    "share": Number(
-        "share of the way", "(F(start) - F(code)) / (F(start) - F(solution))", 0.5, None, top=1.0
-    ),
-    "converged": Number(
-        "near the solution",
-        "|code - solution| / max(|code|, |solution|)",
-        None,
-        0.1,
-        top=0.0,
-    ),
-    "kkt": Number(
-        "KKT",
-        "KKT residual of the code over that of the start",
-        None,
-        0.1,
-        null="random D",
-        draws="random D",
-        top=0.0,
-    ),
-    "threshold": Number(
-        "by the threshold",
-        "share of the zeros that are gone without lambda; the others come from LayerNorm and ReLU",
-        0.5,
-        None,
-        null="random D",
-        draws="random D",
-        top=1.0,
-    ),
-    "reconstruction": Number(
-        "D Z is what was read",
-        "|LN(Z^{l+1/2}) - D code| / |LN(Z^{l+1/2})|; a code of zeros has 1",
-        None,
-        0.5,
-        null="random D",
-        draws="random D",
-    ),
-    "rate_kept": Number(
-        "R is kept", "(R(Z^{l+1}) - R(LN(Z^{l+1/2}))) / R(LN(Z^{l+1/2}))", -0.1, 0.1
-    ),
-    "decoded": Number("R(DZ) = R(Z)", "(R(DZ) - R(Z)) / R(Z) of the code Z", -0.1, 0.1),
-    "orthonormal": Number(
-        "U_k orthonormal",
-        "|U_k^T U_k - I| / sqrt(p), mean over heads",
-        None,
-        0.1,
-        of_weights=True,
-        top=0.0,
-    ),
-    "orthonormal_scaled": Number(
-        "U_k orthonormal up to scale",
-        "|U_k^T U_k - c I| / (c sqrt(p)), c the mean of the diagonal, mean over heads",
-        None,
-        0.1,
-        of_weights=True,
-        top=0.0,
-    ),
-    "complete": Number(
-        "U complete", "|sum U_k U_k^T - I| / sqrt(d)", None, 0.1, of_weights=True, top=0.0
-    ),
-    "complete_scaled": Number(
-        "U complete up to scale",
-        "|sum U_k U_k^T - c I| / (c sqrt(d)), c the mean of the diagonal",
-        None,
-        0.1,
-        of_weights=True,
-        top=0.0,
-    ),
-    "incoherent": Number(
-        "U_k incoherent",
-        "|Q_i^T Q_j|^2 / p, mean over pairs of heads; random subspaces have p / d",
-        None,
-        0.1,
-        of_weights=True,
-        top=0.0,
-    ),
-    "dictionary": Number(
-        "D orthonormal", "|D^T D - I| / sqrt(d)", None, 0.1, of_weights=True, top=0.0
-    ),
-    "dictionary_scaled": Number(
-        "D orthonormal up to scale",
-        "|D^T D - c I| / (c sqrt(d)), c the mean of the diagonal",
-        None,
-        0.1,
-        of_weights=True,
-        top=0.0,
-    ),
-}
+CLAIM_OF = {number: name for name, claim in CLAIMS.items() for number in claim.numbers}
 
 # Numbers measured beside the claims.
 BESIDE: dict[str, str] = {
@@ -323,14 +323,20 @@ BESIDE: dict[str, str] = {
     "was solved",
 }
 
-# What a layer is measured beside.
-NULLS: dict[str, str] = {
-    "shuffled": "the update of another token of the sample (CLS keeps its own), mean of 8 draws",
-    "negated": "the update with the other sign",
-    "next sample": "the update of the next sample",
-    "random": "random directions, each token's as long as its update",
-    "random map": "a random output map with the singular values of W_O, 8 draws",
-    "random D": "a random dictionary with the singular values of D, 8 draws",
+NULLS: dict[str, Null] = {
+    "shuffled": Null(
+        "the update of another token of the sample (CLS keeps its own), mean of 8 draws",
+        "a shuffled update",
+    ),
+    "negated": Null("the update with the other sign"),
+    "next sample": Null("the update of the next sample"),
+    "random": Null("random directions, each token's as long as its update"),
+    "random map": Null(
+        "a random output map with the singular values of W_O, 8 draws", "random output maps"
+    ),
+    "random D": Null(
+        "a random dictionary with the singular values of D, 8 draws", "random dictionaries"
+    ),
 }
 LIMITS: dict[str, str] = {
     "ceiling": "the most that any update of this length can reach; of the sparse step: that as "

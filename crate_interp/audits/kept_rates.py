@@ -11,6 +11,7 @@ from crate_interp.audits.attention import Cells
 from crate_interp.audits.descent import rates_of_codes
 from crate_interp.audits.frames import Norm, over
 from crate_interp.models.layers.sparse_steps import Lasso
+from crate_interp.probes.layer_reading import FRAMES
 
 
 def of_rates(
@@ -30,7 +31,7 @@ def of_rates(
     found = {name: _rates(z, norm, eps) for name, z in (("z", after), ("dz", decoded))}
     found["y"] = _rates(wide, None, eps)
     cells: Cells = {}
-    for frame in ("stream", "read", "unit"):
+    for frame in FRAMES:
         read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
         numbers = {"rate_kept": over(kept - read, read), "decoded": over(back - kept, kept)}
         for index, value in enumerate(eps):

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from crate_interp.audits import attention, kept_rates, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
-from crate_interp.audits.claims import ATTENTION, CLAIM_OF, CLAIMS, NUMBERS, SPARSE
+from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of
 from crate_interp.audits.random_matrices import randoms_like
 from crate_interp.models.layers.sparse_steps import Lasso
@@ -21,67 +21,67 @@ POINTS = (
 )  # fmt: skip
 MAPS = 8  # random output maps
 _AT_ONCE = 2**19  # numbers of a stream that are measured at a time, so that they stay in cache
-_SEEDS = 2**20  # apart
+_PLACES = 2**20  # samples or layers of one seed
+_STREAMS = 1009  # generators of a sample or a layer
+# the first generator of each null; "random" counts down by layer, so that no two nulls share one
+_FIRST = {"shuffled": 0, "random D": 100, "random map": 200, "random": _STREAMS - 1}
 
 
 @dataclass(frozen=True)
 class Audited:
-    """A layer as the audit needs it: constants of its weights, and why claims do not apply."""
+    """A layer as the audit needs it: constants of its weights."""
 
     index: int
     attention: Layer | None
     lasso: Lasso | str
     random: tuple[Tensor, ...]  # dictionaries with the singular values of D
     norm: Norm | None  # the one the sparse step reads through, where its code is as wide as Z
-    reasons: dict[str, str]
 
 
 def audited(block: Any, index: int, setting: Setting) -> Audited:
-    """Returns a layer of a model; the random dictionaries depend on the seed and the layer."""
+    """Returns a layer of a model; its random weights depend on the seed and the layer."""
     u, d, lasso = tied_subspaces(block), dictionary(block), block.mlp.lasso()
-    random: tuple[Tensor, ...] = ()
+    dictionaries: tuple[Tensor, ...] = ()
     if isinstance(lasso, Lasso) and "random D" in setting.nulls:
-        draws = [_generator(setting.seed, index, draw) for draw in range(sparse.DRAWS)]
-        random = randoms_like(lasso.d, draws)
-    maps = [_generator(setting.seed, index, draw) for draw in range(MAPS if setting.limited else 0)]
-    square = isinstance(lasso, Lasso) and d is not None and d.shape[0] == d.shape[1]
+        seeds = [_generator(setting.seed, "random D", index, draw) for draw in range(sparse.DRAWS)]
+        dictionaries = randoms_like(lasso.d, seeds)
+    maps = range(MAPS if setting.limited else 0)
+    seeds = [_generator(setting.seed, "random map", index, draw) for draw in maps]
+    square = isinstance(lasso, Lasso) and not _unlike_the_stream(d)
     return Audited(
         index,
-        None if u is None else attention.layer_of(block.attn, block.ln1, maps),
+        None if u is None else attention.layer_of(block.attn, block.ln1, seeds),
         lasso,
-        random,
+        dictionaries,
         norm_of(block.ln2, d) if square and d is not None else None,
-        why_not(block),
     )
 
 
 def why_not(block: Any) -> dict[str, str]:
     """Returns why numbers do not apply to a layer; those that apply are missing."""
+    u, lasso = tied_subspaces(block), block.mlp.lasso()
+    lacks: dict[Need, str] = {
+        "subspaces": ""
+        if u is not None
+        else "queries, keys and values are three codes: the layer has no subspaces U",
+        "several heads": "the layer has one head" if u is not None and len(u) < 2 else "",
+        "lasso": lasso if isinstance(lasso, str) else "",
+        "square dictionary": _unlike_the_stream(dictionary(block)),
+    }
     reasons: dict[str, str] = {}
-    lasso, d = block.mlp.lasso(), dictionary(block)
-    for name in NUMBERS:
-        needs_u = CLAIMS[CLAIM_OF[name]].group == ATTENTION or CLAIM_OF[name] in (
-            "orthonormal",
-            "complete",
-            "incoherent",
-        )
-        if needs_u and tied_subspaces(block) is None:
-            reasons[name] = "queries, keys and values are three codes: the layer has no subspaces U"
-        elif CLAIMS[CLAIM_OF[name]].group == SPARSE and isinstance(lasso, str):
-            reasons[name] = lasso
-        elif CLAIM_OF[name] in ("dictionary", "rate_kept") and (
-            d is None or d.shape[0] != d.shape[1]
-        ):
-            reasons[name] = (
-                "there is no dictionary"
-                if d is None
-                else "the dictionary is overcomplete: D^T D cannot be I"
-                if d.shape[1] > d.shape[0]
-                else "the code is not as wide as the stream"
-            )
-    if tied_subspaces(block) is not None and len(block.attn.U) < 2:
-        reasons["incoherent"] = "the layer has one head"
+    for claim in CLAIMS.values():
+        reason = next((lacks[need] for need in claim.needs if lacks[need]), "")
+        reasons |= dict.fromkeys(claim.numbers, reason) if reason else {}
     return reasons
+
+
+def _unlike_the_stream(d: Float[Tensor, "d_model d_mlp"] | None) -> str:
+    """Returns why D has no code as wide as the stream, or ""."""
+    if d is None:
+        return "there is no dictionary"
+    if d.shape[1] > d.shape[0]:
+        return "the dictionary is overcomplete: D^T D cannot be I"
+    return "" if d.shape[0] == d.shape[1] else "the code is not as wide as the stream"
 
 
 def of_layer(
@@ -147,11 +147,8 @@ def _given(
         other = after[ahead].double() - before[ahead].double()
     samples = range(start + first, start + stop)
     if "random" in setting.nulls:
-        drawn = [
-            torch.randn(z.shape[1:], generator=_generator(setting.seed, sample, -1 - layer.index))
-            for sample in samples
-        ]
-        noise = torch.stack(drawn).to(z)
+        seeds = [_generator(setting.seed, "random", sample, -layer.index) for sample in samples]
+        noise = torch.stack([torch.randn(z.shape[1:], generator=seed) for seed in seeds]).to(z)
     orders = ()
     if "shuffled" in setting.nulls:
         orders = tuple(
@@ -167,11 +164,12 @@ def _given(
 def _order(sample: int, draw: int, pos: int, setting: Setting) -> Int[Tensor, "pos"]:
     """Returns where a shuffled update takes each token's from, the same in every layer."""
     first = int(setting.has_cls)
-    generator = _generator(setting.seed, sample, draw)
+    generator = _generator(setting.seed, "shuffled", sample, draw)
     mixed = first + torch.randperm(pos - first, generator=generator)
     return torch.cat([torch.arange(first), mixed])
 
 
-def _generator(seed: int, sample: int, draw: int) -> torch.Generator:
-    """Returns a generator of its own for a sample and a draw."""
-    return torch.Generator().manual_seed((seed * _SEEDS + sample) * 1009 + draw % 1009)
+def _generator(seed: int, null: str, place: int, draw: int) -> torch.Generator:
+    """Returns a generator of its own for a draw of a null. place: the sample or the layer."""
+    own = (seed * _PLACES + place) * _STREAMS + _FIRST[null] + draw
+    return torch.Generator().manual_seed(own)

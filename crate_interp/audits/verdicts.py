@@ -1,4 +1,8 @@
-"""From numbers by sample to words: means, intervals, excess over nulls, shares of ceilings."""
+"""From numbers by sample to verdicts.
+
+Numbers become cells with intervals, these become tests, and these a verdict and its reason. Each
+step returns columns; none changes a table that it was given.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crate_interp.audits.claims import CLAIM_OF, NUMBERS, Number
+from crate_interp.audits.claims import CLAIM_OF, NULLS, NUMBERS, Number
 from crate_interp.audits.number_tables import NO_EPS
 from crate_interp.results.result import Result
 from crate_interp.stats.bootstrap import studentised
@@ -17,12 +21,6 @@ from crate_interp.stats.significance import LEVEL, holm
 KEPT, BROKEN, UNDECIDED, NOT_APPLICABLE = "kept", "broken", "undecided", "not applicable"
 _NEAR = 0.01  # of the way from the ceiling to the bound
 _ROUNDING = 1e-9  # numbers of the audit are of order 1
-_CEILED = ("compresses", "descends", "share")
-WORDS = {
-    "shuffled": "a shuffled update",
-    "random map": "random output maps",
-    "random D": "random dictionaries",
-}
 PLACE = ["layer", "frame", "eps", "basis", "tokens"]
 COLUMNS = [
     "claim", "number", *PLACE, "n", "value", "low", "high", "null", "excess", "excess_low",
@@ -32,12 +30,36 @@ COLUMNS = [
 ]  # fmt: skip
 
 
+# the setting of what depends on no data, and so on no frame
+_NOWHERE = {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "by_construction": False}
+Columns = dict[str, Any]  # of the cells of a number: an array `[cell]` for each name
+
+
 @dataclass(frozen=True)
 class Tests:
     """P-values `[cell]`: that a number passes, and that it fails. Two-sided: twice one-sided."""
 
     kept: np.ndarray
     broken: np.ndarray
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number as it was measured: the layer's values, and what stands beside them.
+
+    values: a row a cell, a column a sample. own: the table of this network. twins: that of the
+    untrained ones.
+    """
+
+    name: str
+    number: Number
+    values: pd.DataFrame
+    own: pd.DataFrame
+    twins: pd.DataFrame
+
+    def beside(self, of: str) -> Any:
+        """Returns the same cells of a null or a limit; NaN where it was not measured."""
+        return by_sample(self.own, of, self.name).reindex(self.values.index)
 
 
 def cells(result: Result) -> pd.DataFrame:
@@ -62,62 +84,49 @@ def by_sample(table: pd.DataFrame, of: str, name: str) -> Any:
 
 def _of_numbers(result: Result) -> Iterator[pd.DataFrame]:
     own, twins = result.table("numbers"), result.table("untrained")
-    for name, facts in NUMBERS.items():
-        if facts.of_weights:
-            continue
-        values = by_sample(own, "layer", name)
-        if not len(values):
-            continue
-        found = _cells(name, facts, own, twins, values)
-        found["claim"], found["number"] = CLAIM_OF[name], name
-        yield found.reset_index()
+    for name, number in NUMBERS.items():
+        values = pd.DataFrame() if number.of_weights else by_sample(own, "layer", name)
+        if len(values):
+            yield _cells(Measured(name, number, values, own, twins))
 
 
-def _cells(
-    name: str, facts: Number, own: pd.DataFrame, twins: pd.DataFrame, values: pd.DataFrame
-) -> Any:
+def _cells(measured: Measured) -> pd.DataFrame:
     """Returns the cells of one number, with its tests adjusted over layers."""
+    number, values = measured.number, measured.values
     resampled = studentised(values.to_numpy().T)
-    found = pd.DataFrame(index=values.index)
-    found["n"] = values.notna().sum(axis=1)
-    found["value"] = resampled.mean
-    found["low"], found["high"] = resampled.interval()
-    others = by_sample(twins, "layer", name).reindex(values.index)
-    found["untrained"] = others.mean(axis=1) if len(others.columns) else np.nan
-    n = found["n"].to_numpy()
-    against = against_networks(resampled.mean, resampled.error, _by_seed(others), n)
-    _add(found, "difference", against)
-    free = _limits(found, facts, name, own, values)  # at its ceiling: no null has to be beaten
-    tests = {"": _within(facts, resampled, values)}
-    if facts.null:
-        excess, gain = (step(found, facts, name, own, values) for step in (_excess, _gain))
-        # weights drawn once for all samples: only the spread over draws tells about new ones
-        tests |= {} if facts.null == facts.draws else {facts.null: excess}
-        tests[facts.draws] = gain
-    beaten = {key: test for key, test in tests.items() if key}
-    kept = [np.where(free, 0.0, test.kept) for test in beaten.values()]
-    broken = [np.where(free, 1.0, test.broken) for test in beaten.values()]
-    kept, broken = [tests[""].kept, *kept], [tests[""].broken, *broken]
-    _decide(found, Tests(np.maximum.reduce(kept), np.minimum.reduce(broken)))
-    found["reason"] = [
-        _reason(row, facts, {key: float(test.kept[place]) for key, test in tests.items()})
-        for place, row in enumerate(found.to_dict("records"))
+    low, high = resampled.interval()
+    columns: Columns = {"n": values.notna().sum(axis=1).to_numpy(), "value": resampled.mean}
+    columns |= {"low": low, "high": high} | _untrained(measured, resampled.mean, resampled.error)
+    limits, at_ceiling = _limits(measured, resampled.mean)
+    columns |= limits
+    tests = {"": _within(number, resampled, values)}
+    if number.null:
+        excess, tests[number.null] = _excess(measured)
+        gain, tests[number.draws] = _gain(measured)
+        columns |= excess | gain
+    # where null and draws are the same weights, drawn once for all samples, only the spread over
+    # draws tells about new ones: the test of the gain took the place of the other
+    columns |= _decided(values.index, list(tests.values()), at_ceiling)
+    columns["reason"] = [
+        _reason(row, number, {key: float(test.kept[place]) for key, test in tests.items()})
+        for place, row in enumerate(pd.DataFrame(columns).to_dict("records"))
     ]
-    return found
+    columns |= {"claim": CLAIM_OF[measured.name], "number": measured.name}
+    return pd.DataFrame(columns, index=values.index).reset_index()
 
 
-def _reason(row: dict[str, Any], facts: Number, p: dict[str, float]) -> str:
+def _reason(row: dict[str, Any], number: Number, p: dict[str, float]) -> str:
     """Returns why a cell within its bounds is not kept, from the tests that it did not pass."""
-    low, high = facts.bounds
+    low, high = number.bounds
     inside = low <= row["value"] <= high
     if row["verdict"] == BROKEN and inside:
-        return f"within its bounds, but worse than {WORDS[facts.null]}"
+        return f"within its bounds, but worse than {NULLS[number.null].words}"
     if row["verdict"] != UNDECIDED or not inside or not p[""] <= LEVEL:
         return ""
-    failed = [WORDS[key] for key, value in p.items() if key and value > LEVEL]
+    failed = [NULLS[key].words for key, value in p.items() if key and value > LEVEL]
     if not failed:
         return "within its bounds, but not after the correction for the number of layers"
-    if pd.isna(row.get("gain", np.nan)) and facts.null:
+    if pd.isna(row.get("gain", np.nan)) and number.null:
         return "within its bounds; random weights and nulls were not measured on these samples"
     return f"within its bounds, but not shown to be better than {' and '.join(failed)}"
 
@@ -141,138 +150,143 @@ def _within(facts: Number, resampled: Any, values: pd.DataFrame) -> Tests:
     return Tests(2 * kept, 2 * broken)
 
 
-def _excess(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) -> Tests:
-    """Adds the null and the excess over it, paired by sample."""
-    null = by_sample(own, facts.null, name).reindex(index=values.index, columns=values.columns)
-    found["null"] = null.mean(axis=1)
-    ones = np.ones(len(values))
-    if not len(null) or null.isna().to_numpy().all():
-        return Tests(ones, ones)
+def _columns(name: str, difference: Difference) -> Columns:
+    """Returns a difference and the ends of its interval as columns."""
+    low, high = difference.ends
+    return {name: difference.value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _better(number: Number, difference: Difference) -> Tests:
+    """Tests whether a difference is on the better side of 0, or on the worse one.
+
+    What rounding leaves of equal numbers is no difference: it lies on neither side.
+    """
+    equal = np.isnan(difference.value) | (np.abs(difference.value) < _ROUNDING)
+    better = 1 if number.better > 0 else -1
+    kept, broken = difference.towards(better), difference.towards(-better)
+    return Tests(np.where(equal, 1.0, kept), np.where(equal, 1.0, broken))
+
+
+def _excess(measured: Measured) -> tuple[Columns, Tests]:
+    """Returns the null and the excess over it, paired by sample."""
+    values, ones = measured.values, np.ones(len(measured.values))
+    null = measured.beside(measured.number.null).reindex(columns=values.columns)
+    columns: Columns = {"null": null.mean(axis=1).to_numpy()}
+    if null.isna().to_numpy().all():
+        return columns, Tests(ones, ones)
     over = paired((values - null).to_numpy().T)
-    _add(found, "excess", over)
-    return _better(over, facts)
+    return columns | _columns("excess", over), _better(measured.number, over)
 
 
-def _gain(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) -> Tests:
-    """Adds how far the value lies from that of random weights, as one new draw of them."""
-    ones = np.ones(len(values))
-    drawn = [of for of in own["of"].unique() if of.startswith(f"{facts.draws} ")]
-    tables = [by_sample(own, of, name).reindex(index=values.index) for of in sorted(drawn)]
+def _gain(measured: Measured) -> tuple[Columns, Tests]:
+    """Returns how far the value lies from that of random weights, as one new draw of them."""
+    values, ones = measured.values, np.ones(len(measured.values))
+    start = f"{measured.number.draws} "
+    drawn = sorted(of for of in measured.own["of"].unique() if of.startswith(start))
+    tables = [measured.beside(of) for of in drawn]
     if not tables or not len(tables[0].columns):
-        return Tests(ones, ones)
+        return {}, Tests(ones, ones)
     over = [values.reindex(columns=table.columns) - table for table in tables]
     together: Any = sum(over[1:], over[0]) / len(over)
     n, error = together.count(axis=1).to_numpy(), together.sem(axis=1).to_numpy()
     means = np.stack([table.mean(axis=1).to_numpy() for table in over])
     # the difference of each draw is 0 minus it, so that the sign is that of the layer
-    gain = against_networks(np.zeros(len(values)), error, -means, n)
-    _add(found, "gain", gain)
-    return _better(gain, facts)
+    gain = against_networks(0 * ones, error, -means, n)
+    return _columns("gain", gain), _better(measured.number, gain)
 
 
-def _add(found: Any, name: str, difference: Difference) -> None:
-    """Adds a difference and its interval as columns."""
-    found[name] = difference.value
-    found[f"{name}_low"], found[f"{name}_high"] = difference.ends
+def _untrained(measured: Measured, mean: np.ndarray, error: np.ndarray) -> Columns:
+    """Returns the mean of the untrained twins, and this network minus a new random one."""
+    others = by_sample(measured.twins, "layer", measured.name).reindex(measured.values.index)
+    if not len(others.columns):
+        return {}
+    by_seed = others.T.groupby(level="seed").mean().to_numpy()
+    n = measured.values.count(axis=1).to_numpy()
+    difference = against_networks(mean, error, by_seed, n)
+    return {"untrained": others.mean(axis=1).to_numpy()} | _columns("difference", difference)
 
 
-def _better(difference: Difference, facts: Number) -> Tests:
-    """Tests whether a difference is on the better side of 0, or on the worse one."""
-    # on neither side: what rounding leaves of equal numbers is no difference
-    equal = np.isnan(difference.value) | (np.abs(difference.value) < _ROUNDING)
-    better = 1 if facts.better > 0 else -1
-    kept, broken = difference.towards(better), difference.towards(-better)
-    return Tests(np.where(equal, 1.0, kept), np.where(equal, 1.0, broken))
+def _limits(measured: Measured, mean: np.ndarray) -> tuple[Columns, np.ndarray]:
+    """Returns the ceiling, the share of it, and what an ideal layer reaches.
 
-
-def _by_seed(table: Any) -> np.ndarray:
-    """Returns the mean over samples of each twin, `[seed, cell]`."""
-    if not len(table.columns):
-        return np.zeros((0, len(table)))
-    return table.T.groupby(level="seed").mean().to_numpy()
-
-
-def _limits(found: Any, facts: Number, name: str, own: pd.DataFrame, values: Any) -> np.ndarray:
-    """Adds the ceiling, the share of it, and what an ideal layer reaches.
-
-    Returns where the value is within 1 % of the way from its ceiling to its bound, on the samples
-    that have a ceiling.
+    And where the value is within 1 % of the way from its ceiling to its bound, on the samples that
+    have a ceiling: there no null has to be beaten.
     """
-    low, high = facts.bounds
-    ceiling = by_sample(own, "ceiling", name).reindex(values.index)
-    same, found["ceiling"] = found["value"], np.nan if facts.top is None else facts.top
-    if name in _CEILED and len(ceiling.columns):
-        same = values.reindex(columns=ceiling.columns).mean(axis=1)
-        found["ceiling"] = ceiling.mean(axis=1)
-    best = found["ceiling"]
-    share = (same / best).where(best > 0 if name == "share" else best < 0)
-    found["share"] = share if name in _CEILED else found["value"] if facts.top == 1.0 else np.nan
-    ideal = by_sample(own, "construction", name).reindex(values.index)
-    found["construction"] = ideal.mean(axis=1) if len(ideal.columns) else np.nan
-    reached = found["construction"]
-    does = reached.notna() & (reached.abs() > _ROUNDING)  # a layer that does nothing is no excuse
-    found["by_construction"] = does & ~reached.between(low, high)
-    bound = facts.low if facts.better > 0 else facts.high
-    if bound is None:
-        return np.zeros(len(found), dtype=bool)
-    near = (same - found["ceiling"]).abs() <= _NEAR * (bound - found["ceiling"]).abs()
-    return near.to_numpy()
+    number, blank = measured.number, np.full(len(mean), np.nan)
+    low, high = number.bounds
+    same, best = mean, blank if number.top is None else np.full(len(mean), number.top)
+    ceiling = measured.beside("ceiling")
+    if number.ceiled and len(ceiling.columns):
+        same = measured.values.reindex(columns=ceiling.columns).mean(axis=1).to_numpy()
+        best = ceiling.mean(axis=1).to_numpy()
+    share = same if number.top == 1.0 else blank
+    if number.ceiled:
+        there = best > 0 if number.better > 0 else best < 0
+        share = np.divide(same, best, where=there, out=blank.copy())
+    ideal = measured.beside("construction")
+    reached = ideal.mean(axis=1).to_numpy() if len(ideal.columns) else blank
+    does = np.abs(reached) > _ROUNDING  # a layer that does nothing is no excuse
+    missed = does & ~((low <= reached) & (reached <= high))
+    bound = number.low if number.better > 0 else number.high
+    near = np.zeros(len(mean), dtype=bool)
+    if bound is not None:
+        near = np.abs(same - best) <= _NEAR * np.abs(bound - best)
+    columns = {"ceiling": best, "share": share, "construction": reached, "by_construction": missed}
+    return columns, near
 
 
-def _decide(found: Any, tests: Tests) -> None:
-    """Adds p and the verdict, adjusted over the layers of each setting by Holm's method."""
-    places = found.index.to_frame(index=False)
-    setting = places.groupby(PLACE[1:], sort=False).ngroup().to_numpy()
-    kept, broken = np.ones(len(found)), np.ones(len(found))
+def _decided(index: Any, tests: list[Tests], at_ceiling: np.ndarray) -> Columns:
+    """Returns p and the verdict, adjusted over the layers of each setting by Holm's method.
+
+    tests: that of the bounds first; at its ceiling a cell need not pass the others.
+    """
+    first, *others = tests
+    kept = [first.kept, *(np.where(at_ceiling, 0.0, test.kept) for test in others)]
+    broken = [first.broken, *(np.where(at_ceiling, 1.0, test.broken) for test in others)]
+    kept, broken = np.maximum.reduce(kept), np.minimum.reduce(broken)
+    setting = index.to_frame(index=False).groupby(PLACE[1:], sort=False).ngroup().to_numpy()
     for group in np.unique(setting):
         at = setting == group
-        kept[at], broken[at] = holm(tests.kept[at]), holm(tests.broken[at])
-    found["p"] = np.minimum(np.minimum(kept, broken), 1.0)
-    words = np.where(kept <= LEVEL, KEPT, np.where(broken <= LEVEL, BROKEN, UNDECIDED))
-    found["verdict"] = words
+        kept[at], broken[at] = holm(kept[at]), holm(broken[at])
+    verdict = np.where(kept <= LEVEL, KEPT, np.where(broken <= LEVEL, BROKEN, UNDECIDED))
+    return {"p": np.minimum(np.minimum(kept, broken), 1.0), "verdict": verdict}
 
 
 def _of_weights(result: Result) -> Iterator[pd.DataFrame]:
     """Yields the cells of weights: their value is exact, and several twins have several."""
     own: Any = result.table("weights")
     twins: Any = result.table("untrained_weights")
-    for name, facts in NUMBERS.items():
-        rows: Any = own[own["number"] == name] if facts.of_weights else own[:0]
-        if not len(rows):
+    for name, number in NUMBERS.items():
+        rows: Any = own[own["number"] == name].reset_index(drop=True)
+        if not number.of_weights or not len(rows):
             continue
-        found: Any = rows.reset_index(drop=True)
-        found["claim"] = CLAIM_OF[name]
-        found = found.assign(frame="", eps=NO_EPS, basis="", tokens="", n=1)
-        found["low"] = found["high"] = found["value"]
+        value, over = rows["value"].to_numpy(), (rows["value"] - rows["null"]).to_numpy()
+        low, high = number.bounds
+        kept = (low <= value) & (value <= high)
+        columns: Columns = dict.fromkeys(("low", "high"), value)
+        if not np.isnan(over).all():
+            columns |= dict.fromkeys(("excess", "excess_low", "excess_high"), over)
+            kept &= number.better * over > 0
         others: Any = twins[twins["number"] == name] if len(twins) else twins
-        table = others.pivot(index="seed", columns="layer", values="value") if len(others) else None
-        if table is not None:
-            table = table.reindex(columns=found["layer"])
-            found["untrained"] = table.mean().to_numpy()
-            zero = np.zeros(len(found))
-            against = against_networks(found["value"].to_numpy(), zero, table.to_numpy())
-            _add(found, "difference", against)
-        low, high = facts.bounds
-        kept = found["value"].between(low, high)
-        if found["null"].notna().any():
-            over = found["value"] - found["null"]
-            found["excess"] = found["excess_low"] = found["excess_high"] = over
-            kept &= facts.better * over > 0
-        found["ceiling"] = np.nan if facts.top is None else facts.top
-        found["share"] = found["value"] if facts.top == 1.0 else np.nan
-        found["by_construction"] = False
-        found["p"] = 0.0
-        zero = found["value"].isna()
-        found["verdict"] = np.where(zero, UNDECIDED, np.where(kept, KEPT, BROKEN))
-        found["reason"] = np.where(zero, "the weights are zero", "")
-        yield found
+        if len(others):
+            table: Any = others.pivot(index="seed", columns="layer", values="value")
+            table = table.reindex(columns=rows["layer"])
+            columns["untrained"] = table.mean().to_numpy()
+            against = against_networks(value, np.zeros(len(value)), table.to_numpy())
+            columns |= _columns("difference", against)
+        columns["ceiling"] = np.nan if number.top is None else number.top
+        columns["share"] = value if number.top == 1.0 else np.nan
+        zero = np.isnan(value)
+        columns["verdict"] = np.where(zero, UNDECIDED, np.where(kept, KEPT, BROKEN))
+        columns["reason"] = np.where(zero, "the weights are zero", "")
+        yield rows.assign(claim=CLAIM_OF[name], n=1, p=0.0, **_NOWHERE, **columns)
 
 
 def _missing(result: Result) -> pd.DataFrame:
     rows = [
         {"layer": layer, "claim": CLAIM_OF[name], "number": name, "reason": reason}
-        | {"frame": "", "eps": NO_EPS, "basis": "", "tokens": "", "n": 0}
-        | {"verdict": NOT_APPLICABLE, "by_construction": False}
+        | {"n": 0, "verdict": NOT_APPLICABLE}
+        | _NOWHERE
         for layer, reasons in enumerate(result.meta["reasons"])
         for name, reason in reasons.items()
     ]

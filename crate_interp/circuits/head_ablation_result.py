@@ -175,8 +175,8 @@ class HeadAblation(Result):
             "as in its training. "
         )
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_readable(self) -> None:
+        super()._check_readable()
         _UNITS[self.meta["settings"]["metric"]]
         self.alone.strip()
 

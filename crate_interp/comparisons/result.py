@@ -119,8 +119,8 @@ class Comparison(Result):
             )
         return " ".join(words for words in said if words)
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_readable(self) -> None:
+        super()._check_readable()
         for side in "ab":
             own: Any = self.meta[side]
             texts = (own["name"], *own["networks"], *own["untrained"])

@@ -65,7 +65,7 @@ def digest(path: Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def digest_of(content: bytes) -> str:
+def digest_of_bytes(content: bytes) -> str:
     """Returns the SHA-256 of bytes, as `digest` returns that of a file."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 

@@ -3,33 +3,26 @@
 from collections.abc import Sequence
 
 from crate_interp.core import checks
-from crate_interp.probes.activity_probe import activity
-from crate_interp.probes.alignment_probe import alignment
-from crate_interp.probes.attention_probe import attention
-from crate_interp.probes.compression_probe import compression
-from crate_interp.probes.frames_probe import frames
-from crate_interp.probes.objective_probe import objective
+from crate_interp.probes.built_in import (
+    BUILT_IN,
+    DEFAULT,
+    activity,
+    alignment,
+    attention,
+    compression,
+    frames,
+    objective,
+    ranks,
+    segmentation,
+    sparsity,
+)
 from crate_interp.probes.probe import Probe
-from crate_interp.probes.ranks_probe import ranks
-from crate_interp.probes.segmentation_probe import segmentation
-from crate_interp.probes.sparsity_probe import sparsity
-
-_BUILT_IN = {
-    "compression": compression,
-    "sparsity": sparsity,
-    "attention": attention,
-    "alignment": alignment,
-    "segmentation": segmentation,
-    "objective": objective,
-    "frames": frames,
-    "ranks": ranks,
-    "activity": activity,
-}
-DEFAULT = ("compression", "sparsity", "attention", "alignment")
+from crate_interp.results.statistic import Statistic
 
 __all__ = [
     "DEFAULT",
     "Probe",
+    "Statistic",
     "activity",
     "alignment",
     "attention",
@@ -46,7 +39,7 @@ __all__ = [
 
 def available() -> list[str]:
     """Returns the names of the built-in probes."""
-    return list(_BUILT_IN)
+    return list(BUILT_IN)
 
 
 def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
@@ -88,9 +81,9 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
 
 
 def _named(name: str) -> Probe:
-    if name not in _BUILT_IN:
-        of = [probe for probe, made in _BUILT_IN.items() if name in made().statistics]
-        hint = checks.did_you_mean(name, _BUILT_IN, f"The probes are {', '.join(_BUILT_IN)}.")
+    if name not in BUILT_IN:
+        of = [probe for probe, made in BUILT_IN.items() if name in made().statistics]
+        hint = checks.did_you_mean(name, BUILT_IN, f"The probes are {', '.join(BUILT_IN)}.")
         hint = f"It is a statistic of the probe {' and of '.join(of)}: give that." if of else hint
         raise ValueError(f"no probe is called {name!r}. {hint}")
-    return _BUILT_IN[name]()
+    return BUILT_IN[name]()

@@ -6,33 +6,37 @@ from torch import Tensor
 
 from crate_interp.measures import effective_support, gini, support_for_energy, zero_fraction
 from crate_interp.probes.layer_reading import Block, Tokens, check_tokens, picked, visible_keys
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
 NEAR, ENERGY = 0.01, 0.9
 
+_share = partial(Statistic, unit="share of entries", low=0.0, high=1.0)
 _STATISTICS: dict[str, Statistic] = {
-    "gini": (
+    "gini": Statistic(
+        "Gini index of the code",
+        "higher is sparser",
         "",
         0.0,
         1.0,
         "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single one. "
         "Gaussian noise has 0.41, its ReLU 0.71.",
     ),
-    "near_zero": (
-        "share of entries",
-        0.0,
-        1.0,
-        "Entries below 1 % of the token's largest, mean over tokens. Gaussian noise of a few "
+    "near_zero": _share(
+        "Entries of the code near zero",
+        "higher is sparser",
+        how="Entries below 1 % of the token's largest, mean over tokens. Gaussian noise of a few "
         "hundred entries has about 0.03, its ReLU 0.51.",
     ),
-    "energy_support": (
-        "share of entries",
-        0.0,
-        1.0,
-        "The fewest entries with 90 % of the token's squares, mean over tokens. Gaussian noise has "
-        "0.44, its ReLU half of that.",
+    "energy_support": _share(
+        "Entries that hold 90 % of the energy",
+        "lower is sparser",
+        how="The fewest entries with 90 % of the token's squares, mean over tokens. Gaussian "
+        "noise has 0.44, its ReLU half of that.",
     ),
-    "attention_support": (
+    "attention_support": Statistic(
+        "Share of the visible tokens that a head attends to",
+        "lower singles out fewer tokens",
         "share of tokens",
         0.0,
         1.0,
@@ -55,6 +59,7 @@ def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
+        heading="Activity: sparsity at any scale, without exact zeros",
         points=("mlp.hook_post", "attn.hook_pattern"),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,

@@ -21,47 +21,51 @@ from crate_interp.probes.layer_reading import (
     picked,
     subspaces,
 )
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
+_defect = partial(Statistic, unit="", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
-    "orthonormality": (
-        "",
-        0.0,
-        None,
-        "|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory assumes. "
-        "Scale counts: at the start of training U_k^T U_k is about I/3, which alone gives 0.67.",
+    "orthonormality": _defect(
+        "How far U is from orthonormal",
+        "0 is what the theory assumes",
+        how="|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory "
+        "assumes. Scale counts: at the start of training U_k^T U_k is about I/3, which alone "
+        "gives 0.67.",
+        column="U defect",
     ),
-    "completeness": (
-        "",
-        0.0,
-        None,
-        "|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly, and at "
-        "scale one; even cover at the scale of the start of training, I/3, has 0.67.",
+    "completeness": _defect(
+        "How far the subspaces are from covering the space",
+        "0 is what the theory assumes",
+        how="|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly, "
+        "and at scale one; even cover at the scale of the start of training, I/3, has 0.67.",
     ),
-    "head_overlap": (
+    "head_overlap": Statistic(
+        "Overlap of the heads' subspaces",
+        "lower is more incoherent",
         "",
         0.0,
         1.0,
         "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is "
         "disjoint.",
     ),
-    "dictionary_defect": (
-        "",
-        0.0,
-        None,
-        "|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
+    "dictionary_defect": _defect(
+        "How far D is from orthonormal",
+        "0 is what the theory assumes",
+        how="|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
         "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. "
         "Scale counts, since c is not divided out: see dictionary_shape.",
     ),
-    "dictionary_shape": (
-        "",
-        0.0,
-        None,
-        "dictionary_defect over c, whatever the scale: 0 where D is a scaled orthonormal "
+    "dictionary_shape": _defect(
+        "How far D is from orthonormal, whatever its scale",
+        "0 is what the theory assumes",
+        how="dictionary_defect over c, whatever the scale: 0 where D is a scaled orthonormal "
         "dictionary, or a scaled tight frame. A random D has about sqrt(short side / long side): "
         "1 if it is square.",
     ),
-    "energy_head": (
+    "energy_head": Statistic(
+        "Share of a token in each head's subspace",
+        "p/d is chance",
         "share of energy",
         0.0,
         1.0,
@@ -80,6 +84,7 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
+        heading="Geometry: are the weights what the theory assumes",
         # the second is not read: a layer without it has no U
         points=("hook_resid_mid", "attn.hook_u"),
         measure=partial(_measure, tokens=tokens),

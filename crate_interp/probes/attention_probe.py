@@ -16,54 +16,59 @@ from crate_interp.probes.layer_reading import (
     picked,
     visible_keys,
 )
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
+_entropy = partial(Statistic, unit="nats", low=0.0, high=None)
+_mass = partial(Statistic, unit="share of attention", low=0.0, high=1.0)
 _STATISTICS: dict[str, Statistic] = {
-    "entropy": (
-        "nats",
-        0.0,
-        None,
-        "Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
+    "entropy": _entropy(
+        "Entropy of attention",
+        "lower singles out fewer tokens",
+        how="Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
         "attention, the most.",
     ),
-    "entropy_uniform": (
-        "nats",
-        0.0,
-        None,
-        "What uniform attention over the keys a query sees would have: ln N, less where causal.",
+    "entropy_uniform": _entropy(
+        "Entropy of even attention",
+        "the most that entropy can be",
+        how="What uniform attention over the keys a query sees would have: ln N, less where "
+        "causal.",
     ),
-    "entropy_cls": (
-        "nats",
-        0.0,
-        None,
-        "Entropy of the CLS token's attention, CLS itself among its keys, at most entropy_uniform; "
-        "low where the head singles out a few tokens.",
+    "entropy_cls": _entropy(
+        "Entropy of the CLS token's attention",
+        "lower singles out fewer tokens",
+        how="Entropy of the CLS token's attention, CLS itself among its keys, at most "
+        "entropy_uniform; low where the head singles out a few tokens.",
     ),
-    "top1_cls": (
-        "share of attention",
-        0.0,
+    "top1_cls": _mass(
+        "CLS attention on the token it attends to most",
+        "higher singles out one token",
+        how="Mass on the token the CLS token attends to most, which may be CLS itself.",
+    ),
+    "top5_cls": _mass(
+        "CLS attention on the five tokens it attends to most",
+        "higher singles out few tokens",
+        how="Mass on the five tokens the CLS token attends to most.",
+    ),
+    "support_cls": Statistic(
+        "Tokens that the CLS token attends to",
+        "lower singles out fewer tokens",
+        "tokens",
         1.0,
-        "Mass on the token the CLS token attends to most, which may be CLS itself.",
-    ),
-    "top5_cls": (
-        "share of attention",
-        0.0,
-        1.0,
-        "Mass on the five tokens the CLS token attends to most.",
-    ),
-    "support_cls": ("tokens", 1.0, None, "How many tokens the CLS token attends to, 1 / sum p^2."),
-    "entropy_patches": (
-        "nats",
-        0.0,
         None,
-        "Entropy of how the CLS token divides among the patches what it gives to them; 0 is one "
-        "patch, ln of their number is even. It tells whether a head is sharp on the picture.",
+        "How many tokens the CLS token attends to, 1 / sum p^2.",
+        column="CLS support",
     ),
-    "self_cls": (
-        "share of attention",
-        0.0,
-        1.0,
-        "Mass that the CLS token gives to itself; a head may be sharp by that alone.",
+    "entropy_patches": _entropy(
+        "Entropy of CLS attention over patches alone",
+        "lower singles out fewer tokens",
+        how="Entropy of how the CLS token divides among the patches what it gives to them; 0 is "
+        "one patch, ln of their number is even. It tells whether a head is sharp on the picture.",
+    ),
+    "self_cls": _mass(
+        "CLS attention on CLS itself",
+        "the rest goes to patches",
+        how="Mass that the CLS token gives to itself; a head may be sharp by that alone.",
     ),
 }
 
@@ -80,6 +85,7 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
+        heading="Attention: how many tokens a head looks at",
         points=("attn.hook_pattern",),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,

@@ -23,18 +23,26 @@ from crate_interp.probes.layer_reading import (
     stored_codes,
     subspaces,
 )
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
+_rate = partial(Statistic, unit="nats per token", low=0.0, high=None)
 _OFFICIAL: dict[str, Statistic] = {
-    "official_rate": (
-        "nats per token",
-        0.0,
-        None,
-        "The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's code "
-        "of each token at length one; at most K p/2 ln(1 + 1/0.01).",
+    "official_rate": _rate(
+        "R^c as the authors' script counts it",
+        "lower is more compressed",
+        how="The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's "
+        "code of each token at length one; at most K p/2 ln(1 + 1/0.01).",
+        column="official R^c",
     ),
-    "official_rate_head": ("nats per token", 0.0, None, "The authors' number for one head."),
-    "zero_codes": (
+    "official_rate_head": _rate(
+        "The authors' script's rate of each head",
+        "lower is more compressed",
+        how="The authors' number for one head.",
+    ),
+    "zero_codes": Statistic(
+        "Codes that are all zero",
+        "0 is usual",
         "tokens x heads",
         0.0,
         None,
@@ -42,16 +50,18 @@ _OFFICIAL: dict[str, Statistic] = {
         "Summed in result.meta['counts'], without a row in a table.",
     ),
 }
-# place: (its hook point, how it is written, what it is)
-_PLACES = {
-    "pre": ("hook_resid_pre", "Z^l", "the layer's input"),
+# place: (its hook point, how it is written, what it is, the same in a title)
+PLACES = {
+    "pre": ("hook_resid_pre", "Z^l", "the layer's input", "before attention"),
     "mid": (
         "hook_resid_mid",
         "Z^{l+1/2}",
         "after MSSA (in a MAE decoder: between dictionary and MSSA)",
+        "after attention",
     ),
-    "post": ("hook_resid_post", "Z^{l+1}", "the layer's output"),
+    "post": ("hook_resid_post", "Z^{l+1}", "the layer's output", "after the layer"),
 }
+_COLUMNS = {"pre": "R^c before", "mid": "R^c after"}
 
 
 def compression(
@@ -76,12 +86,13 @@ def compression(
     whose queries, keys and values are three codes have no U, and only R is measured. `zero_codes`
     is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or basis.
     """
-    _check(eps, at, basis)
+    _check_settings(eps, at, basis)
     tokens = check_tokens(tokens)
     settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
-    points = {place: _PLACES[place][0] for place in at}
+    points = {place: PLACES[place][0] for place in at}
     return Probe(
         name=name,
+        heading="Compression: how many nats a token costs",
         points=tuple(points.values()),
         optional=("attn.hook_u",),
         measure=partial(_measure, eps=eps, points=points, norm=norm, tokens=tokens, basis=basis),
@@ -94,44 +105,44 @@ def compression(
     )
 
 
-def _check(eps: float, at: Sequence[str], basis: str) -> None:
+def _check_settings(eps: float, at: Sequence[str], basis: str) -> None:
     if not eps > 0:
         raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
-    if isinstance(at, str) or not len(at) or set(at) - set(_PLACES) or len(set(at)) < len(at):
+    if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
         raise ValueError(
-            f"at={at!r}: give some of {', '.join(_PLACES)}, each once, such as ('pre', 'mid')."
+            f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
         )
     if basis not in ("stored", "orthonormal"):
         raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
 
 
 def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
-    words: dict[str, Statistic] = {}
+    found: dict[str, Statistic] = {}
     for place in at:
-        symbol, where = _PLACES[place][1:]
+        _, symbol, what, where = PLACES[place]
         z = f"LN({symbol})" if norm else symbol
-        where += ", normalised as the layer's attention does" if norm else ""
-        words |= {
-            f"rate_{place}": (
-                "nats per token",
-                0.0,
-                None,
-                f"R of {z}, {where}: its cost as one Gaussian; theory wants it high while R^c "
+        what += ", normalised as the layer's attention does" if norm else ""
+        found |= {
+            f"rate_{place}": _rate(
+                f"Coding rate R of all tokens {where}",
+                "higher is more spread out",
+                how=f"R of {z}, {what}: its cost as one Gaussian; theory wants it high while R^c "
                 "falls.",
             ),
-            f"subspace_rate_{place}": (
-                "nats per token",
-                0.0,
-                None,
-                f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
+            f"subspace_rate_{place}": _rate(
+                f"Coding rate R^c in the subspaces {where}",
+                "lower is more compressed",
+                how=f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
+                column=_COLUMNS.get(place, ""),
             ),
-            f"subspace_rate_{place}_head": (
-                "nats per token",
-                0.0,
-                None,
-                f"R^c of {z} against the subspace of one head.",
+            f"subspace_rate_{place}_head": _rate(
+                f"Coding rate of each head's subspace {where}",
+                "lower is more compressed",
+                how=f"R^c of {z} against the subspace of one head.",
             ),
-            f"reduction_{place}": (
+            f"reduction_{place}": Statistic(
+                f"Rate reduction R - R^c {where}",
+                "higher is better by the theory",
                 "nats per token",
                 None,
                 None,
@@ -140,7 +151,7 @@ def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
                 "with random subspaces, which have the same, and not with 0.",
             ),
         }
-    return words | _OFFICIAL
+    return found | _OFFICIAL
 
 
 def _measure(

@@ -15,17 +15,20 @@ from crate_interp.probes.layer_reading import (
     picked,
     subspaces,
 )
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
 _STATISTICS: dict[str, Statistic] = {
-    f"change_{frame}": (
+    f"change_{name}": Statistic(
+        f"What attention adds to R^c, {frame.title}",
+        "below 0 by the theory",
         "nats per token",
         None,
         None,
-        f"R^c after attention less R^c before it, of {words.format(z='Z')}; the theory says below "
-        "0.",
+        "R^c after attention less R^c before it, of "
+        f"{frame.tokens.format(z='Z')}; the theory says below 0.",
     )
-    for frame, words in FRAMES.items()
+    for name, frame in FRAMES.items()
 }
 
 

@@ -1,6 +1,7 @@
 """What probes share: the tokens they measure, where blocks keep things, and work done once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,11 +98,31 @@ def as_attention_reads(
     return norm.plain(z)
 
 
-# what each frame of the audit shows of tokens, which stand for {z}
+@dataclass(frozen=True)
+class Frame:
+    """A form in which tokens are measured, in words.
+
+    title: in the title of a statistic. tokens: what is measured of tokens, which stand for {z}.
+    sides: what an audit does to the tokens before and after a step.
+    """
+
+    title: str
+    tokens: str
+    sides: str
+
+
 FRAMES = {
-    "stream": "{z} as it is",
-    "read": "LN({z}), normalised as the layer's attention does",
-    "unit": "{z} with a mean square of one",
+    "stream": Frame("stream as it is", "{z} as it is", "both sides as they are"),
+    "read": Frame(
+        "stream as attention reads it",
+        "LN({z}), normalised as the layer's attention does",
+        "both sides through the LayerNorm that the step reads through",
+    ),
+    "unit": Frame(
+        "stream at unit mean square",
+        "{z} with a mean square of one",
+        "both sides scaled to |Z|_F = sqrt(pos d_model)",
+    ),
 }
 
 

@@ -16,19 +16,22 @@ from crate_interp.probes.layer_reading import (
     picked,
     subspaces,
 )
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
-_SIZES = {"count": "|Z|_0", "l1": "|Z|_1"}
+_SIZES = {"count": ("|Z|_0", "the count of entries"), "l1": ("|Z|_1", "the sum of entries")}
 _STATISTICS: dict[str, Statistic] = {
-    f"{size}_{frame}": (
+    f"{size}_{name}": Statistic(
+        f"Objective with {words}, {frame.title}",
+        "lower is better",
         "nats",
         None,
         None,
-        f"lambda {symbol} + R^c - R of {words.format(z='Z^{l+1}')}, against U of layer l; lower is "
-        "better.",
+        f"lambda {symbol} + R^c - R of {frame.tokens.format(z='Z^{l+1}')}, against U of layer l; "
+        "lower is better.",
     )
-    for size, symbol in _SIZES.items()
-    for frame, words in FRAMES.items()
+    for size, (symbol, words) in _SIZES.items()
+    for name, frame in FRAMES.items()
 }
 
 
@@ -57,6 +60,7 @@ def objective(
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
+        heading="The objective that a layer is meant to lower",
         points=("hook_resid_post",),
         measure=partial(_measure, eps=eps, lambd=lambd, tokens=tokens),
         statistics=_STATISTICS,

@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from crate_interp.probes.layer_reading import Block, LayerActs
+from crate_interp.results.statistic import Facts, Statistic, described
 
-# unit, lowest value, highest value, how to read it
-Statistic = tuple[str, float | None, float | None, str]
 Acts = Mapping[str, Tensor]
 MASKS = ("masks", "other_masks", "sample")  # what a probe of masks gets beside its points
 
@@ -23,8 +22,9 @@ class Probe:
     layer are handed over together when the last of them has fired, to be read and not edited, and
     then let go. `measure(block, acts)` returns {statistic: `[batch]` or `[batch, head]`}; with
     points=() it measures weights alone and returns {statistic: `[]` or `[head]`}. statistics:
+    {statistic: `ci.probes.Statistic`}, from which titles, captions, axes and tables are made; or
     {statistic: (unit, lowest, highest, how to read it)}, with None instead of a bound if there is
-    none; captions and axes are made from it.
+    none, whose title is the name.
 
     The rest is optional. optional: points that are read if the model has them. `final(z)` returns
     {statistic: `[batch]`} of Z^L `[batch, pos, d_model]`, which is reported as layer n_layers;
@@ -39,13 +39,14 @@ class Probe:
     the mask of the next one (for the last the mask of the first); and acts["sample"] `[batch]`,
     their numbers. partial: a sample may have no such number (NaN), in any head, and is then left
     out of the statistic's means. subspaces: the probe measures against U; where a black box has
-    something else in its place, the result's settings say what.
+    something else in its place, the result's settings say what. heading: what a page writes above
+    the probe's statistics; "" stands for its name.
     """
 
     name: str
     points: Sequence[str]
     measure: Callable[..., Mapping[str, Tensor]]
-    statistics: Mapping[str, Statistic]
+    statistics: Mapping[str, Statistic | Facts]
     final: Callable[..., Mapping[str, Tensor]] | None = None
     weights: Callable[..., Mapping[str, Tensor]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Probe:
     partial: bool = False
     final_block: bool = False
     subspaces: bool = False
+    heading: str = ""
 
     def __post_init__(self) -> None:
         _check_name(self.name, "probe")
@@ -85,7 +87,7 @@ class Probe:
                 )
         for name, facts in self.statistics.items():
             _check_name(name, "statistic")
-            _check_facts(f"{self.name}.{name}", facts)
+            described(f"{self.name}.{name}", facts)
         try:
             json.dumps(dict(self.settings))
         except (TypeError, ValueError):
@@ -93,25 +95,17 @@ class Probe:
                 f"settings={self.settings!r} of {self.name!r}: give names with JSON values."
             ) from None
 
+    @property
+    def records(self) -> dict[str, Statistic]:
+        """Returns the record of each statistic, also of those that were given as four facts."""
+        return {
+            name: described(f"{self.name}.{name}", facts) for name, facts in self.statistics.items()
+        }
+
 
 def _check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or not name or set(name) & set("./\\"):
         raise ValueError(f"a {what} is called {name!r}: give a name without dots and slashes.")
-
-
-def _check_facts(name: str, facts: Any) -> None:
-    bounds = (int, float, type(None))
-    right = (
-        isinstance(facts, (tuple, list))
-        and len(facts) == 4
-        and isinstance(facts[0], str)
-        and isinstance(facts[3], str)
-    )
-    if not right or not all(isinstance(bound, bounds) for bound in facts[1:3]):
-        raise ValueError(
-            f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how "
-            "to read it)."
-        )
 
 
 def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
@@ -126,7 +120,7 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
         if probe.weights
         else {}
     )
-    return _checked(probe, answer, (0, 1), None)
+    return _checked_answer(probe, answer, (0, 1), None)
 
 
 def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Tensor]:
@@ -144,7 +138,7 @@ def on_activations(probe: Probe, block: Block, acts: LayerActs) -> dict[str, Ten
             f"the probe {probe.name!r} edits activations in place: they are the model's own, "
             "clone them."
         )
-    answer = _checked(probe, answer, (1, 2), batch)
+    answer = _checked_answer(probe, answer, (1, 2), batch)
     _check_heads(probe, answer, block, {size for act in seen.values() for size in act.shape[1:]})
     return answer
 
@@ -170,14 +164,14 @@ def on_final(probe: Probe, z: Tensor, block: Block) -> dict[str, Tensor]:
     if probe.final is None:
         return {}
     answer = probe.final(z, block) if probe.final_block else probe.final(z)
-    return _checked(probe, answer, (1,), len(z))
+    return _checked_answer(probe, answer, (1,), len(z))
 
 
 def _edits(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference mode does not count
 
 
-def _checked(
+def _checked_answer(
     probe: Probe, answer: Any, axes: tuple[int, ...], batch: int | None
 ) -> dict[str, Tensor]:
     if not isinstance(answer, Mapping):

@@ -13,54 +13,49 @@ from crate_interp.probes.layer_reading import (
     picked,
     subspaces,
 )
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
 _GAUSS = "a Gaussian m x n matrix has about m n / (sqrt m + sqrt n)^2"
+_rank = partial(Statistic, unit="directions", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
-    "stream": (
-        "directions",
-        0.0,
-        None,
-        "Effective rank of Z^l, exp of the entropy of its singular values; at most min(N, d). 1 is "
-        "all tokens along one line.",
+    "stream": _rank(
+        "Directions that the tokens fill",
+        "more are more spread out",
+        how="Effective rank of Z^l, exp of the entropy of its singular values; at most min(N, d). "
+        "1 is all tokens along one line.",
     ),
-    "code": (
-        "directions",
-        0.0,
-        None,
-        "Effective rank of the codes of an image's or text's tokens (mlp.hook_post); at most "
+    "code": _rank(
+        "Directions that the codes fill",
+        "more are more spread out",
+        how="Effective rank of the codes of an image's or text's tokens (mlp.hook_post); at most "
         "min(N, d_mlp).",
     ),
-    "pattern": (
-        "directions",
-        0.0,
-        None,
-        "Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, N "
-        "where each looks at itself alone.",
+    "pattern": _rank(
+        "Stable rank of a head's attention",
+        "1 is the same look from everywhere",
+        how="Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, "
+        "N where each looks at itself alone.",
     ),
-    "stable_u": (
-        "directions",
-        0.0,
-        None,
-        f"Stable rank of each U_k: at most d_head, where all directions count alike; {_GAUSS}.",
+    "stable_u": _rank(
+        "Stable rank of each head's subspace map",
+        "as wide as the head is even",
+        how=f"Stable rank of each U_k: at most d_head, where all directions count alike; {_GAUSS}.",
     ),
-    "stable_out": (
-        "directions",
-        0.0,
-        None,
-        f"Stable rank of each head's output map W_O: at most d_head; {_GAUSS}.",
+    "stable_out": _rank(
+        "Stable rank of each head's output map",
+        "as wide as the head is even",
+        how=f"Stable rank of each head's output map W_O: at most d_head; {_GAUSS}.",
     ),
-    "stable_in_mlp": (
-        "directions",
-        0.0,
-        None,
-        f"Stable rank of the dictionary D, in an MLP of W_in; {_GAUSS}.",
+    "stable_in_mlp": _rank(
+        "Stable rank of the dictionary, or of W_in",
+        "higher is more even",
+        how=f"Stable rank of the dictionary D, in an MLP of W_in; {_GAUSS}.",
     ),
-    "stable_out_mlp": (
-        "directions",
-        0.0,
-        None,
-        f"Stable rank of the decoder W_out, where there is one; {_GAUSS}.",
+    "stable_out_mlp": _rank(
+        "Stable rank of the decoder, W_out",
+        "higher is more even",
+        how=f"Stable rank of the decoder W_out, where there is one; {_GAUSS}.",
     ),
 }
 
@@ -81,6 +76,7 @@ def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
+        heading="Ranks: how many directions there are",
         points=("hook_resid_pre", "attn.hook_pattern"),
         optional=("mlp.hook_post",),
         measure=partial(_measure, tokens=tokens),

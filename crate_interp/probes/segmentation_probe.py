@@ -1,6 +1,7 @@
 """How well attention maps segment: the mask of each head against the masks of the data."""
 
 from functools import partial
+from itertools import product
 
 import torch
 from einops import rearrange
@@ -9,7 +10,8 @@ from torch import Tensor
 from crate_interp.core import checks
 from crate_interp.measures import attention_map, jaccard, mass_mask, top_mask
 from crate_interp.probes.layer_reading import Block, has_cls, n_special
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
 IGNORED = 255
 RULES = ("mass", "top")
@@ -18,24 +20,35 @@ _RULE = {
     "mass": "of the fewest patches that hold a share `mass` of the attention",
     "top": "of a share `fraction` of the patches, those attended to most",
 }
+# suffix: (what is measured, how the title says it, which way is which)
 CHANCE = {
-    "": "with the mask of an object",
-    "_random": "in random order, with the mask of an object: what a map without places scores",
-    "_other": "with the mask of the next image: what a map of where objects tend to be scores",
+    "": ("with the mask of an object", "", "higher finds the object better"),
+    "_random": (
+        "in random order, with the mask of an object: what a map without places scores",
+        ", patches in random order",
+        "chance",
+    ),
+    "_other": (
+        "with the mask of the next image: what a map of where objects tend to be scores",
+        ", on the mask of the next image",
+        "chance",
+    ),
 }
 
 
 def _statistics() -> dict[str, Statistic]:
     """Returns what is known of each statistic, for each rule, resolution and level of chance."""
     answer: dict[str, Statistic] = {}
-    for rule in RULES:
-        for resolution in RESOLUTIONS:
-            for chance, words in CHANCE.items():
-                name = f"{rule}_{resolution}{chance}"
-                what = f"Overlap, in {resolution}s, {_RULE[rule]}, {words}"
-                answer[name] = ("", 0.0, 1.0, f"{what}. Mean over the classes of an image.")
-                best = f"{what}. Of the best head for each class, chosen by the mask itself."
-                answer[f"{name}_best"] = ("", 0.0, 1.0, best)
+    for rule, resolution, (level, words) in product(RULES, RESOLUTIONS, CHANCE.items()):
+        what, where, way = words
+        name = f"{rule}_{resolution}{level}"
+        title = f"Jaccard index, {rule} rule, in {resolution}s{where}"
+        how = f"Overlap, in {resolution}s, {_RULE[rule]}, {what}."
+        mean = f"{how} Mean over the classes of an image."
+        best = f"{how} Of the best head for each class, chosen by the mask itself."
+        answer[name] = Statistic(title, way, "", 0.0, 1.0, mean)
+        chosen = f"{title}, best head for each class"
+        answer[f"{name}_best"] = Statistic(chosen, way, "", 0.0, 1.0, best)
     return answer
 
 
@@ -78,6 +91,7 @@ def segmentation(
     settings["query"] = int(query)
     return Probe(
         name=name,
+        heading="Segmentation: do attention maps find objects",
         points=("attn.hook_pattern",) if scaled and cls_key else ("attn.hook_q", "attn.hook_k"),
         measure=partial(_measure, **settings),
         statistics=STATISTICS,

@@ -7,22 +7,30 @@ from torch import Tensor
 from crate_interp.measures import zero_fraction
 from crate_interp.measures.sparsity import l1_and_hoyer
 from crate_interp.probes.layer_reading import Block, Tokens, check_tokens, picked
-from crate_interp.probes.probe import Acts, Probe, Statistic
+from crate_interp.probes.probe import Acts, Probe
+from crate_interp.results.statistic import Statistic
 
 _STATISTICS: dict[str, Statistic] = {
-    "zero_fraction": (
+    "zero_fraction": Statistic(
+        "Zeros in the code",
+        "higher is sparser",
         "share of entries",
         0.0,
         1.0,
         "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves.",
+        column="zeros",
     ),
-    "l1": (
+    "l1": Statistic(
+        "Sum of the code's entries",
+        "lower costs less of the penalty",
         "units of the code",
         0.0,
         None,
         "The sum of a token's code entries, mean over tokens: what the threshold penalises.",
     ),
-    "hoyer": (
+    "hoyer": Statistic(
+        "Hoyer sparsity of the code",
+        "higher is sparser",
         "",
         0.0,
         1.0,
@@ -42,6 +50,7 @@ def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:
     tokens = check_tokens(tokens)
     return Probe(
         name=name,
+        heading="Sparsity: how few entries of the code are on",
         points=("mlp.hook_post",),
         measure=partial(_measure, tokens=tokens),
         statistics=_STATISTICS,

@@ -23,7 +23,7 @@ ENOUGH = (
 # What may differ between results that merge: it belongs to a run and not to what was measured.
 _OF_A_RUN = {
     "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
-    "threads", "engine", "command", "run", "skipped",
+    "threads", "engine", "command", "run", "skipped", "titles", "headings",
 }  # fmt: skip
 _LONGEST = 200  # characters of a value that an error quotes
 
@@ -172,14 +172,14 @@ class Result:
         versions. Who computed them, how long it took and on which device does not count, nor
         whether the result was loaded from a folder (crate_interp/results/result_hash.py).
         """
-        return result_hash.digest_of(self.stored, self.meta)
+        return result_hash.digest_of_result(self.stored, self.meta)
 
     @classmethod
     def check_folder(cls, folder: str | Path) -> None:
         """Raises ValueError if `save` would refuse a folder for what it holds."""
         check_place(Path(folder), cls.KIND)
 
-    def _check(self) -> None:
+    def _check_readable(self) -> None:
         """Raises any error if the tables and settings of a loaded result cannot be read."""
         self._repr_html_()
 
@@ -228,7 +228,7 @@ class Result:
         meta.pop("hash", None)
         result = cls(tables, meta)
         try:
-            result._check()
+            result._check_readable()
         except Exception as error:  # from a table or a setting that a stranger made
             raise ValueError(
                 f"{str(folder)!r} is no saved {cls.__name__}: {type(error).__name__} where its "
@@ -265,6 +265,11 @@ def _cell(value: Any) -> str:
     if value is None or value is pd.NA or value != value:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else plain(value)
+
+
+def model_name(meta: Mapping[str, Any]) -> str:
+    """Returns what pages and commands call the model of a result: its name, or its family."""
+    return plain(meta["model"] or f"{meta['config']['family']} model")
 
 
 def counted(n: int, unit: str) -> str:

@@ -19,7 +19,7 @@ _BESIDE = ("files", "hash")  # what meta.json holds beside the meta
 _EXACT = 2**53  # float64 holds every whole number up to it
 
 
-def digest_of(tables: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]) -> str:
+def digest_of_result(tables: Mapping[str, pd.DataFrame], meta: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of tables and meta, as "sha256:" and 64 hexadecimal digits.
 
     The order of tables, columns and rows counts. A number counts as the float64 or int64 that it

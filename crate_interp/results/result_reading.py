@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from crate_interp.core.files import digest_of
+from crate_interp.core.files import digest_of_bytes
 from crate_interp.core.folders import differs, named, read_index
 from crate_interp.core.safe_text import is_harmless, is_plain, plain
 from crate_interp.results import sample_ranges
@@ -141,7 +141,7 @@ def _read(folder: Path, table: str, name: str, known: Mapping[str, str]) -> pd.D
         if not path.is_file():
             raise ValueError("there is no such file")
         content = path.read_bytes()
-        if known.get(path.name) != digest_of(content):
+        if known.get(path.name) != digest_of_bytes(content):
             raise ValueError(_DIFFERS)
         return table_from(content)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's are these too
@@ -155,10 +155,10 @@ def table_from(content: bytes) -> pd.DataFrame:
     is too large for them.
     """
     _check_size(content)
-    return _checked(pd.read_parquet(io.BytesIO(content)))
+    return _checked_columns(pd.read_parquet(io.BytesIO(content)))
 
 
-def _checked(table: pd.DataFrame) -> pd.DataFrame:
+def _checked_columns(table: pd.DataFrame) -> pd.DataFrame:
     """Returns a table. Raises ValueError for names and keys that no table of ours has."""
     for column in map(str, table.columns):
         if not is_harmless(column):

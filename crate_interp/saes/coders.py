@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from crate_interp.core import checks
-from crate_interp.sweeps.ledgers.code_digest import digest_of
+from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 
 
 @runtime_checkable
@@ -138,7 +138,7 @@ def active(acts: Tensor) -> Tensor:
 
 def digest_of_coder(sae: Coder) -> str:
     """Returns a digest of an autoencoder's code, numbers and settings."""
-    digest = hashlib.sha256(digest_of((sae.encode, sae.decode)).encode())
+    digest = hashlib.sha256(digest_of_code((sae.encode, sae.decode)).encode())
     state = sae.state_dict() if isinstance(sae, nn.Module) else getattr(sae, "__dict__", {})
     settings = getattr(getattr(sae, "cfg", None), "__dict__", {})
     for name, value in sorted({**state, **settings}.items()):
@@ -147,5 +147,5 @@ def digest_of_coder(sae: Coder) -> str:
             content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(f"{value.dtype} {list(value.shape)}".encode() + content.numpy().tobytes())
         else:
-            digest.update(digest_of(value).encode())
+            digest.update(digest_of_code(value).encode())
     return f"sha256:{digest.hexdigest()}"

@@ -16,6 +16,7 @@ from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.probes.linear_statistics import NAME, STATISTICS
 from crate_interp.results.kinds import Kind, Tables
 from crate_interp.stats.intervals import share_interval
 from crate_interp.sweeps.accumulators import Tally
@@ -28,19 +29,6 @@ from crate_interp.sweeps.stores.replay import Replay, opened
 from crate_interp.sweeps.sweep_tables import tables_of
 from crate_interp.sweeps.token_features import POOLED, POOLS, by_layer, pooled
 
-_STATISTICS = {
-    "linear.accuracy": [
-        "share right", 0.0, 1.0, "Held-out accuracy of logistic regression on the layer's stream."
-    ],
-    "linear.permuted": [
-        "share right", 0.0, 1.0,
-        "The same with labels permuted among samples: at chance, as there is nothing to learn.",
-    ],
-    "linear.chance": [
-        "share right", 0.0, 1.0,
-        "Held-out accuracy of always naming the commonest class of the training part.",
-    ],
-}  # fmt: skip
 _ROWS = 256  # features that are widened to float64 at once
 
 
@@ -108,8 +96,8 @@ def linear_probe(
     classes = _classes(samples.labels if labels is None else list(labels), samples.n)
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, options.batch_size) | {
-        "statistics": _STATISTICS,
-        "probes": {"linear": {"points": ["hook_resid_pre"], "settings": settings}},
+        "statistics": {f"{NAME}.{name}": list(record.facts) for name, record in STATISTICS.items()},
+        "probes": {NAME: {"points": ["hook_resid_pre"], "settings": settings}},
         "blocks": "blocks",
     }
     meta |= forward.meta if isinstance(forward, Replay) else {}

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from crate_interp.probes import built_in
 from crate_interp.results.result import Result, by, first
 from crate_interp.sweeps.control_tables import controls_text
 from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
@@ -106,12 +107,12 @@ class SweepResult(Result):
         """Returns what was measured, and what happens to both rates that are called R^c."""
         return headline(self)
 
-    def _check(self) -> None:
-        super()._check()
-        for name, (unit, low, high, how) in self.meta["statistics"].items():
-            probe, statistic = name.split(".")
-            bounds = all(isinstance(bound, (int, float, type(None))) for bound in (low, high))
-            if not bounds or {type(text) for text in (unit, how, statistic)} != {str}:
+    def _check_readable(self) -> None:
+        super()._check_readable()
+        for name in self.meta["statistics"]:
+            probe, _ = name.split(".")
+            words = (built_in.heading(self.meta, probe), built_in.statistic(self.meta, name).title)
+            if not all(isinstance(word, str) for word in words):
                 raise ValueError(f"the statistic {name} is not described")
             self.meta["probes"][probe]["settings"].items()
 

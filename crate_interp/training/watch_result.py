@@ -150,8 +150,8 @@ class WatchResult(Result):
                 whole = key if name == "heads" else (*key, None)
                 yield whole, rows["step"].to_numpy(), rows["mean"].to_numpy()
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_readable(self) -> None:
+        super()._check_readable()
         if not self.steps or self.steps != sorted(set(self.steps)):
             raise ValueError(f"the steps are {checks.shown(self.steps)}")
 

@@ -107,8 +107,6 @@ def bound(value: Any) -> str:
 
 def statistics() -> str:
     """Returns the page of all statistics: unit, range, how to read each, which way is which."""
-    from crate_interp.viz.pages.statistic_titles import direction, title
-
     start = (
         "Figures, commands and wide tables call each `probe.statistic`; long tables have two "
         "columns, probe and statistic. The default probes are "
@@ -124,12 +122,11 @@ def statistics() -> str:
         words = words.removeprefix("Returns a probe of ")
         words = f"{words[:1].upper()}{words[1:]}"
         rows = []
-        for statistic, (unit, low, high, how) in probe.statistics.items():
-            full = f"{name}.{statistic}"
-            span = "any" if low is None else f"{low:g} or more"
-            span = span if high is None else f"{low:g} to {high:g}"
-            said = f"{title(full)}. {how}"
-            rows.append((f"`{full}`", said, unit, span, direction(full)))
+        for statistic, record in probe.records.items():
+            span = "any" if record.low is None else f"{record.low:g} or more"
+            span = span if record.high is None else f"{record.low:g} to {record.high:g}"
+            said = f"{record.title}. {record.how}"
+            rows.append((f"`{name}.{statistic}`", said, record.unit, span, record.direction))
         head = ("statistic", "how to read it", "unit", "lowest to highest", "which way")
         parts.append(f"## {name}\n\n{fill(words, 100)}\n\n{in_markdown(head, rows)}")
     return "\n\n".join(parts)
@@ -137,20 +134,22 @@ def statistics() -> str:
 
 def claims() -> str:
     """Returns the page of the claims that `ci.audit` tests, and of the numbers they stand on."""
-    from crate_interp.audits.claims import CLAIMS, FRAMES, NUMBERS
+    from crate_interp.audits.claims import CLAIMS, NUMBERS
+    from crate_interp.probes.layer_reading import FRAMES
 
-    rows = [(f"`{k}`", c.title, c.says, c.where, ", ".join(c.parts)) for k, c in CLAIMS.items()]
+    rows = [(f"`{k}`", c.short, c.says, c.where, ", ".join(c.numbers)) for k, c in CLAIMS.items()]
     numbers = [
-        (f"`{name}`", n.number, bound(n.low), bound(n.high), n.null or "none")
+        (f"`{name}`", n.formula, bound(n.low), bound(n.high), n.null or "none")
         for name, n in NUMBERS.items()
     ]
+    frames = [(name, frame.sides) for name, frame in FRAMES.items()]
     return "\n\n".join([
         "# Claims of the audit",
         "A claim is kept if its numbers lie within their bounds in all frames and settings, and "
         "beyond their nulls. [Audit each layer](../how/audit.md) shows how.",
         in_markdown(("claim", "short", "what is said", "where", "numbers"), rows),
         "## Numbers", in_markdown(("number", "formula", "from", "to", "null"), numbers),
-        "## Frames", in_markdown(("frame", "what is compared"), [*FRAMES.items()]),
+        "## Frames", in_markdown(("frame", "what is compared"), frames),
     ])  # fmt: skip
 
 
@@ -183,8 +182,8 @@ def commands() -> str:
 
 def api() -> dict[str, str]:
     """Returns the pages of the reference: a module's public name, or "" for `ci` itself."""
-    names = [name for name, (_, own) in ci._PUBLIC.items() if own is None]
-    return {name: f"reference/api/{name or 'ci'}.md" for name in sorted(["", *names, "hooks.edit"])}
+    names = ["", *ci._MODULES, "hooks.edit"]
+    return {name: f"reference/api/{name or 'ci'}.md" for name in sorted(names)}
 
 
 def module_of(name: str) -> ModuleType:

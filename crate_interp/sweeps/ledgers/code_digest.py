@@ -9,7 +9,7 @@ from typing import Any
 _OURS = ("crate_interp", "crate_hooks")
 
 
-def digest_of(value: object) -> str:
+def digest_of_code(value: object) -> str:
     """Returns a digest of functions, of what they close over, and of plain values.
 
     Of a class or module that a function uses, and of this library's own functions, only the name

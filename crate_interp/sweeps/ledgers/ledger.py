@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from crate_interp.core.files import digest_of, flush, write, write_text
+from crate_interp.core.files import digest_of_bytes, flush, write, write_text
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import file_name
 from crate_interp.sweeps.ledgers.chunk_files import Tables, packed, unpacked
@@ -65,7 +65,7 @@ class Ledger:
     ) -> None:
         """Keeps the tables of a chunk; they are on the disk when this returns."""
         content, path = packed(tables), self.path(stage, chunk)
-        digest = digest_of(content)
+        digest = digest_of_bytes(content)
         with writable(self.out):
             write(path, lambda part: part.write_bytes(content))
             flush(path.parent)
@@ -102,7 +102,7 @@ class Ledger:
         path = self.path(stage, chunk)
         try:
             content = _read(path)
-            digest = digest_of(content)
+            digest = digest_of_bytes(content)
             if digest not in {entry.sha256 for entry in entries.get(chunk, ())}:
                 raise ValueError("its digest is in no ledger")
             return unpacked(content)
@@ -120,7 +120,7 @@ class Ledger:
             found = path.stat()
             mark = (found.st_ino, found.st_size, found.st_mtime_ns)
             if self._seen.get((stage, chunk), (None, ""))[0] != mark:
-                digest = digest_of(_read(path))
+                digest = digest_of_bytes(_read(path))
                 self._seen[stage, chunk] = (mark, digest)
         except OSError:
             return False

@@ -240,16 +240,16 @@ def open_job(
     run = {"format": 1, "kind": kind.name, "stages": names, "settings": settings}
     run = json.loads(json.dumps(run | {"code": code}))
     full |= {"engine": options.engine, "command": plain(shlex.join(sys.argv), 1000)}
-    full |= {"run": digest_of(run)}
+    full |= {"run": digest_of_run(run)}
     opened = ledgers.opened(options.out, run, place, options.resume)
     with opened as ledger, engine() as measure:
         yield Job(kind, full, options, measure, ledger, place)
 
 
-def digest_of(run: Mapping[str, Any]) -> str:
+def digest_of_run(run: Mapping[str, Any]) -> str:
     """Returns the digest of the settings of a run."""
     text = json.dumps(run, sort_keys=True)
-    return files.digest_of(text.encode())
+    return files.digest_of_bytes(text.encode())
 
 
 def folded_tables(ledger: Ledger, stage: str, rules: Rules, meta: Mapping[str, Any]) -> Tables:

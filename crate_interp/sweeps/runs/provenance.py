@@ -15,8 +15,9 @@ from crate_interp.models.autoencoder import DecoderView
 from crate_interp.models.hooked import HookedModel
 from crate_interp.models.weight_cache import kept, model_digest
 from crate_interp.probes import Probe
+from crate_interp.probes.built_in import labels_of
 from crate_interp.results import sample_ranges
-from crate_interp.sweeps.ledgers.code_digest import digest_of
+from crate_interp.sweeps.ledgers.code_digest import digest_of_code
 
 _PACKAGES = ("torch", "transformer-lens", "numpy")
 
@@ -57,12 +58,12 @@ def probes_meta(probes: list[Probe], model: HookedModel | DecoderView) -> dict[s
             for item in probes
         },
         "statistics": {
-            f"{item.name}.{name}": list(facts)
+            f"{item.name}.{name}": list(record.facts)
             for item in probes
-            for name, facts in item.statistics.items()
+            for name, record in item.records.items()
             if name not in item.counts
         },
-    }
+    } | labels_of(probes)
 
 
 def data_meta(model: HookedModel, samples: Samples | Stream, batch_size: int) -> dict[str, Any]:
@@ -93,7 +94,9 @@ def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
     It tells whether what a user wrote is what measured the chunks in a folder.
     """
     named = {item.name: (item.measure, item.final, item.weights) for item in probes}
-    return {name: digest_of(functions) for name, functions in {**named, "forward": forward}.items()}
+    return {
+        name: digest_of_code(functions) for name, functions in {**named, "forward": forward}.items()
+    }
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:

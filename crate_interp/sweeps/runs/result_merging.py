@@ -13,7 +13,7 @@ from crate_interp.core.safe_text import plain
 from crate_interp.results.kinds import KINDS, Kind, Tables, kind_of
 from crate_interp.results.result import Result
 from crate_interp.sweeps.ledgers.ledger import RUN, Ledger, settings_of
-from crate_interp.sweeps.runs.chunked_run import digest_of, finished
+from crate_interp.sweeps.runs.chunked_run import digest_of_run, finished
 
 _ANEW = "Run the same command again with resume=False (--restart)."
 
@@ -44,7 +44,7 @@ def merge(folder: str | Path) -> Any:
         )
     meta = {**run["settings"], "command": plain(shlex.join(sys.argv), 1000)}
     kind = replace(kind, finish=partial(_finish, kind=kind, out=out))
-    return finished(kind, ledger, run["stages"], meta | {"run": digest_of(run)})
+    return finished(kind, ledger, run["stages"], meta | {"run": digest_of_run(run)})
 
 
 def _finish(found: Mapping[str, Tables], meta: dict[str, Any], kind: Kind, out: Path) -> Result:

@@ -72,7 +72,7 @@ def _result(folder: Path, index: Mapping[str, Any]) -> tuple[list[Check], dict[s
     checks.append(_passes("can be loaded", lambda: of_kind.load(folder).headline()))
     wanted, limits = index.get("hash"), []
     try:
-        more["hash"] = result_hash.digest_of(_tables(folder, of_kind), index)
+        more["hash"] = result_hash.digest_of_result(_tables(folder, of_kind), index)
     except Exception as error:  # whatever a stranger's table makes of it
         checks.append(_check("hash of tables and meta", False, plain(error, 300)))
         return checks, more, limits

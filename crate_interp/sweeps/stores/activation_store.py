@@ -51,8 +51,8 @@ class ActivationStore(Result):
         facts = {name: self.meta[name] for name in names}
         return json.dumps({"crate_interp": self.KIND, **facts, "hash": self.digest()}, indent=1)
 
-    def _check(self) -> None:
-        super()._check()
+    def _check_readable(self) -> None:
+        super()._check_readable()
         table: Any = self._table("files")
         names = list(table["file"])
         if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):

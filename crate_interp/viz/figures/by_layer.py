@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crate_interp.probes import built_in
+from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures.canvas import (
     SMALL,
@@ -12,15 +14,14 @@ from crate_interp.viz.figures.canvas import (
     WIDTH,
     axis_label,
     canvas,
+    finished,
     panels,
-    set_legend,
+    set_frame,
     set_title,
 )
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
-from crate_interp.viz.figures.curves import Curve, baseline, chance, curve
-from crate_interp.viz.figures.labels import as_written, label
+from crate_interp.viz.figures.labels import label
 from crate_interp.viz.figures.paper_curves import PUBLISHED, is_crate_s
-from crate_interp.viz.pages.statistic_titles import title as title_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -80,9 +81,8 @@ def layers(
         axes.plot(drawn[0].layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
     _tidy(axes, results[0], statistic)
     axes.set_xlabel("layer", fontsize=TEXT)
-    set_title(axes, title, title_of(statistic))
-    set_legend(figure, [axes], own=ax is None)
-    return as_written(figure, *([] if ax is None else [axes]))
+    words = built_in.statistic(results[0].meta, statistic).title
+    return finished(figure, [axes], ax, title, words)
 
 
 def beside(
@@ -119,11 +119,11 @@ def beside(
         _tidy(axes, result, name, line=22)
         every = np.concatenate([curve.layers for curve in drawn])
         axes.set_xlim(every.min() - 0.2, every.max() + 0.2)
-        set_title(axes, title if axes is rows[0] or title == "" else None, title_of(name))
+        words = built_in.statistic(result.meta, name).title
+        set_title(axes, title if axes is rows[0] or title == "" else None, words)
     rows[0].tick_params(labelbottom=False)
     rows[1].set_xlabel("layer", fontsize=TEXT)
-    set_legend(figure, rows, own=ax is None)
-    return as_written(figure, *([] if ax is None else rows))
+    return finished(figure, rows, ax, "", "")
 
 
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
@@ -195,6 +195,5 @@ def _tidy(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> Non
 
     axes.set_ylabel(axis_label(result, statistic, line), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    set_frame(axes)
     axes.margins(x=0.03)

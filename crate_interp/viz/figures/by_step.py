@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crate_interp.core import checks
+from crate_interp.probes import built_in
 from crate_interp.results.result import Result
 from crate_interp.stats.significance import LEVEL
 from crate_interp.training.watch_result import WatchResult
-from crate_interp.viz.figures.canvas import TEXT, axis_label, canvas, set_legend, set_title
-from crate_interp.viz.figures.labels import as_written
-from crate_interp.viz.pages.statistic_titles import title as title_of
+from crate_interp.viz.figures.canvas import TEXT, axis_label, canvas, finished, set_frame
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -49,12 +48,10 @@ def steps(
     _draw_changes(axes, result, statistic, means)
     axes.set_ylabel(axis_label(result, statistic), fontsize=TEXT)
     axes.set_xlabel("updates", fontsize=TEXT)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    set_frame(axes)
     axes.margins(x=0.03)
-    set_title(axes, title, f"{title_of(statistic)}, along training")
-    set_legend(figure, [axes], own=ax is None)
-    return as_written(figure, *([] if ax is None else [axes]))
+    words = built_in.statistic(result.meta, statistic).title
+    return finished(figure, [axes], ax, title, f"{words}, along training")
 
 
 def _means(result: WatchResult, statistic: str) -> Any:

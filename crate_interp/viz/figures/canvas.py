@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
+from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
-from crate_interp.viz.figures.labels import label
-from crate_interp.viz.pages.statistic_titles import direction
+from crate_interp.viz.figures.labels import as_written, label
 
 if TYPE_CHECKING:
+    import matplotlib.axes
     import matplotlib.figure
 
 WIDTH = 3.3  # inches, a column of a paper with two
@@ -104,8 +105,27 @@ def set_legend(figure: Any, rows: list[Any], own: bool) -> None:
     figure.legend(named.values(), named.keys(), **place, **look)
 
 
-def axis_label(result: Result, statistic: str, line: int = 30) -> str:
+def finished(
+    figure: "matplotlib.figure.Figure", rows: list[Any], ax: object, title: str | None, words: str
+) -> "matplotlib.figure.Figure":
+    """Returns a figure with its title, above the first of the Axes, and its legend below the last.
+
+    rows: the Axes that were drawn into. ax: those of the caller, or None. title, words: as in
+    `set_title`. No word is read as a formula.
+    """
+    set_title(rows[0], title, words)
+    set_legend(figure, rows, own=ax is None)
+    return as_written(figure, *([] if ax is None else rows))
+
+
+def set_frame(axes: "matplotlib.axes.Axes") -> None:
+    """Draws a grid, and a frame that is open above and to the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+
+
+def axis_label(result: Result, name: str, line: int = 30) -> str:
     """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
-    unit = label(result.meta["statistics"][statistic][0])
-    parts = [part for part in (unit, direction(statistic)) if part]
+    record = statistic(result.meta, name)
+    parts = [part for part in (label(record.unit), label(record.direction)) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

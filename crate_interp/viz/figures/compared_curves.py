@@ -8,12 +8,11 @@ from jaxtyping import Float
 
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core import checks
+from crate_interp.probes import built_in
 from crate_interp.results.result import counted
-from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, panels, set_legend, set_title
+from crate_interp.viz.figures.canvas import SMALL, TEXT, WIDTH, finished, panels, set_frame
 from crate_interp.viz.figures.colours import CHANCE, FIRST, INK, SECOND
-from crate_interp.viz.figures.labels import as_written, label
-from crate_interp.viz.pages.statistic_titles import direction
-from crate_interp.viz.pages.statistic_titles import title as title_of
+from crate_interp.viz.figures.labels import label
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -80,17 +79,16 @@ def compare(
     above, below = (row[0] for row in grid)
     _draw_sides(above, comparison, drawn)
     _draw_difference(below, drawn)
-    unit = label(comparison.meta["statistics"][statistic][0])
-    above.set_ylabel(", ".join(filter(None, (unit, direction(statistic)))), fontsize=SMALL)
+    record = built_in.statistic(comparison.meta, statistic)
+    unit = label(record.unit)
+    above.set_ylabel(", ".join(filter(None, (unit, label(record.direction)))), fontsize=SMALL)
     below.set_ylabel(f"a \N{MINUS SIGN} b{f' ({unit})' if unit else ''}", fontsize=SMALL)
     for axes in (above, below):
         _tidy(axes, drawn.layers)
     above.tick_params(labelbottom=False)
     depths = {comparison.meta[side]["n_layers"] for side in "ab"}
     below.set_xlabel("layer" if len(depths) == 1 else "layer of a", fontsize=TEXT)
-    set_title(above, title, title_of(statistic))
-    set_legend(figure, [above, below], own=ax is None)
-    return as_written(figure, *([] if ax is None else [above, below]))
+    return finished(figure, [above, below], ax, title, record.title)
 
 
 def _draw_sides(axes: Any, result: Comparison, drawn: Compared) -> None:
@@ -134,5 +132,4 @@ def _tidy(axes: Any, layers: np.ndarray) -> None:
     axes.tick_params(labelsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(layers.min() - 0.2, layers.max() + 0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    set_frame(axes)

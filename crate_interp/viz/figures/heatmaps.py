@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from crate_interp.probes import built_in
 from crate_interp.stats.significance import signs
+from crate_interp.sweeps.layer_curves import curve, head_interval
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.viz.figures.canvas import SMALL, TEXT, axis_label, canvas, set_title
 from crate_interp.viz.figures.colours import TRAINED, UNTRAINED
-from crate_interp.viz.figures.curves import curve, head_interval
 from crate_interp.viz.figures.labels import as_written, label
-from crate_interp.viz.pages.statistic_titles import title as title_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -61,7 +61,7 @@ def heatmap(
                 f"{statistic!r} has one value per layer, not per head: draw it with ci.viz.layers."
             )
         grid, names = drawn.heads, [f"{layer:g}" for layer in drawn.layers]
-        words = title_of(statistic)
+        words = built_in.statistic(values.meta, statistic).title
         interval = head_interval(values, statistic) if interval is None else interval
         unit = axis_label(values, statistic, line=60) if unit is None else unit
     else:

@@ -10,9 +10,10 @@ from crate_interp.circuits import Atlas
 from crate_interp.circuits.atlases.atom_effects import LOSSES
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell, visible
+from crate_interp.results.result import model_name
 from crate_interp.stats.significance import LEVEL, signs
 from crate_interp.viz.pages.atlas_pictures import BLOCK, write_images, write_sheets
-from crate_interp.viz.pages.page import fingerprints, model_name, render
+from crate_interp.viz.pages.page import fingerprints, render
 
 SHOWN = 60  # atoms that the index shows at a time
 _OPEN = 32  # atoms of a layer that are seen without a click: a page of all is too long to look at

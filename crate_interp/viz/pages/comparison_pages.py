@@ -18,16 +18,15 @@ from crate_interp.comparisons.headline import (
 from crate_interp.comparisons.result import Comparison
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell
+from crate_interp.probes.built_in import heading, statistic
 from crate_interp.results.result import counted
+from crate_interp.results.verdict_strip import MINUS, Row, Sign, sign_of
 from crate_interp.stats.significance import LEVEL
 from crate_interp.viz.figures.compared_curves import Compared, compared
 from crate_interp.viz.pages.chart import Line, chart
 from crate_interp.viz.pages.page import fingerprints, render
-from crate_interp.viz.pages.report_findings import Row, Sign
-from crate_interp.viz.pages.statistic_titles import direction, section, title
 
 _HERO = 3  # statistics whose curves the page begins with
-_MINUS = "\N{MINUS SIGN}"
 
 
 def compare_page(result: Comparison, out: str | Path) -> Path:
@@ -48,13 +47,17 @@ def _page(result: Comparison) -> str:
     layers = sorted({int(layer) for one in every.values() for layer in one.layers})
     twins = [len(result.meta[side]["untrained"]) for side in "ab"]
     sections = _sections(result, every, layers)
+
+    def named(name: str) -> str:
+        return statistic(result.meta, name).title
+
     return render(
         "compare.html",
         title=result.meta["model"],
         meta=result.meta,
         single=result.single,
-        finding=sentences(result, title)[0],
-        largest=list_of_largest(result, title, _HERO),
+        finding=sentences(result, named)[0],
+        largest=list_of_largest(result, named, _HERO),
         caution=result.caution(),
         names=[result.meta[side]["name"] for side in "ab"],
         networks=[_networks(result, side) for side in "ab"],
@@ -99,11 +102,11 @@ def _panel(name: str, drawn: Compared, result: Comparison) -> dict[str, str]:
         Line("gap-untrained", rows["untrained"].astype(float)),
         Line("gap", rows["difference"].astype(float), *band),
     ]
-    words = title(name)
-    unit = result.meta["statistics"][name][0]
+    record = statistic(result.meta, name)
+    words, unit = record.title, record.unit
     return {
         "title": words,
-        "way": direction(name),
+        "way": record.direction,
         "curves": render("chart.svg", **chart(drawn.layers, lines, f"{words}: {numbers}.")),
         "gap": render("chart.svg", **chart(drawn.layers, gap, f"{words}: the difference a - b.")),
         "numbers": f"{numbers}{f' ({unit})' if unit else ''}",
@@ -118,30 +121,28 @@ def _sections(
     sections: dict[str, dict[str, Any]] = {}
     for name, drawn in every.items():
         probe = name.partition(".")[0]
-        new = {
-            "id": f"section-{len(sections)}", "heading": section(probe), "rows": [], "tables": [],
-        }  # fmt: skip
+        words = heading(result.meta, probe)
+        new = {"id": f"section-{len(sections)}", "heading": words, "rows": [], "tables": []}
         own = sections.setdefault(probe, new)
-        own["rows"].append(_row(name, drawn, layers))
+        record = statistic(result.meta, name)
+        own["rows"].append(_row(record.title, drawn, layers))
         about = ["mean over heads"] * (name in result.meta["heads_averaged"])
         about += ["of the weights"] * (name in result.meta["of_weights"])
-        unit = result.meta["statistics"][name][0]
-        own["tables"].append(
-            (title(name), ", ".join([*filter(None, [unit]), *about]), _table(drawn))
-        )
+        words = ", ".join([*filter(None, [record.unit]), *about])
+        own["tables"].append((record.title, words, _table(drawn)))
     return list(sections.values())
 
 
-def _row(name: str, drawn: Compared, layers: list[int]) -> Row:
+def _row(title: str, drawn: Compared, layers: list[int]) -> Row:
     at = {int(layer): place for place, layer in enumerate(drawn.layers)}
     signs = [
         _sign({key: values[at[layer]] for key, values in drawn.rows.items()})
         if layer in at
-        else Sign(".", f"layer {layer}: not compared")
+        else sign_of(None, f"layer {layer}: not compared")
         for layer in layers
     ]
     ranges = [span(drawn.rows[key].astype(float)) for key in ("difference", "untrained", "excess")]
-    return Row(title(name), signs, [words for words in ranges if words])
+    return Row(title, signs, [words for words in ranges if words])
 
 
 def _sign(row: dict[str, Any]) -> Sign:
@@ -150,17 +151,17 @@ def _sign(row: dict[str, Any]) -> Sign:
     It is ringed where the difference may be what untrained networks differ by.
     """
     way = sign(row)
-    words = f"{place(row)}: a {_MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"
+    words = f"{place(row)}: a {MINUS} b is {signed(row['difference'])}{_ends(row, 'low', 'high')}"
     if not math.isnan(row["untrained"]):
         ends = _ends(row, "excess_low", "excess_high")
         words += (
             f", untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}{ends}"
         )
     if not way:
-        mark, why = (".", "without an interval") if way is None else ("?", "not told apart")
-        return Sign(mark, f"{words}: {why}")
-    ringed = row["excess_p"] > LEVEL  # False where it is not known
-    return Sign("+" if way > 0 else _MINUS, words, "good" if way > 0 else "bad", bool(ringed))
+        return sign_of(
+            way, f"{words}: {'without an interval' if way is None else 'not told apart'}"
+        )
+    return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False where it is not known
 
 
 def _ends(row: dict[str, Any], low: str, high: str) -> str:
@@ -169,7 +170,7 @@ def _ends(row: dict[str, Any], low: str, high: str) -> str:
 
 def _table(drawn: Compared) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows of every number of a statistic, a row for each layer."""
-    header = ["layer", "a", "b", f"a {_MINUS} b", "95 % interval", "p", "holds", "untrained"]
+    header = ["layer", "a", "b", f"a {MINUS} b", "95 % interval", "p", "holds", "untrained"]
     header += ["training adds", "95 % interval", "p"]
     rows = []
     for at in range(len(drawn.layers)):

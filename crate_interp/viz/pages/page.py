@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from crate_interp.core.files import write_text
-from crate_interp.core.safe_text import plain, visible
+from crate_interp.core.safe_text import visible
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,6 @@ def _counted(count: int, word: str) -> str:
 def _score(value: float) -> str:
     """Returns three decimals, or a dash for NaN: it was not measured."""
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def model_name(meta: dict[str, Any]) -> str:
-    """Returns what a page calls the model of a result: its name, or its family."""
-    return plain(meta["model"] or f"{meta['config']['family']} model")
 
 
 def fingerprints(meta: dict[str, Any]) -> str:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crate_interp.probes.built_in import statistic
+from crate_interp.sweeps.layer_curves import baseline, chance, curve, names
+from crate_interp.sweeps.report_findings import beginning, ends
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import Change, at_attention
-from crate_interp.viz.figures.curves import baseline, chance, curve, names
 from crate_interp.viz.figures.paper_curves import PUBLISHED, is_crate_s
 from crate_interp.viz.pages.chart import Line, chart
 from crate_interp.viz.pages.page import render
-from crate_interp.viz.pages.report_findings import beginning, ends
-from crate_interp.viz.pages.statistic_titles import direction, title
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def panel(
     drawn, random = curve(result, name), baseline(twins, name)
     known = not np.isnan(drawn.low).all()
     lines: list[Line] = []
-    how = result.meta["statistics"][name][3]
+    record = statistic(result.meta, name)
+    how = record.how
     if heads and drawn.heads is not None:
         lines += [Line("head", head) for head in drawn.heads.T]
         how += " Thin lines are heads."
@@ -61,8 +62,8 @@ def panel(
         words = "long and short dashes: published for CRATE-S on ImageNet, read off a figure"
     numbers = ends(result, twins, name)
     lines.append(Line("trained", drawn.mean, low, high))
-    svg = _drawn(drawn.layers, lines, f"{title(name)} by layer: {numbers}.")
-    return Panel(name, title(name), direction(name), svg, numbers, how, words)
+    svg = _drawn(drawn.layers, lines, f"{record.title} by layer: {numbers}.")
+    return Panel(name, record.title, record.direction, svg, numbers, how, words)
 
 
 def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:

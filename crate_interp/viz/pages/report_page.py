@@ -11,9 +11,10 @@ import pandas as pd
 
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell, file_name, plain
-from crate_interp.probes import DEFAULT, available
-from crate_interp.results.result import ENOUGH, counted
+from crate_interp.probes.built_in import BUILT_IN, DEFAULT, heading, statistic
+from crate_interp.results.result import ENOUGH, counted, model_name
 from crate_interp.results.text_table import as_text
+from crate_interp.sweeps import layer_summary
 from crate_interp.sweeps.control_tables import (
     CONTROLLED,
     IN_BRACKETS,
@@ -24,17 +25,15 @@ from crate_interp.sweeps.control_tables import (
     few_controlled,
     rate_reduction_bound,
 )
+from crate_interp.sweeps.layer_curves import names
+from crate_interp.sweeps.report_findings import finding, strip, two_rates
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import instead_of_u
 from crate_interp.viz.figures.by_layer import layers
-from crate_interp.viz.figures.curves import names
 from crate_interp.viz.figures.labels import quiet
-from crate_interp.viz.pages.layer_summary import heading, legend, numbers, summary
-from crate_interp.viz.pages.page import model_name, render, sources
+from crate_interp.viz.pages.page import render, sources
 from crate_interp.viz.pages.page_pictures import figure_uri
 from crate_interp.viz.pages.report_charts import hero, panel
-from crate_interp.viz.pages.report_findings import finding, strip, two_rates
-from crate_interp.viz.pages.statistic_titles import section, title
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -81,9 +80,10 @@ def report_page(
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
-        table = as_text(*summary(result, twins))
+        table = as_text(*layer_summary.summary(result, twins))
         caution = f"{_caution(result)} {start}".strip()
-        words = f"{heading(result, twins, data)}\n{caution}\n{table}\n\n{legend(result)}"
+        words = f"{layer_summary.heading(result, twins, data)}\n{caution}\n{table}\n\n"
+        words += layer_summary.legend(result)
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
@@ -104,7 +104,9 @@ def _page(
 ) -> str:
     """Writes the figures and returns the page."""
     sections = _sections(result, twins, out)
-    tables = [(title(name), *controls_table(result, name)) for name in CONTROLLED]
+    tables = [
+        (statistic(result.meta, name).title, *controls_table(result, name)) for name in CONTROLLED
+    ]
     return render(
         "report.html",
         title=f"{model_name(result.meta)}: what each layer does",
@@ -117,8 +119,8 @@ def _page(
         layers=range(result.meta["n_layers"]),
         seeds=len(twins),
         compared=max((twin.meta["n_samples"] for twin in twins), default=0),
-        summary=summary(result, twins),
-        numbers=numbers(result, twins),
+        summary=layer_summary.summary(result, twins),
+        numbers=layer_summary.numbers(result, twins),
         controls=[(name, header, rows) for name, header, rows in tables if rows],
         bound=rate_reduction_bound(result),
         controlled=controlled(result) if len(result.controls()) else "",
@@ -169,9 +171,9 @@ def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> l
         settings = result.meta["probes"][probe]["settings"]
         new = {
             "id": f"section-{len(sections)}",
-            "heading": section(probe),
+            "heading": heading(result.meta, probe),
             "settings": ", ".join(f"{key} = {value}" for key, value in settings.items()),
-            "probe": probe if probe in available() else "",
+            "probe": probe if probe in BUILT_IN else "",
             "panels": [],
             "notes": result.sharpest().splitlines() if probe == "attention" else [],
         }

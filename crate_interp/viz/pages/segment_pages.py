@@ -11,12 +11,13 @@ from crate_interp.core.files import write_text
 from crate_interp.core.pictures import decoded
 from crate_interp.measures import mass_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
+from crate_interp.results.result import model_name
 from crate_interp.segmentation.result import SegmentResult, number
 from crate_interp.viz.figures.canvas import TEXT, canvas
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
 from crate_interp.viz.figures.heatmaps import ink_on
 from crate_interp.viz.figures.labels import as_written
-from crate_interp.viz.pages.page import model_name, render, sources
+from crate_interp.viz.pages.page import render, sources
 from crate_interp.viz.pages.page_pictures import inline_svg, map_tile, outline, png_uri
 
 if TYPE_CHECKING:

@@ -1,11 +1,15 @@
-"""What a report found: the sentences that its page begins with, and the strip of verdicts."""
+"""What a report says of a sweep: the sentences it begins with, and the verdict of each layer.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+Numbers become changes with intervals, these become signs, and these become words.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from crate_interp.probes.built_in import statistic
+from crate_interp.results.verdict_strip import Row, low_to_high, sign_of
+from crate_interp.sweeps.layer_curves import baseline, curve, names
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_findings import (
     OFFICIAL,
@@ -18,8 +22,6 @@ from crate_interp.sweeps.sweep_findings import (
     stream,
     turns,
 )
-from crate_interp.viz.figures.curves import baseline, curve, names
-from crate_interp.viz.pages.statistic_titles import title
 
 # a statistic -> (what is expected of a trained network, 1 if that is more than untrained, else -1)
 _BESIDE_UNTRAINED = {
@@ -30,31 +32,6 @@ _BESIDE_UNTRAINED = {
     "attention.entropy": ("Heads look at fewer tokens than untrained", -1),
 }
 _CLS, _INSTEAD = "attention.support_cls", "attention.entropy"  # the second without a CLS token
-_MARKS = {1: "+", -1: "\N{MINUS SIGN}", 0: "?"}
-_KINDS = {1: "good", -1: "bad", 0: ""}
-
-
-@dataclass(frozen=True)
-class Sign:
-    """A cell of a strip of verdicts.
-
-    kind: "good", "bad" or "". ringed: untrained does the same. opens: the id of what a click opens.
-    """
-
-    mark: str
-    word: str
-    kind: str = ""
-    ringed: bool = False
-    opens: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a strip of verdicts: a sign for each layer, then a cell of words for each column."""
-
-    title: str
-    signs: list[Sign]
-    words: list[str]
 
 
 def finding(result: SweepResult, twins: Sequence[SweepResult]) -> list[str]:
@@ -120,13 +97,12 @@ def _moved(signs: Sequence[int], what: str, unit: str) -> str:
 
 def _by(change: np.ndarray) -> str:
     """Returns the lowest and highest change over layers, such as " (+0.2 to +8.5 % by layer)"."""
-    return f" ({_ends(change)} by layer)"
+    return f" ({_changes(change)} by layer)"
 
 
-def _ends(change: np.ndarray) -> str:
+def _changes(change: np.ndarray) -> str:
     """Returns the lowest and highest change over layers, such as "+0.2 to +8.5 %"."""
-    ends = dict.fromkeys(_per_cent(end) for end in (change.min(), change.max()))
-    return f"{' to '.join(ends)}\u00a0%"
+    return f"{low_to_high(change, _per_cent)}\u00a0%"
 
 
 def _per_cent(share: float) -> str:
@@ -138,7 +114,7 @@ def _per_cent(share: float) -> str:
 def _plain(result: SweepResult, twins: Sequence[SweepResult]) -> str:
     """Returns the first statistic from the first to the last layer, of a report without rates."""
     name = names(result)[0]
-    return f"{title(name)}: {ends(result, twins, name)}."
+    return f"{statistic(result.meta, name).title}: {ends(result, twins, name)}."
 
 
 def beginning(known: Sequence[str]) -> list[str]:
@@ -150,7 +126,7 @@ def beginning(known: Sequence[str]) -> list[str]:
 def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
     """Returns a statistic in the first and the last layer, with its unit, beside untrained."""
     drawn, random = curve(result, name), baseline(twins, name)
-    unit = result.meta["statistics"][name][0]
+    unit = statistic(result.meta, name).unit
     first, last = drawn.layers[0], drawn.layers[-1]
     where = f"in layer {last:g}" if last < result.meta["n_layers"] else "after the last layer"
     words = f"{drawn.mean[0]:.4g} in layer {first:g}, {drawn.mean[-1]:.4g} {where}"
@@ -162,7 +138,6 @@ def ends(result: SweepResult, twins: Sequence[SweepResult], name: str) -> str:
 
 def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
     """Returns the rows of the strip: what the theory expects, and whether each layer does it."""
-    layers = list(range(result.meta["n_layers"]))
     rows: list[Row] = []
     for words, measured in (
         (f"R^c of {_what(result)} falls at attention", at_attention),
@@ -170,33 +145,20 @@ def strip(result: SweepResult, twins: Sequence[SweepResult]) -> list[Row]:
     ):
         change = measured(result)
         if change is not None:
-            rows.append(_falls(words, change, [measured(twin) for twin in twins], layers))
-    known = beginning(names(result))
-    for name, (words, way) in _BESIDE_UNTRAINED.items():
-        if twins and name in known:
-            rows.append(_beside(words, result, twins, name, way, layers))
-    return rows
+            rows.append(_falls(words, result, change, [measured(twin) for twin in twins]))
+    known = beginning(names(result)) if twins else []
+    return rows + [_beside_untrained(result, twins, name) for name in known]
 
 
-def _falls(words: str, change: Change, twins: list[Change | None], layers: list[int]) -> Row:
-    signs, random = dict(zip(change.layers, change.signs, strict=True)), _untrained_signs(twins)
-    others = {} if random is None else dict(zip(change.layers, random, strict=True))
-    said = {1: "rises", -1: "falls", 0: "its interval holds 0"}
-    cells = [
-        Sign(".", f"layer {layer}: nothing to compare with")
-        if layer not in signs
-        else Sign(
-            _MARKS[-signs[layer]],
-            f"layer {layer}: {said[signs[layer]]}"
-            + (f", untrained {said[others[layer]]}" if others.get(layer) else ""),
-            _KINDS[-signs[layer]],
-            signs[layer] != 0 and others.get(layer) == signs[layer],
-        )
-        for layer in layers
-    ]
+def _falls(words: str, result: SweepResult, change: Change, twins: list[Change | None]) -> Row:
+    """Returns whether a rate is shown to fall in each layer, and what untrained networks do."""
+    signs = dict(zip(change.layers.tolist(), change.signs, strict=True))
+    random = _untrained_signs(twins) or [0] * len(signs)
+    untrained = dict(zip(signs, random, strict=True))
+    said = {1: "rises", -1: "falls", 0: "its interval holds 0", None: "nothing to compare with"}
     known = [twin.change for twin in twins if twin is not None]
-    random_numbers = _ends(np.mean(known, axis=0)) if known else ""
-    return Row(words, cells, [_ends(change.change), random_numbers])
+    numbers = [_changes(change.change), _changes(np.mean(known, axis=0)) if known else ""]
+    return _row(words, result, signs, said, -1, numbers, untrained)
 
 
 def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
@@ -207,30 +169,38 @@ def _untrained_signs(twins: list[Change | None]) -> list[int] | None:
     return [int(ways[0]) if len(set(ways)) == 1 else 0 for ways in np.stack(known, axis=1)]
 
 
-def _beside(
-    words: str,
-    result: SweepResult,
-    twins: Sequence[SweepResult],
-    name: str,
-    way: int,
-    layers: list[int],
-) -> Row:
-    """Returns signs by whether the mean is told apart from that of one more untrained network."""
-    drawn = curve(result, name)
-    random: Any = baseline(twins, name)
-    signs = way * beyond_untrained(result, name, random)
-    at = dict(zip(drawn.layers.astype(int).tolist(), signs.tolist(), strict=True))
+def _beside_untrained(result: SweepResult, twins: Sequence[SweepResult], name: str) -> Row:
+    """Returns whether each layer's mean is told apart from that of one more untrained network."""
+    words, better = _BESIDE_UNTRAINED[name]
+    drawn, random = curve(result, name), baseline(twins, name)
+    assert random is not None
+    ways = beyond_untrained(result, name, random)
+    signs = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
     said = {1: "above untrained", -1: "below untrained", 0: "not told apart from untrained"}
-    cells = [
-        Sign(_MARKS[at[layer]], f"layer {layer}: {said[way * at[layer]]}", _KINDS[at[layer]])
-        if layer in at
-        else Sign(".", f"layer {layer}: not measured")
-        for layer in layers
-    ]
-    means = random.mean(axis=0)
-    return Row(words, cells, [_range(drawn.mean), _range(means)])
+    numbers = [low_to_high(each, "{:.3g}".format) for each in (drawn.mean, random.mean(axis=0))]
+    return _row(words, result, signs, {**said, None: "not measured"}, better, numbers)
 
 
-def _range(values: np.ndarray) -> str:
-    low, high = (f"{end:.3g}" for end in (values.min(), values.max()))
-    return low if low == high else f"{low} to {high}"
+def _row(
+    title: str,
+    result: SweepResult,
+    signs: Mapping[int, int],
+    said: Mapping[int | None, str],
+    better: int,
+    numbers: list[str],
+    untrained: Mapping[int, int] | None = None,
+) -> Row:
+    """Returns a row of the strip.
+
+    signs: 1 or -1 where a layer is shown to lie above or below, else 0. said: each sign in words,
+    None for a layer without one. better: the sign that the theory expects. untrained: the signs of
+    untrained networks, for the rings.
+    """
+    cells = []
+    for layer in range(result.meta["n_layers"]):
+        sign, other = signs.get(layer), (untrained or {}).get(layer, 0)
+        same = f", untrained {said[other]}" if other else ""
+        way = None if sign is None else better * sign
+        ringed = bool(sign) and other == sign
+        cells.append(sign_of(way, f"layer {layer}: {said[sign]}{same}", ringed))
+    return Row(title, cells, numbers)

@@ -1,0 +1,87 @@
+"""The built-in probes, and the record of any statistic that a result names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from crate_interp.probes import linear_statistics
+from crate_interp.probes.activity_probe import activity
+from crate_interp.probes.alignment_probe import alignment
+from crate_interp.probes.attention_probe import attention
+from crate_interp.probes.compression_probe import PLACES, compression
+from crate_interp.probes.frames_probe import frames
+from crate_interp.probes.objective_probe import objective
+from crate_interp.probes.probe import Probe
+from crate_interp.probes.ranks_probe import ranks
+from crate_interp.probes.segmentation_probe import segmentation
+from crate_interp.probes.sparsity_probe import sparsity
+from crate_interp.results.statistic import Statistic, described, title_of
+
+BUILT_IN: dict[str, Callable[..., Probe]] = {
+    "compression": compression,
+    "sparsity": sparsity,
+    "attention": attention,
+    "alignment": alignment,
+    "segmentation": segmentation,
+    "objective": objective,
+    "frames": frames,
+    "ranks": ranks,
+    "activity": activity,
+}
+DEFAULT = ("compression", "sparsity", "attention", "alignment")
+
+
+def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
+    """Returns the record of a "probe.statistic" of a result.
+
+    Unit, bounds and how to read it are those in the result's meta. Title, direction and column are
+    there too if the built-in probe of this name does not have the same; else they are that probe's.
+    The title of a statistic that neither knows is made from its name.
+    """
+    facts = meta["statistics"].get(name, ("", None, None, ""))
+    title, direction, column = meta.get("titles", {}).get(name) or _known(name, facts).labels
+    unit, low, high, how = facts
+    return Statistic(title, direction, unit, low, high, how, column)
+
+
+def heading(meta: Mapping[str, Any], probe: str) -> str:
+    """Returns what a page writes above the statistics of a probe of a result."""
+    told = meta.get("headings", {}).get(probe)
+    return told or _known_heading(probe) or title_of(probe)
+
+
+def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
+    """Returns the words of probes that a result holds, because their names do not tell them.
+
+    "titles": title, direction and column of statistics; "headings": those of probes.
+    """
+    records = {f"{one.name}.{own}": each for one in probes for own, each in one.records.items()}
+    titles = {
+        name: list(record.labels)
+        for name, record in records.items()
+        if record.labels != _known(name, record.facts).labels
+    }
+    headings = {
+        probe.name: probe.heading
+        for probe in probes
+        if probe.heading not in ("", _known_heading(probe.name))
+    }
+    found = {"titles": titles, "headings": headings}
+    return {kind: words for kind, words in found.items() if words}
+
+
+def _known_heading(probe: str) -> str:
+    if probe == linear_statistics.NAME:
+        return linear_statistics.HEADING
+    return BUILT_IN[probe]().heading if probe in BUILT_IN else ""
+
+
+def _known(name: str, facts: Any) -> Statistic:
+    """Returns the record of a built-in statistic, or one whose title is the name."""
+    probe, _, own = name.partition(".")
+    if probe == linear_statistics.NAME:
+        known = linear_statistics.STATISTICS
+    elif probe == "compression":
+        known = compression(at=tuple(PLACES)).records
+    else:
+        known = BUILT_IN[probe]().records if probe in BUILT_IN else {}
+    return known.get(own) or described(name, facts)

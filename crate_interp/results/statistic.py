@@ -1,0 +1,72 @@
+"""What a statistic is called and how to read it: the record that pages, tables and docs read."""
+
+from dataclasses import dataclass
+
+# unit, lowest value, highest value, how to read it: a statistic whose title is its name
+Facts = tuple[str, float | None, float | None, str]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic in words.
+
+    title: what it is called, such as "Zeros in the code". direction: which way is which, such as
+    "higher is sparser", or "". unit: "" if it has none. low, high: the lowest and the highest value
+    that it can have, or None. how: how to read it, in a sentence or two. column: its heading in
+    the short table by layer that commands print, or "" if it does not stand there.
+
+    Raises ValueError if the title is empty, or if one of them has another type.
+    """
+
+    title: str
+    direction: str
+    unit: str
+    low: float | None
+    high: float | None
+    how: str
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        words = (self.title, self.direction, self.unit, self.how, self.column)
+        bounds = all(isinstance(end, (int, float, type(None))) for end in (self.low, self.high))
+        if not self.title or not bounds or not all(isinstance(text, str) for text in words):
+            raise ValueError(
+                f"{self!r}: give a title, a direction, a unit, the lowest and the highest value or "
+                "None, and how to read it."
+            )
+
+    @property
+    def facts(self) -> Facts:
+        """Returns unit, lowest, highest and how to read it, as a result's meta holds them."""
+        return self.unit, self.low, self.high, self.how
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """Returns title, direction and column."""
+        return self.title, self.direction, self.column
+
+
+def described(name: str, facts: object) -> Statistic:
+    """Returns the record of "probe.statistic" for a Statistic, or for its four facts as a tuple.
+
+    The title of a tuple is made from the name: "mine.my_own_number" is called "My own number".
+    Raises ValueError for anything else.
+    """
+    if isinstance(facts, Statistic):
+        return facts
+    if isinstance(facts, (tuple, list)) and len(facts) == 4:
+        try:
+            return Statistic(title_of(name), "", *facts)
+        except ValueError:
+            pass
+    raise ValueError(
+        f"{name} is described by {facts!r}: give (unit, lowest or None, highest or None, how to "
+        "read it), or a ci.probes.Statistic."
+    )
+
+
+def title_of(name: str) -> str:
+    """Returns the title that is made from "probe.statistic", or from the name of a probe alone."""
+    last = name.rpartition(".")[2] or name
+    words = last.replace("_", " ").strip() or last
+    return words[:1].upper() + words[1:]

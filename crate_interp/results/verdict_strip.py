@@ -1,0 +1,50 @@
+"""A strip of verdicts: a row for each question with a sign for each layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+MINUS = "\N{MINUS SIGN}"
+_SIGNS = {1: ("+", "good"), -1: (MINUS, "bad"), 0: ("?", ""), None: (".", "")}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A cell of a strip of verdicts.
+
+    kind: "good", "bad" or "". ringed: untrained does the same. opens: the id of what a click opens.
+    """
+
+    mark: str
+    word: str
+    kind: str = ""
+    ringed: bool = False
+    opens: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a strip of verdicts: a sign for each layer, then a cell of words for each column."""
+
+    title: str
+    signs: list[Sign]
+    words: list[str]
+
+
+def sign_of(way: int | None, word: str, ringed: bool = False) -> Sign:
+    """Returns the sign of a finding: 1 is good, -1 bad, 0 undecided, None was not compared."""
+    mark, kind = _SIGNS[way]
+    return Sign(mark, word, kind, ringed)
+
+
+def low_to_high(values: ArrayLike, write: Callable[[float], str] = "{:.2g}".format) -> str:
+    """Returns the lowest and the highest of some numbers in words, such as "0.1 to 0.3".
+
+    It is a single number if both are written alike, and "" if all of them are NaN.
+    """
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
+    ends = (known.min(), known.max()) if len(known) else ()
+    return " to ".join(dict.fromkeys(write(float(end)) for end in ends))
