@@ -50,6 +50,9 @@ def test_it_reads_public_names_only():
         ("crate_interp.sweeps.engines.node_ranks", "after_rank_0"),
         ("crate_interp.sweeps.engines.node_ranks", "device_of_rank"),
         ("crate_interp.sweeps.ledgers.ledger", "alone"),
+        ("crate_interp.core.run_options", "DEFAULTS"),
+        ("crate_interp.core.run_options", "Pass"),
+        ("crate_interp.core.run_options", "Run"),
     }
     assert names <= {*ci.__all__, "__version__"} and "audit" in names
 

@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 import crate_interp as ci
 from comparing import made
 from crate_interp.probes.attention_probe import _among
+from crate_interp.sweeps.layer_curves import curve
 
 N = 7
 
@@ -34,8 +36,9 @@ def test_the_mean_over_heads_has_the_deviation_of_a_mean(model, data, tmp_path):
             rows = result.layers().query("statistic == @name and over == 'heads'")
             np.testing.assert_allclose(rows[["mean", "std"]], by_hand, rtol=1e-5)
             assert (rows["n"] == N).all()
-            drawn = ci.viz.figures.curves.curve(result, f"attention.{name}")
-            np.testing.assert_allclose(drawn.std, by_hand["std"], rtol=1e-5)
+            drawn = curve(result, f"attention.{name}")
+            half = stats.t.ppf(0.975, N - 1) * by_hand["std"] / np.sqrt(N)
+            np.testing.assert_allclose((drawn.high - drawn.low) / 2, half, rtol=1e-4)
 
 
 def test_a_mean_over_heads_that_was_saved_without_its_deviation_has_none(model, data):

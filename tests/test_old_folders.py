@@ -190,16 +190,16 @@ def test_a_reader_beside_a_writer_reads_one_run(sweeps, tmp_path, monkeypatch):
 
 
 def test_a_model_that_is_replaced_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    from crate_interp.checkpoints import load
+    from crate_interp.checkpoints import native_format
 
     one, two = make(), make(seed=1)
-    folder, real = one.save_pretrained(tmp_path / "m"), load.native_format.check_files
+    folder, real = one.save_pretrained(tmp_path / "m"), native_format.check_files
 
     def then_replaced(path):
         real(path)
         two.save_pretrained(path)
 
-    monkeypatch.setattr(load.native_format, "check_files", then_replaced)
+    monkeypatch.setattr(native_format, "check_files", then_replaced)
     with pytest.raises(ci.CheckpointError, match="was replaced while it was read: load it again"):
         ci.load(folder)
 

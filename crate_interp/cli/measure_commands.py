@@ -44,7 +44,7 @@ def report(
     It measures every layer, beside the same network untrained.
     """
     options: dict[str, Any] = {"probes": names_of(probes), "untrained": untrained, "audit": audit}
-    path = ci.report(asked.model, asked.data, asked.out, **options, **asked.run)
+    path = ci.report(asked.model, asked.data or "", asked.out, **options, **asked.run)
     say(path.with_name("summary.txt").read_text(encoding="utf-8"))
     say(f"The page: {path}")
 

@@ -75,7 +75,7 @@ class Asked:
 
     run: dict[str, Any]
     out: Path
-    data: Any
+    data: str | None
     source: str = ""
     family: str | None = None
     revision: str | None = None
@@ -100,18 +100,18 @@ class Asked:
         """Returns the model that the command names."""
         return self.load(self.source)
 
-    def measured(self, verb: Callable[..., Any], **options: Any) -> Any:
+    def measured(self, verb: Callable[..., Any], **options: object) -> Any:
         """Returns what a verb measures of the model on the data."""
         return verb(self.model, self.data, out=self.out, **options, **self.run)
 
-    def page_of(self, result: Any, write: Callable[[Any, Path], Any]) -> Any:
+    def page_of(self, result: object, write: Callable[[Any, Path], Any]) -> Any:
         """Returns what `write` makes of a result; of several processes one writes at a time."""
         from crate_interp.sweeps.ledgers.ledger import alone  # brings pandas
 
         with alone(self.out):
             return write(result, self.out)
 
-    def say_result(self, result: Any, text: str, last: str) -> None:
+    def say_result(self, result: object, text: str, last: str) -> None:
         """Prints the main table in the format that --format names, or else a text; then the last.
 
         The last words go to stderr where the output is a table that a program may read.

@@ -93,7 +93,7 @@ def patches(what: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
         )
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Returns a value that is True or False.
 
     Raises ValueError, with the argument's `name`, for any other value.
@@ -123,7 +123,7 @@ def positive(name: str, value: Any) -> float:
     return _plain(value)
 
 
-def one_of(name: str, value: Any, choices: Collection[str]) -> str:
+def one_of(name: str, value: object, choices: Collection[str]) -> str:
     """Returns a value that is one of `choices`.
 
     Raises ValueError, with the argument's `name` and the nearest choices, for any other value.

@@ -71,7 +71,7 @@ DEFAULTS = RunOptions()
 
 
 def run_options(
-    verb: Callable[..., Any], given: Run | Pass, taken: type = Run, **defaults: Any
+    verb: Callable[..., Any], given: Run | Pass, taken: type = Run, **defaults: object
 ) -> RunOptions:
     """Returns the options of a call of a verb, checked.
 
@@ -89,7 +89,7 @@ def run_options(
             raise TypeError(
                 f"{verb.__name__}() got an unexpected keyword argument {name!r}. {hint}"
             )
-    values = {**defaults, **given}
+    values: dict[str, Any] = {**defaults, **given}
     if values.get("out") is not None:
         values["out"] = Path(values["out"])
     options = RunOptions(**values)

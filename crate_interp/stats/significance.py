@@ -8,7 +8,7 @@ CONFIDENCE = 0.95  # of every interval
 LEVEL = 0.05  # an adjusted p up to this shows a difference
 
 
-def signs(low: Any, high: Any) -> Any:
+def signs(low: object, high: object) -> Any:
     """Returns 1 where an interval lies above 0 ("shown to rise"), -1 below 0, and 0 elsewhere.
 
     low, high: numbers or arrays, NaN where there is no interval, which shows nothing.

@@ -108,7 +108,7 @@ def sharpest(result: Result, statistic: str) -> pd.DataFrame:
     return rows.assign(low=low, high=high)
 
 
-def mean_ends(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+def mean_ends(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the 95 % interval of each row of `layers()` or `heads()`, by Student's t.
 
     NaN for a single sample, and for what the weights alone decide.

@@ -42,7 +42,7 @@ class Html:
         return render("notebook.html", title=self.title, document=self.document)
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """Returns a template of the folder `templates`, filled in.
 
     Every value is escaped as HTML, and what only a terminal or a reader would obey is made visible:
