@@ -1,6 +1,7 @@
 """What is public, which room imports which, and that importing does nothing."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -35,11 +36,7 @@ LOOKS_BACK = {("models/saving.py", "from_pretrained", "crate_interp.checkpoints.
 FREE_OF_TRANSFORMERLENS = set().union(*LEVELS[:3], {"data"})
 MOST_FILES = 20  # of a folder
 
-FUNCTIONS = (
-    "ablate_heads", "atlas", "atoms", "audit", "compare", "convert", "from_bridge",
-    "linear_probe", "list_models", "load", "merge", "open_store", "probe", "report", "segment",
-    "store", "surgery", "sweep", "to_bridge", "verify", "watch",
-)  # fmt: skip
+FUNCTIONS = [name for name in ci.__all__ if inspect.isfunction(getattr(ci, name))]
 
 
 def sources():

@@ -152,7 +152,8 @@ def test_a_table_is_all_that_a_program_reads(tmp_path):
     table = pd.read_csv(io.StringIO(done.stdout))
     wanted = ci.SweepResult.load(tmp_path / "a")
     assert len(table) == len(wanted.layers()) and "entropy_cls" in set(table["statistic"])
-    assert "27 statistics of crate-tiny-fashion" in done.stderr
+    count = len(wanted.meta["statistics"])
+    assert f"{count} statistics of crate-tiny-fashion" in done.stderr
     heads = wanted.heads().query("statistic == 'entropy_cls'").nsmallest(1, "mean").iloc[0]
     first = f"sd over images): L{heads['layer']}H{heads['head']} {heads['mean']:#.4g} ("
     assert first in wanted.sharpest().splitlines()[0]

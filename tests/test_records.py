@@ -158,7 +158,8 @@ def test_a_record_of_ones_own_travels_with_the_result(images, tmp_path):
     assert built_in.heading(result.meta, "mine") == "What I look for"
     assert built_in.heading(result.meta, "first_token") == ci.probes.sparsity().heading
     header, _ = summary(result, [])
-    assert header == ["layer", "largest", "zeros"]
+    own = [record.column for record in renamed.records.values() if record.column]
+    assert header == ["layer", "largest", *own] and "zeros" in own
     page = report_page(result, [], tmp_path / "page").read_text(encoding="utf-8")
     assert "What I look for" in page and LARGEST.title in page
 

@@ -13,19 +13,30 @@ from crate_interp.core.run_options import DEFAULTS, Pass, Run, RunOptions, run_o
 from crate_interp.results.kinds import KINDS, Kind, kind_of
 from crate_interp.results.result import Result
 
-IN_CHUNKS = (
-    ci.sweep, ci.audit, ci.segment, ci.atoms, ci.atlas, ci.linear_probe, ci.store, ci.ablate_heads,
-    ci.circuits.composition, ci.surgery, ci.saes.evaluate,
-)  # fmt: skip
-IN_A_PASS = (ci.report, ci.compare)
+
+def verbs(kind):
+    """Every public function whose options are of that class."""
+    named = [getattr(room, name) for room in (ci, ci.circuits, ci.saes) for name in room.__all__]
+    found = dict.fromkeys(item for item in named if inspect.isfunction(item))
+    taken = {item: inspect.signature(item).parameters.get("run") for item in found}
+    return [item for item, run in taken.items() if run and run.annotation.__args__ == (kind,)]
+
+
+IN_CHUNKS, IN_A_PASS = verbs(Run), verbs(Pass)
+
+
+def test_what_streams_data_takes_the_options():
+    assert {ci.sweep, ci.audit, ci.segment, ci.atoms, ci.atlas, ci.linear_probe, ci.store} < set(
+        IN_CHUNKS
+    )
+    assert {ci.ablate_heads, ci.circuits.composition, ci.surgery, ci.saes.evaluate} < set(IN_CHUNKS)
+    assert {ci.report, ci.compare} <= set(IN_A_PASS)
 
 
 @pytest.mark.parametrize("verb", [*IN_CHUNKS, *IN_A_PASS])
 def test_a_verb_takes_its_options_from_the_class(verb):
     taken = inspect.signature(verb).parameters
-    kind = Run if verb in IN_CHUNKS else Pass
-    assert taken["run"].annotation.__args__ == (kind,)
-    assert not set(taken) & set(kind.__annotations__)
+    assert not set(taken) & set((Run if verb in IN_CHUNKS else Pass).__annotations__)
 
 
 def test_the_checked_options_are_those_of_the_class():

@@ -237,7 +237,7 @@ VERBS = {
     "atoms": ci.atoms,
     "ablate_heads": ci.ablate_heads,
     "compare": lambda model, data, chunk_size=None, **run: ci.compare(
-        model, make(labels=CLASSES, seed=1, **PLAIN), data, untrained=0, **run
+        model, make(labels=CLASSES, seed=1, **PLAIN), data, probes="sparsity", untrained=0, **run
     ),
 }
 

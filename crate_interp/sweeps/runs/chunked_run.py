@@ -14,7 +14,7 @@ from crate_interp.core.progress import stream, tqdm
 from crate_interp.core.run_options import RunOptions
 from crate_interp.core.safe_text import plain
 from crate_interp.data.streams import Stream
-from crate_interp.results.kinds import Kind, Rules, Tables
+from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
@@ -225,6 +225,7 @@ def open_job(
     Raises ValueError for an unknown engine, if the folder holds another kind of result or a run
     with other settings, or cannot be written.
     """
+    assert kind.name in KINDS, f"{kind.name} has no line in crate_interp/results/kinds.py"
     engine = ENGINES[checks.one_of("engine", options.engine, tuple(ENGINES))]
     full = {**meta, "chunk_size": options.chunk_size}
     if options.out is None:
