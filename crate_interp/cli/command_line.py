@@ -39,6 +39,20 @@ _MORE: dict[str, Any] = {
     "quiet": Annotated[bool, Option("--quiet", help="Show no progress.")],
     "debug": Annotated[bool, Option("--debug", help="Show the traceback of an error.")],
 }
+# options of commands, for which an error names the argument
+_OPTIONS = (
+    "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
+    "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
+    "precision", "probes", "revision", "sample", "seed", "shard", "top", "untrained", "workers",
+)  # fmt: skip
+_WORDS = {
+    "ci.list_models()": "`crate-interp models`",
+    "load it with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
+    "Load it with mean and std, ": 'Give --config "mean=[...]" and --config "std=[...]", ',
+}
+_ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")
+_LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
+_FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
 
 
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
@@ -102,22 +116,6 @@ def _optional(item: inspect.Parameter) -> inspect.Parameter:
     if check is not None:
         info.callback = lambda value: None if value is None else check(value)
     return item.replace(annotation=Annotated[kind | None, info], default=None)
-
-
-# options of commands, for which an error names the argument
-_OPTIONS = (
-    "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
-    "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
-    "precision", "probes", "revision", "sample", "seed", "shard", "top", "untrained", "workers",
-)  # fmt: skip
-_WORDS = {
-    "ci.list_models()": "`crate-interp models`",
-    "load it with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
-    "Load it with mean and std, ": 'Give --config "mean=[...]" and --config "std=[...]", ',
-}
-_ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")
-_LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
-_FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
 
 
 def spoken(text: str) -> str:

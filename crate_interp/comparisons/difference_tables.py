@@ -13,6 +13,9 @@ from crate_interp.stats.significance import LEVEL, holm
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
 
+NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
+_CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
+
 
 @dataclass(frozen=True)
 class Statistic:
@@ -88,7 +91,6 @@ def _of_weights(weights: Any) -> dict[str, Statistic]:
 
 
 Statistics = Mapping[str, Statistic]
-NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
 
 
 @dataclass(frozen=True)
@@ -233,9 +235,6 @@ def _beside(
         "excess": excess.value, "excess_low": excess.low, "excess_high": excess.high,
         "excess_p": holm(excess.p),
     }  # fmt: skip
-
-
-_CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
 
 
 def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from crate_interp.sweeps.runs.batches import Chunk
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 Columns = tuple[pd.DataFrame, np.ndarray]  # what each column of scores is of, scores `[n, column]`
+LEAST = 4  # images with an object
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,6 @@ def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
     """Returns the layer and head of `[n, 2]` that are the same for all samples."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
-
-
-LEAST = 4  # images with an object
 
 
 def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:

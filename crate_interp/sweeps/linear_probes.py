@@ -34,6 +34,7 @@ POOLS = ("cls", "mean", "last")
 # features: one array for a chunk. Small arrays kept from every batch would pin the pages of the
 # allocator between the activations, and memory would grow by more than the numbers.
 POOLED: Rules = {"samples": by("sample"), "features": by("sample")}
+_ROWS = 256  # features that are widened to float64 at once
 
 
 def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Tables:
@@ -111,9 +112,6 @@ def by_layer(
             rows[place[start : start + count]] = values[:, layer]
         start += count
     return layers
-
-
-_ROWS = 256  # features that are widened to float64 at once
 
 
 class LinearProbeResult(SweepResult):

@@ -18,6 +18,10 @@ from crate_interp.probes import Probe
 from crate_interp.results.result import Result
 
 Key = tuple[str, str, int]  # probe, statistic, layer
+CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
+_STATISTIC = ["probe", "statistic", "layer"]
+_NUMBERS = ["mean", "std", "n"]
+TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
 
 
 @dataclass
@@ -168,12 +172,6 @@ def _refuse_nan(key: Key, values: np.ndarray, start: int, partial: bool) -> None
         raise ValueError(
             f"{key[0]}.{key[1]} is NaN or Inf in layer {key[2]} for {len(bad)} samples: {shown}."
         )
-
-
-CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
-_STATISTIC = ["probe", "statistic", "layer"]
-_NUMBERS = ["mean", "std", "n"]
-TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
 
 
 def no_controls() -> pd.DataFrame:

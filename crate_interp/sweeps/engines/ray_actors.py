@@ -29,6 +29,8 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
 Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk as `Stage.task` takes it
+_LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
+_DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault
 
 
 def surroundings() -> dict[str, str | int]:
@@ -106,10 +108,6 @@ class Worker:
         if self.gpu:
             stage = dataclasses.replace(stage, model=stage.model.to("cuda"))
         return stage
-
-
-_LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
-_DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault
 
 
 class Pool:

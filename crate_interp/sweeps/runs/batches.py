@@ -26,6 +26,7 @@ from crate_interp.sweeps.stores.activation_store import facts_of
 
 Forward = Callable[[Any, Tensor], Any]
 _SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
+_DTYPES = {"bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -244,9 +245,6 @@ def _check_finite(inputs: Tensor, start: int) -> None:
     if inputs.is_floating_point() and not all_finite(inputs):
         bad = [start + index for index, image in enumerate(inputs) if not all_finite(image)]
         raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")
-
-
-_DTYPES = {"bfloat16": torch.bfloat16}
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:

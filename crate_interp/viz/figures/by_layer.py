@@ -32,15 +32,13 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
         (0.588, 0.534, 0.565, 0.624, 0.587, 0.608, 0.650, 0.670, 0.722, 0.737, 0.795, 0.665), 0.01,
     ),
 }  # fmt: skip
+_MARKERS = "osD^vP"  # with the colours, so that lines are told apart in print too
 
 
 def is_crate_s(config: dict[str, Any]) -> bool:
     """Tells whether a config is that of CRATE-S, the one model with published numbers by layer."""
     wanted = {"family": "crate", "d_model": 576, "n_layers": 12, "n_heads": 12}
     return all(config.get(name) == value for name, value in wanted.items())
-
-
-_MARKERS = "osD^vP"  # with the colours, so that lines are told apart in print too
 
 
 def layers(

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 
 LONGEST = 48  # characters: more do not fit beside a figure
+WIDTH = 3.3  # inches, a column of a paper with two
+PAGE = 6.9  # inches, both of its columns
+TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest that is read in print
+_DPI = 200
+_LINE = 42  # signs of a title on one line
 
 
 def label(text: object) -> str:
@@ -53,13 +58,6 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
-
-
-WIDTH = 3.3  # inches, a column of a paper with two
-PAGE = 6.9  # inches, both of its columns
-TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest that is read in print
-_DPI = 200
-_LINE = 42  # signs of a title on one line
 
 
 def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:

@@ -24,6 +24,7 @@ Numbers = Float[np.ndarray, "layer head"] | Float[Tensor, "layer head"] | Sequen
 _ROW, _LEAST, _MOST = 0.17, 1.1, 3.6  # inches: of a row, of all rows
 _BELOW = 0.42  # inches from the cells to the bar of colours: numbers of heads, and "head"
 _DIGIT, _NARROW = 0.64, {".": 0.32, "-": 0.37}  # widths, as shares of the size of letters
+_UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
 
 
 def heatmap(
@@ -211,9 +212,6 @@ def written(value: float, most: float, digits: int = 2) -> str:
     places = 1 + digits if most < 0.1 else 2 if most < 1 else 1 if most < 10 else 0
     text = f"{value:.{places}f}"
     return "0" if float(text) == 0 else text.replace("0.", ".", 1) if most < 1 else text
-
-
-_UNITS = {"loss": "rise of the loss (nats)", "accuracy": "drop of the accuracy"}
 
 
 def head_ablation(

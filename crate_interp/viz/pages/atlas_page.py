@@ -24,6 +24,7 @@ _OPEN = 32  # atoms of a layer that are seen without a click: a page of all is t
 _ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each of them
 _LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 Token = tuple[int, int]  # sample, position
+BLOCK = 64  # atoms whose pictures are one file: a row each, the largest on the left
 
 
 def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
@@ -237,9 +238,6 @@ def _logits(atlas: Atlas) -> str:
 
 def _is_text(atlas: Atlas) -> bool:
     return atlas.meta["unit"] == "windows"
-
-
-BLOCK = 64  # atoms whose pictures are one file: a row each, the largest on the left
 
 
 def write_sheets(pictures: Mapping[int, list[bytes]], columns: int, out: Path, layer: int) -> None:

@@ -17,6 +17,7 @@ _TOP, _BOTTOM, _LETTER = 10, 22, 6.6  # a digit is so wide
 _APART = 13  # between the numbers at the ends of lines
 
 Height = Callable[[float], float]
+_DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10  # of intervals: width, row, room on both sides
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,6 @@ def _spread(ends: list[tuple[str, float, str]]) -> list[tuple[str, float, str]]:
         placed.append((kind, max(height, above), label))
     over = max(0.0, placed[-1][1] - (HEIGHT - _BOTTOM)) if placed else 0.0
     return [(kind, round(height - over + 4, 1), label) for kind, height, label in placed]
-
-
-_DRAWN, _ROW, _LABELS, _EDGE = 320, 20, 78, 10
 
 
 @dataclass(frozen=True)

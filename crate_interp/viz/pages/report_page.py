@@ -28,6 +28,9 @@ from crate_interp.viz.pages.page_pictures import figure_uri
 if TYPE_CHECKING:
     import matplotlib.figure
 
+# fields of a config that no weights tell
+_OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -105,10 +108,6 @@ def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
 
 def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
     return render("chart.svg", **chart(layers, lines, alt))
-
-
-# fields of a config that no weights tell
-_OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
 
 
 @dataclass(frozen=True)
