@@ -6,7 +6,7 @@ The real one takes ten seconds to start. tests/on_ray.py has it.
 import sys
 from types import ModuleType, SimpleNamespace
 
-from crate_interp.sweeps.engines import ray_pool
+from crate_interp.sweeps.engines import ray_actors
 
 
 class RayError(Exception):
@@ -101,6 +101,7 @@ def install(monkeypatch, places=3, dies=(), empty_looks=0, open=True, versions=N
     cluster = Cluster(places, dies, empty_looks, open)
     monkeypatch.setitem(sys.modules, "ray", cluster)
     if versions:
-        known = ray_pool.surroundings()
-        monkeypatch.setattr(ray_pool, "surroundings", lambda: known | versions)
+        check = ray_actors.Worker.check
+        asked = lambda worker, wanted: check(worker, wanted | versions)  # noqa: E731
+        monkeypatch.setattr(ray_actors.Worker, "check", asked)
     return cluster

@@ -17,7 +17,7 @@ from conftest import LAYERS, make_lm
 from crate_interp.circuits.atlases.excerpts import TILE, _tile, _webp
 from crate_interp.data import open_data, part
 from crate_interp.sweeps.atom_statistics import layer_sums
-from crate_interp.viz.pages.atlas_pictures import BLOCK, write_sheets
+from crate_interp.viz.pages.atlas_page import BLOCK, write_sheets
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -12,8 +12,8 @@ import crate_interp as ci
 from command import fails, run
 from conftest import make
 from crate_interp.audits.claims import CLAIMS, NUMBERS
-from crate_interp.viz.figures.paper_curves import PUBLISHED
-from crate_interp.viz.pages.interval_chart import Interval, intervals
+from crate_interp.viz.figures.by_layer import PUBLISHED
+from crate_interp.viz.pages.chart import Interval, intervals
 
 
 @pytest.fixture(scope="module")

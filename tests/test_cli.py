@@ -17,7 +17,7 @@ from command import fails, one_line, process, run
 from conftest import HEADS, make
 from crate_interp import cli
 from crate_interp.cli import command_line, doctor_command
-from crate_interp.cli.error_wording import spoken
+from crate_interp.cli.command_line import spoken
 from reference import published_layout
 
 WEIGHTS = Path(__file__).parent.parent / "demos" / "weights"
@@ -47,6 +47,9 @@ def test_it_reads_public_names_only():
         ("crate_interp.core", "checks"),
         ("crate_interp.core", "terminal"),
         ("crate_interp.core.folders", "locked"),
+        ("crate_interp.core.run_options", "DEFAULTS"),
+        ("crate_interp.core.run_options", "Pass"),
+        ("crate_interp.core.run_options", "Run"),
         ("crate_interp.sweeps.engines.node_ranks", "after_rank_0"),
         ("crate_interp.sweeps.engines.node_ranks", "device_of_rank"),
         ("crate_interp.sweeps.ledgers.ledger", "alone"),

@@ -10,7 +10,7 @@ import scipy.stats
 
 import crate_interp as ci
 from comparing import made, numbers, row
-from crate_interp.comparisons.matching import layer_pairs
+from crate_interp.comparisons.difference_tables import layer_pairs
 from crate_interp.stats.bootstrap import RESAMPLES
 from crate_interp.stats.contrasts import Spread, against_networks, contrast, paired
 from crate_interp.stats.significance import LEVEL, holm

@@ -9,11 +9,11 @@ import torch
 import crate_interp as ci
 from conftest import HEADS, LAYERS, make, make_lm
 from crate_interp.probes.built_in import statistic
-from crate_interp.sweeps.layer_summary import numbers
+from crate_interp.sweeps.layer_curves import numbers
 from crate_interp.sweeps.report_findings import finding, strip
 from crate_interp.sweeps.sweep_findings import along_layers, at_attention
 from crate_interp.viz.pages.chart import HEIGHT, WIDTH, Line, chart
-from crate_interp.viz.pages.report_charts import hero, panel
+from crate_interp.viz.pages.report_page import hero, panel
 
 NAMES = {
     "before": "compression.subspace_rate_pre",

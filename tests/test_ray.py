@@ -14,7 +14,7 @@ import pytest
 import crate_interp as ci
 import ray_stand_in
 from conftest import PLAIN, make
-from crate_interp.sweeps.engines.ray_pool import Pool
+from crate_interp.sweeps.engines.ray_actors import Pool
 from gathered import CHUNKS, same, table
 from working import CHUNK, digest, network, work
 

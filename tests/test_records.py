@@ -11,7 +11,7 @@ from conftest import make
 from crate_interp.audits import claims
 from crate_interp.probes import built_in, sparsity_probe
 from crate_interp.results.statistic import Statistic
-from crate_interp.sweeps.layer_summary import legend, numbers, summary
+from crate_interp.sweeps.layer_curves import legend, numbers, summary
 from crate_interp.viz.pages.report_page import report_page
 
 DOCS = Path(__file__).parent.parent / "demos" / "docs"

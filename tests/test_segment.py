@@ -8,8 +8,7 @@ import torch
 import crate_interp as ci
 from crate_interp.measures import mass_mask, random_jaccard, top_mask
 from crate_interp.probes.segmentation_probe import Targets, random_order, segmentation
-from crate_interp.segmentation.blind_masks import centred_map
-from crate_interp.segmentation.scores import fixed
+from crate_interp.segmentation.scores import centred_map, fixed
 from segments import GRID, PATCH, SIZE, dataset, model
 
 

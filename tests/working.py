@@ -20,7 +20,7 @@ import torch
 
 import crate_interp as ci
 from conftest import make
-from crate_interp.sweeps.ledgers.chunk_files import packed
+from crate_interp.sweeps.ledgers.ledger import packed
 
 CHUNK = 59
 VERBS = {

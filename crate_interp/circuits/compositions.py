@@ -1,6 +1,6 @@
 """Head-to-head composition: how much of what one head writes a later head reads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
@@ -19,10 +19,10 @@ from crate_interp.data import Data
 from crate_interp.measures.checks import qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Kind, Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, sums
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, model_meta
 
@@ -173,12 +173,7 @@ def composition(
         return job.result()
 
 
-def composition_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Composition:
-    """Returns the result of the stage "composition"."""
-    return Composition(*with_facts(found["composition"], meta))
-
-
-COMPOSITION = Kind(Composition, {"composition": Composition.STORED}, composition_result)
+COMPOSITION = kind_of_one_stage(Composition)
 
 
 def _check_no_folder(options: RunOptions) -> None:

@@ -5,17 +5,35 @@ EXIT_CODES says what a code means.
 
 import os
 import sys
+from typing import Annotated
 
 import typer
+from typer import Option
 
+import crate_interp as ci
 from crate_interp.cli import doctor_command, inspect_commands, measure_commands
-from crate_interp.cli.command_line import QUIET, add
-from crate_interp.cli.entry import root
-from crate_interp.cli.error_wording import spoken
-from crate_interp.cli.options import locks, place, places
+from crate_interp.cli.command_line import QUIET, add, spoken
+from crate_interp.cli.options import locks, place, places, say
 from crate_interp.core import terminal
 
 __all__ = ["app", "main"]
+
+
+def _show_version(wanted: bool | None) -> None:
+    if wanted:
+        say(f"crate-interp {ci.__version__}")
+        raise typer.Exit
+
+
+def root(
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool | None,
+        Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = None,
+) -> None:
+    """Load a CRATE, measure what each layer does, read the report."""
+
 
 COMMANDS = (
     *(measure_commands.report, measure_commands.sweep, measure_commands.audit),
@@ -29,11 +47,7 @@ EXIT_CODES = (
     "line says why; 3 an error that nobody expected, whose traceback --debug shows; 130 "
     "interrupted."
 )
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.callback(epilog=EXIT_CODES)(root)
 for command in COMMANDS:
     add(app, command)

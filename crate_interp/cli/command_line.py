@@ -1,13 +1,15 @@
-"""How a command reads its line: all that is missing at once, and options that each command has."""
+"""How a command reads its line, and how errors are worded for people who typed a command."""
 
 import copy
 import inspect
 import os
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any, get_args
 
 import typer
+from typer import Option
 from typer.models import ArgumentInfo
 
 QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, in worker processes too
@@ -34,9 +36,23 @@ EXAMPLES = {
 
 # options of every command
 _MORE: dict[str, Any] = {
-    "quiet": Annotated[bool, typer.Option("--quiet", help="Show no progress.")],
-    "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
+    "quiet": Annotated[bool, Option("--quiet", help="Show no progress.")],
+    "debug": Annotated[bool, Option("--debug", help="Show the traceback of an error.")],
 }
+# options of commands, for which an error names the argument
+_OPTIONS = (
+    "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
+    "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
+    "precision", "probes", "revision", "sample", "seed", "shard", "top", "untrained", "workers",
+)  # fmt: skip
+_WORDS = {
+    "ci.list_models()": "`crate-interp models`",
+    "load it with labels=[...], ": 'give --config \'labels=["...", "..."]\', ',
+    "Load it with mean and std, ": 'Give --config "mean=[...]" and --config "std=[...]", ',
+}
+_ARGUMENT = re.compile(rf"(?<![\w.(])({'|'.join(_OPTIONS)})=")
+_LOAD = re.compile(r"ci\.load\(\.\.\., ((?:[^()]|\([^()]*\))*)\)")
+_FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
 
 
 def add(app: typer.Typer, command: Callable[..., None]) -> None:
@@ -100,3 +116,23 @@ def _optional(item: inspect.Parameter) -> inspect.Parameter:
     if check is not None:
         info.callback = lambda value: None if value is None else check(value)
     return item.replace(annotation=Annotated[kind | None, info], default=None)
+
+
+def spoken(text: str) -> str:
+    """Returns an error with options instead of Python's arguments.
+
+    ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
+    """
+    text = _LOAD.sub(lambda found: " ".join(map(_config, _FIELD.finditer(found[1]))), text)
+    for python, said in _WORDS.items():
+        text = text.replace(python, said)
+    return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} ", text)
+
+
+def _config(found: re.Match[str]) -> str:
+    name, value = found[1], found[2].strip("'")
+    if name in ("family", "file", "revision"):
+        return f"--{name} {value}"
+    if value.startswith("("):  # a pair, which --config takes as JSON
+        return f"--config '{name}=[{value[1:-1]}]'"
+    return f"--config {name}={value}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Option
 
 import crate_interp as ci
 from crate_interp.cli.options import nearest, say
@@ -32,9 +33,7 @@ class Line(NamedTuple):
     advice: str = ""
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def doctor(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:
     """Check this installation.
 
     Looks at versions, devices, the cache of the Hub, folders and an embedded model. The exit code

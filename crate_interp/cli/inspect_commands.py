@@ -5,40 +5,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import crate_interp as ci
-from crate_interp.cli.error_wording import spoken
-from crate_interp.cli.options import (
-    Config,
-    Data,
-    Device,
-    Dtype,
-    Family,
-    File,
-    Out,
-    Revision,
-    Source,
-    Step,
-    fields,
-    load,
-    revised,
-    say,
-)
+from crate_interp.cli import options
+from crate_interp.cli.command_line import spoken
 
 
 def explore(
-    source: Source,
-    data: Data,
-    out: Out,
-    family: Family = None,
-    revision: Step = None,
-    config: Config = None,
-    sample: Annotated[int, typer.Option(help="Which sample of the data to show, from 0.")] = 0,
+    source: options.Source,
+    data: options.Data,
+    out: options.Out,
+    family: options.Family = None,
+    revision: options.Step = None,
+    config: options.Config = None,
+    sample: Annotated[int, Option(help="Which sample of the data to show, from 0.")] = 0,
     circuit: Annotated[
-        Path | None, typer.Option(help="A file of Circuit.save: its heads get a ring.")
+        Path | None, Option(help="A file of Circuit.save: its heads get a ring.")
     ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
 ) -> None:
     """Write a page to look into one sample with.
 
@@ -47,39 +33,35 @@ def explore(
     from crate_interp.cli import argument_parsing
 
     ring = None if circuit is None else ci.circuits.Circuit.load(circuit)
-    model = load(source, family, revision, config, device, dtype)
+    model = options.load(source, family, revision, config, device, dtype)
     cache, inputs, name = argument_parsing.one_sample(model, data, sample)
     page = ci.viz.explore(cache, inputs, circuit=ring, name=name)
-    say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
+    options.say(f"{page.title}. The page: {page.save(out / 'explore.html')}")
 
 
 def convert(
     source: Annotated[
-        str,
-        typer.Argument(
-            help="A weight file, a repo on the Hub, or a name of `crate-interp models`."
-        ),
+        str, Argument(help="A weight file, a repo on the Hub, or a name of `crate-interp models`.")
     ],
     out: Annotated[
-        Path,
-        typer.Option(help="A new folder: model.safetensors, config.json and a model card."),
+        Path, Option(help="A new folder: model.safetensors, config.json and a model card.")
     ],
-    family: Family = None,
-    file: File = None,
-    revision: Revision = None,
-    config: Config = None,
+    family: options.Family = None,
+    file: options.File = None,
+    revision: options.Revision = None,
+    config: options.Config = None,
 ) -> None:
     """Write a checkpoint as a folder that ci.load reads.
 
     It needs no further options then.
     """
-    source, revision = revised(source, revision)
-    options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
-    model = ci.convert(source, out, **options, **fields(config))
+    source, revision = options.revised(source, revision)
+    arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    model = ci.convert(source, out, **arguments, **options.fields(config))
     params = sum(value.numel() for value in model.parameters())
-    say(f"{params:,} parameters in {out}")
+    options.say(f"{params:,} parameters in {out}")
     for words in _lacks(model.cfg):
-        say(words)
+        options.say(words)
 
 
 def _lacks(cfg: Any) -> list[str]:
@@ -98,11 +80,11 @@ def _lacks(cfg: Any) -> list[str]:
 
 
 def verify(
-    source: Source,
-    family: Family = None,
-    file: File = None,
-    revision: Revision = None,
-    config: Config = None,
+    source: options.Source,
+    family: options.Family = None,
+    file: options.File = None,
+    revision: options.Revision = None,
+    config: options.Config = None,
 ) -> None:
     """Check a checkpoint, a saved result or a run.
 
@@ -110,10 +92,10 @@ def verify(
     the first numbers of its output on a fixed input, at most eight: two that compute the same have
     the same.
     """
-    source, revision = revised(source, revision)
-    options: dict[str, Any] = {"family": family, "file": file, "revision": revision}
-    checked = ci.verify(source, **options, **fields(config))
-    say(json.dumps(_in_words(checked), indent=2, default=str))
+    source, revision = options.revised(source, revision)
+    arguments: dict[str, Any] = {"family": family, "file": file, "revision": revision}
+    checked = ci.verify(source, **arguments, **options.fields(config))
+    options.say(json.dumps(_in_words(checked), indent=2, default=str))
     if not checked["ok"]:
         raise typer.Exit(1)
 
@@ -127,9 +109,7 @@ def _in_words(report: Any) -> Any:
     return spoken(report) if isinstance(report, str) else report
 
 
-def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def models(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:
     """List the known models.
 
     Shows name, family, size, licence, status of the layout and location. "verified on fixture": the
@@ -138,7 +118,7 @@ def models(
     table = ci.list_models().astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
     if as_json:
-        say(json.dumps(rows, indent=2, default=str))
+        options.say(json.dumps(rows, indent=2, default=str))
         return
     lines = [("name", "family", "parameters", "licence", "status", "where")]
     lines += [_model_line(row) for row in rows]
@@ -148,7 +128,7 @@ def models(
             cell.rjust(width) if at == 2 else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(line, wide, strict=True))
         ]
-        say("  ".join(cells).rstrip())
+        options.say("  ".join(cells).rstrip())
 
 
 def _model_line(row: dict[str, Any]) -> tuple[str, ...]:

@@ -3,90 +3,79 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import crate_interp as ci
+from crate_interp.cli import options
 from crate_interp.cli.model_commands import MODEL, Asked, on_data
-from crate_interp.cli.options import (
-    Out,
-    ProbeNames,
-    Side,
-    Untrained,
-    finding,
-    heads_of,
-    names_of,
-    say,
-)
 from crate_interp.core.run_options import Pass
 
 _HEADS = 10  # that `ablate` prints
 _MASKED = Annotated[
     str,
-    typer.Option(
+    Option(
         help='Images with masks: "embedded:cutouts", "cutouts:DIR", "voc:DIR", "coco:FILE" or '
         '"hf:owner/name:split".'
     ),
 ]
 _COMPARED = Annotated[
-    str | None, typer.Option(help="As of `report`; not for saved sweeps, which have theirs.")
+    str | None, Option(help="As of `report`; not for saved sweeps, which have theirs.")
 ]
 
 
-@on_data(of=Pass, leading={**MODEL, "out": (Out, MODEL["out"][1])})
+@on_data(of=Pass, leading={**MODEL, "out": (options.Out, MODEL["out"][1])})
 def report(
     asked: Asked,
-    probes: ProbeNames = None,
-    untrained: Untrained = 5,
-    audit: Annotated[bool, typer.Option("--audit", help="Write the page of an audit too.")] = False,
+    probes: options.ProbeNames = None,
+    untrained: options.Untrained = 5,
+    audit: Annotated[bool, Option("--audit", help="Write the page of an audit too.")] = False,
 ) -> None:
     """Write a page about a model and its data.
 
     It measures every layer, beside the same network untrained.
     """
-    options: dict[str, Any] = {"probes": names_of(probes), "untrained": untrained, "audit": audit}
-    path = ci.report(asked.model, asked.data or "", asked.out, **options, **asked.run)
-    say(path.with_name("summary.txt").read_text(encoding="utf-8"))
-    say(f"The page: {path}")
+    arguments: dict[str, Any] = {"probes": options.names_of(probes), "audit": audit, **asked.run}
+    path = ci.report(asked.model, asked.data or "", asked.out, untrained=untrained, **arguments)
+    options.say(path.with_name("summary.txt").read_text(encoding="utf-8"))
+    options.say(f"The page: {path}")
 
 
 @on_data("AuditResult")
 def audit(
     asked: Asked,
-    eps: Annotated[float, typer.Option(help="The eps of the rates, as in the paper.")] = 0.1,
-    untrained: Untrained = 5,
-    grid: Annotated[
-        bool, typer.Option(help="Measure nulls, ceilings and a grid of eps too.")
-    ] = True,
-    seed: Annotated[int, typer.Option(help="Random seed of the null distributions.")] = 0,
+    eps: Annotated[float, Option(help="The eps of the rates, as in the paper.")] = 0.1,
+    untrained: options.Untrained = 5,
+    grid: Annotated[bool, Option(help="Measure nulls, ceilings and a grid of eps too.")] = True,
+    seed: Annotated[int, Option(help="Random seed of the null distributions.")] = 0,
 ) -> None:
     """Check every layer against the papers' claims.
 
     Prints a table and writes a page about it.
     """
-    options: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid, "seed": seed}
-    result = asked.measured(ci.audit, **options)
+    arguments: dict[str, Any] = {"eps": eps, "untrained": untrained, "grid": grid, "seed": seed}
+    result = asked.measured(ci.audit, **arguments)
     if result is None:
         return
     page = asked.page_of(result, ci.viz.audit_page)
     signs = "+ kept, - broken, ~ depends on the setting, c by construction, ? undecided."
     more = f"{page.with_name('audit.txt')} says what each row and column is."
-    last = f"{signs} {more}\n{finding(result)} The page: {page}"
+    last = f"{signs} {more}\n{options.finding(result)} The page: {page}"
     asked.say_result(result, f"{result.text()}\n", last)
 
 
 @on_data(
     "Comparison",
     Pass,
-    {"data": (_COMPARED, None), "out": (Out, MODEL["out"][1]), "family": MODEL["family"],
+    {"data": (_COMPARED, None), "out": (options.Out, MODEL["out"][1]), "family": MODEL["family"],
      "config": MODEL["config"]},
 )  # fmt: skip
 def compare(
     asked: Asked,
-    a: Side,
-    b: Side,
-    probes: ProbeNames = None,
+    a: options.Side,
+    b: options.Side,
+    probes: options.ProbeNames = None,
     untrained: Annotated[
-        int | None, typer.Option(help="Untrained twins of each side. Default: 5, of models.")
+        int | None, Option(help="Untrained twins of each side. Default: 5, of models.")
     ] = None,
 ) -> None:
     """Compare two networks, or two groups of them.
@@ -107,25 +96,27 @@ def compare(
             raise
 
     (one, name), (two, other) = (argument_parsing.networks(side, take) for side in (a, b))
-    options: dict[str, Any] = {"probes": names_of(probes), "untrained": untrained, **asked.run}
-    result = ci.compare(one, two, asked.data, names=(name, other), out=asked.out, **options)
+    arguments: dict[str, Any] = {"probes": options.names_of(probes), "untrained": untrained}
+    arguments |= {"names": (name, other), "out": asked.out, **asked.run}
+    result = ci.compare(one, two, asked.data, **arguments)
     page = ci.viz.compare_page(result, asked.out)
-    say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
+    first, second = (result.meta[side]["name"] for side in "ab")
+    options.say(f"a: {first}, b: {second}\n\n{result.text()}\n")
     signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
-    say(f"{signs} {finding(result)} The page: {page}")
+    options.say(f"{signs} {options.finding(result)} The page: {page}")
 
 
 @on_data("SegmentResult", leading={**MODEL, "data": (_MASKED, MODEL["data"][1])})
 def segment(
     asked: Asked,
-    mass: Annotated[float, typer.Option(help="The share of a map that its mask holds.")] = 0.6,
+    mass: Annotated[float, Option(help="The share of a map that its mask holds.")] = 0.6,
     fraction: Annotated[
-        float, typer.Option(help="The share of the patches that the other rule keeps.")
+        float, Option(help="The share of the patches that the other rule keeps.")
     ] = 0.6,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
+        bool, Option("--unscaled", help="As in the paper: no 1/sqrt(d_head), no CLS key.")
     ] = False,
-    untrained: Untrained = 5,
+    untrained: options.Untrained = 5,
 ) -> None:
     """Score the attention map of every head against masks.
 
@@ -138,18 +129,15 @@ def segment(
         return
     page = asked.page_of(result, ci.viz.segment_page)
     text = f"{result.text('mass')}\n\n{result.text('top')}\n\n{result.legend()}\n"
-    asked.say_result(result, text, f"{finding(result)} The page: {page}")
+    asked.say_result(result, text, f"{options.finding(result)} The page: {page}")
 
 
 @on_data("Atlas")
 def atlas(
     asked: Asked,
-    top: Annotated[
-        int, typer.Option(help="How many patches or contexts to show for each atom.")
-    ] = 9,
+    top: Annotated[int, Option(help="How many patches or contexts to show for each atom.")] = 9,
     ablate: Annotated[
-        int,
-        typer.Option(help="On how many samples to run the model without an atom; 0: none."),
+        int, Option(help="On how many samples to run the model without an atom; 0: none.")
     ] = 32,
 ) -> None:
     """Show what every dictionary atom is for.
@@ -167,15 +155,15 @@ def ablate(
     asked: Asked,
     how: Annotated[
         str,
-        typer.Option(
+        Option(
             help="mean: over all samples, at each position its own, or zero: what takes the place "
             "of a head's output."
         ),
     ] = "mean",
-    metric: Annotated[str, typer.Option(help="loss or accuracy.")] = "loss",
+    metric: Annotated[str, Option(help="loss or accuracy.")] = "loss",
     head: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Print this head, such as L3H1, whatever its effect. All are measured. Give it "
             "once for each."
         ),
@@ -185,7 +173,7 @@ def ablate(
 
     By ablating it: a table and a heat map.
     """
-    named = heads_of(head, asked.model.cfg.n_layers, asked.model.cfg.n_heads)
+    named = options.heads_of(head, asked.model.cfg.n_layers, asked.model.cfg.n_heads)
     result = asked.measured(ci.ablate_heads, how=how, metric=metric)
     if result is None:
         return
@@ -196,7 +184,7 @@ def ablate(
     shown: Any = every[kept]
     table = shown.to_string(index=False, float_format="{:.4g}".format)
     words = "\n".join([table, "", *_which(len(every), len(shown)), result.legend(), ""])
-    last = f"{finding(result)} The heat map: {asked.out / 'heads.png'}"
+    last = f"{options.finding(result)} The heat map: {asked.out / 'heads.png'}"
     asked.say_result(result, words, last)
 
 
@@ -218,39 +206,38 @@ def _heat_map(result: Any, out: Path) -> None:
 @on_data("SweepResult")
 def sweep(
     asked: Asked,
-    probes: ProbeNames = None,
+    probes: options.ProbeNames = None,
     controls: Annotated[
         int,
-        typer.Option(
+        Option(
             help="On how many samples to measure the negative controls: untrained on all, the "
             "others on a part: 5 of the first 32, about an eighth of many. 0: none."
         ),
     ] = 32,
     precision: Annotated[
-        str | None, typer.Option(help="bfloat16: run the model under autocast. Default: float32.")
+        str | None, Option(help="bfloat16: run the model under autocast. Default: float32.")
     ] = None,
 ) -> None:
     """Measure probes in every layer, on data of any size.
 
     The tables are written when all is measured.
     """
-    options: dict[str, Any] = {"probes": names_of(probes), "controls": controls}
-    result = asked.measured(ci.sweep, precision=precision, **options)
+    arguments: dict[str, Any] = {"probes": options.names_of(probes), "controls": controls}
+    result = asked.measured(ci.sweep, precision=precision, **arguments)
     if result is not None:
         sharpest = result.sharpest()
         words = (f"{sharpest}\n" if sharpest else "") + result.controls_text()
-        asked.say_result(result, words, f"{finding(result)} The tables: {asked.out}")
+        asked.say_result(result, words, f"{options.finding(result)} The tables: {asked.out}")
 
 
 @on_data("AtomResult")
 def atoms(
     asked: Asked,
     top: Annotated[
-        int,
-        typer.Option(help="How many of its strongest tokens to keep for each atom."),
+        int, Option(help="How many of its strongest tokens to keep for each atom.")
     ] = 16,
     coactivation: Annotated[
-        bool, typer.Option("--coactivation", help="Count pairs of atoms that are on together.")
+        bool, Option("--coactivation", help="Count pairs of atoms that are on together.")
     ] = False,
 ) -> None:
     """Measure when every dictionary atom is on.
@@ -265,11 +252,11 @@ def atoms(
 
 
 def merge(
-    folder: Annotated[Path, typer.Argument(help="The folder that the shards of a run share.")],
+    folder: Annotated[Path, Argument(help="The folder that the shards of a run share.")],
 ) -> None:
     """Make the result of a run from its chunks.
 
     Or list the chunks that are missing.
     """
     result = ci.merge(folder)
-    say(f"{result.headline()} The tables: {folder}")
+    options.say(f"{result.headline()} The tables: {folder}")

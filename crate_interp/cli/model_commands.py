@@ -9,64 +9,38 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-import typer
+from typer import Option
 
 import crate_interp as ci
+from crate_interp.cli import options
 from crate_interp.cli.command_line import taking
-from crate_interp.cli.options import (
-    Config,
-    Data,
-    Dtype,
-    Family,
-    SharedOut,
-    Source,
-    Step,
-    Threads,
-    load,
-    say,
-    take_threads,
-)
 from crate_interp.core import checks
 from crate_interp.core.run_options import DEFAULTS, Run
 
 FORMATS = ("csv", "markdown", "latex")
 # what names a model, data and a folder: name -> (annotation, default)
 MODEL: dict[str, tuple[Any, Any]] = {
-    "source": (Source, inspect.Parameter.empty),
-    "data": (Data, inspect.Parameter.empty),
-    "out": (SharedOut, inspect.Parameter.empty),
-    "family": (Family, None),
-    "revision": (Step, None),
-    "config": (Config, None),
+    "source": (options.Source, inspect.Parameter.empty),
+    "data": (options.Data, inspect.Parameter.empty),
+    "out": (options.SharedOut, inspect.Parameter.empty),
+    "family": (options.Family, None),
+    "revision": (options.Step, None),
+    "config": (options.Config, None),
 }
 _DEVICE = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU of this rank, if any.")
+    str | None, Option(help="cpu, cuda or cuda:1. Default: the GPU of this rank, if any.")
 ]
-_MACHINE: dict[str, tuple[Any, Any]] = {
-    "threads": (Threads, None),
-    "device": (_DEVICE, None),
-    "dtype": (Dtype, None),
-}
+_MACHINE = {"threads": (options.Threads, None), "device": (_DEVICE, None)}
+_MACHINE |= {"dtype": (options.Dtype, None)}
+_ADDRESS = Annotated[
+    str | None, Option(help="Of the Ray cluster, such as auto. Default: one on this machine.")
+]
+_RESTART = Annotated[bool, Option("--restart", help="Start over; chunks that are there go.")]
+_FORMAT = Annotated[
+    str | None, Option(help="csv, markdown or latex: print the main table as such.")
+]
 # beside the options of `Run`
-_OF_CHUNKS: dict[str, tuple[Any, Any]] = {
-    "address": (
-        Annotated[
-            str | None,
-            typer.Option(help="Of the Ray cluster, such as auto. Default: one on this machine."),
-        ],
-        None,
-    ),
-    "restart": (
-        Annotated[bool, typer.Option("--restart", help="Start over; chunks that are there go.")],
-        False,
-    ),
-    "format": (
-        Annotated[
-            str | None, typer.Option(help="csv, markdown or latex: print the main table as such.")
-        ],
-        None,
-    ),
-}
+_OF_CHUNKS = {"address": (_ADDRESS, None), "restart": (_RESTART, False), "format": (_FORMAT, None)}
 
 
 @dataclass
@@ -93,16 +67,16 @@ class Asked:
 
         with after_rank_0(self.out):
             device = self.device or device_of_rank()
-            return load(source, self.family, self.revision, self.config, device, self.dtype)
+            return options.load(source, self.family, self.revision, self.config, device, self.dtype)
 
     @cached_property
     def model(self) -> Any:
         """Returns the model that the command names."""
         return self.load(self.source)
 
-    def measured(self, verb: Callable[..., Any], **options: object) -> Any:
+    def measured(self, verb: Callable[..., Any], **arguments: object) -> Any:
         """Returns what a verb measures of the model on the data."""
-        return verb(self.model, self.data, out=self.out, **options, **self.run)
+        return verb(self.model, self.data, out=self.out, **arguments, **self.run)
 
     def page_of(self, result: object, write: Callable[[Any, Path], Any]) -> Any:
         """Returns what `write` makes of a result; of several processes one writes at a time."""
@@ -117,9 +91,9 @@ class Asked:
         The last words go to stderr where the output is a table that a program may read.
         """
         if self.format is None:
-            say(f"{text}\n{last}" if text else last)
+            options.say(f"{text}\n{last}" if text else last)
             return
-        say(getattr(result, f"to_{self.format}")())
+        options.say(getattr(result, f"to_{self.format}")())
         sys.stderr.write(f"{last}\n")
 
 
@@ -138,20 +112,20 @@ def on_data(
         own = [item for item in inspect.signature(command).parameters.values()][1:]
 
         @wraps(command)
-        def run(**given: Any) -> None:
+        def asking(**given: Any) -> None:
             taken = {name: given.pop(name) for name in (*leading, *shared)}
             if taken.get("format") is not None:
                 checks.one_of("format", taken["format"], FORMATS)
-            take_threads(taken.pop("threads"))
+            options.take_threads(taken.pop("threads"))
             _address(taken.pop("address", None), taken.get("engine"))
-            options = {name: taken.pop(name) for name in _options_of(of)}
+            run = {name: taken.pop(name) for name in _options_of(of)}
             if of is Run:
-                options["resume"] = not taken.pop("restart")
+                run["resume"] = not taken.pop("restart")
             if result:
                 getattr(ci, result).check_folder(taken["out"])
-            command(Asked(options, **taken), **given)
+            command(Asked(run, **taken), **given)
 
-        return taking(run, [*_parameters(leading), *own, *_parameters(shared)])
+        return taking(asking, [*_parameters(leading), *own, *_parameters(shared)])
 
     return decorate
 
@@ -165,15 +139,15 @@ def _options_of(of: type) -> dict[str, tuple[Any, Any]]:
         kind, text = kinds[name]
         default = getattr(DEFAULTS, name)
         flag = [f"--{name.replace('_', '-')}"] if kind is bool else []
-        found[name] = (Annotated[kind, typer.Option(*flag, help=text)], default)
+        found[name] = (Annotated[kind, Option(*flag, help=text)], default)
     return found
 
 
-def _parameters(options: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
+def _parameters(shown: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     return [
         inspect.Parameter(name, keyword, default=value, annotation=kind)
-        for name, (kind, value) in options.items()
+        for name, (kind, value) in shown.items()
     ]
 
 

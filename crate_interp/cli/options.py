@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import crate_interp as ci
 from crate_interp.core import checks
@@ -49,56 +49,50 @@ def _note(out: Path) -> Path:
 
 Source = Annotated[
     str,
-    typer.Argument(
-        help="A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."
-    ),
+    Argument(help="A name of `crate-interp models`, NAME@step-N, a weight file or a saved folder."),
 ]
 Data = Annotated[
     str,
-    typer.Option(
+    Option(
         help='"embedded:fashion", "embedded:held-out-text", "imagefolder:DIR" or '
         '"hf:owner/name:split".'
     ),
 ]
-Out = Annotated[Path, typer.Option(help="The folder to write into.", callback=_lock)]
+Out = Annotated[Path, Option(help="The folder to write into.", callback=_lock)]
 # of commands that several processes may run at once on one folder
 SharedOut = Annotated[
     Path,
-    typer.Option(
+    Option(
         help="The folder to write into. The same command goes on where an earlier one ended.",
         callback=_shared,
     ),
 ]
-Family = Annotated[str | None, typer.Option(help="Default: inferred from the checkpoint's keys.")]
-Step = Annotated[
-    str | None, typer.Option("--revision", help="step-N: a checkpoint along the training.")
-]
+Family = Annotated[str | None, Option(help="Default: inferred from the checkpoint's keys.")]
+Step = Annotated[str | None, Option("--revision", help="step-N: a checkpoint along the training.")]
 Revision = Annotated[
-    str | None,
-    typer.Option(help="A commit on the Hub, or step-N of an embedded model."),
+    str | None, Option(help="A commit on the Hub, or step-N of an embedded model.")
 ]
-File = Annotated[str | None, typer.Option(help="A file of a repo on the Hub.")]
+File = Annotated[str | None, Option(help="A file of a repo on the Hub.")]
 Config = Annotated[
     list[str] | None,
-    typer.Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
+    Option(help="A field of the config, such as n_heads=6. Give it once for each field."),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: cpu.")]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1. Default: cpu.")]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32, float64, bfloat16 or float16. Default: float32.")
+    str | None, Option(help="float32, float64, bfloat16 or float16. Default: float32.")
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch in each process.")]
+Threads = Annotated[int | None, Option(help="Threads of torch in each process.")]
 Side = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="A name of `crate-interp models`, NAME@step-N, a weight file, or the folder of a "
         "saved model or sweep; several with commas between them are seeds."
     ),
 ]
 ProbeNames = Annotated[
-    str | None,
-    typer.Option(help="Names of probes with commas between them. Default: the usual four."),
+    str | None, Option(help="Names of probes with commas between them. Default: the usual four.")
 ]
-Untrained = Annotated[int, typer.Option(help="How many untrained twins to measure as well.")]
+Untrained = Annotated[int, Option(help="How many untrained twins to measure as well.")]
 
 
 def take_threads(threads: int | None) -> None:

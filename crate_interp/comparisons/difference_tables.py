@@ -1,4 +1,4 @@
-"""The tables of a comparison: a row per statistic and layer, and what each network has."""
+"""The tables of a comparison, and what they compare: statistics and layers that both sides have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,12 +8,89 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from crate_interp.comparisons.sample_statistics import Statistic
 from crate_interp.stats.contrasts import Difference, Spread, centre, contrast, paired, without_test
 from crate_interp.stats.significance import LEVEL, holm
+from crate_interp.sweeps.result import SweepResult
+from crate_interp.sweeps.sweep_tables import TOGETHER, with_std
+
+NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
+_CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic of one network.
+
+    numbers: a row per layer with mean, error and n, over samples; error is the standard error, 0
+    for what the weights alone decide and NaN for a single sample. values: a row per sample and a
+    column per layer, or None where the sweep kept none: of the weights, or of heads whose means
+    alone were kept. per_head: whether it is a mean over heads.
+    """
+
+    numbers: pd.DataFrame
+    values: pd.DataFrame | None = None
+    per_head: bool = False
+    of_weights: bool = False
+
+    def by_layer(self, layers: Sequence[int]) -> Float[np.ndarray, "number layer"]:
+        """Returns mean, error and n of some layers, NaN for a layer that lacks the statistic."""
+        return self.numbers.reindex(list(layers)).to_numpy(float).T
+
+
+def statistics_of(result: SweepResult) -> dict[str, Statistic]:
+    """Returns "probe.statistic" -> what was measured, in the order in which it was measured.
+
+    A statistic per head is the mean over heads: of each sample where the sweep kept every sample's
+    numbers, else of all samples together. Of a result that was saved without the variance of this
+    mean, its standard error is the mean of the heads' errors, which is the most that it can be.
+    """
+    samples, heads = result.table("samples"), result.table("head_samples")
+    found = _of_weights(result.table("weights")) | _of_moments(result.table("moments"))
+    for name in heads.columns[3:]:
+        found[name] = _of_values(_mean_over_heads(heads, name), per_head=True)
+    averaged = set(result.meta.get("heads_averaged", []))
+    for name in samples.columns[3:]:
+        wide: Any = samples.pivot(index="sample", columns="layer", values=name)
+        found[name] = _of_values(wide.dropna(axis=1, how="all"), per_head=name in averaged)
+    order = list(result.meta["statistics"])
+    known = {name: found[name] for name in order if name in found}
+    return {name: one for name, one in known.items() if len(one.numbers)}
+
+
+def _of_values(wide: Any, per_head: bool) -> Statistic:
+    numbers = {"mean": wide.mean(), "error": wide.sem(), "n": wide.count()}
+    return Statistic(pd.DataFrame(numbers), wide, per_head)
+
+
+def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
+    """Returns the mean over heads by sample and layer; NaN for a sample that one head lacks."""
+    own: Any = heads[["sample", "layer", name]].groupby(["sample", "layer"])[name]
+    whole = own.mean().where(own.count() == own.size())
+    return whole.unstack("layer").dropna(axis=1, how="all")
+
+
+def _of_moments(moments: pd.DataFrame) -> dict[str, Statistic]:
+    found: dict[str, Statistic] = {}
+    table = with_std(moments)
+    table["error"] = table["std"] / table["n"] ** 0.5
+    for (probe, statistic), own in table.groupby(["probe", "statistic"], sort=False):
+        together = own[own["head"] == TOGETHER]
+        own = together if len(together) else own
+        numbers: Any = own.groupby("layer")[["mean", "error", "n"]].mean()
+        found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=True)
+    return found
+
+
+def _of_weights(weights: Any) -> dict[str, Statistic]:
+    found: dict[str, Statistic] = {}
+    for (probe, statistic), own in weights.groupby(["probe", "statistic"], sort=False):
+        numbers = own.groupby("layer")[["value"]].mean().assign(error=0.0, n=1.0)
+        heads = bool(own["head"].notna().any())
+        found[f"{probe}.{statistic}"] = Statistic(numbers, per_head=heads, of_weights=True)
+    return found
+
 
 Statistics = Mapping[str, Statistic]
-NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean", "error", "n"]
 
 
 @dataclass(frozen=True)
@@ -158,3 +235,94 @@ def _beside(
         "excess": excess.value, "excess_low": excess.low, "excess_high": excess.high,
         "excess_p": holm(excess.p),
     }  # fmt: skip
+
+
+def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:
+    """Returns which layer of one network stands beside which layer of the other.
+
+    Networks of a and b layers. Where both have as many, each layer stands beside its own number.
+    Else layer l of the one with fewer, n, stands beside the layer of the other, of m, that is as
+    deep: l (m - 1) / (n - 1), rounded, halves upwards; the first beside the first and the last
+    beside the last. The stream after the last layer, layer n, stands beside layer m.
+    """
+    few, many = min(a, b), max(a, b)
+    steps = max(few - 1, 1)
+    pairs = [(l, (2 * l * (many - 1) + steps) // (2 * steps)) for l in range(few)]  # noqa: E741
+    if few == 1:
+        pairs = [(0, many - 1)] if many > 1 else [(0, 0)]
+    pairs.append((few, many))
+    return pairs if a <= b else [(other, own) for own, other in pairs]
+
+
+def shared(
+    a: Sequence[Statistics],
+    b: Sequence[Statistics],
+    metas: tuple[Mapping[str, Any], Mapping[str, Any]],
+    paired: bool,
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the statistics to compare, and why others are not, "probe.statistic" -> reason.
+
+    a, b: the statistics of each network of a side. metas: of the first network of each side.
+    paired: whether numbers of single samples are needed.
+    """
+    chosen: list[str] = []
+    left: dict[str, str] = {}
+    for name in dict.fromkeys(key for one in (*a, *b) for key in one):
+        reason = _why_not(name, a, b, metas, paired)
+        if reason:
+            left[name] = reason
+        else:
+            chosen.append(name)
+    return chosen, left
+
+
+def _why_not(
+    name: str,
+    a: Sequence[Statistics],
+    b: Sequence[Statistics],
+    metas: tuple[Mapping[str, Any], Mapping[str, Any]],
+    paired: bool,
+) -> str:
+    for side, networks in (("a", a), ("b", b)):
+        lacking = sum(name not in one for one in networks)
+        if lacking:
+            some = "" if lacking == len(networks) else f" in {lacking} of its networks"
+            return f"{side} does not have it{some}"
+    units = [meta["statistics"][name][0] for meta in metas]
+    if units[0] != units[1]:
+        return f"a has it in {units[0] or 'no unit'}, b in {units[1] or 'no unit'}"
+    probe = name.partition(".")[0]
+    settings = [meta["probes"][probe]["settings"] for meta in metas]
+    for key, value in settings[0].items():
+        other = settings[1].get(key, value)
+        if value != other and key != _CHOSEN:
+            return f"the settings of its probe differ: {key} = {value} and {other}"
+    every = [one[name] for one in (*a, *b)]
+    if len({one.of_weights for one in every}) > 1:
+        return "it is of the weights in one and of samples in the other"
+    if paired and not every[0].of_weights and any(one.values is None for one in every):
+        return (
+            "it is per head, and the sweep kept the means of heads alone: compare the models, "
+            "whose heads are then averaged for each sample"
+        )
+    return ""
+
+
+def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:
+    """Returns what differs in the settings of probes and does not hinder: "probe.setting" -> how.
+
+    It is what stands for the subspaces U, and settings that one side alone has.
+    """
+    found: dict[str, str] = {}
+    chosen = [str(meta["config"].get(_CHOSEN) or "its own U") for meta in metas]
+    if chosen[0] != chosen[1]:
+        found[_CHOSEN] = f"{chosen[0]} in a, {chosen[1]} in b"
+    for probe in metas[0]["probes"]:
+        if probe not in metas[1]["probes"]:
+            continue
+        one, other = (meta["probes"][probe]["settings"] for meta in metas)
+        for key in dict.fromkeys((*one, *other)):
+            words = [str(each.get(key, "not set")) for each in (one, other)]
+            if words[0] != words[1] and key != _CHOSEN:
+                found[f"{probe}.{key}"] = f"{words[0]} in a, {words[1]} in b"
+    return found

@@ -6,20 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
 
-from crate_interp.comparisons.difference_tables import Side, differences, networks
-from crate_interp.comparisons.matching import layer_pairs, noted, shared
-from crate_interp.comparisons.networks import (
-    Compared,
-    Measuring,
-    Network,
-    architecture,
-    check_models,
-    listed,
-    swept,
-    twins_of,
-)
+from crate_interp.comparisons import difference_tables, networks
+from crate_interp.comparisons.difference_tables import Side, statistics_of
+from crate_interp.comparisons.networks import Measuring, Network
 from crate_interp.comparisons.result import Comparison
-from crate_interp.comparisons.sample_statistics import statistics_of
 from crate_interp.core import checks
 from crate_interp.core.folders import locked
 from crate_interp.core.run_options import Pass, run_options
@@ -36,8 +26,8 @@ _NAME = 80  # characters
 
 
 def compare(
-    a: Compared,
-    b: Compared,
+    a: networks.Compared,
+    b: networks.Compared,
     data: Data | None = None,
     *,
     probes: Probes = None,
@@ -64,10 +54,11 @@ def compare(
     untrained one, with an interval over networks; a single network is taken to scatter as its twins
     do.
 
-    Networks of different depths are compared at the same relative depth
-    (crate_interp/comparisons/matching.py). What one side alone has is in meta["not_compared"], with
-    the reason. names: what to call the sides. out: a folder for the result and, under `sweeps`, for
-    each sweep as soon as it is done; the same call again takes those that are there, unless there
+    Networks of different depths are compared at the same relative depth (`layer_pairs` in
+    crate_interp/comparisons/difference_tables.py). What one side alone has is in
+    meta["not_compared"], with the reason. names: what to call the sides. out: a folder for the
+    result and, under `sweeps`, for each sweep as soon as it is done; the same call again takes
+    those that are there, unless there
     are probes of your own.
 
     Raises ValueError, before work starts, for other things than models and results, models without
@@ -75,14 +66,14 @@ def compare(
     the sides have no statistic in common.
     """
     options = run_options(compare, run, Pass, out=out)
-    sides = [listed("a", a), listed("b", b)]
+    sides = [networks.listed("a", a), networks.listed("b", b)]
     models = any(isinstance(one, HookedModel) for side in sides for one in side)
     _check_asked(models, names, data=data, probes=probes, limit=options.limit)
     count, given = _twins_asked(untrained, models)
     _check_results(sides, given)
     how = Measuring(data, probes, options)
     if models:
-        check_models(sides, how)
+        networks.check_models(sides, how)
     with ExitStack() as stack:
         if options.out is not None:
             stack.enter_context(locked(options.out))
@@ -98,9 +89,9 @@ def _measured(
 ) -> Comparison:
     """Returns the comparison of what is swept now; `count` twins, or those that were given."""
     started = time.perf_counter()
-    results = swept(sides, how)
+    results = networks.swept(sides, how)
     _check_samples([one for side in results for one in side])
-    twins = twins_of(sides, count, how) if given is None else given
+    twins = networks.twins_of(sides, count, how) if given is None else given
     result = _compared(results, twins, names)
     result.meta["seconds"] = round(time.perf_counter() - started, 3)
     return result
@@ -154,7 +145,7 @@ def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
             one.cfg.to_dict() if isinstance(one, HookedModel) else one.meta["config"]
             for one in side
         ]
-        if len({architecture(config) for config in configs}) > 1:
+        if len({networks.architecture(config) for config in configs}) > 1:
             raise ValueError(
                 f"{name} is a list of networks of different architectures: a list stands for "
                 "networks that differ in their seeds or their training. Compare others one by one."
@@ -192,9 +183,7 @@ def _said(data: list[dict[str, Any]]) -> str:
 
 
 def _compared(
-    results: Sequence[list[SweepResult]],
-    twins: Sequence[Sequence[SweepResult]],
-    names: Names,
+    results: Sequence[list[SweepResult]], twins: Sequence[Sequence[SweepResult]], names: Names
 ) -> Comparison:
     """Returns the comparison of sweeps."""
     a, b = (
@@ -203,38 +192,33 @@ def _compared(
     )
     metas = (results[0][0].meta, results[1][0].meta)
     single = len(results[0]) == len(results[1]) == 1
-    chosen, left = shared(a.networks, b.networks, metas, single)
+    chosen, left = difference_tables.shared(a.networks, b.networks, metas, single)
     if not chosen:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:4])
         raise ValueError(f"the two have no statistic in common. {reasons}.")
-    pairs = layer_pairs(metas[0]["n_layers"], metas[1]["n_layers"])
+    pairs = difference_tables.layer_pairs(metas[0]["n_layers"], metas[1]["n_layers"])
     digests = [[one.meta["model_digest"] for one in random] for random in twins]
     same = bool(digests[0]) and digests[0] == digests[1]
     tables = {
-        "differences": differences(a, b, chosen, pairs, same),
-        "networks": networks(a, b, chosen),
+        "differences": difference_tables.differences(a, b, chosen, pairs, same),
+        "networks": difference_tables.networks(a, b, chosen),
     }
     heads = [name for name in chosen if a.networks[0][name].per_head]
+    probes = dict.fromkeys(name.partition(".")[0] for name in chosen)
     about = {
         "layers": pairs,
         "not_compared": left,
-        "noted": noted(metas),
+        "noted": difference_tables.noted(metas),
         "heads_averaged": heads,
         "statistics": {name: metas[0]["statistics"][name] for name in chosen},
-        "probes": {name: metas[0]["probes"][name] for name in _probes(chosen)},
+        "probes": {name: metas[0]["probes"][name] for name in probes},
         "of_weights": [name for name in chosen if a.networks[0][name].of_weights],
     }
     return Comparison(tables, _meta(results, twins, names) | about)
 
 
-def _probes(chosen: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.partition(".")[0] for name in chosen))
-
-
 def _meta(
-    results: Sequence[list[SweepResult]],
-    twins: Sequence[Sequence[SweepResult]],
-    names: Names,
+    results: Sequence[list[SweepResult]], twins: Sequence[Sequence[SweepResult]], names: Names
 ) -> dict[str, Any]:
     """Returns where the numbers come from: of both sides, and in the form that every result has."""
     metas = [own[0].meta for own in results]
@@ -259,10 +243,7 @@ def _meta(
         "model_digest": " against ".join(digests),
         "config": {side: meta["config"] for side, meta in zip("ab", metas, strict=True)},
         "n_layers": min(meta["n_layers"] for meta in metas),
-        "data": metas[0]["data"],
-        "n_samples": metas[0]["n_samples"],
-        "unit": metas[0]["unit"],
-        "versions": metas[0]["versions"],
+        **{key: metas[0][key] for key in ("data", "n_samples", "unit", "versions")},
     }  # fmt: skip
 
 

@@ -11,11 +11,7 @@ from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
 from crate_interp.stats.significance import interval_words
 
-CELL = {
-    "other_image": "mask of another image",
-    "random": "random order",
-    "untrained": "untrained",
-}
+CELL = {"other_image": "mask of another image", "random": "random order", "untrained": "untrained"}
 
 
 class SegmentResult(Result):

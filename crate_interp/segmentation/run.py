@@ -13,11 +13,11 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe, segmentation
-from crate_interp.results.kinds import Kind, Tables
+from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import first
-from crate_interp.segmentation.blind_masks import check_objects, constants_of
 from crate_interp.segmentation.examples import examples, no_examples
 from crate_interp.segmentation.result import SegmentResult
+from crate_interp.segmentation.scores import check_objects, constants_of
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import check_masks, sweep_stage
 from crate_interp.sweeps.runs.batches import Chunk, check_model, samples_of
@@ -131,24 +131,15 @@ def segment_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> Segment
     meta = with_facts(own, meta)[1]
     for name in ("counts", "seconds"):  # two runs write the same bytes
         meta.pop(name, None)
-    tables = {
-        "samples": own["samples"],
-        "head_samples": own["head_samples"],
-        "untrained_samples": stacked([twin["samples"] for twin in twins]),
-        "untrained_head_samples": stacked([twin["head_samples"] for twin in twins]),
-        "constants": constants["constants"],
-        "examples": found["examples"]["examples"] if "examples" in found else no_examples(),
-    }
-    return SegmentResult(tables, meta)
+    tables = {"constants": constants["constants"]}
+    for name in ("samples", "head_samples"):
+        tables[name] = own[name]
+        tables[f"untrained_{name}"] = stacked([twin[name] for twin in twins])
+    shown = found["examples"]["examples"] if "examples" in found else no_examples()
+    return SegmentResult(tables | {"examples": shown}, meta)
 
 
-SEGMENTATION = Kind(
-    SegmentResult,
-    {
-        "constants": {"constants": SegmentResult.STORED["constants"]},
-        "segment": SweepResult.STORED,
-        "untrained": SweepResult.STORED,
-        "examples": {"examples": first},
-    },
-    segment_result,
-)
+_STAGES: dict[str, Rules] = dict.fromkeys(("segment", "untrained"), SweepResult.STORED)
+_STAGES["constants"] = {"constants": SegmentResult.STORED["constants"]}
+_STAGES["examples"] = {"examples": first}
+SEGMENTATION = Kind(SegmentResult, _STAGES, segment_result)

@@ -1,4 +1,4 @@
-"""From scores per sample, layer and head to the three ways to score how well a layer segments."""
+"""The three ways to score how well a layer segments, and scores of masks that need no network."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES
+from crate_interp.data import Samples
+from crate_interp.measures import mass_mask, top_mask
+from crate_interp.probes.segmentation_probe import CHANCE, RESOLUTIONS, RULES, Targets
+from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result
 from crate_interp.stats.intervals import mean_interval
+from crate_interp.sweeps.runs.batches import Chunk
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
 Columns = tuple[pd.DataFrame, np.ndarray]  # what each column of scores is of, scores `[n, column]`
+LEAST = 4  # images with an object
 
 
 @dataclass(frozen=True)
@@ -153,3 +160,64 @@ def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
     """Returns the layer and head of `[n, 2]` that are the same for all samples."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)
+
+
+def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
+    """Returns a table of a row per image: sample, label, and scores of what needs no network.
+
+    all_token, all_pixel: those of all foreground; the others are those of the centred map by each
+    rule. NaN stands for an image without an object.
+    """
+    patch_size = chunk.model.cfg.patch_size
+    parts: dict[str, list[Tensor]] = {}
+    for batch in chunk.batches():
+        masks = batch.masks
+        assert masks is not None  # the stage reads them
+        parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
+        targets = Targets(masks, patch_size)
+        patches = zip(masks.shape[1:], patch_size, strict=True)
+        height, width = (side // patch for side, patch in patches)
+        centre = centred_map((height, width))
+        shapes = {"all": torch.ones_like(centre, dtype=torch.bool)}
+        shapes |= {"mass": mass_mask(centre, mass), "top": top_mask(centre, fraction)}
+        for name, shape in shapes.items():
+            for resolution in RESOLUTIONS:
+                mask = shape.expand(len(masks), 1, -1)
+                scores = targets.mean(targets.jaccard(mask, resolution))[:, 0]
+                parts.setdefault(f"{name}_{resolution}", []).append(scores)
+    if not parts:
+        return {"constants": pd.DataFrame({"sample": []})}
+    columns = {name: torch.cat(values).numpy() for name, values in parts.items()}
+    labels = _labels(chunk.samples)
+    table = pd.DataFrame(columns)
+    own = [labels[number - chunk.samples.start] for number in columns["sample"]]
+    table.insert(1, "label", pd.Series(own, dtype=object))
+    return {"constants": table.infer_objects()}
+
+
+def check_objects(constants: pd.DataFrame) -> None:
+    """Raises ValueError if fewer than 4 images have an object."""
+    kept = int(constants["all_token"].notna().to_numpy().sum())
+    if kept < LEAST:
+        raise ValueError(
+            f"{kept} of {len(constants)} images have an object: give at least {LEAST}, two in each "
+            "half."
+        )
+
+
+def _labels(samples: Samples) -> list[Any]:
+    """Returns what the labels are called, one for each image; None where there is none."""
+    labels: list[Any] = samples.labels or [None] * samples.n
+    if samples.names is None:
+        return labels
+    return [None if label is None else samples.names[label] for label in labels]
+
+
+def centred_map(grid: tuple[int, int]) -> Tensor:
+    """Returns a Gaussian around the middle of a grid `[h * w]`.
+
+    Its standard deviation is a quarter of each side.
+    """
+    # integers first: mirrored patches get the same bits, so that only the rule for ties decides
+    rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
+    return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()

@@ -9,13 +9,6 @@ from crate_interp.sweeps.stores.activation_store import open_store
 from crate_interp.sweeps.stores.writing import store
 
 __all__ = [
-    "AtomResult",
-    "LinearProbeResult",
-    "SweepResult",
-    "atoms",
-    "linear_probe",
-    "open_store",
-    "probe",
-    "store",
-    "sweep",
-]
+    "AtomResult", "LinearProbeResult", "SweepResult", "atoms", "linear_probe", "open_store",
+    "probe", "store", "sweep",
+]  # fmt: skip

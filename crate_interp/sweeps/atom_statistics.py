@@ -17,12 +17,12 @@ from crate_interp.measures import condition_number, mutual_coherence
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
 from crate_interp.probes.layer_reading import dictionary
-from crate_interp.results.kinds import Kind, Tables
+from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, counted, first
 from crate_interp.sweeps import atom_sums
 from crate_interp.sweeps.atom_sums import LayerAtoms, layer_sums
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, data_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 
@@ -55,18 +55,10 @@ def _layers(result: Result) -> pd.DataFrame:
     for layer, atoms_ in grouped:
         own = sums.get_group(layer)
         tokens = int(own["n_tokens"].iloc[0])
-        states = atoms_["state"]
-        rows.append(
-            {
-                "layer": layer,
-                "atoms": len(atoms_),
-                "dead": int((states == "dead").sum()),
-                "dense": int((states == "dense").sum()),
-                "firing_rate": atoms_["firing_rate"].mean(),
-                "energy": own["squares"].to_numpy().sum() / tokens,
-                "n_tokens": tokens,
-            }
-        )
+        states = {state: int((atoms_["state"] == state).sum()) for state in ("dead", "dense")}
+        rate, energy = atoms_["firing_rate"].mean(), own["squares"].to_numpy().sum() / tokens
+        row = {"layer": layer, "atoms": len(atoms_), **states, "firing_rate": rate}
+        rows.append(row | {"energy": energy, "n_tokens": tokens})
     return pd.DataFrame(rows).merge(result.table("weights"), on="layer")
 
 
@@ -202,12 +194,7 @@ def atom_stage(model: HookedModel, samples: Samples | Stream, settings: Mapping[
     return Stage("atoms", model, samples, partial(atom_tables, settings=settings))
 
 
-def atom_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> AtomResult:
-    """Returns the result of the stage "atoms"."""
-    return AtomResult(*with_facts(found["atoms"], meta))
-
-
-ATOMS = Kind(AtomResult, {"atoms": AtomResult.STORED}, atom_result)
+ATOMS = kind_of_one_stage(AtomResult)
 
 
 def atom_settings(

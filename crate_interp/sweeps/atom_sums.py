@@ -42,17 +42,9 @@ class LayerAtoms:
         values, samples, tokens = (
             np.take_along_axis(array, order, axis=0) for array in (values, samples, tokens)
         )
-        return LayerAtoms(
-            self.n_tokens + other.n_tokens,
-            self.on + other.on,
-            self.total + other.total,
-            self.squares + other.squares,
-            np.maximum(self.largest, other.largest),
-            values,
-            samples,
-            tokens,
-            self.together + other.together,
-        )
+        n, on, total, squares = (getattr(self, name) + getattr(other, name) for name in _ADDED)
+        largest, together = np.maximum(self.largest, other.largest), self.together + other.together
+        return LayerAtoms(n, on, total, squares, largest, values, samples, tokens, together)
 
 
 def layer_sums(
@@ -113,14 +105,8 @@ def top_table(sums: Mapping[int, LayerAtoms]) -> pd.DataFrame:
     parts: list[pd.DataFrame] = []
     for layer, own in sums.items():
         rank, atom = np.indices(own.top_values.shape)
-        columns: dict[str, Any] = {
-            "layer": layer,
-            "atom": atom.T.ravel(),
-            "rank": rank.T.ravel(),
-            "value": own.top_values.T.ravel(),
-            "sample": own.top_samples.T.ravel(),
-            "token": own.top_tokens.T.ravel(),
-        }
+        columns: dict[str, Any] = {"layer": layer, "atom": atom.T.ravel(), "rank": rank.T.ravel()}
+        columns |= {name: getattr(own, f"top_{name}s").T.ravel() for name in TOP[3:]}
         table: Any = pd.DataFrame(columns)
         parts.append(table[table["value"] > 0])
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

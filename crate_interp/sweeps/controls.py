@@ -24,11 +24,10 @@ from crate_interp.models.hooked import HookedModel
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import Block, LayerActs, StandIn, around_attention, subspaces
 from crate_interp.probes.probe import on_activations
-from crate_interp.sweeps.accumulators import Key
 from crate_interp.sweeps.control_tables import an_eighth
-from crate_interp.sweeps.runs.batches import Batch, Chunk, Forward, Reading
-from crate_interp.sweeps.runs.precision import measuring
+from crate_interp.sweeps.runs.batches import Batch, Chunk, Forward, Reading, measuring
 from crate_interp.sweeps.sweep_tables import CONTROLS as COLUMNS
+from crate_interp.sweeps.sweep_tables import Key
 
 _STREAM = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 Acts = dict[str, Tensor]
@@ -178,15 +177,12 @@ def _changes(probe: Probe, same_block: bool, before: Acts, after: Acts) -> bool:
     A built-in probe says whether it measures against U; one of a user may read any weight.
     """
     if not same_block:
-        ours = _module(probe.measure).startswith("crate_interp.probes.")
-        if probe.subspaces or not ours:
+        function = getattr(probe.measure, "func", probe.measure)
+        module = str(getattr(function, "__module__", ""))
+        if probe.subspaces or not module.startswith("crate_interp.probes."):
             return True
     points = (*probe.points, *probe.optional)
     return any(after.get(point) is not before.get(point) for point in points)
-
-
-def _module(function: Any) -> str:
-    return getattr(getattr(function, "func", function), "__module__", None) or ""
 
 
 def _points(layers: Any, probes: Sequence[Probe], changes: Mapping[str, Control]) -> list[str]:

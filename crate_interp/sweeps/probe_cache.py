@@ -11,12 +11,11 @@ from crate_interp.models.compat.offload import with_weights
 from crate_interp.probes import Probe
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import on_activations, on_final
-from crate_interp.sweeps.accumulators import Tally
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import Probes, check_masks, fitting, measure_weights
 from crate_interp.sweeps.runs.batches import last_point
 from crate_interp.sweeps.runs.provenance import model_meta, probes_meta
-from crate_interp.sweeps.sweep_tables import tables_of
+from crate_interp.sweeps.sweep_tables import Tally, tables_of
 
 
 @with_weights

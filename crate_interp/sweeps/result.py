@@ -7,15 +7,9 @@ import pandas as pd
 
 from crate_interp.probes import built_in
 from crate_interp.results.result import Result, by, first
+from crate_interp.sweeps import sweep_tables
 from crate_interp.sweeps.control_tables import controls_text
 from crate_interp.sweeps.sweep_findings import even, headline, mean_ends, sharpest
-from crate_interp.sweeps.sweep_tables import (
-    heads,
-    layers,
-    mean_of_heads,
-    merged_controls,
-    merged_moments,
-)
 
 
 class SweepResult(Result):
@@ -34,11 +28,11 @@ class SweepResult(Result):
     STORED = {
         "samples": by("sample", "layer"),
         "head_samples": by("sample", "layer", "head"),
-        "moments": merged_moments,
+        "moments": sweep_tables.merged_moments,
         "weights": first,
-        "controls": merged_controls,
+        "controls": sweep_tables.merged_controls,
     }
-    DERIVED = {"layers": layers, "heads": heads}
+    DERIVED = {"layers": sweep_tables.layers, "heads": sweep_tables.heads}
 
     def samples(self) -> pd.DataFrame:
         """Returns a row per sample and layer: sample, label, layer, and a column "probe.statistic".
@@ -56,7 +50,8 @@ class SweepResult(Result):
         mean over heads; `heads()` has each head. `table("layers")` is without these.
         """
         parts = [self._table("layers").assign(over="samples")]
-        parts += [mean_of_heads(self).assign(over="heads")] if len(self._table("heads")) else []
+        if len(self._table("heads")):
+            parts.append(sweep_tables.mean_of_heads(self).assign(over="heads"))
         # a table without rows has no types
         return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 

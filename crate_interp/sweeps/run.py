@@ -21,28 +21,16 @@ from crate_interp.models.weight_cache import kept
 from crate_interp.probes import Probe, resolve
 from crate_interp.probes.layer_reading import LayerActs
 from crate_interp.probes.probe import MASKS, on_activations, on_final, on_weights
-from crate_interp.results.kinds import Kind, Tables
-from crate_interp.sweeps.accumulators import Key, Tally
+from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.controls import Controls, check_controls
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.runs.batches import (
-    Batch,
-    Chunk,
-    Forward,
-    Reading,
-    advised,
-    check_model,
-    data_of,
-    run_layers,
-    samples_of,
-)
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs import batches
+from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
-from crate_interp.sweeps.runs.precision import in_precision, measuring
 from crate_interp.sweeps.runs.provenance import code_of, data_meta, probes_meta
 from crate_interp.sweeps.runs.untrained_twins import twin
 from crate_interp.sweeps.stores.replay import Replay, opened, readable
-from crate_interp.sweeps.sweep_tables import merged_controls, no_controls, tables_of
+from crate_interp.sweeps.sweep_tables import Key, Tally, merged_controls, no_controls, tables_of
 
 Probes = str | Probe | Sequence[str | Probe] | None
 
@@ -54,7 +42,7 @@ def sweep(
     *,
     probes: Probes = None,
     blocks: str = "blocks",
-    forward: Forward = run_layers,
+    forward: batches.Forward = batches.run_layers,
     controls: int = 32,
     precision: str | None = None,
     **run: Unpack[Run],
@@ -93,26 +81,28 @@ def planned(
     probes: Probes,
     options: RunOptions,
     blocks: str = "blocks",
-    forward: Forward = run_layers,
+    forward: batches.Forward = batches.run_layers,
     controls: int = 0,
     precision: str | None = None,
 ) -> tuple[dict[str, Any], Stage, dict[str, str]]:
     """Returns the meta of a sweep, its stage, and digests of the code that measures."""
     controls = check_controls(controls)
-    check_model(model, blocks)
+    batches.check_model(model, blocks)
     chosen = fitting(probes, model, blocks)
     masks = any(item.masks for item in chosen)
-    samples, shown = opened(model, data, options, forward, samples_of if masks else data_of)
+    samples, shown = opened(
+        model, data, options, forward, batches.samples_of if masks else batches.data_of
+    )
     chosen = readable(chosen, shown, model, blocks, some=probes is None)
     if masks:
         check_masks(chosen, samples, options.skip_bad)
     meta = data_meta(model, samples, options.batch_size) | probes_meta(chosen, model)
     meta |= {"blocks": blocks, "n_layers": len(getattr(model, blocks)), "controls": controls}
     meta |= shown.meta | {"controls": 0} if isinstance(shown, Replay) else {}
-    if model.cfg.kind == "mae" and forward is run_layers:
+    if model.cfg.kind == "mae" and forward is batches.run_layers:
         meta["mask_ratio"] = 0.0
     meta |= {"precision": precision} if precision else {}
-    shown = in_precision(precision, shown)
+    shown = batches.in_precision(precision, shown)
     stage = sweep_stage("sweep", model, samples, chosen, meta, shown)
     return meta, replace(stage, options=options), code_of(chosen, shown)
 
@@ -123,7 +113,7 @@ def sweep_stage(
     samples: Samples | Stream,
     probes: list[Probe],
     meta: Mapping[str, Any],
-    forward: Forward = run_layers,
+    forward: batches.Forward = batches.run_layers,
 ) -> Stage:
     """Returns the stage that measures probes; meta: its blocks and controls."""
     of_chunk = partial(_of_chunk, probes=probes, controls=meta["controls"])
@@ -131,15 +121,10 @@ def sweep_stage(
     return Stage(name, model, samples, of_chunk, meta["blocks"], forward, masks=masks)
 
 
-def sweep_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> SweepResult:
-    """Returns the result of the stage "sweep"."""
-    return SweepResult(*with_facts(found["sweep"], meta))
+SWEEP = kind_of_one_stage(SweepResult)
 
 
-SWEEP = Kind(SweepResult, {"sweep": SweepResult.STORED}, sweep_result)
-
-
-def _of_chunk(chunk: Chunk, probes: list[Probe], controls: int) -> Tables:
+def _of_chunk(chunk: batches.Chunk, probes: list[Probe], controls: int) -> Tables:
     samples = chunk.samples
     tally, controlled = Tally(samples.n, samples.start), no_controls()
     with torch.no_grad():
@@ -166,13 +151,13 @@ def _of_chunk(chunk: Chunk, probes: list[Probe], controls: int) -> Tables:
 
 
 def measure_batch(
-    chunk: Chunk,
-    batch: Batch,
+    chunk: batches.Chunk,
+    batch: batches.Batch,
     probes: list[Probe],
     tally: Tally,
     of_weights: list[dict],
     extra: dict[str, Tensor],
-    more: Sequence[Reading] = (),
+    more: Sequence[batches.Reading] = (),
 ) -> dict[Key, Tensor]:
     """Runs the model on a batch, adds what the probes measure in each layer, and returns it too.
 
@@ -186,12 +171,12 @@ def measure_batch(
 
 
 def _readings(
-    chunk: Chunk,
+    chunk: batches.Chunk,
     probes: list[Probe],
     tally: Tally,
     of_weights: list[dict],
     extra: dict[str, Tensor],
-) -> list[Reading]:
+) -> list[batches.Reading]:
     """Returns a reading for each probe, so that it measures a layer while its points are in cache.
 
     What probes of one layer share is kept until the last of them has measured the layer.
@@ -202,9 +187,9 @@ def _readings(
     made: list[dict] = [{} for _ in layers]
     left = [len(reading)] * len(layers)
 
-    def measure(layer: int, acts: dict[str, Tensor], batch: Batch, item: Probe) -> None:
+    def measure(layer: int, acts: dict[str, Tensor], batch: batches.Batch, item: Probe) -> None:
         try:
-            with measuring(acts, batch.inputs.device.type) as own:
+            with batches.measuring(acts, batch.inputs.device.type) as own:
                 shared = LayerActs(own | extra, of_weights[layer], made[layer])
                 answer = on_activations(item, layers[layer], shared)
         except ValueError as error:
@@ -215,18 +200,18 @@ def _readings(
         if not left[layer]:
             made[layer].clear()
 
-    def measure_final(layer: int, acts: dict[str, Tensor], batch: Batch) -> None:
+    def measure_final(layer: int, acts: dict[str, Tensor], batch: batches.Batch) -> None:
         for item in probes:
-            with measuring(acts, batch.inputs.device.type) as own:
+            with batches.measuring(acts, batch.inputs.device.type) as own:
                 answer = on_final(item, own["hook_resid_post"], layers[layer])
             tally.add(item, layer + 1, answer, batch.start)
 
     readings = []
     for item in reading:
         points = [*item.points, *(point for point in item.optional if point in names)]
-        readings.append(Reading(points, partial(measure, item=item)))
+        readings.append(batches.Reading(points, partial(measure, item=item)))
     if any(item.final for item in probes):
-        readings.append(Reading("hook_resid_post", measure_final, [len(layers) - 1]))
+        readings.append(batches.Reading("hook_resid_post", measure_final, [len(layers) - 1]))
     return readings
 
 
@@ -273,10 +258,10 @@ def check_masks(
         samples.masks(samples.start, samples.start + 1)  # raises now, not under a progress bar
     except Undecodable as error:
         if not skip_bad:
-            raise ValueError(advised(error)) from None
+            raise ValueError(batches.advised(error)) from None
 
 
-def _masks(chunk: Chunk, batch: Batch) -> dict[str, Tensor]:
+def _masks(chunk: batches.Chunk, batch: batches.Batch) -> dict[str, Tensor]:
     """Returns what probes of masks get of a batch (`MASKS`), if the stage reads masks.
 
     The other masks are those of the next samples, the first after the last; where samples are left

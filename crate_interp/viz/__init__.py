@@ -5,14 +5,11 @@ runs a model or opens data.
 """
 
 from crate_interp.viz.explorer.explorer_page import explore
-from crate_interp.viz.figures.attention_images import attention_on_image
-from crate_interp.viz.figures.by_layer import beside, layers
-from crate_interp.viz.figures.by_step import steps
+from crate_interp.viz.figures.attention_images import attention_on_image, head_grid
+from crate_interp.viz.figures.by_layer import beside, layers, steps
 from crate_interp.viz.figures.circuit_figure import circuit
 from crate_interp.viz.figures.compared_curves import compare
-from crate_interp.viz.figures.head_ablation_figure import head_ablation
-from crate_interp.viz.figures.head_grids import head_grid
-from crate_interp.viz.figures.heatmaps import heads, heatmap
+from crate_interp.viz.figures.heatmaps import head_ablation, heads, heatmap
 from crate_interp.viz.pages.atlas_page import atlas_pages
 from crate_interp.viz.pages.audit_pages import audit_page
 from crate_interp.viz.pages.cache_views import activations, attention, top_tokens
@@ -20,22 +17,7 @@ from crate_interp.viz.pages.comparison_pages import compare_page
 from crate_interp.viz.pages.segment_pages import segment_page
 
 __all__ = [
-    "activations",
-    "atlas_pages",
-    "attention",
-    "attention_on_image",
-    "audit_page",
-    "beside",
-    "circuit",
-    "compare",
-    "compare_page",
-    "explore",
-    "head_ablation",
-    "head_grid",
-    "heads",
-    "heatmap",
-    "layers",
-    "segment_page",
-    "steps",
-    "top_tokens",
-]
+    "activations", "atlas_pages", "attention", "attention_on_image", "audit_page", "beside",
+    "circuit", "compare", "compare_page", "explore", "head_ablation", "head_grid", "heads",
+    "heatmap", "layers", "segment_page", "steps", "top_tokens",
+]  # fmt: skip

@@ -17,13 +17,12 @@ from timing import least, settle
 
 import crate_interp as ci
 from crate_interp.data import open_data
-from crate_interp.sweeps.accumulators import Tally
-from crate_interp.sweeps.ledgers.chunk_files import unpacked
-from crate_interp.sweeps.ledgers.pairwise_merge import folded
+from crate_interp.sweeps.ledgers.ledger import unpacked
 from crate_interp.sweeps.result import SweepResult
 from crate_interp.sweeps.run import measure_batch
 from crate_interp.sweeps.runs.batches import Batch, Chunk
-from crate_interp.sweeps.runs.chunked_pass import merged
+from crate_interp.sweeps.runs.chunked_pass import folded, merged
+from crate_interp.sweeps.sweep_tables import Tally
 
 IMAGES, BATCH, CHUNK = 1_281_167, 8, 256
 SHAPE = {"family": "crate", "n_layers": 12, "n_heads": 12}

@@ -16,11 +16,11 @@ from timing import least, settle, verdict
 
 import crate_interp as ci
 from crate_interp.data import open_data
-from crate_interp.sweeps.accumulators import Tally
 from crate_interp.sweeps.engines.ray_actors import on_ray
 from crate_interp.sweeps.run import measure_batch, measure_weights, sweep_stage
 from crate_interp.sweeps.runs.batches import Chunk
 from crate_interp.sweeps.runs.provenance import data_meta
+from crate_interp.sweeps.sweep_tables import Tally
 
 SECONDS, CHUNKS, ROUNDS = 60.0, 16, 3  # of one worker, in so many chunks, each measured so often
 

@@ -1,13 +1,28 @@
 """Who measures the chunks of a stage: this process, or the actors of a Ray cluster."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from crate_interp.results.kinds import Tables
-from crate_interp.sweeps.engines.one_process import local
 from crate_interp.sweeps.engines.ray_actors import on_ray
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
+from crate_interp.sweeps.runs.decode_ahead import read_ahead
+
+
+@contextmanager
+def local() -> Iterator[Any]:
+    """Yields the engine."""
+    yield _measured
+
+
+def _measured(
+    stage: Stage, tasks: Iterable[Task], advance: Callable[[int], Any]
+) -> Iterator[tuple[Task, Tables]]:
+    with read_ahead(stage, tasks) as (coming, ahead_of):
+        for task in coming:
+            yield task, stage.measured(task, advance, ahead_of(task))
+
 
 # An engine measures tasks of a stage and yields each with its tables, in any order. The third
 # argument is told how many more samples are done.

@@ -4,21 +4,194 @@ The driver hands a chunk to each actor that is free. An actor that dies, with it
 node, loses the chunk in flight, which another one measures.
 """
 
+import dataclasses
 import logging
 import os
+import platform
+import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
+from importlib.metadata import version
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from crate_interp import __version__
+from crate_interp.core.progress import stream, tqdm
+from crate_interp.data.streams import Row
 from crate_interp.results.kinds import Tables
-from crate_interp.sweeps.engines.ray_pool import Pool
-from crate_interp.sweeps.engines.ray_worker import packed, parcel
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
+
+_PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
+Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk as `Stage.task` takes it
+_LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
+_DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault
+
+
+def surroundings() -> dict[str, str | int]:
+    """Returns what the bits of a chunk depend on beside its stage."""
+    versions = {name: version(name) for name in _PACKAGES}
+    own = {"crate_interp": __version__, "Python": platform.python_version()}
+    return {**own, **versions, "torch threads": torch.get_num_threads()}
+
+
+def packed(stage: Stage) -> bytes:
+    """Returns a stage as bytes, with its model on the CPU; hooks on the model go with it.
+
+    Raises ValueError if something in it cannot be sent.
+    """
+    if torch.device(stage.model.cfg.device).type != "cpu":
+        stage = dataclasses.replace(stage, model=deepcopy(stage.model).to("cpu"))
+    try:
+        return _cloudpickle().dumps(stage)
+    except Exception as error:  # whatever a stranger's object raises
+        raise ValueError(
+            f"engine='ray' cannot send {stage.name!r} to other processes: {error}. Take locks, "
+            "open files and generators out of probes, hooks and data, or use engine='local'."
+        ) from error
+
+
+def _cloudpickle() -> Any:
+    from ray import cloudpickle
+
+    return cloudpickle
+
+
+def parcel(task: Task) -> Parcel:
+    """Returns a chunk as it is sent: what makes samples of rows is in the stage already."""
+    samples = task.samples
+    return task.number, samples.start, samples.start + samples.n, task.rows or ()
+
+
+class Worker:
+    """Measures chunks of the stage that it holds; gpu: whether it has a GPU of its own."""
+
+    def __init__(self, gpu: bool) -> None:
+        self.gpu = gpu
+        self.reference: object = None
+        self.stage: Any = None
+
+    def check(self, wanted: dict[str, str | int]) -> None:
+        """Raises ValueError if numbers of this process may differ from those of the driver."""
+        own = surroundings()
+        other = [name for name, value in wanted.items() if own[name] != value]
+        if other:
+            shown = ", ".join(f"{name} {own[name]} and not {wanted[name]}" for name in other)
+            raise ValueError(
+                f"an actor on {socket.gethostname()} has {shown} as the driver does: its numbers "
+                "would differ. Install the same versions on every node, and start the driver with "
+                "OMP_NUM_THREADS set to at most the cores of a node."
+            )
+
+    def measured(self, reference: list[Any], chunk: Parcel) -> Tables:
+        """Returns the tables of a chunk; reference: of the packed stage, in a list of its own."""
+        if self.reference != reference[0]:
+            self.reference, self.stage = None, None  # one stage at a time in memory
+            self.stage, self.reference = self._opened(reference[0]), reference[0]
+        return self.stage.measured(self.stage.task(*chunk), lambda n: None)
+
+    def _opened(self, reference: Any) -> Stage:
+        import ray
+
+        try:
+            stage = _cloudpickle().loads(ray.get(reference))
+        except ImportError as error:
+            raise ValueError(
+                f"an actor on {socket.gethostname()} cannot open what is to be measured: {error}. "
+                "Install what probes and data need on every node."
+            ) from None
+        if self.gpu:
+            stage = dataclasses.replace(stage, model=stage.model.to("cuda"))
+        return stage
+
+
+class Pool:
+    """Idle actors, and busy ones by what Ray will return of them; ray: the module."""
+
+    def __init__(self, ray: ModuleType) -> None:
+        self.ray, self.threads = ray, torch.get_num_threads()
+        self.idle: list[Any] = []
+        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # without a task: it starts
+        self.most = self.deaths = self.looks = 0
+
+    @property
+    def works(self) -> bool:
+        """Tells whether a chunk is being measured."""
+        return any(task for _, task in self.busy.values())
+
+    @property
+    def free(self) -> int:
+        """Returns how many actors are idle, or will be when they have started."""
+        return len(self.idle) + sum(task is None for _, task in self.busy.values())
+
+    def has_room(self, gpu: bool) -> bool:
+        """Tells whether there may be one more actor; there is always one, which may wait."""
+        return len(self.idle) + len(self.busy) < max(1, self._places(gpu))
+
+    def start(self, gpu: bool) -> None:
+        """Starts an actor, as soon as the cluster has a place for it."""
+        names = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+        needs = dict(num_cpus=self.threads, num_gpus=int(gpu), runtime_env={"env_vars": names})
+        actor = self.ray.remote(Worker).options(**needs).remote(gpu)
+        self.busy[actor.check.remote(surroundings())] = (actor, None)
+        self.most = max(self.most, len(self.idle) + len(self.busy))
+
+    def send(self, stage: object, task: Task, parcel: Parcel) -> None:
+        """Gives an idle actor a task; stage: what Ray's store holds it under."""
+        actor = self.idle.pop()
+        self.busy[actor.measured.remote([stage], parcel)] = (actor, task)
+
+    def answer(self) -> tuple[Task | None, Tables | None]:
+        """Returns a task and its tables: none if its actor died, and no task if none is done."""
+        done, _ = self.ray.wait(list(self.busy), timeout=_LOOK)
+        if not done:
+            self._advise()
+            return None, None
+        actor, task = self.busy.pop(done[0])
+        try:
+            tables = self.ray.get(done[0])
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self.ray.exceptions.RayError as error:  # not of the chunk, but of where it ran
+            self._bury(actor, error)
+            return task, None
+        self.idle.append(actor)
+        self.deaths, self.looks = 0 if task else self.deaths, 0
+        return task, tables
+
+    def end(self) -> None:
+        """Ends all actors."""
+        for actor in [*self.idle, *(actor for actor, _ in self.busy.values())]:
+            self.ray.kill(actor)
+
+    def _places(self, gpu: bool) -> int:
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        cpus = [int(has.get("CPU", 0) // self.threads) for has in nodes]
+        gpus = [int(has.get("GPU", 0)) for has in nodes]
+        return sum(map(min, cpus, gpus)) if gpu else sum(cpus)
+
+    def _bury(self, actor: Any, error: Exception) -> None:
+        self.ray.kill(actor)
+        self.deaths += 1
+        if self.deaths > _DEATHS * self.most:
+            raise ValueError(
+                f"{self.deaths} actors died one after the other. Look at the memory of the nodes: "
+                f"a smaller batch_size takes less. The last one died of this: {error}"
+            ) from None
+
+    def _advise(self) -> None:
+        self.looks += not self.works and not self.idle
+        if self.looks == _LONG:
+            tqdm.write(
+                f"Ray has no free place for an actor with {self.threads} CPUs, the threads of this "
+                "process: waiting. 'ray status' shows the nodes; OMP_NUM_THREADS sets the threads.",
+                file=stream(),
+            )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ and no clock is asked.
 """
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -17,12 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from filelock import FileLock, Timeout
 
 from crate_interp.core.files import digest_of_bytes, flush, write, write_text
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import file_name
-from crate_interp.sweeps.ledgers.chunk_files import Tables, packed, unpacked
+from crate_interp.results.kinds import Tables
+from crate_interp.results.result_reading import table_from
 from crate_interp.sweeps.ledgers.run_settings import check_same
 from crate_interp.sweeps.ledgers.shards import Shard
 
@@ -340,3 +343,27 @@ def _working(out: Path, shard: Shard) -> Iterator[None]:
         with suppress(OSError):
             path.unlink()
         lock.release()
+
+
+def packed(tables: Mapping[str, pd.DataFrame]) -> bytes:
+    """Returns the bytes of a file that holds tables."""
+    contents = [(name, _bytes(table)) for name, table in tables.items()]
+    return _bytes(pd.DataFrame(contents, columns=["table", "content"]))
+
+
+def unpacked(content: bytes) -> Tables:
+    """Returns the tables in the bytes of such a file.
+
+    Raises ValueError if they hold anything else, or far more than their size allows.
+    """
+    outer = table_from(content)
+    if list(outer.columns) != ["table", "content"]:
+        raise ValueError(f"it has the columns {', '.join(map(str, outer.columns))}")
+    pairs = zip(outer["table"], outer["content"], strict=True)
+    return {name: table_from(inner) for name, inner in pairs}
+
+
+def _bytes(table: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    return buffer.getvalue()

@@ -1,7 +1,7 @@
 """One pass of a model over a chunk of data, batch by batch, while readings read."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from crate_hooks import full_name, read
+from crate_interp.core import checks
 from crate_interp.core.pictures import Undecodable
 from crate_interp.core.run_options import DEFAULTS, RunOptions
 from crate_interp.data import Data, Samples, open_data, open_text
@@ -25,6 +26,7 @@ from crate_interp.sweeps.stores.activation_store import facts_of
 
 Forward = Callable[[Any, Tensor], Any]
 _SKIP = "skip_bad=True (--skip-bad) leaves such samples out, and the result lists them"
+_DTYPES = {"bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -243,3 +245,30 @@ def _check_finite(inputs: Tensor, start: int) -> None:
     if inputs.is_floating_point() and not all_finite(inputs):
         bad = [start + index for index, image in enumerate(inputs) if not all_finite(image)]
         raise ValueError(f"images hold NaN or Inf: samples {', '.join(map(str, bad[:8]))}.")
+
+
+def in_precision(precision: str | None, forward: Forward) -> Forward:
+    """Returns a forward that runs under torch.autocast; None leaves it as it is.
+
+    Raises ValueError for anything else than None and "bfloat16".
+    """
+    if precision is None:
+        return forward
+    checks.one_of("precision", precision, tuple(_DTYPES))
+    return partial(_autocast, forward=forward, dtype=_DTYPES[precision])
+
+
+def _autocast(model: HookedModel, batch: Tensor, forward: Forward, dtype: torch.dtype) -> None:
+    with torch.autocast(batch.device.type, dtype=dtype):
+        forward(model, batch)
+
+
+@contextmanager
+def measuring(acts: dict[str, Tensor], device: str) -> Iterator[dict[str, Tensor]]:
+    """Yields activations as probes measure them: under autocast in float32, with autocast off."""
+    if not torch.is_autocast_enabled(device):
+        yield acts
+        return
+    half = (torch.bfloat16, torch.float16)
+    with torch.autocast(device, enabled=False):
+        yield {name: x.float() if x.dtype in half else x for name, x in acts.items()}

@@ -1,9 +1,9 @@
 """A stage: one pass of a network over samples, as chunks whose tables merge."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -14,8 +14,8 @@ from crate_interp.data.batch_reading import Found
 from crate_interp.data.streams import Row, Stream
 from crate_interp.models.hooked import HookedModel
 from crate_interp.results import sample_ranges
-from crate_interp.results.kinds import Rules, Tables
-from crate_interp.results.result import Merge, by, sums
+from crate_interp.results.kinds import Kind, Rules, Tables
+from crate_interp.results.result import Merge, Result, by, sums
 from crate_interp.sweeps.runs.batches import Chunk, Forward, nobody, run_layers
 from crate_interp.sweeps.runs.untrained_twins import twin
 
@@ -140,11 +140,7 @@ def _whole(mine: pd.DataFrame, theirs: pd.DataFrame, meta: Mapping[str, Any]) ->
 
 # beside the tables of a stage: the samples of a chunk and the seconds that it took; sums for the
 # meta; samples that could not be decoded
-OF_A_CHUNK: dict[str, Merge] = {
-    "chunk": _whole,
-    "counts": sums("name"),
-    "skipped": by("sample"),
-}
+OF_A_CHUNK: dict[str, Merge] = {"chunk": _whole, "counts": sums("name"), "skipped": by("sample")}
 
 
 def with_facts(
@@ -173,3 +169,36 @@ def with_facts(
         pairs = zip(tables["counts"]["name"], tables["counts"]["value"], strict=True)
         facts["counts"] = {name: int(v) if float(v).is_integer() else float(v) for name, v in pairs}
     return own, {**meta, **facts} | ({"skipped": skipped} if skipped else {})
+
+
+def kind_of_one_stage(result: type[Result], stage: str | None = None) -> Kind:
+    """Returns the kind of a result that stores the tables of one stage, by default its own name."""
+    name = stage or result.KIND
+
+    def finish(found: Mapping[str, Tables], meta: dict[str, Any]) -> Result:
+        return result(*with_facts(found[name], meta))
+
+    return Kind(result, {name: result.STORED}, finish)
+
+
+T = TypeVar("T")
+
+
+def folded(parts: Iterable[T], merge: Callable[[T, T], T]) -> T | None:
+    """Returns parts merged pairwise in their order, as a tournament: ((0 1) (2 3)) 4.
+
+    Which pairs are merged depends on how many parts there are and on nothing else. A table of n
+    parts is copied log2 n times; one after the other would copy it n times. None without parts.
+    """
+    waiting: list[tuple[int, Any]] = []  # (how many merges deep, piece), deepest first
+    for piece in parts:
+        depth = 0
+        while waiting and waiting[-1][0] == depth:
+            piece, depth = merge(waiting.pop()[1], piece), depth + 1
+        waiting.append((depth, piece))
+    if not waiting:
+        return None
+    result = waiting.pop()[1]
+    while waiting:
+        result = merge(waiting.pop()[1], result)
+    return result

@@ -18,9 +18,8 @@ from crate_interp.results.kinds import KINDS, Kind, Rules, Tables
 from crate_interp.sweeps.engines import ENGINES, Engine
 from crate_interp.sweeps.ledgers import ledger as ledgers
 from crate_interp.sweeps.ledgers.ledger import Entry, Ledger
-from crate_interp.sweeps.ledgers.pairwise_merge import folded
 from crate_interp.sweeps.ledgers.shards import WHOLE, Shard, shard_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, Task, merged
+from crate_interp.sweeps.runs.chunked_pass import Stage, Task, folded, merged
 from crate_interp.sweeps.runs.time_estimate import Forecast
 
 if TYPE_CHECKING:

@@ -133,7 +133,7 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
         warnings.simplefilter("ignore")
         loader = DataLoader(
             _Reader(stage), batch_size=None, sampler=wanted, num_workers=stage.options.workers,
-            collate_fn=_as_it_is, prefetch_factor=2, multiprocessing_context="fork",
+            collate_fn=lambda found: found, prefetch_factor=2, multiprocessing_context="fork",
             generator=torch.Generator(),
         )  # fmt: skip
         return iter(loader)
@@ -142,10 +142,6 @@ def _started(stage: Stage, tasks: Iterable[Task]) -> Iterator[tuple[_Wanted, Fou
 def _rows(task: Task, start: int, stop: int) -> Sequence[Row] | None:
     first = task.samples.start
     return None if task.rows is None else task.rows[start - first : stop - first]
-
-
-def _as_it_is(found: Any) -> Any:
-    return found
 
 
 def _sendable(error: Exception) -> Exception:

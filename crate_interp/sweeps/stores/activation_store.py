@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from crate_interp.core.files import digest
 from crate_interp.core.folders import read_index
 from crate_interp.core.safe_text import plain
+from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, by, counted
 from crate_interp.sweeps.ledgers.ledger import CHUNKS, RUN, Ledger
 from crate_interp.sweeps.stores import arrow_files
@@ -114,8 +113,9 @@ def facts_of(data: object) -> dict[str, Any] | None:
     return facts if facts.get("crate_interp") == ActivationStore.KIND else None
 
 
-def intact(out: Path, table: pd.DataFrame) -> bool:
-    """Tells whether the Arrow files of a chunk are the ones that its table names."""
+def intact(out: Path, tables: Tables) -> bool:
+    """Tells whether the Arrow files of a chunk are the ones that its table "files" names."""
+    table = tables["files"]
     try:
         return all(
             digest(out / CHUNKS / name) == sha256

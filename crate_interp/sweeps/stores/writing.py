@@ -19,12 +19,12 @@ from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hook_points import NamesFilter
 from crate_interp.models.hooked import HookedModel
-from crate_interp.results.kinds import Kind, Tables
-from crate_interp.results.result import by, counted
+from crate_interp.results.kinds import Tables
+from crate_interp.results.result import counted
 from crate_interp.results.result_reading import META
 from crate_interp.sweeps.ledgers.ledger import CHUNKS
 from crate_interp.sweeps.runs.batches import Batch, Chunk, check_model, samples_of
-from crate_interp.sweeps.runs.chunked_pass import Stage, with_facts
+from crate_interp.sweeps.runs.chunked_pass import Stage, kind_of_one_stage
 from crate_interp.sweeps.runs.chunked_run import Job, Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta
 from crate_interp.sweeps.stores import arrow_files
@@ -87,18 +87,13 @@ def store(
         if not options.resume:
             folders.discard(folder, META)  # the index of files that are gone
         _check_space(job, samples, shapes, kept)
-        job.run(Stage(STAGE, model, samples, rows, intact=partial(_whole, folder)))
+        job.run(Stage(STAGE, model, samples, rows, intact=partial(intact, folder)))
         index = job.result()
     stored: Any = None if index is None else open_store(folder)
     return stored
 
 
-def store_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> ActivationStore:
-    """Returns the index of the files of the stage "store"."""
-    return ActivationStore(*with_facts(found[STAGE], meta))
-
-
-STORE = Kind(ActivationStore, {STAGE: {"files": by("chunk")}}, store_result)
+STORE = kind_of_one_stage(ActivationStore, STAGE)
 
 
 def _checked(options: RunOptions) -> Path:
@@ -111,10 +106,6 @@ def _checked(options: RunOptions) -> Path:
             "without the samples that cannot be decoded (`ci.sweep` with skip_bad lists them)."
         )
     return options.out.absolute()
-
-
-def _whole(out: Path, tables: Tables) -> bool:
-    return intact(out, tables["files"])
 
 
 def _tried(

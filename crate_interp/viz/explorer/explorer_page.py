@@ -15,15 +15,9 @@ from crate_interp.viz.pages.page import Html, render
 
 # What a cache should hold, as ends of names: attention, its codes, atoms, and the stream.
 POINTS = (
-    "attn.hook_pattern",
-    "attn.hook_q",
-    "attn.hook_k",
-    "mlp.hook_post",
-    "hook_resid_pre",
-    "hook_resid_post",
-    "hook_pooled",
-    "hook_mask",
-)
+    "attn.hook_pattern", "attn.hook_q", "attn.hook_k", "mlp.hook_post", "hook_resid_pre",
+    "hook_resid_post", "hook_pooled", "hook_mask",
+)  # fmt: skip
 _MOST_SHARES = 200_000_000  # of a page: what a browser can still hold
 
 Inputs = Shaped[Tensor, "*batch"] | str | Sequence[str]

@@ -278,7 +278,7 @@ def _has_codes(seen: Seen) -> bool:
 
 def left_out(seen: Seen) -> Iterator[tuple[str, str]]:
     """Yields what the page does not show, and why."""
-    if not (seen.everywhere("attn.hook_q") or seen.everywhere("attn.hook_k")):
+    if not _has_codes(seen):
         what = "Similar codes" if seen.grid is None else "Similar codes, masks and components"
         yield what, "the cache lacks attn.hook_q"
     if not seen.everywhere("mlp.hook_post"):

@@ -1,33 +1,44 @@
-"""A statistic by layer: the model, its heads, its interval, and the same network untrained."""
+"""A statistic by layer, beside the same network untrained, and along training, a line a layer."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crate_interp.core import checks
 from crate_interp.probes import built_in
+from crate_interp.results.result import Result
+from crate_interp.stats.significance import LEVEL
 from crate_interp.sweeps.layer_curves import Curve, baseline, chance, curve
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.viz.figures.canvas import (
-    SMALL,
-    TEXT,
-    WIDTH,
-    axis_label,
-    canvas,
-    finished,
-    panels,
-    set_frame,
-    set_title,
-)
+from crate_interp.training.watch_result import WatchResult
+from crate_interp.viz.figures import canvas
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
-from crate_interp.viz.figures.labels import label
-from crate_interp.viz.figures.paper_curves import PUBLISHED, is_crate_s
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
+
+# CRATE-S on ImageNet validation, arXiv 2306.01129 figure 3, read off the figure: no table was
+# published. Layer l = 1..12 there is 0..11 here. The figure shows the fraction of non-zeros; here
+# it is the fraction of zeros, as in `sparsity.zero_fraction`.
+# statistic: (values, how far the reading may be off)
+PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
+    "compression.official_rate": (
+        (1101, 1028, 1093, 1063, 916, 933, 1002, 945, 856, 833, 754, 667), 3.0,
+    ),
+    "sparsity.zero_fraction": (
+        (0.588, 0.534, 0.565, 0.624, 0.587, 0.608, 0.650, 0.670, 0.722, 0.737, 0.795, 0.665), 0.01,
+    ),
+}  # fmt: skip
 _MARKERS = "osD^vP"  # with the colours, so that lines are told apart in print too
+
+
+def is_crate_s(config: dict[str, Any]) -> bool:
+    """Tells whether a config is that of CRATE-S, the one model with published numbers by layer."""
+    wanted = {"family": "crate", "d_model": 576, "n_layers": 12, "n_heads": 12}
+    return all(config.get(name) == value for name, value in wanted.items())
 
 
 def layers(
@@ -48,7 +59,7 @@ def layers(
     and highest of `untrained`, results of the same network with random weights. What chance has,
     where it is known, is dotted. labels: a name for each result; None takes the model's. Beside a
     CRATE-S the published curve of `compression.official_rate` or `sparsity.zero_fraction` is drawn,
-    and labelled as read off a figure (crate_interp/viz/figures/paper_curves.py).
+    and labelled as read off a figure (`PUBLISHED` in this file).
 
     ax: Axes of your own to draw into, legend included; their Figure is returned. title: None says
     in words what is drawn, "" stands for none. dpi: of the figure, None for 200 (with ax: as it
@@ -66,7 +77,7 @@ def layers(
             f"untrained has {random.shape[1]} layers of {statistic!r}, "
             f"the result {len(drawn[0].layers)}."
         )
-    figure, axes = canvas(ax, 2.1, dpi)
+    figure, axes = canvas.canvas(ax, 2.1, dpi)
     alone = len(drawn) == 1
     looks = zip(_colours(len(drawn)), _MARKERS * len(drawn), strict=False)
     for one, name, (colour, marker) in zip(drawn, names, looks, strict=False):
@@ -80,9 +91,9 @@ def layers(
     if level is not None:
         axes.plot(drawn[0].layers, level[1], color=CHANCE, ls=":", lw=1.5, label=level[0])
     _tidy(axes, results[0], statistic)
-    axes.set_xlabel("layer", fontsize=TEXT)
+    axes.set_xlabel("layer", fontsize=canvas.TEXT)
     words = built_in.statistic(results[0].meta, statistic).title
-    return finished(figure, [axes], ax, title, words)
+    return canvas.finished(figure, [axes], ax, title, words)
 
 
 def beside(
@@ -104,11 +115,13 @@ def beside(
     """
     results, wanted = (first, second), (statistic, other)
     drawn = [curve(one, name) for one, name in zip(results, wanted, strict=True)]
-    figure, grid = panels(ax, (2, 1), (WIDTH, 3.5), (0.3, 0.0), dpi)
+    figure, grid = canvas.panels(ax, (2, 1), (canvas.WIDTH, 3.5), (0.3, 0.0), dpi)
     rows = [row[0] for row in grid]
     for axes, one, result, name in zip(rows, drawn, results, wanted, strict=True):
-        axes.tick_params(labelsize=SMALL)
-        _draw(axes, one, label(result.meta["model"] or "model"), TRAINED, "o", with_heads=True)
+        axes.tick_params(labelsize=canvas.SMALL)
+        _draw(
+            axes, one, canvas.label(result.meta["model"] or "model"), TRAINED, "o", with_heads=True
+        )
         _draw_band_label(axes, [one], [result])
         level = chance([result], name)
         if level is not None:
@@ -120,17 +133,17 @@ def beside(
         every = np.concatenate([curve.layers for curve in drawn])
         axes.set_xlim(every.min() - 0.2, every.max() + 0.2)
         words = built_in.statistic(result.meta, name).title
-        set_title(axes, title if axes is rows[0] or title == "" else None, words)
+        canvas.set_title(axes, title if axes is rows[0] or title == "" else None, words)
     rows[0].tick_params(labelbottom=False)
-    rows[1].set_xlabel("layer", fontsize=TEXT)
-    return finished(figure, rows, ax, "", "")
+    rows[1].set_xlabel("layer", fontsize=canvas.TEXT)
+    return canvas.finished(figure, rows, ax, "", "")
 
 
 def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[str]:
     if not results or not all(isinstance(one, SweepResult) for one in results):
         raise ValueError("there is no result to draw: give a SweepResult, or a list of them.")
     names = [one.meta["model"] or "model" for one in results] if labels is None else list(labels)
-    names = [label(name) for name in names]
+    names = [canvas.label(name) for name in names]
     if len(names) != len(results):
         raise ValueError(f"there are {len(names)} labels for {len(results)} results.")
     if labels is None and len(set(names)) < len(names):
@@ -141,11 +154,8 @@ def _labels(results: list[SweepResult], labels: Sequence[str] | None) -> list[st
 def _colours(count: int) -> list[Any]:
     import matplotlib
 
-    return (
-        [TRAINED]
-        if count == 1
-        else [matplotlib.colormaps["viridis"](x) for x in np.linspace(0, 0.85, count)]
-    )
+    places = np.linspace(0, 0.85, count)
+    return [TRAINED] if count == 1 else [matplotlib.colormaps["viridis"](x) for x in places]
 
 
 def _draw(
@@ -167,7 +177,7 @@ def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) 
     if banded:
         low, high = min(banded), max(banded)
         count = f"{high:,}" if low == high else f"{low:,} to {high:,}"
-        words = f"95 % interval of the mean, n = {count} {label(results[0].meta['unit'])}"
+        words = f"95 % interval of the mean, n = {count} {canvas.label(results[0].meta['unit'])}"
         colour = TRAINED if len(drawn) == 1 else "#888888"
         axes.fill_between([], [], [], color=colour, alpha=0.3, lw=0, label=words)
 
@@ -193,7 +203,68 @@ def _draw_published(axes: Any, statistic: str) -> None:
 def _tidy(axes: Any, result: SweepResult, statistic: str, line: int = 30) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_ylabel(axis_label(result, statistic, line), fontsize=TEXT)
+    axes.set_ylabel(canvas.axis_label(result, statistic, line), fontsize=canvas.TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    set_frame(axes)
+    canvas.set_frame(axes)
     axes.margins(x=0.03)
+
+
+def steps(
+    result: Result,
+    statistic: str,
+    *,
+    ax: "matplotlib.axes.Axes | None" = None,
+    title: str | None = None,
+    dpi: float | None = None,
+) -> "matplotlib.figure.Figure":
+    """Returns a matplotlib Figure of "probe.statistic" by step of training, a line a layer.
+
+    A line is the mean over samples, of a statistic per head the mean over heads too. A ring stands
+    where a layer's line changes its course (p at most .05 by circular shifts, `result.changes()`);
+    a statistic per head has no rings, because its heads are tested one by one.
+
+    ax, title and dpi are those of `ci.viz.layers`. Raises ValueError if the result lacks the
+    statistic.
+    """
+    if not isinstance(result, WatchResult):
+        raise ValueError(f"give what watch.result() returns, got {type(result).__name__}.")
+    checks.one_of("statistic", statistic, tuple(result.meta["statistics"]))
+    means = _means(result, statistic)
+    if not means.size:
+        raise ValueError(f"the result has no number of {statistic!r}: its model has no such layer.")
+    figure, axes = canvas.canvas(ax, 2.4, dpi)
+    import matplotlib
+
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, means.shape[1]))
+    for layer, colour in zip(means.columns, colours, strict=True):
+        axes.plot(means.index, means[layer], color=colour, lw=1.4, label=f"layer {layer}")
+    _draw_changes(axes, result, statistic, means)
+    axes.set_ylabel(canvas.axis_label(result, statistic), fontsize=canvas.TEXT)
+    axes.set_xlabel("updates", fontsize=canvas.TEXT)
+    canvas.set_frame(axes)
+    axes.margins(x=0.03)
+    words = built_in.statistic(result.meta, statistic).title
+    return canvas.finished(figure, [axes], ax, title, f"{words}, along training")
+
+
+def _means(result: WatchResult, statistic: str) -> Any:
+    """Returns the means, a row a step and a column a layer."""
+    probe, name = statistic.split(".")
+    parts = []
+    for table in (result.table("layers"), result.table("heads")):
+        own: Any = table[(table["probe"] == probe) & (table["statistic"] == name)]
+        parts.append(own.pivot_table(index="step", columns="layer", values="mean"))
+    return parts[0] if parts[0].size else parts[1]
+
+
+def _draw_changes(axes: Any, result: WatchResult, statistic: str, means: Any) -> None:
+    probe, name = statistic.split(".")
+    table: Any = result.table("changes")
+    chosen = (table["probe"] == probe) & (table["statistic"] == name) & table["head"].isna()
+    found = table[chosen & (table["p"] <= LEVEL)]
+    if len(found):
+        heights = [means.loc[step, layer] for step, layer in found[["step", "layer"]].values]
+        words = f"the course changes (p at most {LEVEL:g})"
+        axes.plot(
+            found["step"].to_numpy(int), heights, "o", mfc="none", mec="#b00020", ms=7, label=words
+        )

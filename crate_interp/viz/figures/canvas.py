@@ -1,5 +1,8 @@
-"""Where a figure is drawn: a new one as wide as a column of a paper, or Axes of the caller."""
+"""Where a figure is drawn, a new one or Axes of the caller, and how its words are written."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -7,17 +10,54 @@ from crate_interp.core import checks
 from crate_interp.core.safe_text import plain
 from crate_interp.probes.built_in import statistic
 from crate_interp.results.result import Result
-from crate_interp.viz.figures.labels import as_written, label
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
+
+LONGEST = 48  # characters: more do not fit beside a figure
 WIDTH = 3.3  # inches, a column of a paper with two
 PAGE = 6.9  # inches, both of its columns
 TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest that is read in print
 _DPI = 200
 _LINE = 42  # signs of a title on one line
+
+
+def label(text: object) -> str:
+    """Returns a text as a figure shows it: on one line, cut if it is long."""
+    return plain(text, LONGEST)
+
+
+def as_written(figure: Any, *own: object) -> Any:
+    """Returns a figure none of whose words are read as formulas, by matplotlib or by LaTeX.
+
+    The names that are drawn may be those of strangers: "$\\nonsense$" would raise when the figure
+    is drawn. The numbers at the ticks are matplotlib's own and stay as they are. own: the Axes that
+    were drawn into, where the rest of the figure belongs to somebody else.
+    """
+    from matplotlib.axes import Axes
+    from matplotlib.legend import Legend
+
+    texts = [] if own else list(figure.texts)
+    roots: Any = own or (figure,)
+    for root in roots:
+        for axes in root.findobj(Axes):
+            texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *([] if own else axes.texts)]
+        for legend in root.findobj(Legend):
+            texts += legend.get_texts()
+    for text in texts:
+        text.set_parse_math(False)
+        text.set_usetex(False)
+    return figure
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps matplotlib from warning of each letter that its font does not have."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
 
 
 def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:

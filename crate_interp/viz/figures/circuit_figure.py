@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from crate_interp.circuits.circuit import LAST, Circuit, place_of
 from crate_interp.circuits.circuit_drawing import BOX, Point, bend, layout
 from crate_interp.core.safe_text import plain
-from crate_interp.viz.figures.canvas import canvas
-from crate_interp.viz.figures.labels import as_written
+from crate_interp.viz.figures.canvas import as_written, canvas
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -88,17 +87,8 @@ def _draw_node(axes: Any, name: str, spot: Point, size: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     x, y = spot
-    box = FancyBboxPatch(
-        (x + 4, y + 4),
-        BOX[0] - 8,
-        BOX[1] - 8,
-        boxstyle="round,pad=4,rounding_size=6",
-        fc=_CARD,
-        ec=_INK,
-        lw=0.8,
-        zorder=2,
-    )
-    axes.add_patch(box)
+    look: dict[str, Any] = {"boxstyle": "round,pad=4,rounding_size=6", "fc": _CARD, "ec": _INK}
+    axes.add_patch(FancyBboxPatch((x + 4, y + 4), BOX[0] - 8, BOX[1] - 8, lw=0.8, zorder=2, **look))
     words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": _INK}
     axes.text(x + BOX[0] / 2, y + BOX[1] / 2, name, zorder=3, **words)
 

@@ -6,19 +6,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from crate_interp.circuits import Atlas
 from crate_interp.circuits.atlases.atom_effects import LOSSES
+from crate_interp.circuits.atlases.excerpts import ENTIRE, TILE
 from crate_interp.core.files import write_text
+from crate_interp.core.pictures import decoded
 from crate_interp.core.safe_text import cell, visible
 from crate_interp.results.result import model_name
 from crate_interp.stats.significance import LEVEL, signs
-from crate_interp.viz.pages.atlas_pictures import BLOCK, write_images, write_sheets
 from crate_interp.viz.pages.page import fingerprints, render
 
 SHOWN = 60  # atoms that the index shows at a time
 _OPEN = 32  # atoms of a layer that are seen without a click: a page of all is too long to look at
 _ON_INDEX = {"images": 3, "windows": 1}  # pictures or contexts of each of them
+_LINE_ENDS = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
 Token = tuple[int, int]  # sample, position
+BLOCK = 64  # atoms whose pictures are one file: a row each, the largest on the left
 
 
 def atlas_pages(atlas: Atlas, out: str | Path) -> Path:
@@ -93,7 +99,8 @@ def _shown(
         rows = [excerpts[token["sample"], token["token"]] for token in tokens]
         if _is_text(atlas):
             for token, row in zip(shown[atom], rows, strict=True):
-                token["text"] = _with_line_ends(row)
+                parts = (row[part].translate(_LINE_ENDS) for part in ("before", "at", "after"))
+                token["text"] = list(parts)
         else:
             pictures[atom] = [row["picture"] for row in rows]
     if pictures:
@@ -107,12 +114,6 @@ def _places(atlas: Atlas, layer: int) -> Iterator[tuple[int, list[dict[str, Any]
     rows = top[top["layer"] == layer].sort_values(["atom", "rank"])
     for atom, own in rows.groupby("atom"):
         yield atom, own[["sample", "token", "value"]].to_dict("records")
-
-
-def _with_line_ends(context: Mapping[str, Any]) -> list[str]:
-    """Returns what comes before a token, the token, and what comes after it, on one line."""
-    signs = str.maketrans({"\r": "", "\n": "\u21b5", "\t": "\u2192"})
-    return [context[part].translate(signs) for part in ("before", "at", "after")]
 
 
 def _atom(row: dict[str, Any], tokens: list[dict[str, Any]]) -> dict[str, Any]:
@@ -182,20 +183,11 @@ def _listed(atom: Mapping[str, Any], count: int) -> list[Any]:
     """Returns an atom as the script of the index reads it, in the order that it names."""
     tokens = atom["tokens"][:count]
     texts = [[visible(part) for part in token["text"]] for token in tokens if "text" in token]
-    return [
-        atom["layer"],
-        atom["atom"],
-        _short(atom["firing_rate"]),
-        _short(atom["effect"]),
-        _short(atom["low"]),
-        _short(atom["high"]),
-        int(atom["exact"]),
-        atom["state"],
-        visible(atom["raises"]),
-        visible(atom["lowers"]),
-        [int(token["token"] == 0) for token in tokens],
-        texts,
-    ]
+    numbers = [_short(atom[name]) for name in ("firing_rate", "effect", "low", "high")]
+    logits = [visible(atom[name]) for name in ("raises", "lowers")]
+    on_cls = [int(token["token"] == 0) for token in tokens]
+    start = [atom["layer"], atom["atom"], *numbers, int(atom["exact"]), atom["state"]]
+    return [*start, *logits, on_cls, texts]
 
 
 def _short(value: float) -> float | None:
@@ -246,3 +238,33 @@ def _logits(atlas: Atlas) -> str:
 
 def _is_text(atlas: Atlas) -> bool:
     return atlas.meta["unit"] == "windows"
+
+
+def write_sheets(pictures: Mapping[int, list[bytes]], columns: int, out: Path, layer: int) -> None:
+    """Writes patches/L{layer}-{block}.webp, for 64 atoms each, a column for each rank.
+
+    Atom a has row a % 64 of block a // 64.
+    """
+    (out / "patches").mkdir(exist_ok=True)
+    for block in sorted({atom // BLOCK for atom in pictures}):
+        rows = [atom for atom in pictures if atom // BLOCK == block]
+        tall = (max(rows) % BLOCK + 1) * TILE
+        sheet = np.full((tall, columns * TILE, 3), 128, dtype=np.uint8)
+        for atom in rows:
+            top = atom % BLOCK * TILE
+            for place, data in enumerate(pictures[atom]):
+                tile = np.asarray(decoded(data, "a tile").convert("RGB").resize((TILE, TILE)))
+                sheet[top : top + TILE, place * TILE : (place + 1) * TILE] = tile
+        name = f"L{int(layer)}-{int(block)}.webp"
+        Image.fromarray(sheet).save(out / "patches" / name, "WEBP", quality=75, method=4)
+
+
+def write_images(atlas: Atlas, out: Path) -> None:
+    """Writes images/{sample}.webp, the images whose patches are shown."""
+    tiles = atlas.table("tiles")
+    entire = tiles[tiles["token"] == ENTIRE]
+    if len(entire):
+        (out / "images").mkdir(exist_ok=True)
+    for sample, picture in zip(entire["sample"], entire["picture"], strict=True):
+        decoded(picture, "an image")
+        (out / "images" / f"{int(sample)}.webp").write_bytes(picture)

@@ -14,8 +14,7 @@ from crate_interp.core.files import write_text
 from crate_interp.probes.layer_reading import FRAMES
 from crate_interp.results.result import model_name
 from crate_interp.results.verdict_strip import low_to_high
-from crate_interp.viz.pages.chart import Line, chart
-from crate_interp.viz.pages.interval_chart import Interval, intervals
+from crate_interp.viz.pages.chart import Interval, Line, chart, intervals
 from crate_interp.viz.pages.page import render, sources
 
 _SHOWN = (

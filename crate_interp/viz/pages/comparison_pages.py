@@ -175,20 +175,14 @@ def _table(drawn: Compared) -> tuple[list[str], list[list[str]]]:
     rows = []
     for at in range(len(drawn.layers)):
         row = {key: values[at] for key, values in drawn.rows.items()}
-        rows.append(
-            [
-                place(row).partition(" ")[2],
-                *(_number(row[key], "") for key in ("a", "b")),
-                _number(row["difference"]),
-                _ends(row, "low", "high").strip(" ()") or "-",
-                _p(row["p"]),
-                "-" if math.isnan(row["p"]) else "yes" if row["holds"] else "no",
-                _number(row["untrained"]),
-                _number(row["excess"]),
-                _ends(row, "excess_low", "excess_high").strip(" ()") or "-",
-                _p(row["excess_p"]),
-            ]
+        gap, beyond = (
+            _ends(row, f"{kind}low", f"{kind}high").strip(" ()") or "-" for kind in ("", "excess_")
         )
+        holds = "-" if math.isnan(row["p"]) else "yes" if row["holds"] else "no"
+        means = [_number(row[key], "") for key in "ab"]
+        cells = [*means, _number(row["difference"]), gap, _p(row["p"]), holds]
+        cells += [_number(row["untrained"]), _number(row["excess"]), beyond, _p(row["excess_p"])]
+        rows.append([place(row).partition(" ")[2], *cells])
     return header, rows
 
 

@@ -66,12 +66,8 @@ def _templates() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {
-        "counted": _counted,
-        "number": format,
-        "score": _score,
-        "superscripts": _superscripts,
-    }
+    templates.filters |= {"counted": _counted, "number": format}
+    templates.filters |= {"score": _score, "superscripts": _superscripts}
     return templates
 
 

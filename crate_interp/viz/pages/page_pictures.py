@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from PIL import Image
 
 from crate_interp.core.safe_text import visible
+from crate_interp.viz.figures.canvas import quiet
 from crate_interp.viz.figures.colours import INK, ON_A_PAGE
-from crate_interp.viz.figures.labels import quiet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from crate_interp.core.files import write_text
@@ -14,33 +15,99 @@ from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, heading, statistic
 from crate_interp.results.result import ENOUGH, counted, model_name
 from crate_interp.results.text_table import as_text
-from crate_interp.sweeps import layer_summary
-from crate_interp.sweeps.control_tables import (
-    CONTROLLED,
-    IN_BRACKETS,
-    KINDS,
-    by_rate,
-    controlled,
-    controls_table,
-    few_controlled,
-    rate_reduction_bound,
-)
-from crate_interp.sweeps.layer_curves import names
-from crate_interp.sweeps.report_findings import finding, strip, two_rates
+from crate_interp.sweeps import control_tables, layer_curves
+from crate_interp.sweeps.report_findings import beginning, ends, finding, strip, two_rates
 from crate_interp.sweeps.result import SweepResult
-from crate_interp.sweeps.sweep_findings import instead_of_u
-from crate_interp.viz.figures.by_layer import layers
-from crate_interp.viz.figures.labels import quiet
+from crate_interp.sweeps.sweep_findings import Change, at_attention, instead_of_u
+from crate_interp.viz.figures.by_layer import PUBLISHED, is_crate_s, layers
+from crate_interp.viz.figures.canvas import quiet
+from crate_interp.viz.pages.chart import Line, chart
 from crate_interp.viz.pages.page import render, sources
 from crate_interp.viz.pages.page_pictures import figure_uri
-from crate_interp.viz.pages.report_charts import hero, panel
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-
 # fields of a config that no weights tell
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart with its words. numbers: its first and last values. chance: the dotted line."""
+
+    name: str
+    title: str
+    way: str
+    svg: str
+    numbers: str
+    how: str = ""
+    chance: str = ""
+
+
+def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
+    """Returns the few panels that a report begins with, of what was measured."""
+    known = layer_curves.names(result)
+    change = _change(result, twins)
+    chosen = [panel(result, twins, name, heads=False) for name in beginning(known)]
+    if change is not None:
+        chosen.insert(0, change)
+    return chosen or [panel(result, twins, name) for name in known[:3]]
+
+
+def panel(
+    result: SweepResult, twins: Sequence[SweepResult], name: str, heads: bool = True
+) -> Panel:
+    """Returns the panel of a statistic: mean and interval, heads, untrained networks, chance."""
+    drawn, random = layer_curves.curve(result, name), layer_curves.baseline(twins, name)
+    known = not np.isnan(drawn.low).all()
+    lines: list[Line] = []
+    record = statistic(result.meta, name)
+    how = record.how
+    if heads and drawn.heads is not None:
+        lines += [Line("head", head) for head in drawn.heads.T]
+        how += " Thin lines are heads."
+    low, high = (drawn.low, drawn.high) if known else (None, None)
+    if random is not None:
+        ends_of = (random.min(axis=0), random.max(axis=0))
+        lines.append(Line("untrained", random.mean(axis=0), *ends_of))
+    words, level = layer_curves.chance([result], name) or ("", None)
+    if level is not None:
+        lines.append(Line("chance", level))
+    if is_crate_s(result.meta["config"]) and name in PUBLISHED:
+        lines.append(Line("published", np.array(PUBLISHED[name][0])))
+        words = "long and short dashes: published for CRATE-S on ImageNet, read off a figure"
+    numbers = ends(result, twins, name)
+    lines.append(Line("trained", drawn.mean, low, high))
+    svg = _drawn(drawn.layers, lines, f"{record.title} by layer: {numbers}.")
+    return Panel(name, record.title, record.direction, svg, numbers, how, words)
+
+
+def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
+    """Returns the panel of what attention does to R^c, in per cent."""
+    step = at_attention(result)
+    if step is None:
+        return None
+    others: list[Change] = [one for one in map(at_attention, twins) if one is not None]
+    lines = [Line("chance", np.zeros(len(step.layers)))]
+    if others:
+        random = 100 * np.stack([one.change for one in others])
+        lines.append(Line("untrained", random.mean(axis=0), random.min(axis=0), random.max(axis=0)))
+    lines.append(Line("trained", 100 * step.change, 100 * step.low, 100 * step.high))
+    said = "; ".join(
+        f"layer {step.layers[at]}: {step.before[at]:.4g} before, {step.after[at]:.4g} after"
+        for at in dict.fromkeys((0, len(step.layers) - 1))
+    )
+    numbers = f"{said} (nats per token)"
+    words = "R^c before and after attention"
+    svg = _drawn(step.layers.astype(float), lines, f"Change of R^c at attention: {numbers}.")
+    way = "change in per cent, mean of each sample's; below 0 compresses"
+    name = "compression.subspace_rate_pre, _mid"
+    return Panel(name, words, way, svg, numbers, chance="no change")
+
+
+def _drawn(layers: np.ndarray, lines: Sequence[Line], alt: str) -> str:
+    return render("chart.svg", **chart(layers, lines, alt))
 
 
 @dataclass(frozen=True)
@@ -80,10 +147,10 @@ def report_page(
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
     with result.saved_with_pages(out) as stage:
-        table = as_text(*layer_summary.summary(result, twins))
+        table = as_text(*layer_curves.summary(result, twins))
         caution = f"{_caution(result)} {start}".strip()
-        words = f"{layer_summary.heading(result, twins, data)}\n{caution}\n{table}\n\n"
-        words += layer_summary.legend(result)
+        words = f"{layer_curves.heading(result, twins, data)}\n{caution}\n{table}\n\n"
+        words += layer_curves.legend(result)
         words += f"\n{result.sharpest()}\n" * bool(result.sharpest())
         write_text(stage / "summary.txt", words + result.controls_text())
         write_text(stage / "layers.csv", _layers_csv(result, twins))
@@ -105,7 +172,8 @@ def _page(
     """Writes the figures and returns the page."""
     sections = _sections(result, twins, out)
     tables = [
-        (statistic(result.meta, name).title, *controls_table(result, name)) for name in CONTROLLED
+        (statistic(result.meta, name).title, *control_tables.controls_table(result, name))
+        for name in control_tables.CONTROLLED
     ]
     return render(
         "report.html",
@@ -119,15 +187,15 @@ def _page(
         layers=range(result.meta["n_layers"]),
         seeds=len(twins),
         compared=max((twin.meta["n_samples"] for twin in twins), default=0),
-        summary=layer_summary.summary(result, twins),
-        numbers=layer_summary.numbers(result, twins),
+        summary=layer_curves.summary(result, twins),
+        numbers=layer_curves.numbers(result, twins),
         controls=[(name, header, rows) for name, header, rows in tables if rows],
-        bound=rate_reduction_bound(result),
-        controlled=controlled(result) if len(result.controls()) else "",
-        kinds=KINDS,
-        in_brackets=IN_BRACKETS,
-        few_controlled=few_controlled(result) if len(result.controls()) else "",
-        by_rate=by_rate(result),
+        bound=control_tables.rate_reduction_bound(result),
+        controlled=control_tables.controlled(result) if len(result.controls()) else "",
+        kinds=control_tables.KINDS,
+        in_brackets=control_tables.IN_BRACKETS,
+        few_controlled=control_tables.few_controlled(result) if len(result.controls()) else "",
+        by_rate=control_tables.by_rate(result),
         audited=audited,
         attention=None if attention is None else _attention(result, attention, out),
         sections=sections,
@@ -166,7 +234,7 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
 def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> list[dict[str, Any]]:
     """Writes the figure of each statistic and returns, for each probe, what the page shows."""
     sections: dict[str, dict[str, Any]] = {}
-    for name in names(result):
+    for name in layer_curves.names(result):
         probe = name.split(".")[0]
         settings = result.meta["probes"][probe]["settings"]
         new = {

@@ -1,6 +1,5 @@
 """The page of an evaluation of segmentation: the score among its chance levels, and examples."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ from crate_interp.measures import mass_mask
 from crate_interp.probes.segmentation_probe import RESOLUTIONS, RULES
 from crate_interp.results.result import model_name
 from crate_interp.segmentation.result import SegmentResult, number
-from crate_interp.viz.figures.canvas import TEXT, canvas
+from crate_interp.viz.figures.canvas import TEXT, as_written, canvas
 from crate_interp.viz.figures.colours import CHANCE, TRAINED, UNTRAINED
 from crate_interp.viz.figures.heatmaps import ink_on
-from crate_interp.viz.figures.labels import as_written
 from crate_interp.viz.pages.page import render, sources
 from crate_interp.viz.pages.page_pictures import inline_svg, map_tile, outline, png_uri
 
@@ -110,7 +108,8 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
         if name == "value":
             axes.plot([row["low"], row["high"]], [place, place], color=colour, lw=4, alpha=0.45)
             axes.axvspan(row["low"], row["high"], color=colour, alpha=0.1, lw=0)
-        axes.plot([0, value], [place, place], color=colour, lw=0.8, ls=_dashes(name))
+        dashes = {"value": "-", "untrained": "--"}.get(name, ":")
+        axes.plot([0, value], [place, place], color=colour, lw=0.8, ls=dashes)
         axes.plot(value, place, marker="o", ms=6 if name == "value" else 4.5, color=colour)
         axes.annotate(
             f"{value:.3f}", (max(value, row["high"] if name == "value" else 0), place),
@@ -123,10 +122,6 @@ def _levels_chart(result: SegmentResult) -> "matplotlib.figure.Figure":
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return as_written(figure)
-
-
-def _dashes(name: str) -> str:
-    return {"value": "-", "untrained": "--"}.get(name, ":")
 
 
 def _by_layer(result: SegmentResult) -> tuple[list[str], list[list[str]]]:
@@ -228,7 +223,7 @@ def _example(row: dict[str, Any], mass: float) -> dict[str, Any]:
 
 
 def _missing(value: Any) -> bool:
-    return value is None or value != value or (isinstance(value, float) and math.isnan(value))
+    return value is None or value != value
 
 
 def _sources(result: SegmentResult) -> list[tuple[str, str]]:
