@@ -94,11 +94,16 @@ def _zeros(
     }
 
 
-def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
+def _with_dictionary(
+    lasso: Lasso, y: Tensor, d: Tensor, solution: Tensor | None = None
+) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d.double())
-    code = other.run(y, other.lambd)
-    return measured(other, y, code) | _without_threshold(other, y, code)
+    code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
+    # the share of the zeros that are gone without lambda
+    zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
+    threshold = over(zeros[0] - zeros[1], zeros[0])
+    return measured(other, y, code, solution) | {"threshold": threshold}
 
 
 def limits(
@@ -158,25 +163,16 @@ def _at_best_scale(
 
     solutions: of the lasso at each of SCALES.
     """
-    every: list[dict[str, Tensor]] = []
-    for scale, solution in zip(SCALES, solutions, strict=True):
-        other = replace(lasso, d=lasso.d * scale)
-        code = other.run(y, other.lambd)
-        numbers = measured(other, y, code, solution) | _without_threshold(other, y, code)
-        every.append(numbers)
+    every = [
+        _with_dictionary(lasso, y, lasso.d * scale, solution)
+        for scale, solution in zip(SCALES, solutions, strict=True)
+    ]
     best = torch.stack([numbers["share"] for numbers in every]).argmax(dim=0)
     samples = torch.arange(len(y), device=y.device)
     found = {
         name: torch.stack([numbers[name] for numbers in every])[best, samples] for name in every[0]
     }
     return y.new_tensor(SCALES)[best], found
-
-
-def _without_threshold(lasso: Lasso, y: Tensor, code: Tensor) -> dict[str, Tensor]:
-    """Returns the share of the zeros that are gone without lambda."""
-    free = lasso.run(y, torch.zeros_like(lasso.lambd))
-    zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
-    return {"threshold": over(zeros[0] - zeros[1], zeros[0])}
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:
