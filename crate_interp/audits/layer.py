@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.audits import attention, kept_rates, sparse
+from crate_interp.audits import attention, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of
@@ -101,7 +101,7 @@ def of_layer(
             cells |= attention.of_attention(layer.attention, given, setting, first < most)
         if layer.norm is not None and isinstance(layer.lasso, Lasso):
             y, code = (acts[point][first:stop] for point in POINTS[2:4])
-            cells |= kept_rates.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
+            cells |= sparse.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
         found.append((start + first, cells))
     if isinstance(layer.lasso, Lasso):
         wide = len(sparse.SCALES) * setting.tokens * layer.lasso.d.shape[1]
@@ -130,7 +130,7 @@ def _sparse(
         more, scales = sparse.limits(lasso, y, setting.tokens)
         cells |= more
         if layer.norm is not None:
-            rates = kept_rates.at_scale(lasso, scales, layer.norm, y, setting.grid)
+            rates = sparse.rates_at_scale(lasso, scales, layer.norm, y, setting.grid)
             cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
     return cells
 
