@@ -11,8 +11,8 @@ from conftest import make, make_lm
 from crate_interp.audits import layer as layers
 from crate_interp.audits.attention import Setting
 from crate_interp.audits.claims import GRID, LIMITS, NULLS
-from crate_interp.audits.random_matrices import random_like
 from crate_interp.audits.sparse import SCALES, SIZES, evenly
+from crate_interp.audits.weights import randoms_like
 from crate_interp.models.layers.sparse_steps import Lasso
 
 EPS, N, FRAMES = 0.7, 5, ("stream", "read", "unit")
@@ -166,7 +166,7 @@ def test_random_output_maps(audited):
     gathered = cache["blocks.1.attn.hook_z"][3].flatten(1)
     np.testing.assert_allclose(mid - z, gathered @ out + attn.b_O.detach(), rtol=1e-9, atol=1e-12)
     for draw in (0, 7):
-        other = random_like(out, layers._generator(0, "random map", 1, draw))
+        other = randoms_like(out, [layers._generator(0, "random map", 1, draw)])[0]
         np.testing.assert_allclose(
             torch.linalg.svdvals(other), torch.linalg.svdvals(out), rtol=1e-9
         )
@@ -232,7 +232,7 @@ def test_random_dictionaries(audited):
     y = cache["blocks.1.ln2.hook_normalized"][2].numpy()
     found: dict[str, list] = {}
     for draw in range(8):
-        d = random_like(lasso.d, layers._generator(0, "random D", 1, draw))
+        d = randoms_like(lasso.d, [layers._generator(0, "random D", 1, draw)])[0]
         np.testing.assert_allclose(
             torch.linalg.svdvals(d), torch.linalg.svdvals(lasso.d), rtol=1e-9
         )

@@ -19,7 +19,7 @@ from crate_interp.config.families import FIELD_ORDER
 from crate_interp.core.safe_text import is_plain, markdown, plain, visible
 from crate_interp.data import open_text
 from crate_interp.models.sae import SAEConfig
-from crate_interp.results.text_table import as_text
+from crate_interp.results.result import as_text
 from crate_interp.viz.figures.canvas import as_written, label
 from crate_interp.viz.pages.page import Html, _templates, render
 from crate_interp.viz.pages.page_pictures import figure_uri, inline_svg

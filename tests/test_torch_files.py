@@ -72,8 +72,8 @@ def test_strides_and_ties(tmp_path):
 def test_a_file_is_parsed_once(tmp_path, monkeypatch):
     path = tmp_path / "w.pth"
     torch.save(published_layout(make("crate-alpha")), path)
-    seen, read = [], torch_files.read_pickle
-    monkeypatch.setattr(torch_files, "read_pickle", lambda *a: seen.append(a) or read(*a))
+    seen, read = [], torch_files.pickles.read_pickle
+    monkeypatch.setattr(torch_files.pickles, "read_pickle", lambda *a: seen.append(a) or read(*a))
     ci.load(path, n_heads=5, image_size=(6, 20))
     assert len(seen) == 1
 

@@ -17,7 +17,7 @@ from scipy import stats
 import crate_interp as ci
 from command import python
 from conftest import BATCH, HEADS, LAYERS, make
-from crate_interp.results.text_table import as_text
+from crate_interp.results.result import as_text
 from crate_interp.sweeps.layer_curves import summary
 from crate_interp.viz.figures.heatmaps import ink_on, written
 from crate_interp.viz.pages.page import _superscripts, render

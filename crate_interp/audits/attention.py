@@ -10,25 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from crate_interp.audits import frames
 from crate_interp.audits.claims import NUMBERS
 from crate_interp.audits.descent import Arm, Descent, PerEps, alphas, descents, directions, rates
-from crate_interp.audits.frames import (
-    Rows,
-    Side,
-    Subspaces,
-    Update,
-    negated,
-    orthonormal,
-    over,
-    rearranged,
-    rows_of,
-    side_of,
-    subspaces_of,
-    taken,
-    unit_scale,
-    update_of,
-)
-from crate_interp.audits.random_matrices import randoms_like
+from crate_interp.audits.frames import Rows, Side, Subspaces, Update
+from crate_interp.audits.weights import randoms_like
 from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.norm import HookedNorm
@@ -119,14 +105,14 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
-    ideal = subspaces_of(orthonormal(wide), norm)
+    ideal = frames.subspaces_of(frames.orthonormal(wide), norm)
     maps = randoms_like(out, generators)
-    return Layer(wide, subspaces_of(wide, norm), ideal, change, maps, attn.b_O.detach().double())
+    return Layer(
+        wide, frames.subspaces_of(wide, norm), ideal, change, maps, attn.b_O.detach().double()
+    )
 
 
-def _to_orthonormal(
-    u: Float[Tensor, "head d_model d_head"],
-) -> Float[Tensor, "head d_head d_head"]:
+def _to_orthonormal(u: Float[Tensor, "head d_model d_head"]) -> Float[Tensor, "head d_head d_head"]:
     """Returns M_k with U_k M_k = qr(U_k); NaN where columns depend on each other."""
     eye = torch.eye(u.shape[2], dtype=u.dtype, device=u.device).expand(len(u), -1, -1)
     if u.shape[2] > u.shape[1]:
@@ -163,7 +149,7 @@ class Base:
 
 def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
     """Returns what updates of the rows are measured on."""
-    side = side_of(rows, None, u)
+    side = frames.side_of(rows, None, u)
     before = tuple(rates(side, u, arm) for arm in arms)
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
 
@@ -175,7 +161,7 @@ def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) ->
     and all tokens.
     """
     u = layer.stored
-    rows, update = rows_of(given.z, u), update_of(given.delta, given.z, u)
+    rows, update = frames.rows_of(given.z, u), frames.update_of(given.delta, given.z, u)
     base = base_of(rows, u, layer.arms(setting))
     cells = _of_update(base, update)
     _shuffled(cells, base, given, update)
@@ -202,7 +188,7 @@ def _of_update(base: Base, update: Update) -> Cells:
 
 def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps]:
     """Adds the numbers of one update to the cells, and returns the rates after it on each arm."""
-    moved = side_of(base.rows, change, base.u)
+    moved = frames.side_of(base.rows, change, base.u)
     along: dict[str, dict[str, Tensor]] = {}
     if base.found:
         along = directions(base.found, base.rows, base.side, change, moved, base.u)
@@ -210,7 +196,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
     for arm, before in zip(base.arms, base.before, strict=True):
         after = rates(moved, base.u, arm)
         for frame, start in before.items():
-            numbers = {"compresses": over(after[frame] - start, start)}
+            numbers = {"compresses": frames.over(after[frame] - start, start)}
             if arm.directed and along:
                 numbers |= along[frame]
             _add(cells, arm, name, frame, numbers)
@@ -232,8 +218,10 @@ def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
     """Adds the mean over draws of the update with its tokens in other orders."""
     drawn: Cells = {}
     for order in given.orders:
-        moved = taken(given.delta, order)
-        _measure(drawn, base, "shuffled", rearranged(update, (moved * given.z).sum(dim=-1), order))
+        moved = frames.taken(given.delta, order)
+        _measure(
+            drawn, base, "shuffled", frames.rearranged(update, (moved * given.z).sum(dim=-1), order)
+        )
     for key, numbers in drawn.items():
         cells[key] = {name: number / len(given.orders) for name, number in numbers.items()}
 
@@ -243,27 +231,30 @@ def _nulls(
 ) -> Iterator[tuple[str, Update]]:
     """Yields the other updates that stand for the layer's, each under its name."""
     if "negated" in names:
-        yield "negated", negated(update)
+        yield "negated", frames.negated(update)
     if "next sample" in names and given.other is not None:
-        yield "next sample", update_of(given.other, given.z, u)
+        yield "next sample", frames.update_of(given.other, given.z, u)
     if "random" in names and given.noise is not None:
         lengths = torch.linalg.vector_norm(given.delta, dim=-1, keepdim=True)
         drawn = given.noise / torch.linalg.vector_norm(given.noise, dim=-1, keepdim=True)
-        yield "random", update_of(lengths * drawn, given.z, u)
+        yield "random", frames.update_of(lengths * drawn, given.z, u)
 
 
 def _limits(
     cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
 ) -> None:
     """Adds the ceilings, what the paper's operators reach, and what an ideal layer reaches."""
-    apart = _squares_apart(given, layer.stored)
+    norm = layer.stored.norm
+    # how far the norm's outputs lie from each other, token by token, squared
+    apart = norm.normalised(given.z + given.delta) - norm.normalised(given.z)
+    apart = (apart * norm.gains).square().sum(dim=-1)
     for arm in base.arms:
         _ceiling(cells, arm, layer.whole[arm.basis], base, update, apart)
     _operators(cells, layer, given, setting, base)
     _constructions(cells, layer, given, setting)
     gathered: Any = given.gathered
     for draw, out in enumerate(layer.maps):
-        change = update_of(gathered @ out + layer.shift, given.z, layer.stored)
+        change = frames.update_of(gathered @ out + layer.shift, given.z, layer.stored)
         _measure(cells, base, f"random map {draw}", change)
 
 
@@ -282,20 +273,14 @@ def _ceiling(
         torch.linalg.eigvalsh(arm.gram(base.side, frame)).clamp_min(0).sqrt().flatten(1)
         for frame in ("stream", "read")
     )
-    unit = stream * unit_scale(square, base.u.d_model)[:, None]
+    unit = stream * frames.unit_scale(square, base.u.d_model)[:, None]
     lengths = _lengths(base.rows, update, apart, base.u, arm.first)
     for frame, x in (("stream", stream), ("read", read), ("unit", unit)):
         scaled = alpha.sqrt()[:, None] * x[:, None]  # [batch, eps, number]
         distance = (alpha * whole).sqrt() * lengths[frame][:, None]
         before = 0.5 * torch.log1p(scaled.square()).sum(dim=-1)
         least = least_rate(scaled, distance)
-        _add(cells, arm, "ceiling", frame, {"compresses": over(least - before, before)})
-
-
-def _squares_apart(given: Given, u: Subspaces) -> Float[Tensor, "batch pos"]:
-    """Returns how far the norm's outputs lie from each other, token by token, squared."""
-    apart = u.norm.normalised(given.z + given.delta) - u.norm.normalised(given.z)
-    return (apart * u.norm.gains).square().sum(dim=-1)
+        _add(cells, arm, "ceiling", frame, {"compresses": frames.over(least - before, before)})
 
 
 def _lengths(
@@ -304,8 +289,8 @@ def _lengths(
     """Returns the Frobenius distance of the two sides in each frame, from the first token on."""
     square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
     own, dot, step = (part.sum(dim=-1) for part in (square, along, length))
-    before = unit_scale(square, u.d_model)
-    after = unit_scale(square + 2 * along + length, u.d_model)
+    before = frames.unit_scale(square, u.d_model)
+    after = frames.unit_scale(square + 2 * along + length, u.d_model)
     grown = after - before
     unit = grown.square() * own + 2 * grown * after * dot + after.square() * step
     return {
@@ -337,7 +322,7 @@ def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base:
         "-U": -written,
     }
     for name, step in steps.items():
-        change = update_of(as_long(step, given.delta), given.z, layer.stored)
+        change = frames.update_of(as_long(step, given.delta), given.z, layer.stored)
         _measure(cells, replace(here, found={}), name, change)
 
 
@@ -346,8 +331,8 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
     u = layer.ideal
     arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # it is orthonormal
     step = as_long(mssa(given.z, u, setting.causal), given.delta)
-    base, update = base_of(rows_of(given.z, u), u, arms), update_of(step, given.z, u)
-    one, two = (_of_update(base, way) for way in (update, negated(update)))
+    base, update = base_of(frames.rows_of(given.z, u), u, arms), frames.update_of(step, given.z, u)
+    one, two = (_of_update(base, way) for way in (update, frames.negated(update)))
     for key, numbers in one.items():
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])

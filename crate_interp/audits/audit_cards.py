@@ -3,14 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from crate_interp.audits.claim_summary import (
-    BY_CONSTRUCTION,
-    DEPENDS,
-    MARKS,
-    bounds_of,
-    is_judged,
-    main_rows,
-)
+from crate_interp.audits import claim_summary
 from crate_interp.audits.claims import CLAIMS, NUMBERS, Claim
 from crate_interp.audits.verdicts import BROKEN, KEPT, NOT_APPLICABLE, UNDECIDED
 from crate_interp.results.result import Result
@@ -18,11 +11,14 @@ from crate_interp.results.verdict_strip import MINUS, Row, Sign, low_to_high
 
 _KINDS = {KEPT: "good", BROKEN: "bad"}
 _COUNTED = {
-    BY_CONSTRUCTION: "by construction: an ideal layer misses the bound too",
-    DEPENDS: "depend on the setting",
+    claim_summary.BY_CONSTRUCTION: "by construction: an ideal layer misses the bound too",
+    claim_summary.DEPENDS: "depend on the setting",
     UNDECIDED: "undecided",
 }
-_MEANINGS = {DEPENDS: "depends on the setting", BY_CONSTRUCTION: _COUNTED[BY_CONSTRUCTION]}
+_MEANINGS = {
+    claim_summary.DEPENDS: "depends on the setting",
+    claim_summary.BY_CONSTRUCTION: _COUNTED[claim_summary.BY_CONSTRUCTION],
+}
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,8 @@ class Card:
 
 def cards(result: Result) -> list[Card]:
     """Returns a card for each verdict, claim by claim and layer by layer."""
-    cells, main = result.table("cells"), main_rows(result, "cells")
-    judged = cells[is_judged(cells, result.meta["settings"]["eps"])]
+    cells, main = result.table("cells"), claim_summary.main_rows(result, "cells")
+    judged = cells[claim_summary.is_judged(cells, result.meta["settings"]["eps"])]
     by_place = dict(iter(judged.groupby(["claim", "layer"])))
     rows: Any = result.table("claims").itertuples(index=False)
     return [_card(row, by_place[row.claim, row.layer], main) for row in rows]
@@ -60,7 +56,7 @@ def _card(row: Any, judged: Any, main: Any) -> Card:
         claim=claim,
         layer=row.layer,
         verdict=row.verdict,
-        mark=_shown(MARKS[row.verdict]),
+        mark=_shown(claim_summary.MARKS[row.verdict]),
         words=". ".join(text for text in (row.on, row.reason) if text),
         same=_same_untrained(judged) if applies else None,
         numbers={name: main[main["number"] == name] for name in claim.numbers if applies},
@@ -94,7 +90,7 @@ def marks() -> list[tuple[str, str, str]]:
     """Returns each mark, what it means, and its kind: "good", "bad" or ""."""
     return [
         (_shown(mark), _MEANINGS.get(word, word), _KINDS.get(word, ""))
-        for word, mark in MARKS.items()
+        for word, mark in claim_summary.MARKS.items()
     ]
 
 
@@ -119,13 +115,13 @@ def strip(result: Result, found: list[Card]) -> list[Row]:
     Beside the signs stand the bound of the claim's first number and its lowest and highest value,
     of this network and of the untrained ones.
     """
-    main = main_rows(result, "cells")
+    main = claim_summary.main_rows(result, "cells")
     rows = []
     for claim in CLAIMS.values():
         first = next(iter(claim.numbers))
         own = main[(main["number"] == first) & (main["verdict"] != NOT_APPLICABLE)]
         signs = [_sign(card) for card in found if card.claim is claim]
-        words = [bounds_of(NUMBERS[first], short=True)]
+        words = [claim_summary.bounds_of(NUMBERS[first], short=True)]
         words += [low_to_high(own[column]) for column in ("value", "untrained")]
         rows += [Row(claim.title, signs, words)] if signs else []
     return rows

@@ -29,7 +29,7 @@ def judged(result: Result) -> pd.DataFrame:
     """Returns a row for each claim and layer, with its verdict: `AuditResult.claims()`."""
     cells = result.table("cells")
     rows: Any = cells[is_judged(cells, result.meta["settings"]["eps"])]
-    found: list[dict[str, Any]] = []
+    found: list[tuple] = []
     groups: Any = rows.groupby(["claim", "layer"], sort=False)
     for (claim, layer), group in groups:
         verdict = _verdict(group)
@@ -41,22 +41,11 @@ def judged(result: Result) -> pd.DataFrame:
                 for name, some in missed.groupby("number", sort=False)["construction"]
             ]
         on = "" if verdict == NOT_APPLICABLE else _on(group, CLAIMS[str(claim)])
-        found.append(
-            {
-                "claim": claim,
-                "layer": layer,
-                "verdict": verdict,
-                "on": on,
-                "reason": "; ".join(reasons),
-            }
-        )
+        found.append((claim, layer, verdict, on, "; ".join(reasons)))
     table = pd.DataFrame(found, columns=["claim", "layer", "verdict", "on", "reason"])
     order = {name: place for place, name in enumerate(CLAIMS)}
-    return table.sort_values(
-        ["claim", "layer"],
-        key=lambda x: x.map(order) if x.name == "claim" else x,
-        ignore_index=True,
-    )
+    key = lambda x: x.map(order) if x.name == "claim" else x  # noqa: E731
+    return table.sort_values(["claim", "layer"], key=key, ignore_index=True)
 
 
 def _reasons(group: Any) -> list[str]:
@@ -154,18 +143,10 @@ def overview(result: Result) -> pd.DataFrame:
         first = next(iter(claim.numbers))
         some = cells[(cells["number"] == first) & (cells["verdict"] != NOT_APPLICABLE)]
         counts = {word: words.count(word) for word in MARKS}
-        rows.append(
-            {
-                "claim": claim.short,
-                "name": name,
-                "layers": "".join(MARKS[word] or "." for word in words),
-            }
-            | counts
-            | {
-                column: low_to_high(some[column])
-                for column in ("value", "excess", "share", "untrained")
-            }
-        )
+        layers = "".join(MARKS[word] or "." for word in words)
+        shown = ("value", "excess", "share", "untrained")
+        spans = {column: low_to_high(some[column]) for column in shown}
+        rows.append({"claim": claim.short, "name": name, "layers": layers} | counts | spans)
     return pd.DataFrame(rows)
 
 

@@ -86,48 +86,37 @@ _weights = partial(Claim, group="What the derivation assumes", needs=("subspaces
 
 CLAIMS: dict[str, Claim] = {
     "compresses": _attention(
-        title="Attention lowers R^c",
-        short="R^c falls",
+        title="Attention lowers R^c", short="R^c falls",
         says="MSSA compresses the tokens against the layer's subspaces.",
         where=f"{_CRATE}, section 2.3",
         numbers={
             "compresses": _beside_shuffled(
-                "R^c falls",
-                "(R^c(Z^{l+1/2}) - R^c(Z^l)) / R^c(Z^l)",
-                high=-1e-6,
-                every_eps=True,
+                "R^c falls", "(R^c(Z^{l+1/2}) - R^c(Z^l)) / R^c(Z^l)", high=-1e-6, every_eps=True,
                 ceiled=True,
-            )
+            ),
         },
-        held="falls",
-        missed="rises",
-        still="does not change",
+        held="falls", missed="rises", still="does not change",
     ),
     "gradient": _attention(
-        title="Attention is a gradient step on R^c",
-        short="a gradient step",
+        title="Attention is a gradient step on R^c", short="a gradient step",
         says="The update of MSSA is approximately a step of gradient descent on R^c, small enough "
         "to descend.",
         where=f"{_CRATE}, eq. 8-12 and section 2.3",
         numbers={
             "gradient": _beside_shuffled(
-                "along -grad",
-                "cosine of Z^{l+1/2} - Z^l and -grad R^c(Z^l), both along the frame",
-                low=0.5,
-                top=1.0,
+                "along -grad", "cosine of Z^{l+1/2} - Z^l and -grad R^c(Z^l), both along the frame",
+                low=0.5, top=1.0,
             ),
             "step": Number(
                 "step size",
                 "kappa L: kappa = -<update, grad> / |grad|^2, L = 9 alpha / 4 |sum U_k "
                 "U_k^T|_2, alpha = p / (N eps^2)",
-                low=1e-6,
-                high=2.0,
+                low=1e-6, high=2.0,
             ),
         },
     ),
     "neumann": _attention(
-        title="Attention follows the Neumann form",
-        short="Neumann form",
+        title="Attention follows the Neumann form", short="Neumann form",
         says="(I + alpha C^T C)^{-1} is about I - alpha C^T C, alpha = p / (N eps^2), and MSSA "
         "follows the gradient in that form. It needs alpha |C|^2 < 1.",
         where=f"{_CRATE}, eq. 9-12",
@@ -136,36 +125,29 @@ CLAIMS: dict[str, Claim] = {
                 "beyond the series",
                 "share of the eigenvalues of alpha C_k^T C_k above 1, alpha = p / (N eps^2), "
                 "C_k = Z U_k, mean over heads",
-                high=0.0,
-                top=0.0,
+                high=0.0, top=0.0,
             ),
             "neumann_direction": _beside_shuffled(
                 "along Neumann",
                 "cosine of Z^{l+1/2} - Z^l and minus the Neumann form, both along the frame",
-                low=0.5,
-                top=1.0,
+                low=0.5, top=1.0,
             ),
         },
     ),
     "output_map": _attention(
-        title="Heads write as they read: W_O is U",
-        short="W_O is U",
+        title="Heads write as they read: W_O is U", short="W_O is U",
         says="MSSA writes with the subspaces that it reads with: the output map of head k is "
         "U_k^T.",
         where=f"{_CRATE}, eq. 11; arXiv 2411.17182, section 4.2",
         numbers={
             "output_map": Number(
-                "W_O is U",
-                "cosine of W_O,k and U_k^T, mean over heads; -1 is CRATE-N",
-                low=0.5,
-                of_weights=True,
-                top=1.0,
+                "W_O is U", "cosine of W_O,k and U_k^T, mean over heads; -1 is CRATE-N", low=0.5,
+                of_weights=True, top=1.0,
             ),
         },
     ),
     "descends": _sparse_step(
-        title="The sparse step lowers the lasso",
-        short="lasso falls",
+        title="The sparse step lowers the lasso", short="lasso falls",
         says="The sparse step lowers 1/2 |Y - DZ|^2 + lambda |Z|_1 from where it starts.",
         where=f"{_CRATE}, eq. 15-17",
         numbers={
@@ -173,90 +155,70 @@ CLAIMS: dict[str, Claim] = {
                 "lasso falls",
                 "(F(code) - F(start)) / F(start), F summed over tokens; the start is the part "
                 "above 0 of what the step reads, or 0 where D is wide",
-                high=-1e-6,
-                ceiled=True,
-            )
+                high=-1e-6, ceiled=True,
+            ),
         },
-        held="falls",
-        missed="rises",
-        still="does not change",
+        held="falls", missed="rises", still="does not change",
     ),
     "solves": _sparse_step(
-        title="The sparse step solves the lasso",
-        short="lasso solved",
+        title="The sparse step solves the lasso", short="lasso solved",
         says="One or two steps go most of the way to the sparse code of Z^{l+1/2}.",
         where=f"{_CRATE}, section 2.4 and eq. 15",
         numbers={
             "share": Number(
-                "share of the way",
-                "(F(start) - F(code)) / (F(start) - F(solution))",
-                low=0.5,
-                ceiled=True,
-                top=1.0,
+                "share of the way", "(F(start) - F(code)) / (F(start) - F(solution))", low=0.5,
+                ceiled=True, top=1.0,
             ),
             "converged": Number(
-                "near the solution",
-                "|code - solution| / max(|code|, |solution|)",
-                high=0.1,
+                "near the solution", "|code - solution| / max(|code|, |solution|)", high=0.1,
                 top=0.0,
             ),
             "kkt": _beside_random_d(
-                "KKT", "KKT residual of the code over that of the start", high=0.1, top=0.0
+                "KKT", "KKT residual of the code over that of the start", high=0.1, top=0.0,
             ),
         },
     ),
     "threshold": _sparse_step(
-        title="Zeros come from the threshold",
-        short="by the threshold",
-        says="The code is sparse because of the penalty lambda.",
-        where=f"{_CRATE}, section 2.4",
+        title="Zeros come from the threshold", short="by the threshold",
+        says="The code is sparse because of the penalty lambda.", where=f"{_CRATE}, section 2.4",
         numbers={
             "threshold": _beside_random_d(
                 "by the threshold",
                 "share of the zeros that are gone without lambda; the others come from "
                 "LayerNorm and ReLU",
-                low=0.5,
-                top=1.0,
+                low=0.5, top=1.0,
             ),
         },
     ),
     "reconstructs": _sparse_step(
-        title="D Z is what was read",
-        short="D Z is what was read",
+        title="D Z is what was read", short="D Z is what was read",
         says="The dictionary decodes the code: LN(Z^{l+1/2}) is about D code.",
         where=f"{_CRATE}, eq. 15",
         numbers={
             "reconstruction": _beside_random_d(
                 "D Z is what was read",
-                "|LN(Z^{l+1/2}) - D code| / |LN(Z^{l+1/2})|; a code of zeros has 1",
-                high=0.5,
+                "|LN(Z^{l+1/2}) - D code| / |LN(Z^{l+1/2})|; a code of zeros has 1", high=0.5,
             ),
         },
     ),
     "rate_kept": _sparse_step(
-        title="The sparse step keeps R",
-        short="R is kept",
+        title="The sparse step keeps R", short="R is kept",
         says="Sparsifying does not change R: R(Z^{l+1}) is about R of what the step reads, and "
         "about R(D Z^{l+1}).",
-        where=f"{_CRATE}, section 2.4",
-        needs=("lasso", "square dictionary"),
+        where=f"{_CRATE}, section 2.4", needs=("lasso", "square dictionary"),
         numbers={
             "rate_kept": Number(
-                "R is kept",
-                "(R(Z^{l+1}) - R(LN(Z^{l+1/2}))) / R(LN(Z^{l+1/2}))",
-                low=-0.1,
+                "R is kept", "(R(Z^{l+1}) - R(LN(Z^{l+1/2}))) / R(LN(Z^{l+1/2}))", low=-0.1,
                 high=0.1,
             ),
             "decoded": Number(
-                "R(DZ) = R(Z)", "(R(DZ) - R(Z)) / R(Z) of the code Z", low=-0.1, high=0.1
+                "R(DZ) = R(Z)", "(R(DZ) - R(Z)) / R(Z) of the code Z", low=-0.1, high=0.1,
             ),
         },
     ),
     "orthonormal": _weights(
-        title="Each U_k is orthonormal",
-        short="U_k orthonormal",
-        says="The bases U_k have orthonormal columns.",
-        where=f"{_CRATE}, section 2.2",
+        title="Each U_k is orthonormal", short="U_k orthonormal",
+        says="The bases U_k have orthonormal columns.", where=f"{_CRATE}, section 2.2",
         numbers={
             "orthonormal": _defect("U_k orthonormal", "|U_k^T U_k - I| / sqrt(p), mean over heads"),
             "orthonormal_scaled": _defect(
@@ -266,8 +228,7 @@ CLAIMS: dict[str, Claim] = {
         },
     ),
     "complete": _weights(
-        title="The U_k cover the space",
-        short="U complete",
+        title="The U_k cover the space", short="U complete",
         says="The subspaces together cover the space: sum U_k U_k^T = I.",
         where=f"{_CRATE}, section 2.2",
         numbers={
@@ -279,11 +240,9 @@ CLAIMS: dict[str, Claim] = {
         },
     ),
     "incoherent": _weights(
-        title="The U_k are incoherent",
-        short="U_k incoherent",
+        title="The U_k are incoherent", short="U_k incoherent",
         says="The subspaces of different heads are nearly orthogonal.",
-        where=f"{_CRATE}, section 2.2",
-        needs=("subspaces", "several heads"),
+        where=f"{_CRATE}, section 2.2", needs=("subspaces", "several heads"),
         numbers={
             "incoherent": _defect(
                 "U_k incoherent",
@@ -292,10 +251,8 @@ CLAIMS: dict[str, Claim] = {
         },
     ),
     "dictionary": _weights(
-        title="D is orthonormal",
-        short="D orthonormal",
-        says="The dictionary is orthonormal: D^T D = I.",
-        where=f"{_CRATE}, section 2.4",
+        title="D is orthonormal", short="D orthonormal",
+        says="The dictionary is orthonormal: D^T D = I.", where=f"{_CRATE}, section 2.4",
         needs=("square dictionary",),
         numbers={
             "dictionary": _defect("D orthonormal", "|D^T D - I| / sqrt(d)"),
@@ -305,7 +262,7 @@ CLAIMS: dict[str, Claim] = {
             ),
         },
     ),
-}
+}  # fmt: skip
 
 NUMBERS = {name: number for claim in CLAIMS.values() for name, number in claim.numbers.items()}
 # a number -> the claim that it belongs to
@@ -332,12 +289,12 @@ NULLS: dict[str, Null] = {
     "next sample": Null("the update of the next sample"),
     "random": Null("random directions, each token's as long as its update"),
     "random map": Null(
-        "a random output map with the singular values of W_O, 8 draws", "random output maps"
+        "a random output map with the singular values of W_O, 8 draws", "random output maps",
     ),
     "random D": Null(
-        "a random dictionary with the singular values of D, 8 draws", "random dictionaries"
+        "a random dictionary with the singular values of D, 8 draws", "random dictionaries",
     ),
-}
+}  # fmt: skip
 LIMITS: dict[str, str] = {
     "ceiling": "the most that any update of this length can reach; of the sparse step: that as "
     "many steps of any size reach with this D",

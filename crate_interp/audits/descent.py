@@ -8,15 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.audits.frames import (
-    Rows,
-    Side,
-    Subspaces,
-    Update,
-    over,
-    read_products,
-    unit_scale,
-)
+from crate_interp.audits import frames
+from crate_interp.audits.frames import Rows, Side, Subspaces, Update
 
 PerEps = dict[str, Tensor]  # frame -> [batch, eps]
 _DOUBTFUL = 1e9  # of the largest diagonal entry over the smallest squared pivot
@@ -71,7 +64,7 @@ def rates(side: Side, u: Subspaces, arm: Arm) -> PerEps:
     """Returns R^c of a side in every frame and at every eps of an arm."""
     square = side.square[:, arm.first :]
     alpha = alphas(u, square.shape[1], arm.eps)
-    unit = unit_scale(square, u.d_model).square()[:, None] * alpha
+    unit = frames.unit_scale(square, u.d_model).square()[:, None] * alpha
     stream, count = alpha.expand_as(unit), len(arm.eps)
     both = rates_of_grams(
         arm.gram(side, "stream"),
@@ -181,8 +174,8 @@ class Descent:
         inner `[batch, way]`: its product with the gradient; length: its own. Both along the frame.
         """
         count = len(self.curvature)
-        cosine = over(-inner, length[:, None] * self.steep)
-        kappa = over(-inner[:, :count], self.steep[:, :count].square())
+        cosine = frames.over(-inner, length[:, None] * self.steep)
+        kappa = frames.over(-inner[:, :count], self.steep[:, :count].square())
         return {
             "gradient": cosine[:, :count],
             "step": kappa * self.curvature,
@@ -194,7 +187,7 @@ def descents(rows: Rows, side: Side, u: Subspaces, eps: Sequence[float]) -> dict
     """Returns the gradient in every frame; side: the tokens as they are."""
     alpha = alphas(u, rows.square.shape[1], eps)
     stream = spectrum(side.grams["stream", "all"], side.codes)
-    scale = unit_scale(rows.square, u.d_model)
+    scale = frames.unit_scale(rows.square, u.d_model)
     unit = replace(stream, values=stream.values * scale[:, None, None].square())
     plain = [_coefficients(found.values.flatten(1), alpha) for found in (stream, unit)]
     products = _products(stream, u.kernels[0])
@@ -241,7 +234,7 @@ def directions(
     onto = stream.spectrum.projections(side.codes.mT @ update.codes)
     own, dot, step = (part.sum(dim=-1) for part in (rows.square, update.dot, update.square))
     numbers = {"stream": stream.numbers(_paired(stream, onto), step.sqrt())}
-    before, after = (unit_scale(square, u.d_model) for square in (side.square, moved.square))
+    before, after = (frames.unit_scale(square, u.d_model) for square in (side.square, moved.square))
     grown = after - before
     # of grown Z + after Delta with before Z
     lies = grown[:, None] * stream.spectrum.values.flatten(1) + after[:, None] * onto
@@ -253,9 +246,9 @@ def directions(
     numbers["unit"] = unit.numbers(inner, _root(length - radial.square() / size))
     onto = read.spectrum.projections(side.read.mT @ (moved.read - side.read))
     inner = _paired(read, onto)
-    own, along, length = read_products(rows, update, u)
+    own, along, length = frames.read_products(rows, update, u)
     if read.normal is not None:
-        share = over(along, own)  # the part of the update along its token
+        share = frames.over(along, own)  # the part of the update along its token
         inner = inner - (read.normal * share[..., None]).sum(dim=1)
         length = length - share.square() * own
     numbers["read"] = read.numbers(inner, _root(length.sum(dim=-1)))
@@ -295,7 +288,7 @@ def _quadratic(c: Float[Tensor, "batch way inner"], products: Tensor) -> Float[T
 def _token_square(rows: Rows, u: Subspaces) -> Float[Tensor, "batch pos"]:
     still = torch.zeros_like(rows.square)
     nothing = Update(rows.codes, rows.read, still, still, still)
-    own = read_products(rows, nothing, u)[0]
+    own = frames.read_products(rows, nothing, u)[0]
     return own.where(own > 0, 1.0)
 
 

@@ -26,7 +26,7 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
     for count in (1, few):
         begin = time.perf_counter()
         samples = part(timed.samples, timed.samples.start, timed.samples.start + count)
-        timed.measured(Task(1, samples), _nothing)
+        timed.measured(Task(1, samples), lambda count: None)
         seconds.append(time.perf_counter() - begin)
     each = max(0.0, seconds[1] - seconds[0]) / max(1, few - 1)
     total = each * (left[0] + sum(left[1:]) / (1 + nulls)) + seconds[0] * sum(map(bool, left))
@@ -46,7 +46,3 @@ def _words(left: Sequence[int], unit: str) -> str:
     most = f"{max(twins)} each" if len(set(twins)) == 1 else f"up to {max(twins, default=0)} each"
     others = [f"{counted(len(twins), 'untrained twins')} on {most}"] if twins else []
     return ", and ".join([*own, *others])
-
-
-def _nothing(count: int) -> None:
-    """Is told how many samples have been measured."""

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from crate_interp.audits import attention, kept_rates, sparse
+from crate_interp.audits import attention, sparse
 from crate_interp.audits.attention import Cells, Given, Layer, Setting
 from crate_interp.audits.claims import CLAIMS, Need
 from crate_interp.audits.frames import Norm, norm_of
-from crate_interp.audits.random_matrices import randoms_like
+from crate_interp.audits.weights import randoms_like
 from crate_interp.models.layers.sparse_steps import Lasso
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
@@ -60,10 +60,9 @@ def audited(block: Any, index: int, setting: Setting) -> Audited:
 def why_not(block: Any) -> dict[str, str]:
     """Returns why numbers do not apply to a layer; those that apply are missing."""
     u, lasso = tied_subspaces(block), block.mlp.lasso()
+    three = "queries, keys and values are three codes: the layer has no subspaces U"
     lacks: dict[Need, str] = {
-        "subspaces": ""
-        if u is not None
-        else "queries, keys and values are three codes: the layer has no subspaces U",
+        "subspaces": three if u is None else "",
         "several heads": "the layer has one head" if u is not None and len(u) < 2 else "",
         "lasso": lasso if isinstance(lasso, str) else "",
         "square dictionary": _unlike_the_stream(dictionary(block)),
@@ -102,7 +101,7 @@ def of_layer(
             cells |= attention.of_attention(layer.attention, given, setting, first < most)
         if layer.norm is not None and isinstance(layer.lasso, Lasso):
             y, code = (acts[point][first:stop] for point in POINTS[2:4])
-            cells |= kept_rates.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
+            cells |= sparse.of_rates(layer.lasso.d, layer.norm, y, code, setting.grid)
         found.append((start + first, cells))
     if isinstance(layer.lasso, Lasso):
         wide = len(sparse.SCALES) * setting.tokens * layer.lasso.d.shape[1]
@@ -131,7 +130,7 @@ def _sparse(
         more, scales = sparse.limits(lasso, y, setting.tokens)
         cells |= more
         if layer.norm is not None:
-            rates = kept_rates.at_scale(lasso, scales, layer.norm, y, setting.grid)
+            rates = sparse.rates_at_scale(lasso, scales, layer.norm, y, setting.grid)
             cells |= {("construction", *key[1:]): numbers for key, numbers in rates.items()}
     return cells
 

@@ -25,14 +25,11 @@ def table_of(rows: Sequence[tuple[int, int, Cells]]) -> pd.DataFrame:
             columns["sample"].append(np.arange(start, start + count))
             columns["layer"].append(np.full(count, layer))
             for name, value in zip(KEYS, key, strict=True):
-                columns[name].append(
-                    np.full(count, value, dtype=object if name != "eps" else float)
-                )
+                kind = float if name == "eps" else object
+                columns[name].append(np.full(count, value, dtype=kind))
             for name in names:
-                there = numbers.get(name)
-                columns[name].append(
-                    np.full(count, np.nan) if there is None else there.cpu().numpy()
-                )
+                own = numbers.get(name)
+                columns[name].append(np.full(count, np.nan) if own is None else own.cpu().numpy())
     table = pd.DataFrame({name: np.concatenate(parts or [[]]) for name, parts in columns.items()})
     for name in KEYS:
         if name != "eps":

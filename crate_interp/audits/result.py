@@ -8,8 +8,7 @@ import pandas as pd
 from crate_interp.audits.claim_summary import headline, judged, overview
 from crate_interp.audits.claims import BESIDE
 from crate_interp.audits.verdicts import cells, nulls
-from crate_interp.results.result import Result, by, first
-from crate_interp.results.text_table import as_text
+from crate_interp.results.result import Result, as_text, by, first
 
 
 def _beside(result: Result) -> pd.DataFrame:

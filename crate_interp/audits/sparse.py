@@ -1,4 +1,7 @@
-"""The audit of one layer's sparse step: its numbers, beside random dictionaries and its limits."""
+"""The audit of one layer's sparse step: its numbers, beside random dictionaries and its limits.
+
+Whether the step keeps the rate R, of the code and of what D decodes from it, is measured here too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.audits.attention import Cells
-from crate_interp.audits.frames import over
+from crate_interp.audits.descent import rates_of_codes
+from crate_interp.audits.frames import Norm, over
 from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_solution, zero_fraction
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
+from crate_interp.probes.layer_reading import FRAMES
 
 DRAWS = 8  # of a random dictionary
 SCALES = tuple(2.0**power for power in range(-2, 3))  # of D, for constructions
@@ -94,11 +99,16 @@ def _zeros(
     }
 
 
-def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
+def _with_dictionary(
+    lasso: Lasso, y: Tensor, d: Tensor, solution: Tensor | None = None
+) -> dict[str, Tensor]:
     """Returns the numbers of the same step with another dictionary."""
     other = replace(lasso, d=d.double())
-    code = other.run(y, other.lambd)
-    return measured(other, y, code) | _without_threshold(other, y, code)
+    code, free = (other.run(y, lambd) for lambd in (other.lambd, torch.zeros_like(other.lambd)))
+    # the share of the zeros that are gone without lambda
+    zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
+    threshold = over(zeros[0] - zeros[1], zeros[0])
+    return measured(other, y, code, solution) | {"threshold": threshold}
 
 
 def limits(
@@ -158,12 +168,10 @@ def _at_best_scale(
 
     solutions: of the lasso at each of SCALES.
     """
-    every: list[dict[str, Tensor]] = []
-    for scale, solution in zip(SCALES, solutions, strict=True):
-        other = replace(lasso, d=lasso.d * scale)
-        code = other.run(y, other.lambd)
-        numbers = measured(other, y, code, solution) | _without_threshold(other, y, code)
-        every.append(numbers)
+    every = [
+        _with_dictionary(lasso, y, lasso.d * scale, solution)
+        for scale, solution in zip(SCALES, solutions, strict=True)
+    ]
     best = torch.stack([numbers["share"] for numbers in every]).argmax(dim=0)
     samples = torch.arange(len(y), device=y.device)
     found = {
@@ -172,11 +180,65 @@ def _at_best_scale(
     return y.new_tensor(SCALES)[best], found
 
 
-def _without_threshold(lasso: Lasso, y: Tensor, code: Tensor) -> dict[str, Tensor]:
-    """Returns the share of the zeros that are gone without lambda."""
-    free = lasso.run(y, torch.zeros_like(lasso.lambd))
-    zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
-    return {"threshold": over(zeros[0] - zeros[1], zeros[0])}
+def of_rates(
+    d: Float[Tensor, "d_model d_model"],
+    norm: Norm,
+    y: Float[Tensor, "batch pos d_model"],
+    code: Float[Tensor, "batch pos d_model"],
+    eps: Sequence[float],
+) -> Cells:
+    """Returns by how much R of the code differs from R of what was read, and R of D Z from R of Z.
+
+    The LayerNorm of the frame "read" is the one that the step reads through. y is behind it
+    already.
+    """
+    wide, after = y.double(), code.double()
+    decoded = after @ d.double().T
+    found = {name: _rates(z, norm, eps) for name, z in (("z", after), ("dz", decoded))}
+    found["y"] = _rates(wide, None, eps)
+    cells: Cells = {}
+    for frame in FRAMES:
+        read, kept, back = (found[name][frame] for name in ("y", "z", "dz"))
+        numbers = {"rate_kept": over(kept - read, read), "decoded": over(back - kept, kept)}
+        for index, value in enumerate(eps):
+            key = ("layer", frame, value, "", "all")
+            cells[key] = {name: number[:, index] for name, number in numbers.items()}
+    return cells
+
+
+def rates_at_scale(
+    lasso: Lasso,
+    scales: Float[Tensor, "batch"],
+    norm: Norm,
+    y: Float[Tensor, "batch pos d_model"],
+    eps: Sequence[float],
+) -> Cells:
+    """Returns the same for the code that the step makes with D at a scale of each sample's own."""
+    parts: list[Cells] = []
+    for scale, one in zip(scales.tolist(), y, strict=True):
+        other = replace(lasso, d=lasso.d * scale)
+        code = other.run(one[None], other.lambd)
+        parts.append(of_rates(other.d, norm, one[None], code, eps))
+    return {
+        key: {name: torch.cat([part[key][name] for part in parts]) for name in parts[0][key]}
+        for key in parts[0]
+    }
+
+
+def _rates(
+    z: Float[Tensor, "batch pos d_model"], norm: Norm | None, eps: Sequence[float]
+) -> dict[str, Tensor]:
+    """Returns R `[batch, eps]` in each frame; without a norm "read" is the stream."""
+    pos, width = z.shape[1:]
+    alpha = width / (pos * torch.tensor(eps, dtype=z.dtype, device=z.device).square())
+    square = z.square().sum(dim=(1, 2))
+    scale = pos * width / square.where(square > 0, 1.0)
+    both = torch.cat([alpha.expand(len(z), -1), alpha * scale[:, None]], dim=1)
+    stream = rates_of_codes(z[:, None], both)
+    found = {"stream": stream[:, : len(eps)], "unit": stream[:, len(eps) :]}
+    if norm is None:
+        return found | {"read": found["stream"]}
+    return found | {"read": rates_of_codes(norm.applied(z)[:, None], alpha.expand(len(z), -1))}
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:

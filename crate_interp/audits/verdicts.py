@@ -301,11 +301,9 @@ def nulls(result: Result) -> pd.DataFrame:
         for name in NUMBERS:
             values = by_sample(own, of, name)
             if len(values):
-                found = pd.DataFrame(
-                    {"n": values.notna().sum(axis=1), "value": values.mean(axis=1)}
-                )
+                found = {"n": values.notna().sum(axis=1), "value": values.mean(axis=1)}
                 found["error"] = values.sem(axis=1)
-                rows.append(found.reset_index().assign(of=of, number=name))
+                rows.append(pd.DataFrame(found).reset_index().assign(of=of, number=name))
     columns = ["of", "number", *PLACE, "n", "value", "error"]
     table: Any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=columns)
     table["eps"] = table["eps"].where(table["eps"] != NO_EPS)

@@ -1,5 +1,9 @@
-"""The audit of a layer's weights: whether they are what the derivation assumes."""
+"""The audit of a layer's weights: whether they are what the derivation assumes.
 
+Random weights that stand for a layer's own are made here too.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -7,13 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from crate_interp.measures import (
-    completeness_defect,
-    head_overlap,
-    orthonormality_defect,
-    output_map_cosine,
-    scale_free_defect,
-)
+from crate_interp import measures
 from crate_interp.probes.layer_reading import dictionary, tied_subspaces
 
 
@@ -28,18 +26,18 @@ def of_weights(block: Any) -> dict[str, tuple[float, float]]:
     if u is not None:
         u = u.detach().double()
         wide = u.transpose(0, 1).flatten(1)  # [d_model, head * d_head]
-        numbers["orthonormal"] = float(orthonormality_defect(u).mean()), none
-        numbers["orthonormal_scaled"] = float(scale_free_defect(u).mean()), none
-        numbers["complete"] = float(completeness_defect(u)), none
+        numbers["orthonormal"] = float(measures.orthonormality_defect(u).mean()), none
+        numbers["orthonormal_scaled"] = float(measures.scale_free_defect(u).mean()), none
+        numbers["complete"] = float(measures.completeness_defect(u)), none
         numbers["complete_scaled"] = _from_scaled_identity(wide @ wide.T), none
         cosines: Any = of_heads(block)
         numbers["output_map"] = tuple(cosines[["cosine", "null"]].mean())
         if len(u) > 1:
-            numbers["incoherent"] = float(head_overlap(u).mean()), u.shape[2] / u.shape[1]
+            numbers["incoherent"] = float(measures.head_overlap(u).mean()), u.shape[2] / u.shape[1]
     if d is not None and d.shape[0] == d.shape[1]:
         d = d.detach().double()
-        numbers["dictionary"] = float(orthonormality_defect(d)), none
-        numbers["dictionary_scaled"] = float(scale_free_defect(d)), none
+        numbers["dictionary"] = float(measures.orthonormality_defect(d)), none
+        numbers["dictionary_scaled"] = float(measures.scale_free_defect(d)), none
     return numbers
 
 
@@ -54,8 +52,8 @@ def of_heads(block: Any) -> pd.DataFrame:
     if u is None:
         return pd.DataFrame(columns=columns)
     u, out = u.detach().double(), block.attn.W_O.detach().double()
-    own = output_map_cosine(out, u)
-    others = [output_map_cosine(out, u.roll(turn, dims=0)) for turn in range(1, len(u))]
+    own = measures.output_map_cosine(out, u)
+    others = [measures.output_map_cosine(out, u.roll(turn, dims=0)) for turn in range(1, len(u))]
     null = torch.stack(others).mean(dim=0) if others else own * float("nan")
     spread = (u.shape[1] * u.shape[2]) ** -0.5
     rows = zip(range(len(u)), own.tolist(), null.tolist(), [spread] * len(u), strict=True)
@@ -67,3 +65,19 @@ def _from_scaled_identity(gram: Float[Tensor, "d d"]) -> float:
     level = gram.diagonal().mean()
     eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     return float(torch.linalg.matrix_norm(gram / level - eye) / len(gram) ** 0.5)
+
+
+def randoms_like(
+    matrix: Float[Tensor, "rows columns"], generators: Sequence[torch.Generator]
+) -> tuple[Float[Tensor, "rows columns"], ...]:
+    """Returns random matrices with the same singular values: both bases of each are uniform."""
+    if not generators:
+        return ()
+    own = torch.linalg.svdvals(matrix.double())
+
+    def uniform(rows: int, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(rows, len(own), generator=generator, dtype=torch.float64)
+        return torch.linalg.qr(noise)[0].to(own.device)
+
+    bases = [[uniform(rows, generator) for rows in matrix.shape] for generator in generators]
+    return tuple(((left * own) @ right.T).to(matrix.dtype) for left, right in bases)

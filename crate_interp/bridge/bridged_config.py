@@ -100,12 +100,9 @@ def special_tokens(network: nn.Module) -> int:
 
     DeiT has a second one for distillation, DINOv2 maybe registers.
     """
-    count = 0
-    for name, value in network.named_parameters():
-        last = name.rsplit(".", 1)[-1]
-        if last in ("cls_token", "distillation_token", "register_tokens"):
-            count += value.shape[1]
-    return count
+    ours = ("cls_token", "distillation_token", "register_tokens")
+    named = network.named_parameters()
+    return sum(value.shape[1] for name, value in named if name.rsplit(".", 1)[-1] in ours)
 
 
 def _of_text(bridge: Any, theirs: Any) -> dict[str, Any]:

@@ -70,19 +70,12 @@ class Bias:
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
 # what a view has -> where the bridge's layer has it
-_OF_BLOCK = {
-    name: name
-    for name in (
-        "hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post"
-    )
-}  # fmt: skip
+_IN_BLOCK = ("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
+_OF_BLOCK = {name: name for name in _IN_BLOCK}
 _OF_ATTENTION = {
-    "hook_q": "q.hook_out",
-    "hook_k": "k.hook_out",
-    "hook_v": "v.hook_out",
-    "hook_pattern": "hook_pattern",
-    "hook_z": "o.hook_in",
-}
+    "hook_q": "q.hook_out", "hook_k": "k.hook_out", "hook_v": "v.hook_out",
+    "hook_pattern": "hook_pattern", "hook_z": "o.hook_in",
+}  # fmt: skip
 _ROTATED = {"hook_q": "hook_rot_q", "hook_k": "hook_rot_k"}
 _OF_MLP = {"hook_pre": "hook_pre", "hook_post": "hook_post"}
 _OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}

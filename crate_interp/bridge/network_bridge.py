@@ -6,14 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 from transformer_lens.model_bridge import TransformerBridge, sources
 from transformer_lens.model_bridge import generalized_components as parts
+from transformer_lens.model_bridge.generalized_components import vision_embeddings
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-from transformer_lens.model_bridge.generalized_components.vision_embeddings import (
-    VisionEmbeddingsBridge,
-)
 from transformer_lens.model_bridge.supported_architectures.vit import ViTArchitectureAdapter
 
 
-class Embeddings(VisionEmbeddingsBridge):
+class Embeddings(vision_embeddings.VisionEmbeddingsBridge):
     """The embedding of patches; DINOv2 interpolates its positions without being told."""
 
     def forward(
@@ -38,11 +36,10 @@ class Dinov2Adapter(ViTArchitectureAdapter):
 
     def prepare_model(self, hf_model: nn.Module) -> None:
         """Sets where the parts of this model lie, which differs between its classes."""
-        inner = next(
-            (name for name in ("dinov2", "dinov2_with_registers") if hasattr(hf_model, name)), None
-        )
+        names = ("dinov2", "dinov2_with_registers")
+        prefix = next((f"{name}." for name in names if hasattr(hf_model, name)), "")
         swiglu = bool(getattr(hf_model.config, "use_swiglu_ffn", False))
-        self.component_mapping = self._parts("" if inner is None else f"{inner}.", swiglu)
+        self.component_mapping = self._parts(prefix, swiglu)
 
     def _parts(self, prefix: str, swiglu: bool) -> dict[str, Any]:
         return {

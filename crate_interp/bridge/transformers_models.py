@@ -87,8 +87,7 @@ class CrateVisionConfig(CrateHubConfig):
 
     model_type = "crate_vision"
 
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
+    __init__ = CrateHubConfig.__init__
 
 
 class CrateTextConfig(CrateHubConfig):
@@ -96,8 +95,7 @@ class CrateTextConfig(CrateHubConfig):
 
     model_type = "crate_text"
 
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
+    __init__ = CrateHubConfig.__init__
 
     @property
     def vocab_size(self) -> int:
@@ -116,8 +114,7 @@ class CrateMAEConfig(CrateHubConfig):
 
     model_type = "crate_mae"
 
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
+    __init__ = CrateHubConfig.__init__
 
 
 class CrateCLIPConfig(CrateHubConfig):
@@ -125,8 +122,7 @@ class CrateCLIPConfig(CrateHubConfig):
 
     model_type = "crate_clip"
 
-    def __init__(self, **values: object) -> None:
-        super().__init__(**values)
+    __init__ = CrateHubConfig.__init__
 
 
 class CrateHubModel(transformers.PreTrainedModel):

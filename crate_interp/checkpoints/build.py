@@ -139,22 +139,15 @@ def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -
     ]
     has_output = any(key in shapes for key in outputs)
     whole_stream = values["n_heads"] == 1 and values["d_head"] == values["d_model"]
-    if (
-        layout.family in ("crate", "crate-alpha")
-        and not has_output
-        and not whole_stream
-        and "variant" not in values
-    ):
+    open_variant = layout.family in ("crate", "crate-alpha") and "variant" not in values
+    if open_variant and not has_output and not whole_stream:
         raise CheckpointError(
             f"variant cannot be inferred from {where}: it has no output matrix ({outputs[0]}), "
             "so it is one of c, n, t, identity. Give it: ci.load(..., variant='c')."
         )
     own = values.get("variant", "crate") in ("crate", "fix")
-    return (
-        {"output_matrix": True}
-        if whole_stream and has_output and own and "output_matrix" not in values
-        else {}
-    )
+    told = whole_stream and has_output and own and "output_matrix" not in values
+    return {"output_matrix": True} if told else {}
 
 
 def _leave_out(tensors: dict[str, Tensor], target_of: dict[str, str], where: str) -> None:

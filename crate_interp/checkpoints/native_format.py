@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from crate_interp.checkpoints.formats.tensor_files import read_config as read_config_file
 from crate_interp.checkpoints.formats.tensor_files import read_json
 from crate_interp.config import CrateConfig
 from crate_interp.core.errors import CheckpointError
@@ -21,11 +20,6 @@ STRUCTURE = (
     "decoder_n_heads", "d_embed", "text_d_model", "text_n_layers", "text_n_heads",
     "window_pattern", "output_matrix",
 )  # fmt: skip
-
-
-def is_foreign(path: Path) -> bool:
-    """Tells whether there is a readable config.json that another library wrote."""
-    return bool(read_config_file(path))
 
 
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:

@@ -142,7 +142,8 @@ def _directory(source: Source, path: Path) -> Contents:
     source.refuse_options(str(path), "revision")
     if source.family in (None, "sae") and sae_formats.is_saelens(path):
         return sae_formats.read_saelens(path, source.fields)
-    if native_format.is_foreign(config) and weights.exists():  # such as nanochat's repo
+    # another library's config, such as nanochat's
+    if tensor_files.read_config(config) and weights.exists():
         return _file(source, weights)
     if config.exists():
         return _saved_folder(source, path, weights)
@@ -231,7 +232,7 @@ def _pushed_repo(source: Source, repo: str) -> Contents:
             f"name a weight file of it, ci.load({repo!r}, file='...')."
         ) from None
     weights = source.fetch(repo, WEIGHTS, source.revision)
-    foreign = native_format.is_foreign(config)
+    foreign = bool(tensor_files.read_config(config))  # it is empty where the config is ours
     for name in TOKENIZER_FILES if foreign else (TOKENIZER,):
         source.fetch_beside(repo, name, source.revision)
     return _file(source, weights) if foreign else _saved_folder(source, config.parent, weights)

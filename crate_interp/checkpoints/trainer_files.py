@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from crate_interp.checkpoints import native_format
-from crate_interp.checkpoints.formats.tensor_files import Contents, read_json
+from crate_interp.checkpoints.formats.tensor_files import Contents, read_config, read_json
 from crate_interp.config import CrateConfig, check_names
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.saving import CONFIG, LIBRARY, WEIGHTS
@@ -44,9 +43,8 @@ def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> d
         )
     for name, value in {**given, **({"family": family} if family else {})}.items():
         told = fields.get(name, value)
-        if (list(told) if isinstance(told, tuple) else told) != (
-            list(value) if isinstance(value, tuple) else value
-        ):
+        one, other = (list(x) if isinstance(x, tuple) else x for x in (told, value))
+        if one != other:
             raise CheckpointError(
                 f"{name}={value!r} contradicts config=, which says {told!r}: give one of them."
             )
@@ -142,7 +140,5 @@ def trained_folder(folder: Path) -> tuple[Path, Path | None] | None:
     if not (place / WEIGHTS).exists():
         return None
     beside = [one / CONFIG for one in (place, folder, folder.parent)]
-    config = next(
-        (path for path in beside if path.exists() and not native_format.is_foreign(path)), None
-    )
-    return place / WEIGHTS, config
+    ours = (path for path in beside if path.exists() and not read_config(path))
+    return place / WEIGHTS, next(ours, None)

@@ -111,7 +111,8 @@ def _limits(
             "nanoGPT's own checkpoints have the same keys, and a GELU"
         )
     # A saved folder has the number its writer gave.
-    told = options.get("n_heads") is not None or (row is None and _is_folder(source))
+    saved = isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
+    told = options.get("n_heads") is not None or (row is None and saved)
     if isinstance(model, HookedModel) and told:
         limits.append(f"n_heads={model.cfg.n_heads}: no tensor's shape tells it")
     if row is None or not row["sha256"]:
@@ -119,10 +120,6 @@ def _limits(
             "whether these are the bytes its authors published: no digest of them is known"
         )
     return limits
-
-
-def _is_folder(source: Given) -> bool:
-    return isinstance(source, (str, Path)) and Path(source).expanduser().is_dir()
 
 
 def _check(name: str, ok: bool, detail: str) -> dict[str, Any]:

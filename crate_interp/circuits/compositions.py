@@ -12,13 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from crate_interp.circuits.circuit import Circuit, Edge, head_name
-from crate_interp.circuits.stream_maps import normed, pushed, stepped
 from crate_interp.core import checks
 from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data
 from crate_interp.measures.checks import qr
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
+from crate_interp.models.layers.block import CrateBlock
+from crate_interp.models.layers.norm import HookedLayerNorm, HookedNorm
 from crate_interp.results.kinds import Tables
 from crate_interp.results.result import Result, sums
 from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading, check_model, samples_of
@@ -30,6 +31,7 @@ THROUGH = ("direct", "linear", "data")
 _FEWEST = 100  # random subspaces that a 99th percentile needs
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
+Rows = Float[Tensor, "*rows d_model"]
 # the layer that reads -> for each head of earlier layers A^T A, where A is what arrives
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
 # random ones, and those of each layer
@@ -269,6 +271,45 @@ def _measured(chunk: Chunk) -> Grams:
 
     chunk.measure_all(Reading(_POINTS, follow))
     return grams
+
+
+def normed(norm: HookedNorm, rows: Rows) -> Rows:
+    """Returns rows of the stream after a norm of scale 1, without its bias.
+
+    That is `(v - mean v) * weight`. A norm by the root mean square, and none, change nothing then.
+    """
+    if not isinstance(norm, HookedLayerNorm):
+        return rows
+    return (rows - rows.mean(dim=-1, keepdim=True)) * norm.weight
+
+
+def stepped(block: CrateBlock, rows: Rows) -> Rows:
+    """Returns rows of the stream after a layer's sparse step.
+
+    Every atom is on, and the norm before the step has scale 1.
+    """
+    step = block.mlp.linear(normed(block.ln2, rows))
+    return rows + step if block.residual else step
+
+
+def pushed(
+    function: Callable[[Tensor], Tensor],
+    at: Float[Tensor, "batch pos d_model"],
+    tangents: Float[Tensor, "count batch pos d_model"],
+) -> Float[Tensor, "count batch pos d_model"]:
+    """Returns the derivative of a function of the stream at `at` along each of several tangents.
+
+    It takes two reverse passes: the first is linear in its cotangent w, and the derivative of that
+    is the forward one.
+    """
+    with torch.enable_grad():
+        x = at.detach().requires_grad_()
+        out = function(x)
+        w = torch.zeros_like(out, requires_grad=True)
+        (back,) = torch.autograd.grad(out, x, w, create_graph=True)
+        return torch.stack(
+            [torch.autograd.grad(back, w, tangent, retain_graph=True)[0] for tangent in tangents]
+        )
 
 
 def _step(block: Any) -> Callable[[Tensor], Tensor]:

@@ -47,12 +47,7 @@ class Ablating:
 
 
 def ablate_heads(
-    model: HookedModel,
-    data: Data,
-    *,
-    how: str = "mean",
-    metric: str = "loss",
-    **run: Unpack[Run],
+    model: HookedModel, data: Data, *, how: str = "mean", metric: str = "loss", **run: Unpack[Run]
 ) -> Perhaps[HeadAblation]:
     """Returns how much worse a model answers if one head at a time is ablated.
 
@@ -74,7 +69,11 @@ def ablate_heads(
     checks.one_of("how", how, HOW)
     checks.one_of("metric", metric, METRICS)
     check_model(model)
-    _check_logits(model)
+    if not model.has_logits:
+        raise ValueError(
+            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
+            "loss: give a classifier of images or a language model."
+        )
     samples = samples_of(model, data, options)
     loss = _loss(model, samples)
     meta = data_meta(model, samples, options.batch_size)
@@ -105,14 +104,6 @@ def head_result(found: Mapping[str, Tables], meta: dict[str, Any]) -> HeadAblati
     """Returns the result of the stages "means", if there is one, and "heads"."""
     others = [own for name, own in found.items() if name != "heads"]
     return HeadAblation(*with_facts(found["heads"], meta, *others))
-
-
-def _check_logits(model: HookedModel) -> None:
-    if not model.has_logits:
-        raise ValueError(
-            f"this {type(model).__name__} of family {model.cfg.family!r} has no logits, and so no "
-            "loss: give a classifier of images or a language model."
-        )
 
 
 def _loss(model: HookedModel, samples: Samples) -> Loss:

@@ -73,11 +73,9 @@ def _objects(folder: Path) -> list[Path]:
     ]
     objects = [path for path in paths if _is_object(path)]
     if not objects:
-        looked = (
-            f"{len(paths)} PNG and WebP files were skipped: none has"
-            if paths
-            else "there is no PNG or WebP file with"
-        )
+        looked = "there is no PNG or WebP file with"
+        if paths:
+            looked = f"{len(paths)} PNG and WebP files were skipped: none has"
         raise ValueError(
             f"the folder {quoted(folder)} has no objects: {looked} an alpha band that covers "
             f"{COVER[0]:.0%} to {COVER[1]:.0%} of its canvas."

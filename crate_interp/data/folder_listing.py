@@ -43,9 +43,8 @@ class Listing:
         count, nothing = len(sizes), None
         buffers = [nothing, pa.py_buffer(ends), pa.py_buffer(text)]
         names = pa.Array.from_buffers(pa.large_binary(), count, buffers)
-        return cls(folder, names, pa.Array.from_buffers(
-            pa.int64(), count, [nothing, pa.py_buffer(sizes)]
-        ))  # fmt: skip
+        numbers = pa.Array.from_buffers(pa.int64(), count, [nothing, pa.py_buffer(sizes)])
+        return cls(folder, names, numbers)
 
     @classmethod
     def kept(cls, path: Path, folder: Path) -> "Listing | None":

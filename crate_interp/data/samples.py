@@ -102,11 +102,6 @@ def picture_samples(
     masks: Callable[[int, int], Tensor] | None,
 ) -> Samples:
     """Returns files of pictures as samples. Each file is read when its sample is read."""
-    return Samples(
-        len(pictures),
-        None,
-        fingerprint,
-        lambda start, stop: preprocess(pictures[start:stop]),
-        masks,
-        name_of=lambda number: plain(pictures[number].name, 1000),
-    )
+    read = lambda start, stop: preprocess(pictures[start:stop])  # noqa: E731
+    name_of = lambda number: plain(pictures[number].name, 1000)  # noqa: E731
+    return Samples(len(pictures), None, fingerprint, read, masks, name_of=name_of)

@@ -66,13 +66,10 @@ def source_of(data: str, kinds: str, text: bool = False) -> tuple[Source, str]:
         if source.form.partition(":")[0] == scheme and where and (source.table or not text):
             return source, where
     near = checks.did_you_mean(scheme, [source.form.partition(":")[0] for source in SOURCES])
-    meant = (
-        "embedded" if data in named_data.EMBEDDED else "imagefolder" if os.path.isdir(data) else ""
-    )
-    hint = (
-        f" Did you mean '{meant}:{data}'?" if meant and not (text and meant != "embedded") else ""
-    )
-    hint = hint or (f" {near}" if where and near else "")
+    meant = "imagefolder" if os.path.isdir(data) and not text else ""
+    meant = "embedded" if data in named_data.EMBEDDED else meant
+    hint = f" {near}" if where and near else ""
+    hint = f" Did you mean '{meant}:{data}'?" if meant else hint
     raise ValueError(f"cannot take data from {data!r}: give {kinds}.{hint}")
 
 
@@ -190,9 +187,5 @@ def _token_samples(tokens: Tensor) -> Samples:
     tokens = tokens.long()
     digest = hashlib.sha256(f"tokens {list(tokens.shape)}".encode())
     digest.update(tokens.cpu().contiguous().numpy().data)
-    return Samples(
-        len(tokens),
-        None,
-        f"tokens:sha256:{digest.hexdigest()}",
-        lambda start, stop: tokens[start:stop],
-    )
+    read = lambda start, stop: tokens[start:stop]  # noqa: E731
+    return Samples(len(tokens), None, f"tokens:sha256:{digest.hexdigest()}", read)

@@ -65,11 +65,9 @@ def _split(folder: Path, split: str) -> list[str]:
     """Returns the names in the list of a split: the first word of every line."""
     known = sorted(path.stem for path in (folder / SPLITS).glob("*.txt"))
     if split not in known:
-        there = (
-            f"there is {plain(', '.join(known), 1000)}"
-            if known
-            else f"there are no lists in {SPLITS}/"
-        )
+        there = f"there are no lists in {SPLITS}/"
+        if known:
+            there = f"there is {plain(', '.join(known), 1000)}"
         raise ValueError(
             f"no split of {quoted(folder)} is called {quoted(split)}: {there}. voc:DIR takes all."
         )

@@ -3,38 +3,23 @@
 from collections.abc import Sequence
 
 from crate_interp.core import checks
-from crate_interp.probes.built_in import (
-    BUILT_IN,
-    DEFAULT,
-    activity,
-    alignment,
-    attention,
-    compression,
-    frames,
-    objective,
-    ranks,
-    segmentation,
-    sparsity,
-)
+from crate_interp.probes.activity_probe import activity
+from crate_interp.probes.alignment_probe import alignment
+from crate_interp.probes.attention_probe import attention
+from crate_interp.probes.built_in import BUILT_IN, DEFAULT
+from crate_interp.probes.compression_probe import compression
+from crate_interp.probes.frames_probe import frames
+from crate_interp.probes.objective_probe import objective
 from crate_interp.probes.probe import Probe
+from crate_interp.probes.ranks_probe import ranks
+from crate_interp.probes.segmentation_probe import segmentation
+from crate_interp.probes.sparsity_probe import sparsity
 from crate_interp.results.statistic import Statistic
 
 __all__ = [
-    "DEFAULT",
-    "Probe",
-    "Statistic",
-    "activity",
-    "alignment",
-    "attention",
-    "available",
-    "compression",
-    "frames",
-    "objective",
-    "ranks",
-    "resolve",
-    "segmentation",
-    "sparsity",
-]
+    "DEFAULT", "Probe", "Statistic", "activity", "alignment", "attention", "available",
+    "compression", "frames", "objective", "ranks", "resolve", "segmentation", "sparsity",
+]  # fmt: skip
 
 
 def available() -> list[str]:
@@ -52,14 +37,9 @@ def resolve(probes: str | Probe | Sequence[str | Probe] | None) -> list[Probe]:
             f"probes are names or ci.Probe objects, got {type(probes).__name__}: give names such "
             f"as {', '.join(DEFAULT)}."
         )
-    asked = (
-        DEFAULT
-        if probes is None
-        else [probes]
-        if isinstance(probes, (str, Probe))
-        else list(probes)
-    )
-    resolved = [_named(probe) if isinstance(probe, str) else probe for probe in asked]
+    wanted = DEFAULT if probes is None else probes
+    wanted = [wanted] if isinstance(wanted, (str, Probe)) else wanted
+    resolved = [_named(probe) if isinstance(probe, str) else probe for probe in wanted]
     if not resolved:
         raise ValueError(
             f"there is no probe to run: give names such as {', '.join(DEFAULT)}, or None for these."

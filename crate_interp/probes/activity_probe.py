@@ -14,36 +14,27 @@ NEAR, ENERGY = 0.01, 0.9
 _share = partial(Statistic, unit="share of entries", low=0.0, high=1.0)
 _STATISTICS: dict[str, Statistic] = {
     "gini": Statistic(
-        "Gini index of the code",
-        "higher is sparser",
-        "",
-        0.0,
-        1.0,
+        "Gini index of the code", "higher is sparser", "", 0.0, 1.0,
         "Gini index of |a|, mean over tokens: 0 for equal entries, near 1 for a single one. "
         "Gaussian noise has 0.41, its ReLU 0.71.",
     ),
     "near_zero": _share(
-        "Entries of the code near zero",
-        "higher is sparser",
+        "Entries of the code near zero", "higher is sparser",
         how="Entries below 1 % of the token's largest, mean over tokens. Gaussian noise of a few "
         "hundred entries has about 0.03, its ReLU 0.51.",
     ),
     "energy_support": _share(
-        "Entries that hold 90 % of the energy",
-        "lower is sparser",
+        "Entries that hold 90 % of the energy", "lower is sparser",
         how="The fewest entries with 90 % of the token's squares, mean over tokens. Gaussian "
         "noise has 0.44, its ReLU half of that.",
     ),
     "attention_support": Statistic(
-        "Share of the visible tokens that a head attends to",
-        "lower singles out fewer tokens",
-        "share of tokens",
-        0.0,
-        1.0,
+        "Share of the visible tokens that a head attends to", "lower singles out fewer tokens",
+        "share of tokens", 0.0, 1.0,
         "Effective support 1 / sum p^2 over the number of tokens that a query sees, mean over "
         "queries: 1 is even attention, 1 / N a single token.",
     ),
-}
+}  # fmt: skip
 
 
 def activity(tokens: Tokens = "all", name: str = "activity") -> Probe:

@@ -4,74 +4,49 @@ from functools import partial
 
 from torch import Tensor
 
-from crate_interp.measures import (
-    completeness_defect,
-    dictionary_defect,
-    head_overlap,
-    orthonormality_defect,
-    scale_free_defect,
-)
+from crate_interp import measures
 from crate_interp.measures.subspaces import energy_of_codes
-from crate_interp.probes.layer_reading import (
-    Block,
-    Tokens,
-    check_tokens,
-    dictionary,
-    orthonormal_codes,
-    picked,
-    subspaces,
-)
+from crate_interp.probes import layer_reading
+from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
 _defect = partial(Statistic, unit="", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
     "orthonormality": _defect(
-        "How far U is from orthonormal",
-        "0 is what the theory assumes",
+        "How far U is from orthonormal", "0 is what the theory assumes",
         how="|U_k^T U_k - I| / sqrt(p): 0 where a head's basis is orthonormal, as the theory "
         "assumes. Scale counts: at the start of training U_k^T U_k is about I/3, which alone "
         "gives 0.67.",
         column="U defect",
     ),
     "completeness": _defect(
-        "How far the subspaces are from covering the space",
-        "0 is what the theory assumes",
+        "How far the subspaces are from covering the space", "0 is what the theory assumes",
         how="|sum U_k U_k^T - I| / sqrt(d): 0 where the heads together cover the space evenly, "
         "and at scale one; even cover at the scale of the start of training, I/3, has 0.67.",
     ),
     "head_overlap": Statistic(
-        "Overlap of the heads' subspaces",
-        "lower is more incoherent",
-        "",
-        0.0,
-        1.0,
+        "Overlap of the heads' subspaces", "lower is more incoherent", "", 0.0, 1.0,
         "Mean squared cosine between a head's subspace and the others': p/d is chance, 0 is "
         "disjoint.",
     ),
     "dictionary_defect": _defect(
-        "How far D is from orthonormal",
-        "0 is what the theory assumes",
+        "How far D is from orthonormal", "0 is what the theory assumes",
         how="|G - c I| / sqrt(n), G the smaller of D^T D and D D^T, n its width, c = tr(G) / n: 0 "
         "where D is a scaled orthonormal dictionary, or, if it is wide, a scaled tight frame. "
         "Scale counts, since c is not divided out: see dictionary_shape.",
     ),
     "dictionary_shape": _defect(
-        "How far D is from orthonormal, whatever its scale",
-        "0 is what the theory assumes",
+        "How far D is from orthonormal, whatever its scale", "0 is what the theory assumes",
         how="dictionary_defect over c, whatever the scale: 0 where D is a scaled orthonormal "
         "dictionary, or a scaled tight frame. A random D has about sqrt(short side / long side): "
         "1 if it is square.",
     ),
     "energy_head": Statistic(
-        "Share of a token in each head's subspace",
-        "p/d is chance",
-        "share of energy",
-        0.0,
-        1.0,
+        "Share of a token in each head's subspace", "p/d is chance", "share of energy", 0.0, 1.0,
         "Share of a token of Z^{l+1/2} in the head's subspace, mean over tokens; chance is p/d.",
     ),
-}
+}  # fmt: skip
 
 
 def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
@@ -81,7 +56,7 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
     "patches" (without CLS) or positions. The probe needs layers whose queries, keys and values are
     one code.
     """
-    tokens = check_tokens(tokens)
+    tokens = layer_reading.check_tokens(tokens)
     return Probe(
         name=name,
         heading="Geometry: are the weights what the theory assumes",
@@ -96,18 +71,23 @@ def alignment(tokens: Tokens = "all", name: str = "alignment") -> Probe:
 
 
 def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
-    codes = picked(orthonormal_codes(block, acts, "hook_resid_mid"), tokens, block, axis=2)
-    z = picked(acts["hook_resid_mid"], tokens, block)
+    codes = layer_reading.picked(
+        layer_reading.orthonormal_codes(block, acts, "hook_resid_mid"), tokens, block, axis=2
+    )
+    z = layer_reading.picked(acts["hook_resid_mid"], tokens, block)
     return {"energy_head": energy_of_codes(codes, z).mean(dim=-2)}
 
 
 def _of_weights(block: Block) -> dict[str, Tensor]:
-    u, d = subspaces(block), dictionary(block)
+    u, d = layer_reading.subspaces(block), layer_reading.dictionary(block)
     answer: dict[str, Tensor] = {}
     if d is not None:
-        answer |= {"dictionary_defect": dictionary_defect(d)}
-        answer |= {"dictionary_shape": scale_free_defect(d)}
+        answer |= {"dictionary_defect": measures.dictionary_defect(d)}
+        answer |= {"dictionary_shape": measures.scale_free_defect(d)}
     if u is None:
         return answer
-    answer |= {"orthonormality": orthonormality_defect(u), "completeness": completeness_defect(u)}
-    return answer | ({"head_overlap": head_overlap(u)} if len(u) > 1 else {})
+    answer |= {
+        "orthonormality": measures.orthonormality_defect(u),
+        "completeness": measures.completeness_defect(u),
+    }
+    return answer | ({"head_overlap": measures.head_overlap(u)} if len(u) > 1 else {})

@@ -7,15 +7,8 @@ import torch
 from torch import Tensor
 
 from crate_interp.measures import attention_entropy, effective_support, top_mass
-from crate_interp.probes.layer_reading import (
-    Block,
-    Tokens,
-    check_tokens,
-    has_cls,
-    n_special,
-    picked,
-    visible_keys,
-)
+from crate_interp.probes import layer_reading
+from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
@@ -23,54 +16,42 @@ _entropy = partial(Statistic, unit="nats", low=0.0, high=None)
 _mass = partial(Statistic, unit="share of attention", low=0.0, high=1.0)
 _STATISTICS: dict[str, Statistic] = {
     "entropy": _entropy(
-        "Entropy of attention",
-        "lower singles out fewer tokens",
+        "Entropy of attention", "lower singles out fewer tokens",
         how="Entropy of attention, mean over queries; 0 is one token, entropy_uniform is even "
         "attention, the most.",
     ),
     "entropy_uniform": _entropy(
-        "Entropy of even attention",
-        "the most that entropy can be",
+        "Entropy of even attention", "the most that entropy can be",
         how="What uniform attention over the keys a query sees would have: ln N, less where "
         "causal.",
     ),
     "entropy_cls": _entropy(
-        "Entropy of the CLS token's attention",
-        "lower singles out fewer tokens",
+        "Entropy of the CLS token's attention", "lower singles out fewer tokens",
         how="Entropy of the CLS token's attention, CLS itself among its keys, at most "
         "entropy_uniform; low where the head singles out a few tokens.",
     ),
     "top1_cls": _mass(
-        "CLS attention on the token it attends to most",
-        "higher singles out one token",
+        "CLS attention on the token it attends to most", "higher singles out one token",
         how="Mass on the token the CLS token attends to most, which may be CLS itself.",
     ),
     "top5_cls": _mass(
-        "CLS attention on the five tokens it attends to most",
-        "higher singles out few tokens",
+        "CLS attention on the five tokens it attends to most", "higher singles out few tokens",
         how="Mass on the five tokens the CLS token attends to most.",
     ),
     "support_cls": Statistic(
-        "Tokens that the CLS token attends to",
-        "lower singles out fewer tokens",
-        "tokens",
-        1.0,
-        None,
-        "How many tokens the CLS token attends to, 1 / sum p^2.",
-        column="CLS support",
+        "Tokens that the CLS token attends to", "lower singles out fewer tokens", "tokens", 1.0,
+        None, "How many tokens the CLS token attends to, 1 / sum p^2.", column="CLS support",
     ),
     "entropy_patches": _entropy(
-        "Entropy of CLS attention over patches alone",
-        "lower singles out fewer tokens",
+        "Entropy of CLS attention over patches alone", "lower singles out fewer tokens",
         how="Entropy of how the CLS token divides among the patches what it gives to them; 0 is "
         "one patch, ln of their number is even. It tells whether a head is sharp on the picture.",
     ),
     "self_cls": _mass(
-        "CLS attention on CLS itself",
-        "the rest goes to patches",
+        "CLS attention on CLS itself", "the rest goes to patches",
         how="Mass that the CLS token gives to itself; a head may be sharp by that alone.",
     ),
-}
+}  # fmt: skip
 
 
 def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
@@ -82,7 +63,7 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
     "all", "patches" (without CLS) or positions; the keys are all tokens. Models of text have no CLS
     statistics.
     """
-    tokens = check_tokens(tokens)
+    tokens = layer_reading.check_tokens(tokens)
     return Probe(
         name=name,
         heading="Attention: how many tokens a head looks at",
@@ -95,19 +76,24 @@ def attention(tokens: Tokens = "all", name: str = "attention") -> Probe:
 
 def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     pattern = acts["attn.hook_pattern"]  # [batch, head, query, key]
-    queries = picked(pattern, tokens, block, axis=2)
+    queries = layer_reading.picked(pattern, tokens, block, axis=2)
     entropy = attention_entropy(queries)  # [batch, head, query]
-    answer = {
-        "entropy": entropy.mean(dim=-1),
-        "entropy_uniform": pattern.new_full(
-            (len(pattern),), _uniform(queries, bool(block.attn.cfg.causal))
-        ),
-    }
-    if not has_cls(block):
+    even = math.log(queries.shape[-1])  # the mean over queries of ln(number of keys it sees)
+    if block.attn.cfg.causal:
+        even = float(torch.log(layer_reading.visible_keys(queries).double()).mean())
+    uniform = pattern.new_full((len(pattern),), even)
+    answer = {"entropy": entropy.mean(dim=-1), "entropy_uniform": uniform}
+    if not layer_reading.has_cls(block):
         return answer
     cls = pattern[:, :, :1]
-    answer |= _cls(cls, (entropy if tokens == "all" else attention_entropy(cls))[..., 0])
-    return answer | {"entropy_patches": _among(cls[..., 0, n_special(block) :])}
+    return answer | {
+        "entropy_cls": (entropy if tokens == "all" else attention_entropy(cls))[..., 0],
+        "top1_cls": top_mass(cls, 1)[..., 0],
+        "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
+        "support_cls": effective_support(cls)[..., 0],
+        "self_cls": cls[..., 0, 0],
+        "entropy_patches": _among(cls[..., 0, layer_reading.n_special(block) :]),
+    }
 
 
 def _among(shares: Tensor) -> Tensor:
@@ -119,20 +105,3 @@ def _among(shares: Tensor) -> Tensor:
     whole = shares.sum(dim=-1, keepdim=True)
     shares = shares / whole.clamp_min(torch.finfo(whole.dtype).tiny)
     return torch.special.entr(shares).sum(dim=-1)
-
-
-def _cls(cls: Tensor, entropy: Tensor) -> dict[str, Tensor]:
-    return {
-        "entropy_cls": entropy,
-        "top1_cls": top_mass(cls, 1)[..., 0],
-        "top5_cls": top_mass(cls, min(5, cls.shape[-1]))[..., 0],
-        "support_cls": effective_support(cls)[..., 0],
-        "self_cls": cls[..., 0, 0],
-    }
-
-
-def _uniform(queries: Tensor, causal: bool) -> float:
-    """Returns the mean over queries of ln(number of keys it sees)."""
-    if not causal:
-        return math.log(queries.shape[-1])
-    return float(torch.log(visible_keys(queries).double()).mean())

@@ -1,9 +1,9 @@
 """The built-in probes, and the record of any statistic that a result names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from crate_interp.probes import linear_statistics
 from crate_interp.probes.activity_probe import activity
 from crate_interp.probes.alignment_probe import alignment
 from crate_interp.probes.attention_probe import attention
@@ -28,6 +28,23 @@ BUILT_IN: dict[str, Callable[..., Probe]] = {
     "activity": activity,
 }
 DEFAULT = ("compression", "sparsity", "attention", "alignment")
+# those of `ci.linear_probe`, which fits classifiers and so is no Probe
+LINEAR, LINEAR_HEADING = "linear", "What a linear classifier reads off"
+_share = partial(Statistic, unit="share right", low=0.0, high=1.0)
+LINEAR_STATISTICS: dict[str, Statistic] = {
+    "accuracy": _share(
+        "Accuracy of a linear classifier", "higher is better",
+        how="Held-out accuracy of logistic regression on the layer's stream.",
+    ),
+    "permuted": _share(
+        "Accuracy with permuted labels", "chance, with its noise",
+        how="The same with labels permuted among samples: at chance, as there is nothing to learn.",
+    ),
+    "chance": _share(
+        "Share of the commonest class", "chance",
+        how="Held-out accuracy of always naming the commonest class of the training part.",
+    ),
+}  # fmt: skip
 
 
 def statistic(meta: Mapping[str, Any], name: str) -> Statistic:
@@ -70,16 +87,16 @@ def labels_of(probes: Sequence[Probe]) -> dict[str, dict[str, Any]]:
 
 
 def _known_heading(probe: str) -> str:
-    if probe == linear_statistics.NAME:
-        return linear_statistics.HEADING
+    if probe == LINEAR:
+        return LINEAR_HEADING
     return BUILT_IN[probe]().heading if probe in BUILT_IN else ""
 
 
 def _known(name: str, facts: Any) -> Statistic:
     """Returns the record of a built-in statistic, or one whose title is the name."""
     probe, _, own = name.partition(".")
-    if probe == linear_statistics.NAME:
-        known = linear_statistics.STATISTICS
+    if probe == LINEAR:
+        known = LINEAR_STATISTICS
     elif probe == "compression":
         known = compression(at=tuple(PLACES)).records
     else:

@@ -5,51 +5,30 @@ from functools import partial
 
 from torch import Tensor
 
-from crate_interp.measures import coding_rate
-from crate_interp.measures.rates import (
-    head_codes,
-    in_other_basis,
-    official_rate_and_zeros,
-    rate_of_codes,
-)
-from crate_interp.probes.layer_reading import (
-    Block,
-    Tokens,
-    as_attention_reads,
-    check_tokens,
-    orthonormal_basis,
-    orthonormal_codes,
-    picked,
-    stored_codes,
-    subspaces,
-)
+from crate_interp.measures import coding_rate, rates
+from crate_interp.probes import layer_reading
+from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
 _rate = partial(Statistic, unit="nats per token", low=0.0, high=None)
 _OFFICIAL: dict[str, Statistic] = {
     "official_rate": _rate(
-        "R^c as the authors' script counts it",
-        "lower is more compressed",
+        "R^c as the authors' script counts it", "lower is more compressed",
         how="The number the authors' script plots as R^c: of the codes LN(Z^l) U_k, each head's "
         "code of each token at length one; at most K p/2 ln(1 + 1/0.01).",
         column="official R^c",
     ),
     "official_rate_head": _rate(
-        "The authors' script's rate of each head",
-        "lower is more compressed",
+        "The authors' script's rate of each head", "lower is more compressed",
         how="The authors' number for one head.",
     ),
     "zero_codes": Statistic(
-        "Codes that are all zero",
-        "0 is usual",
-        "tokens x heads",
-        0.0,
-        None,
+        "Codes that are all zero", "0 is usual", "tokens x heads", 0.0, None,
         "How many codes are all zero: they add nothing here, the authors' script returns NaN. "
         "Summed in result.meta['counts'], without a row in a table.",
     ),
-}
+}  # fmt: skip
 # place: (its hook point, how it is written, what it is, the same in a title)
 PLACES = {
     "pre": ("hook_resid_pre", "Z^l", "the layer's input", "before attention"),
@@ -86,8 +65,15 @@ def compression(
     whose queries, keys and values are three codes have no U, and only R is measured. `zero_codes`
     is summed into the result's meta. Raises ValueError for eps <= 0, unknown places or basis.
     """
-    _check_settings(eps, at, basis)
-    tokens = check_tokens(tokens)
+    if not eps > 0:
+        raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
+    if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
+        raise ValueError(
+            f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
+        )
+    if basis not in ("stored", "orthonormal"):
+        raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
+    tokens = layer_reading.check_tokens(tokens)
     settings = {"eps": eps, "at": list(at), "norm": norm, "tokens": tokens, "basis": basis}
     points = {place: PLACES[place][0] for place in at}
     return Probe(
@@ -105,52 +91,35 @@ def compression(
     )
 
 
-def _check_settings(eps: float, at: Sequence[str], basis: str) -> None:
-    if not eps > 0:
-        raise ValueError(f"eps={eps}: give a number above 0, such as 0.1.")
-    if isinstance(at, str) or not len(at) or set(at) - set(PLACES) or len(set(at)) < len(at):
-        raise ValueError(
-            f"at={at!r}: give some of {', '.join(PLACES)}, each once, such as ('pre', 'mid')."
-        )
-    if basis not in ("stored", "orthonormal"):
-        raise ValueError(f"basis={basis!r}: give 'stored' or 'orthonormal'.")
-
-
 def _statistics(at: Sequence[str], norm: bool) -> dict[str, Statistic]:
-    found: dict[str, Statistic] = {}
+    found: dict[str, Statistic] = {}  # fmt: skip
     for place in at:
         _, symbol, what, where = PLACES[place]
         z = f"LN({symbol})" if norm else symbol
         what += ", normalised as the layer's attention does" if norm else ""
         found |= {
             f"rate_{place}": _rate(
-                f"Coding rate R of all tokens {where}",
-                "higher is more spread out",
+                f"Coding rate R of all tokens {where}", "higher is more spread out",
                 how=f"R of {z}, {what}: its cost as one Gaussian; theory wants it high while R^c "
                 "falls.",
             ),
             f"subspace_rate_{place}": _rate(
-                f"Coding rate R^c in the subspaces {where}",
-                "lower is more compressed",
+                f"Coding rate R^c in the subspaces {where}", "lower is more compressed",
                 how=f"R^c of {z} against the layer's subspaces, sum of heads; MSSA is to lower it.",
                 column=_COLUMNS.get(place, ""),
             ),
             f"subspace_rate_{place}_head": _rate(
-                f"Coding rate of each head's subspace {where}",
-                "lower is more compressed",
+                f"Coding rate of each head's subspace {where}", "lower is more compressed",
                 how=f"R^c of {z} against the subspace of one head.",
             ),
             f"reduction_{place}": Statistic(
-                f"Rate reduction R - R^c {where}",
-                "higher is better by the theory",
-                "nats per token",
-                None,
-                None,
+                f"Rate reduction R - R^c {where}", "higher is better by the theory",
+                "nats per token", None, None,
                 f"R - R^c of {z}: theory wants it large; at most d/2 ln K for complete "
                 "orthonormal U. With other U its sign is mostly that of their scale: compare it "
                 "with random subspaces, which have the same, and not with 0.",
             ),
-        }
+        }  # fmt: skip
     return found | _OFFICIAL
 
 
@@ -163,21 +132,21 @@ def _measure(
     tokens: Tokens,
     basis: str,
 ) -> dict[str, Tensor]:
-    u = subspaces(block)
-    used = u if u is None or basis == "stored" else orthonormal_basis(block, acts)[0]
+    u = layer_reading.subspaces(block)
+    used = u if u is None or basis == "stored" else layer_reading.orthonormal_basis(block, acts)[0]
     answer: dict[str, Tensor] = {}
     for place, point in points.items():
-        z = picked(acts[point], tokens, block)
-        z = as_attention_reads(block, z) if norm else z
+        z = layer_reading.picked(acts[point], tokens, block)
+        z = layer_reading.as_attention_reads(block, z) if norm else z
         rate = coding_rate(z, eps)
         answer[f"rate_{place}"] = rate
         if used is not None:
             codes = (
-                head_codes(z, used)
+                rates.head_codes(z, used)
                 if norm
-                else picked(_codes(block, acts, point, basis), tokens, block, axis=2)
+                else layer_reading.picked(_codes(block, acts, point, basis), tokens, block, axis=2)
             )
-            per_head = rate_of_codes(codes, z, used, eps)
+            per_head = rates.rate_of_codes(codes, z, used, eps)
             total = per_head.sum(dim=-1)
             answer |= {
                 f"subspace_rate_{place}": total,
@@ -190,18 +159,22 @@ def _measure(
 def _codes(block: Block, acts: Acts, point: str, basis: str) -> Tensor:
     """Returns the tokens in the coordinates of each subspace, `[batch, head, pos, d_head]`."""
     if basis == "orthonormal":
-        return orthonormal_codes(block, acts, point)
+        return layer_reading.orthonormal_codes(block, acts, point)
     if point != "hook_resid_mid":
-        return stored_codes(block, acts, point)
+        return layer_reading.stored_codes(block, acts, point)
     # Z U_k = Z Q_k R_k; the alignment probe needs Z Q_k too
-    return in_other_basis(orthonormal_codes(block, acts, point), orthonormal_basis(block, acts)[1])
+    return rates.in_other_basis(
+        layer_reading.orthonormal_codes(block, acts, point),
+        layer_reading.orthonormal_basis(block, acts)[1],
+    )
 
 
 def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     if "attn.hook_u" not in acts:
         return {}
-    codes = picked(acts["attn.hook_u"], tokens, block).transpose(1, 2)  # [batch, head, pos, d_head]
-    rate, zeros = official_rate_and_zeros(codes)  # [batch, head] each
+    codes = layer_reading.picked(acts["attn.hook_u"], tokens, block)
+    codes = codes.transpose(1, 2)  # [batch, head, pos, d_head]
+    rate, zeros = rates.official_rate_and_zeros(codes)  # [batch, head] each
     return {
         "official_rate": rate.sum(dim=-1),
         "official_rate_head": rate,
@@ -210,4 +183,4 @@ def _official(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _final(z: Tensor, block: Block, eps: float, tokens: Tokens) -> dict[str, Tensor]:
-    return {"rate_pre": coding_rate(picked(z, tokens, block), eps)}
+    return {"rate_pre": coding_rate(layer_reading.picked(z, tokens, block), eps)}

@@ -6,15 +6,8 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures import subspace_coding_rate
-from crate_interp.probes.layer_reading import (
-    FRAMES,
-    Block,
-    Tokens,
-    check_tokens,
-    in_frames,
-    picked,
-    subspaces,
-)
+from crate_interp.probes import layer_reading
+from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
@@ -28,7 +21,7 @@ _STATISTICS: dict[str, Statistic] = {
         "R^c after attention less R^c before it, of "
         f"{frame.tokens.format(z='Z')}; the theory says below 0.",
     )
-    for name, frame in FRAMES.items()
+    for name, frame in layer_reading.FRAMES.items()
 }
 
 
@@ -43,7 +36,7 @@ def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Pr
     eps: as in the paper. tokens: "all", "patches" (without CLS) or positions. Layers whose queries,
     keys and values are three codes have no U and are left out. Raises ValueError for eps <= 0.
     """
-    eps, tokens = checks.positive("eps", eps), check_tokens(tokens)
+    eps, tokens = checks.positive("eps", eps), layer_reading.check_tokens(tokens)
     return Probe(
         name=name,
         points=("hook_resid_pre", "hook_resid_mid"),
@@ -55,14 +48,16 @@ def frames(eps: float = 0.1, tokens: Tokens = "all", name: str = "frames") -> Pr
 
 
 def _measure(block: Block, acts: Acts, eps: float, tokens: Tokens) -> dict[str, Tensor]:
-    u = subspaces(block)
+    u = layer_reading.subspaces(block)
     if u is None:
         return {}
     before, after = (
         {
             frame: subspace_coding_rate(z, u, eps).sum(dim=-1)
-            for frame, z in in_frames(block, picked(acts[point], tokens, block)).items()
+            for frame, z in layer_reading.in_frames(
+                block, layer_reading.picked(acts[point], tokens, block)
+            ).items()
         }
         for point in ("hook_resid_pre", "hook_resid_mid")
     )
-    return {f"change_{frame}": after[frame] - before[frame] for frame in FRAMES}
+    return {f"change_{frame}": after[frame] - before[frame] for frame in layer_reading.FRAMES}

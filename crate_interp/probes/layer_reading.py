@@ -36,12 +36,7 @@ class LayerActs(dict[str, Tensor]):
     while it runs.
     """
 
-    def __init__(
-        self,
-        acts: Mapping[str, Tensor],
-        of_weights: Store,
-        made: Store | None = None,
-    ):
+    def __init__(self, acts: Mapping[str, Tensor], of_weights: Store, made: Store | None = None):
         super().__init__(acts)
         self.of_weights = of_weights
         self.made: Store = {} if made is None else made

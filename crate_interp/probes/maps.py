@@ -180,13 +180,11 @@ def _corners(model: HookedModel, images: Tensor, stride: Size | None) -> list[tu
             f"stride={stride}: give a multiple of the patch {patch} that is at most a window, "
             f"{window[0]} x {window[1]}."
         )
-    tops, lefts = (_starts(*sizes) for sizes in zip(sides, window, steps, strict=True))
+    tops, lefts = (  # the last window of a side ends at the edge
+        sorted({*range(0, side - w + 1, step), side - w})
+        for side, w, step in zip(sides, window, steps, strict=True)
+    )
     return [(top, left) for top in tops for left in lefts]
-
-
-def _starts(length: int, window: int, step: int) -> list[int]:
-    """Returns where windows begin along one side; the last one ends at the edge."""
-    return sorted({*range(0, length - window + 1, step), length - window})
 
 
 def _point(cache: CrateCache, layer: int, point: str) -> Tensor:

@@ -7,15 +7,8 @@ from torch import Tensor
 
 from crate_interp.core import checks
 from crate_interp.measures import l0_norm, l1_norm, rate_reduction
-from crate_interp.probes.layer_reading import (
-    FRAMES,
-    Block,
-    Tokens,
-    check_tokens,
-    in_frames,
-    picked,
-    subspaces,
-)
+from crate_interp.probes import layer_reading
+from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
@@ -31,7 +24,7 @@ _STATISTICS: dict[str, Statistic] = {
         "lower is better.",
     )
     for size, (symbol, words) in _SIZES.items()
-    for name, frame in FRAMES.items()
+    for name, frame in layer_reading.FRAMES.items()
 }
 
 
@@ -57,7 +50,7 @@ def objective(
     0 or lambd < 0.
     """
     eps, lambd = checks.positive("eps", eps), checks.non_negative("lambd", lambd)
-    tokens = check_tokens(tokens)
+    tokens = layer_reading.check_tokens(tokens)
     return Probe(
         name=name,
         heading="The objective that a layer is meant to lower",
@@ -72,15 +65,15 @@ def objective(
 def _measure(
     block: Block, acts: Acts, eps: float, lambd: float, tokens: Tokens
 ) -> dict[str, Tensor]:
-    u = subspaces(block)
+    u = layer_reading.subspaces(block)
     if u is None:
         return {}
-    z = picked(acts["hook_resid_post"], tokens, block)
+    z = layer_reading.picked(acts["hook_resid_post"], tokens, block)
     length = torch.linalg.matrix_norm(z)  # [batch]
     length = length.masked_fill(length == 0, 1)
     count, size = l0_norm(z).sum(dim=-1), l1_norm(z).sum(dim=-1)
     answer: dict[str, Tensor] = {}
-    for frame, shown in in_frames(block, z).items():
+    for frame, shown in layer_reading.in_frames(block, z).items():
         saved = rate_reduction(shown, u, eps)
         stretch = torch.linalg.matrix_norm(shown) / length
         answer[f"count_{frame}"] = lambd * count - saved

@@ -113,13 +113,9 @@ def on_weights(probe: Probe, block: Block) -> dict[str, Tensor]:
 
     Most probes measure nothing there.
     """
-    answer = (
-        probe.measure(block, {})
-        if not probe.points
-        else probe.weights(block)
-        if probe.weights
-        else {}
-    )
+    answer = probe.weights(block) if probe.weights else {}
+    if not probe.points:
+        answer = probe.measure(block, {})
     return _checked_answer(probe, answer, (0, 1), None)
 
 

@@ -5,14 +5,8 @@ from functools import partial
 from torch import Tensor
 
 from crate_interp.measures import effective_rank, stable_rank
-from crate_interp.probes.layer_reading import (
-    Block,
-    Tokens,
-    check_tokens,
-    dictionary,
-    picked,
-    subspaces,
-)
+from crate_interp.probes import layer_reading
+from crate_interp.probes.layer_reading import Block, Tokens
 from crate_interp.probes.probe import Acts, Probe
 from crate_interp.results.statistic import Statistic
 
@@ -20,44 +14,37 @@ _GAUSS = "a Gaussian m x n matrix has about m n / (sqrt m + sqrt n)^2"
 _rank = partial(Statistic, unit="directions", low=0.0, high=None)
 _STATISTICS: dict[str, Statistic] = {
     "stream": _rank(
-        "Directions that the tokens fill",
-        "more are more spread out",
+        "Directions that the tokens fill", "more are more spread out",
         how="Effective rank of Z^l, exp of the entropy of its singular values; at most min(N, d). "
         "1 is all tokens along one line.",
     ),
     "code": _rank(
-        "Directions that the codes fill",
-        "more are more spread out",
+        "Directions that the codes fill", "more are more spread out",
         how="Effective rank of the codes of an image's or text's tokens (mlp.hook_post); at most "
         "min(N, d_mlp).",
     ),
     "pattern": _rank(
-        "Stable rank of a head's attention",
-        "1 is the same look from everywhere",
+        "Stable rank of a head's attention", "1 is the same look from everywhere",
         how="Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, "
         "N where each looks at itself alone.",
     ),
     "stable_u": _rank(
-        "Stable rank of each head's subspace map",
-        "as wide as the head is even",
+        "Stable rank of each head's subspace map", "as wide as the head is even",
         how=f"Stable rank of each U_k: at most d_head, where all directions count alike; {_GAUSS}.",
     ),
     "stable_out": _rank(
-        "Stable rank of each head's output map",
-        "as wide as the head is even",
+        "Stable rank of each head's output map", "as wide as the head is even",
         how=f"Stable rank of each head's output map W_O: at most d_head; {_GAUSS}.",
     ),
     "stable_in_mlp": _rank(
-        "Stable rank of the dictionary, or of W_in",
-        "higher is more even",
+        "Stable rank of the dictionary, or of W_in", "higher is more even",
         how=f"Stable rank of the dictionary D, in an MLP of W_in; {_GAUSS}.",
     ),
     "stable_out_mlp": _rank(
-        "Stable rank of the decoder, W_out",
-        "higher is more even",
+        "Stable rank of the decoder, W_out", "higher is more even",
         how=f"Stable rank of the decoder W_out, where there is one; {_GAUSS}.",
     ),
-}
+}  # fmt: skip
 
 
 def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
@@ -73,7 +60,7 @@ def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
     `code`; a layer without a map has no rank of it. Not one of the default probes: a singular value
     decomposition costs as much as a layer.
     """
-    tokens = check_tokens(tokens)
+    tokens = layer_reading.check_tokens(tokens)
     return Probe(
         name=name,
         heading="Ranks: how many directions there are",
@@ -92,21 +79,21 @@ def ranks(tokens: Tokens = "all", name: str = "ranks") -> Probe:
 def _measure(block: Block, acts: Acts, tokens: Tokens) -> dict[str, Tensor]:
     answer = _final(acts["hook_resid_pre"], block, tokens)
     if "mlp.hook_post" in acts:
-        answer["code"] = effective_rank(picked(acts["mlp.hook_post"], tokens, block))
+        answer["code"] = effective_rank(layer_reading.picked(acts["mlp.hook_post"], tokens, block))
     return answer | {"pattern": stable_rank(acts["attn.hook_pattern"])}
 
 
 def _final(z: Tensor, block: Block, tokens: Tokens) -> dict[str, Tensor]:
-    return {"stream": effective_rank(picked(z, tokens, block))}
+    return {"stream": effective_rank(layer_reading.picked(z, tokens, block))}
 
 
 def _of_weights(block: Block) -> dict[str, Tensor]:
     mlp = getattr(block, "mlp", None)
-    d = dictionary(block)
+    d = layer_reading.dictionary(block)
     found = {
-        "stable_u": subspaces(block),
-        "stable_out": getattr(block.attn, "W_O", None),
-        "stable_in_mlp": getattr(mlp, "W_in", None) if d is None else d,
-        "stable_out_mlp": getattr(mlp, "W_out", None),
-    }
+    "stable_u": layer_reading.subspaces(block),
+    "stable_out": getattr(block.attn, "W_O", None),
+    "stable_in_mlp": getattr(mlp, "W_in", None) if d is None else d,
+    "stable_out_mlp": getattr(mlp, "W_out", None),
+    }  # fmt: skip
     return {name: stable_rank(w.detach()) for name, w in found.items() if w is not None}

@@ -120,19 +120,13 @@ def _measure(
         rule: mask.gather(2, orders[:, None].expand_as(mask)) for rule, mask in masks.items()
     }
     answer: dict[str, Tensor] = {}
-    for suffix, drawn, targets in (
-        ("", masks, own),
-        ("_random", shuffled, own),
-        ("_other", masks, others),
-    ):
-        for rule in RULES:
-            for resolution in RESOLUTIONS:
-                # [pair, head], pairs of an image and a class
-                scores = targets.jaccard(drawn[rule], resolution)
-                answer[f"{rule}_{resolution}{suffix}"] = targets.mean(scores)
-                answer[f"{rule}_{resolution}{suffix}_best"] = targets.mean(
-                    scores.amax(dim=1, keepdim=True)
-                )[:, 0]
+    levels = (("", masks, own), ("_random", shuffled, own), ("_other", masks, others))
+    for (suffix, drawn, targets), rule, resolution in product(levels, RULES, RESOLUTIONS):
+        name = f"{rule}_{resolution}{suffix}"
+        # [pair, head], pairs of an image and a class
+        scores = targets.jaccard(drawn[rule], resolution)
+        answer[name] = targets.mean(scores)
+        answer[f"{name}_best"] = targets.mean(scores.amax(dim=1, keepdim=True))[:, 0]
     for value in answer.values():
         value[~own.any()] = torch.nan  # without an object of its own, whatever the next image has
     return answer

@@ -12,32 +12,21 @@ from crate_interp.results.statistic import Statistic
 
 _STATISTICS: dict[str, Statistic] = {
     "zero_fraction": Statistic(
-        "Zeros in the code",
-        "higher is sparser",
-        "share of entries",
-        0.0,
-        1.0,
+        "Zeros in the code", "higher is sparser", "share of entries", 0.0, 1.0,
         "Exact zeros in the code, mean over tokens; half is what a ReLU of noise leaves.",
         column="zeros",
     ),
     "l1": Statistic(
-        "Sum of the code's entries",
-        "lower costs less of the penalty",
-        "units of the code",
-        0.0,
+        "Sum of the code's entries", "lower costs less of the penalty", "units of the code", 0.0,
         None,
         "The sum of a token's code entries, mean over tokens: what the threshold penalises.",
     ),
     "hoyer": Statistic(
-        "Hoyer sparsity of the code",
-        "higher is sparser",
-        "",
-        0.0,
-        1.0,
+        "Hoyer sparsity of the code", "higher is sparser", "", 0.0, 1.0,
         "0 for equal entries, 1 for a single one, mean over tokens; blind to the scale of the "
         "code.",
     ),
-}
+}  # fmt: skip
 
 
 def sparsity(tokens: Tokens = "all", name: str = "sparsity") -> Probe:

@@ -17,9 +17,8 @@ from crate_interp.core.safe_text import in_markdown, plain, visible
 from crate_interp.results import result_hash, sample_ranges
 from crate_interp.results.result_reading import FORMAT, META, check_place, read_meta, read_tables
 
-ENOUGH = (
-    32  # samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
-)
+# samples for intervals with the coverage that tests/benchmarks/bench_coverage.py prints
+ENOUGH = 32
 # What may differ between results that merge: it belongs to a run and not to what was measured.
 _OF_A_RUN = {
     "data", "n_samples", "seconds", "counts", "disjoint", "batch_size", "device", "chunk_size",
@@ -67,9 +66,9 @@ class Result:
                 f"got {', '.join(self.stored) or 'none'}."
             )
         meta = {"format": FORMAT, "result": self.KIND} | self.meta
-        object.__setattr__(
-            self, "meta", json.loads(json.dumps(meta, default=_plain))
-        )  # in the form that loading gives
+        # in the form that loading gives, with Python's numbers in the place of NumPy's
+        plain_meta = json.loads(json.dumps(meta, default=lambda value: value.item()))
+        object.__setattr__(self, "meta", plain_meta)
         object.__setattr__(self, "stored", {name: self.stored[name] for name in self.STORED})
 
     @property
@@ -82,9 +81,10 @@ class Result:
 
         Raises ValueError if there is no table of this name.
         """
-        return self._table(self.MAIN if name is None else name).copy()
+        return self._table(name).copy()
 
-    def _table(self, name: str) -> Table:
+    def _table(self, name: str | None) -> Table:
+        name = self.MAIN if name is None else name
         if name in self.stored:
             return self.stored[name]
         checks.one_of("name", name, (*self.STORED, *self.DERIVED))
@@ -131,7 +131,7 @@ class Result:
 
     def _written(self, name: str | None) -> pd.DataFrame:
         """Returns the table that is written as text; None stands for the main one."""
-        return self._table(self.MAIN if name is None else name)
+        return self._table(name)
 
     def to_csv(self, name: str | None = None) -> str:
         """Returns a table as CSV; None stands for the main one."""
@@ -267,6 +267,14 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else plain(value)
 
 
+def as_text(header: list[str], rows: list[list[str]]) -> str:
+    """Returns a table with aligned columns. No cell is more than a line that is only read."""
+    cells = [[plain(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    return "\n".join("  ".join(line) for line in lines)
+
+
 def model_name(meta: Mapping[str, Any]) -> str:
     """Returns what pages and commands call the model of a result: its name, or its family."""
     return plain(meta["model"] or f"{meta['config']['family']} model")
@@ -318,11 +326,6 @@ def sums(*keys: str) -> Merge:
         return both.groupby(list(keys), sort=False, dropna=False, as_index=False).sum()
 
     return merge
-
-
-def _plain(value: Any) -> Any:
-    """Returns NumPy's numbers as Python's, for JSON."""
-    return value.item()
 
 
 def _check_same(mine: dict[str, Any], theirs: dict[str, Any]) -> None:

@@ -155,11 +155,7 @@ def table_from(content: bytes) -> pd.DataFrame:
     is too large for them.
     """
     _check_size(content)
-    return _checked_columns(pd.read_parquet(io.BytesIO(content)))
-
-
-def _checked_columns(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns a table. Raises ValueError for names and keys that no table of ours has."""
+    table = pd.read_parquet(io.BytesIO(content))
     for column in map(str, table.columns):
         if not is_harmless(column):
             raise ValueError(f"it has a column {plain(column, 80)}")

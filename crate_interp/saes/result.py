@@ -60,7 +60,9 @@ def _points(result: Result) -> pd.DataFrame:
             numbers = ratio(own[above].to_numpy(float), own[below].to_numpy(float))
             found |= _named(name, numbers)
         counts = features.loc[(point, coder)]
-        found |= {"features": int(counts["features"]), "dead": _dead(counts)}
+        count = int(counts["features"])
+        dead = float(counts["dead"] / count) if count else float("nan")
+        found |= {"features": count, "dead": dead}
         found |= {"loss": loss.mean(), "clean": clean.mean()}
         found |= _named("loss_change", _mean_and_ends(change[:, None]))
         for name in (ZERO, MEAN):
@@ -78,10 +80,6 @@ def _named(name: str, numbers: tuple[float, float, float]) -> dict[str, float]:
 def _mean_and_ends(values: np.ndarray) -> tuple[float, float, float]:
     (low,), (high,) = mean_interval(values)
     return float(values.mean()), float(low), float(high)
-
-
-def _dead(counts: Any) -> float:
-    return float(counts["dead"] / counts["features"]) if counts["features"] else float("nan")
 
 
 class SaeResult(Result):

@@ -46,14 +46,6 @@ def spliced(model: Model, saes: Mapping[str, Coder], *, error: bool = False) -> 
     encode and decode, a point that has an autoencoder already, and, in the forward, for another
     width, device or shape than the autoencoder's.
     """
-    _check(model, saes, error)
-    with ExitStack() as stack:
-        for point, sae in saes.items():
-            stack.enter_context(_at(model, point, sae, error))
-        yield model
-
-
-def _check(model: Model, saes: Mapping[str, Coder], error: bool) -> None:
     checks.flag("error", error)
     if not isinstance(model, HookedRootModule):
         raise ValueError(
@@ -64,6 +56,10 @@ def _check(model: Model, saes: Mapping[str, Coder], error: bool) -> None:
     for point in saes:
         if isinstance(getattr(model.hook_dict[point], INPUT, None), HookPoint):
             raise ValueError(f"{point!r} has an autoencoder already: close its context first.")
+    with ExitStack() as stack:
+        for point, sae in saes.items():
+            stack.enter_context(_at(model, point, sae, error))
+        yield model
 
 
 def check_saes(model: Model, saes: Mapping[str, Coder]) -> None:

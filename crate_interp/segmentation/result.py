@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from crate_interp.results.result import Result, by, counted
-from crate_interp.results.text_table import as_text
+from crate_interp.results.result import Result, as_text, by, counted
 from crate_interp.segmentation.examples import merged_examples
 from crate_interp.segmentation.scores import WAYS, head_table, image_table, score_table
 from crate_interp.stats.significance import interval_words

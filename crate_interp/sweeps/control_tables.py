@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-from crate_interp.results.result import Result, counted
-from crate_interp.results.text_table import as_text
+from crate_interp.results.result import Result, as_text, counted
 
 EVERY = 8  # of so many controlled samples one is seen by the controls within a layer
 _GOLDEN = (5**0.5 - 1) / 2

@@ -18,7 +18,7 @@ from crate_interp.core.run_options import Run, RunOptions, run_options
 from crate_interp.data import Data, Samples
 from crate_interp.models.compat.offload import with_weights
 from crate_interp.models.hooked import HookedModel
-from crate_interp.probes.linear_statistics import NAME, STATISTICS
+from crate_interp.probes.built_in import LINEAR, LINEAR_STATISTICS
 from crate_interp.results.kinds import Kind, Rules, Tables
 from crate_interp.results.result import by
 from crate_interp.stats.intervals import share_interval
@@ -178,8 +178,10 @@ def linear_probe(
     classes = _classes(samples.labels if labels is None else list(labels), samples.n)
     settings = {"pool": wanted, "test": test, "seed": seed, "C": 1.0}
     meta = data_meta(model, samples, options.batch_size) | {
-        "statistics": {f"{NAME}.{name}": list(record.facts) for name, record in STATISTICS.items()},
-        "probes": {NAME: {"points": ["hook_resid_pre"], "settings": settings}},
+        "statistics": {
+            f"{LINEAR}.{name}": list(record.facts) for name, record in LINEAR_STATISTICS.items()
+        },
+        "probes": {LINEAR: {"points": ["hook_resid_pre"], "settings": settings}},
         "blocks": "blocks",
     }
     meta |= forward.meta if isinstance(forward, Replay) else {}

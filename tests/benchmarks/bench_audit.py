@@ -16,7 +16,7 @@ import torch
 from timing import least, settle, verdict
 
 import crate_interp as ci
-from crate_interp.audits import attention, kept_rates, layer, run, sparse
+from crate_interp.audits import attention, layer, run, sparse
 from crate_interp.audits.result import AuditResult
 
 IMAGES = 32
@@ -42,7 +42,7 @@ PARTS = {
     "limits of attention, all of it": (attention, "_limits"),
     "sparse step, all of it": (layer, "_sparse"),
     "its lassos": (sparse, "lasso_solution", "lasso_solutions_at"),
-    "kept rates": (kept_rates, "of_rates"),
+    "kept rates": (sparse, "of_rates"),
     "tables": (run, "table_of"),
 }
 

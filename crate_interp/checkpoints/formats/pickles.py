@@ -105,10 +105,7 @@ class Reading:
 
 
 def read_pickle(
-    data: bytes,
-    dialect: Dialect,
-    resolve: Callable[[Any], Any] | None = None,
-    start: int = 0,
+    data: bytes, dialect: Dialect, resolve: Callable[[Any], Any] | None = None, start: int = 0
 ) -> Reading:
     """Returns the value of the pickle that begins at `start`.
 

@@ -63,10 +63,8 @@ def read_file(path: Path) -> Contents:
         with open(path, "rb", buffering=0) as file:
             head = zip_archives.read_at(file, 0, 9)
             if len(head) == 9 and head[8:9] == b"{":
-                tensors, config = (
-                    _read_safetensors(path, head),
-                    read_config(path.parent / "config.json"),
-                )
+                tensors = _read_safetensors(path, head)
+                config = read_config(path.parent / "config.json")
                 return Contents(tensors, str(path), config, owned=True, folder=path.parent)
             return _read_other(file, head, path)
     except SafetensorError as error:
@@ -230,20 +228,12 @@ def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any
     loaded = loaded[held[0]] if held else loaded
     if not loaded:
         raise CheckpointError(f"{where} holds no tensors.")
-    odd = [
-        key
-        for key, value in loaded.items()
-        if not isinstance(key, str) or not isinstance(value, kind)
-    ]
-    if odd:
-        raise CheckpointError(
-            f"{where} is no state dict: {odd[0]!r} is a {type(loaded[odd[0]]).__name__}, "
-            "not a tensor."
-        )
-    return _strip_prefixes(dict(loaded))
-
-
-def _strip_prefixes(tensors: dict[str, Any]) -> dict[str, Any]:
+    for key, value in loaded.items():
+        if not isinstance(key, str) or not isinstance(value, kind):
+            raise CheckpointError(
+                f"{where} is no state dict: {key!r} is a {type(value).__name__}, not a tensor."
+            )
+    tensors = dict(loaded)
     for prefix in _PREFIXES * 2:  # twice: either may wrap the other
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name[len(prefix) :]: value for name, value in tensors.items()}

@@ -6,14 +6,7 @@ The interpreter of pickles.py reads it; it cannot call anything.
 import json
 from typing import TYPE_CHECKING, Any
 
-from crate_interp.checkpoints.formats.pickles import (
-    Bag,
-    Dialect,
-    NotAdmittedError,
-    PickleError,
-    Record,
-    read_pickle,
-)
+import crate_interp.checkpoints.formats.pickles as pickles
 from crate_interp.core.errors import CheckpointError
 from crate_interp.models.text.split_patterns import check_pattern
 from crate_interp.models.text.tokenizer import build, safely
@@ -22,7 +15,7 @@ from crate_interp.models.text.tokenizer_rules import check_name
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_ENCODING = Record("tiktoken.core.Encoding")
+_ENCODING = pickles.Record("tiktoken.core.Encoding")
 _MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two in bytes
 _MAX_SPECIALS = 10_000
 
@@ -34,15 +27,15 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
     does anything that no tiktoken.Encoding needs.
     """
     try:
-        held = read_pickle(content, _DIALECT).value
-    except NotAdmittedError as error:
+        held = pickles.read_pickle(content, _DIALECT).value
+    except pickles.NotAdmittedError as error:
         raise CheckpointError(
             f"the tokenizer's pickle asks for {error}: only {_ENCODING.name} is admitted, "
             "nothing was run."
         ) from None
-    except PickleError as error:
+    except pickles.PickleError as error:
         raise CheckpointError(f"the tokenizer's pickle is damaged: it {error}.") from None
-    if type(held) is not Bag:
+    if type(held) is not pickles.Bag:
         raise CheckpointError(
             f"the tokenizer's pickle holds a {type(held).__name__}, wanted a tiktoken.Encoding."
         )
@@ -52,11 +45,11 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
 def _key_of(value: Any) -> str | bytes:
     # the hash of a number can be foreseen: a file could hold thousands of keys that share one
     if type(value) not in (str, bytes):
-        raise PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
+        raise pickles.PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
     return value
 
 
-_DIALECT = Dialect(
+_DIALECT = pickles.Dialect(
     {_ENCODING.name: _ENCODING},
     (2, 3, 4, 5),
     "NONE NEWTRUE NEWFALSE EMPTY_TUPLE EMPTY_DICT EMPTY_LIST BININT BININT1 BININT2 LONG1 "

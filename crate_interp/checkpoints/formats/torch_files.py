@@ -14,23 +14,10 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from torch import Tensor
 
-from crate_interp.checkpoints.formats.pickles import (
-    LONGEST,
-    Bag,
-    NotAdmittedError,
-    PickleError,
-    Reading,
-    TooShortError,
-    read_pickle,
-)
-from crate_interp.checkpoints.formats.torch_names import (
-    NAMESPACE,
-    TORCH,
-    Storage,
-    StorageKind,
-    StoredTensor,
-    whole,
-)
+import crate_interp.checkpoints.formats.pickles as pickles
+from crate_interp.checkpoints.formats import torch_names
+from crate_interp.checkpoints.formats.pickles import PickleError
+from crate_interp.checkpoints.formats.torch_names import Storage, StorageKind, StoredTensor
 from crate_interp.checkpoints.formats.zip_archives import Entry, read_at, read_into
 from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.core.errors import CheckpointError
@@ -43,7 +30,7 @@ _RECORDS = {  # what the entries that say something about the archive may hold
     ".data/serialization_id": rb"[ -~]*",
 }
 _SMALL = 2**12  # bytes of each of these entries
-_BEGINNINGS = (2**16, 2**20, LONGEST)  # bytes in which the pickles of an older file end
+_BEGINNINGS = (2**16, 2**20, pickles.LONGEST)  # bytes in which the pickles of an older file end
 _LONGEST_KEY = 64  # torch writes numbers
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 
@@ -78,7 +65,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
             f"{where} is a TorchScript archive, which holds code: "
             "save the state dict alone: torch.save(model.state_dict(), path)."
         )
-    if "data.pkl" not in inside or inside["data.pkl"].size > LONGEST:
+    if "data.pkl" not in inside or inside["data.pkl"].size > pickles.LONGEST:
         raise CheckpointError(
             f"{where} is a zip without one data.pkl: it is not a readable checkpoint."
         )
@@ -94,11 +81,11 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
         return entry.start
 
     storages = _Storages()
-    data = _content(file, inside["data.pkl"])
+    data = read_at(file, inside["data.pkl"].start, inside["data.pkl"].size)
     try:
         if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
             raise PickleError("differs from its checksum")
-        reading = read_pickle(data, TORCH, storages.resolve)
+        reading = pickles.read_pickle(data, torch_names.TORCH, storages.resolve)
         if reading.end != len(data):
             raise PickleError("goes on after its end")
         places = {storage.key: place(storage) for storage in storages.whole.values()}
@@ -142,7 +129,7 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
     return _torch_file(readings[3], places)
 
 
-def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading]]:
+def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[pickles.Reading]]:
     """Returns the pickles with which a file of the older kind begins. Its storages are not read."""
     for length in _BEGINNINGS:
         data = read_at(file, 0, length)
@@ -150,10 +137,10 @@ def _five_pickles(file: BinaryIO, where: str) -> tuple["_Storages", list[Reading
         try:
             for number in range(5):
                 resolve = storages.resolve if number == 3 else None
-                readings.append(read_pickle(data, TORCH, resolve, end))
+                readings.append(pickles.read_pickle(data, torch_names.TORCH, resolve, end))
                 end = readings[-1].end
             return storages, readings
-        except TooShortError:
+        except pickles.TooShortError:
             continue
         except PickleError as error:
             _refuse(error, where)
@@ -196,14 +183,14 @@ class _Storages:
             raise PickleError("has a persistent id that is no storage")
         if len(key) > _LONGEST_KEY:  # each tensor repeats it
             raise PickleError(f"names a storage with {len(key)} characters")
-        storage = self.whole.setdefault(key, Storage(key, kind.dtype, whole(numel)))
+        storage = self.whole.setdefault(key, Storage(key, kind.dtype, torch_names.whole(numel)))
         if storage != Storage(key, kind.dtype, numel) or key in self.views:
             raise PickleError(f"describes storage {key} in two ways")
         if not view or view[0] is None:
             return storage
         match view[0]:
             case (str(name), int(first), int(count)):
-                part = Storage(key, kind.dtype, whole(count), whole(first))
+                part = Storage(key, kind.dtype, torch_names.whole(count), torch_names.whole(first))
             case _:
                 raise PickleError("has a persistent id that is no storage")
         if first + count > numel or name in self.whole or self.views.get(name, part) != part:
@@ -213,7 +200,7 @@ class _Storages:
 
 
 def _refuse(error: PickleError, where: str) -> NoReturn:
-    if not isinstance(error, NotAdmittedError):
+    if not isinstance(error, pickles.NotAdmittedError):
         _damaged(where, str(error))
     raise CheckpointError(
         f"{where} is not a readable checkpoint: its pickle asks for {error}, "
@@ -243,17 +230,15 @@ def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
     return inside
 
 
-def _content(file: BinaryIO, entry: Entry) -> bytes:
-    return read_at(file, entry.start, entry.size)
-
-
 def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
     """Raises CheckpointError unless what the archive says about itself is as torch writes it."""
     for name, pattern in _RECORDS.items():
         entry = inside.get(name)
-        said = b"" if entry is None or entry.size > _SMALL else _content(file, entry)
         if entry is None and name != "version":
             continue  # older versions of torch do not write it
+        said = b""
+        if entry is not None and entry.size <= _SMALL:
+            said = read_at(file, entry.start, entry.size)
         if said == b"big":
             raise CheckpointError(
                 f"{where} was written by a big-endian machine: load it there with torch, "
@@ -266,14 +251,14 @@ def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None
             )
 
 
-def _torch_file(reading: Reading, places: dict[str, int]) -> TorchFile:
+def _torch_file(reading: pickles.Reading, places: dict[str, int]) -> TorchFile:
     """Returns the content without the argparse.Namespaces at its top."""
     content = reading.value
-    if NAMESPACE.name not in reading.imported:
+    if torch_names.NAMESPACE.name not in reading.imported:
         return TorchFile(content, None, places)
     held = content.items() if isinstance(content, Mapping) else ()
-    spaces = [value.values or {} for _, value in held if isinstance(value, Bag)]
-    left = {key: value for key, value in held if not isinstance(value, Bag)}
+    spaces = [value.values or {} for _, value in held if isinstance(value, pickles.Bag)]
+    left = {key: value for key, value in held if not isinstance(value, pickles.Bag)}
     return TorchFile(left if spaces else content, (spaces or [{}])[0], places)
 
 

@@ -12,14 +12,8 @@ from typing import Any
 
 import torch
 
-from crate_interp.checkpoints.formats.pickles import (
-    Dialect,
-    Function,
-    Made,
-    NotAdmittedError,
-    PickleError,
-    Record,
-)
+import crate_interp.checkpoints.formats.pickles as pickles
+from crate_interp.checkpoints.formats.pickles import PickleError, Record
 
 _MOST_AXES = 16  # of a tensor
 _MOST_PARTS = 8  # of a tuple that is a key
@@ -249,12 +243,12 @@ def _check_order(state: object) -> None:
         raise PickleError("has a NumPy number of another machine")
 
 
-def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
+def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> pickles.Made:
     """Takes the place of numpy.dtype, of numbers alone."""
     match arguments:
         case (str(name), bool(), bool()) if name in _FORMS:
-            return Made(_FORMS[name], _check_order)
-    raise NotAdmittedError("a numpy.dtype that is not of numbers")
+            return pickles.Made(_FORMS[name], _check_order)
+    raise pickles.NotAdmittedError("a numpy.dtype that is not of numbers")
 
 
 def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
@@ -262,32 +256,26 @@ def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
     match arguments:
         case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
             return text.encode("latin1")
-    raise NotAdmittedError("_codecs.encode of anything but the bytes of a number")
+    raise pickles.NotAdmittedError("_codecs.encode of anything but the bytes of a number")
 
 
 def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float | bool:
     """Takes the place of numpy.core.multiarray.scalar, as a number of Python."""
     match arguments:
-        case (Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
+        case (pickles.Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
             return struct.unpack(form, raw)[0]
-    raise NotAdmittedError("a NumPy scalar that is no number")
+    raise pickles.NotAdmittedError("a NumPy scalar that is no number")
 
 
 STORAGES = {
-    "torch.DoubleStorage": torch.float64,
-    "torch.FloatStorage": torch.float32,
-    "torch.HalfStorage": torch.float16,
-    "torch.BFloat16Storage": torch.bfloat16,
-    "torch.LongStorage": torch.int64,
-    "torch.IntStorage": torch.int32,
-    "torch.ShortStorage": torch.int16,
-    "torch.CharStorage": torch.int8,
-    "torch.ByteStorage": torch.uint8,
-    "torch.BoolStorage": torch.bool,
-    "torch.ComplexFloatStorage": torch.complex64,
-    "torch.ComplexDoubleStorage": torch.complex128,
+    "torch.DoubleStorage": torch.float64, "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16, "torch.BFloat16Storage": torch.bfloat16,
+    "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16, "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8, "torch.BoolStorage": torch.bool,
+    "torch.ComplexFloatStorage": torch.complex64, "torch.ComplexDoubleStorage": torch.complex128,
     "torch.storage.UntypedStorage": torch.uint8,
-}
+}  # fmt: skip
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
@@ -308,12 +296,12 @@ _FUNCTIONS = {
     "_codecs.encode": _bytes,
 }
 NAMES: dict[str, Any] = {
-    **{name: Function(name, call) for name, call in _FUNCTIONS.items()},
+    **{name: pickles.Function(name, call) for name, call in _FUNCTIONS.items()},
     **{name: StorageKind(dtype) for name, dtype in STORAGES.items()},
     **{str(dtype): dtype for dtype in _DTYPES},
     NAMESPACE.name: NAMESPACE,
 }
-TORCH = Dialect(
+TORCH = pickles.Dialect(
     NAMES,
     (2, 3),
     "NONE NEWTRUE NEWFALSE EMPTY_TUPLE BININT BININT1 BININT2 BINFLOAT LONG1 BINUNICODE "

@@ -42,10 +42,14 @@ def fetch(
     that tells size and digest. Raises CheckpointError where the file cannot be had, or is not the
     one in the table.
     """
-    from huggingface_hub import constants
+    from huggingface_hub import constants, errors
 
     check_file(file)
-    _check_revision(revision)
+    if revision is not None and not stays_inside(revision):  # the cache keeps it as a path
+        raise CheckpointError(
+            f"revision={revision!r} is no name of a branch or tag, and no commit: give one "
+            "such as 'main'."
+        )
     wanted = _Wanted(repo, file, revision, row, cache_dir)
     off = local_files_only or constants.HF_HUB_OFFLINE
     try:
@@ -61,7 +65,9 @@ def fetch(
     except CheckpointError:
         raise
     except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
-        raise _kind(error)(_explain(wanted, error)) from None
+        # a class of its own, for callers that can do without the file
+        kind = MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError
+        raise kind(_explain(wanted, error)) from None
 
 
 @dataclass(frozen=True)
@@ -168,14 +174,6 @@ def check_file(file: str) -> None:
         )
 
 
-def _check_revision(revision: str | None) -> None:
-    if revision is not None and not stays_inside(revision):  # the cache keeps it as a path
-        raise CheckpointError(
-            f"revision={revision!r} is no name of a branch or tag, and no commit: give one "
-            "such as 'main'."
-        )
-
-
 def _check_file(wanted: _Wanted, path: Path) -> None:
     """Raises CheckpointError unless a file has the size and digest in the table of models."""
     if wanted.row is not None:
@@ -240,13 +238,6 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
             f"{_first(error)}. Try again later."
         )
     return f"cannot download {what}: {_first(error)}. Nothing was kept."
-
-
-def _kind(error: Exception) -> type[CheckpointError]:
-    """Returns the class of the error, for callers that can do without the file."""
-    from huggingface_hub import errors
-
-    return MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError
 
 
 def _status(error: Exception) -> int:

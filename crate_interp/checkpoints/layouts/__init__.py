@@ -3,31 +3,17 @@
 Each has a map of keys, the keys it is recognised by, and a function from shapes to config fields.
 """
 
-from crate_interp.checkpoints.layouts import (
-    clipa,
-    crate,
-    crate_alpha,
-    crate_lm,
-    crate_mae,
-    nanochat,
-)
+from crate_interp.checkpoints.layouts import crate, crate_alpha, crate_lm
+from crate_interp.checkpoints.layouts.clipa import CLIPA
+from crate_interp.checkpoints.layouts.crate_mae import MAE
 from crate_interp.checkpoints.layouts.layout import Layout, Shapes
+from crate_interp.checkpoints.layouts.nanochat import NANOCHAT
 from crate_interp.core.errors import CheckpointError
 
 LAYOUTS: tuple[Layout, ...] = (
-    crate.CRATE,
-    crate.DEMO_21K,
-    crate_alpha.TORCH,
-    crate_alpha.VANILLA,
-    crate_alpha.JAX,
-    crate_mae.MAE,
-    crate_lm.OVERCOMPLETE,
-    crate_lm.VANILLA,
-    crate_lm.GPT,
-    crate_lm.GPT_BIASED,
-    nanochat.NANOCHAT,
-    clipa.CLIPA,
-)
+    crate.CRATE, crate.DEMO_21K, crate_alpha.TORCH, crate_alpha.VANILLA, crate_alpha.JAX, MAE,
+    crate_lm.OVERCOMPLETE, crate_lm.VANILLA, crate_lm.GPT, crate_lm.GPT_BIASED, NANOCHAT, CLIPA,
+)  # fmt: skip
 
 
 def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:

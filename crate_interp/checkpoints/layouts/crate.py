@@ -71,10 +71,7 @@ def _infer(shapes: Shapes, given: Fields) -> Fields:
 
 def _infer_demo(shapes: Shapes, given: Fields) -> Fields:
     plain = _infer(shapes, given)
-    return plain | {
-        "d_features": plain["n_classes"],
-        "n_classes": shapes.of("head.weight")[0],
-    }
+    return plain | {"d_features": plain["n_classes"], "n_classes": shapes.of("head.weight")[0]}
 
 
 CRATE = Layout(
@@ -87,10 +84,7 @@ CRATE = Layout(
         "to_patch_embedding.3.*": "embed.norm_token.*",
     },
     stacks=(
-        Stack(
-            LAYER,
-            BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"},
-        ),
+        Stack(LAYER, BLOCK | {"0.fn.to_out.0.bias": "attn.out_proj.bias", "1.fn.weight": "mlp.D"}),
     ),
     infer=_infer,
 )

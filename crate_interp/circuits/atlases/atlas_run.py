@@ -175,12 +175,7 @@ class Atlas(AtomResult):
 
 @with_weights
 def atlas(
-    model: HookedModel,
-    data: Data,
-    *,
-    top: int = 9,
-    ablate: int = 32,
-    **run: Unpack[Run],
+    model: HookedModel, data: Data, *, top: int = 9, ablate: int = 32, **run: Unpack[Run]
 ) -> Perhaps[Atlas]:
     """Measures every atom of every layer: statistics, top activations, effects, nearest atoms.
 
@@ -240,10 +235,11 @@ def _measured(
     found = job.before("atoms", "effects")
     if found is None:
         return None
+    atoms = found["atoms"]
+    skipped = set(atoms["skipped"]["sample"].tolist()) if "skipped" in atoms else set()
     of_few = partial(
         _of_few, ablate=meta["settings"]["ablate"], loss=loss, progress=job.options.progress,
-        effects=found["effects"]["effects"], places=found["atoms"]["top"],
-        skipped=_skipped(found["atoms"]),
+        effects=found["effects"]["effects"], places=atoms["top"], skipped=skipped,
     )  # fmt: skip
     job.run(Stage("few", model, samples, of_few, whole=True))
     return job.result()
@@ -267,11 +263,6 @@ ATLAS = Kind(
     },
     atlas_result,
 )
-
-
-def _skipped(tables: Tables) -> set[int]:
-    """Returns the numbers of the samples that were left out."""
-    return set(tables["skipped"]["sample"].tolist()) if "skipped" in tables else set()
 
 
 def _of_few(

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from crate_interp.circuits.attribution import residual_gains
 from crate_interp.core.safe_text import LONGEST
@@ -18,19 +18,16 @@ NAMED = 3  # how many classes or tokens, and how many near atoms, are listed for
 
 def answer_names(model: HookedModel) -> list[str]:
     """Returns the names of a model's classes, or the strings of its tokens; long ones are cut."""
-    return [name[:LONGEST] for name in _whole_names(model)]
-
-
-def _whole_names(model: HookedModel) -> list[str]:
     net: Any = model
-    count = net.W_U.shape[1]
+    numbers = range(net.W_U.shape[1])
     if model.cfg.kind == "text":
         try:
-            return [net.to_single_str_token(token) for token in range(count)]
+            names = [net.to_single_str_token(token) for token in numbers]
         except ValueError:  # no tokenizer
-            return [str(token) for token in range(count)]
-    labels = model.cfg.labels
-    return [f"class {number}" for number in range(count)] if labels is None else list(labels)
+            names = [str(token) for token in numbers]
+    else:
+        names = model.cfg.labels or [f"class {number}" for number in numbers]
+    return [name[:LONGEST] for name in names]
 
 
 def directions(model: HookedModel) -> pd.DataFrame:
@@ -80,7 +77,7 @@ def _logits(model: Any) -> tuple[list[str], list[str]]:
 def _nearest(model: Any) -> tuple[list[str], list[float]]:
     """Returns for each atom those of other layers with the largest cosine, and that cosine."""
     bases = [dictionary(block) for block in model.blocks]
-    unit = [None if d is None else _normalised(d) for d in bases]
+    unit = [None if d is None else F.normalize(d.detach().float(), dim=0) for d in bases]
     names: list[str] = []
     cosines: list[float] = []
     for layer, mine in enumerate(unit):
@@ -105,7 +102,3 @@ def _nearest(model: Any) -> tuple[list[str], list[float]]:
             names.append(", ".join(texts))
         cosines += top.values[:, 0].tolist()
     return names, cosines
-
-
-def _normalised(d: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(d.detach().float(), dim=0)

@@ -13,8 +13,7 @@ import pandas as pd
 from crate_interp.core.files import write_text
 from crate_interp.core.safe_text import cell, file_name, plain
 from crate_interp.probes.built_in import BUILT_IN, DEFAULT, heading, statistic
-from crate_interp.results.result import ENOUGH, counted, model_name
-from crate_interp.results.text_table import as_text
+from crate_interp.results.result import ENOUGH, as_text, counted, model_name
 from crate_interp.sweeps import control_tables, layer_curves
 from crate_interp.sweeps.report_findings import beginning, ends, finding, strip, two_rates
 from crate_interp.sweeps.result import SweepResult
