@@ -135,8 +135,8 @@ def test_convert(tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     weights = ("convert", tmp_path / "w.pth", "--out")
-    fails("is there already: give the name of a new folder", *weights, tmp_path / "new", *config)
-    fails("is there already", *weights, tmp_path / "w.pth", *config)
+    fails("exists already: give the name of a new folder", *weights, tmp_path / "new", *config)
+    fails("exists already", *weights, tmp_path / "w.pth", *config)
     fails("n_heads cannot be inferred", *weights, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "w.pth"]
 

@@ -288,7 +288,7 @@ def test_a_damaged_comparison_is_refused(tmp_path):
         {"not_compared": []},
     ):
         (tmp_path / "meta.json").write_text(json.dumps(meta | damage))
-        with pytest.raises(ValueError, match="is no saved Comparison|is damaged"):
+        with pytest.raises(ValueError, match="is not a saved Comparison|is damaged"):
             ci.Comparison.load(tmp_path)
 
 
@@ -306,7 +306,7 @@ def test_a_comparison_of_no_numbers_is_refused(tmp_path):
         changed.to_parquet(path)
         meta["files"][path.name] = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
         (tmp_path / "meta.json").write_text(json.dumps(meta))
-        with pytest.raises(ValueError, match="is no saved Comparison|is damaged"):
+        with pytest.raises(ValueError, match="is not a saved Comparison|is damaged"):
             ci.Comparison.load(tmp_path)
 
 

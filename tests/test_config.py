@@ -130,7 +130,7 @@ def test_frozen():
         (dict(mean=0.1, std=0.1), "give one number per channel, 3, such as"),
         (dict(mean=[51.0] * 3, std=[9.0] * 3), r"of 0 to 255: mean=\[0.2, 0.2, 0.2\]"),
         (dict(labels=("a",)), "labels has 1 names for n_classes=1000"),
-        (dict(labels=[1] * 1000), "labels are names: give strings"),
+        (dict(labels=[1] * 1000), "labels must be names: give strings"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -214,7 +214,7 @@ def test_save_and_load(result, tmp_path):
         == {k: v for k, v in written.items() if k not in ("files", "hash")}
     )
     (folder / "meta.json").unlink()
-    with pytest.raises(ValueError, match="holds no saved SweepResult"):
+    with pytest.raises(ValueError, match="does not hold a saved SweepResult"):
         ci.SweepResult.load(folder)
 
 
