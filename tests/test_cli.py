@@ -267,13 +267,13 @@ def test_errors_are_one_line(tmp_path):
     )
     fails("--batch-size 0: give a whole number of at least 1", *fashion, "--batch-size", 0)
     fails("--threads=0: give a whole number of at least 1", *fashion, "--threads", 0)
-    fails("no probe is called ''", *fashion, "--probes", "")
+    fails("there is no probe ''", *fashion, "--probes", "")
     fails("statistic of the probe attention: give that", *fashion, "--probes", "entropy")
     fails("no embedded data is called 'fashin'", *report, "embedded:fashin")
     fails("Did you mean imagefolder?", *report, "imagefoler:photos")
     fails("has no images", *report, f"imagefolder:{tmp_path / 'empty'}")
     fails(
-        "no probe is called 'sparcity'. Did you mean sparsity",
+        "there is no probe 'sparcity'. Did you mean sparsity",
         *report,
         "embedded:fashion",
         "--probes",

@@ -331,7 +331,7 @@ def test_misuse_is_told_in_a_line(unchecked):
             "no statistic in common. compression.rate_pre: b does",
         ),
         ((one, []), "b is an empty list"),
-        ((one, one, "embedded:fashion"), "data is for models, and these are results"),
+        ((one, one, "embedded:fashion"), "data is for models, but these are results"),
         ((one, "somewhere"), "b holds str: give models"),
         (
             (one, [one, made({R: values}, config={"family": "crate", "d_model": 3})]),

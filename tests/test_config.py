@@ -114,7 +114,7 @@ def test_frozen():
         ),
         (dict(variant="x"), "variant='x' is none of crate, c, n, t, fix, identity"),
         (dict(pool="max"), "pool='max' is none of cls, mean"),
-        (dict(n_heads=3), "n_heads=3 does not divide d_model=32: change n_heads, or d_head"),
+        (dict(n_heads=3), "n_heads=3 must divide d_model=32: change n_heads, or d_head"),
         (dict(n_layers=0), "n_layers=0: give a whole number of at least 1"),
         (dict(eta=-0.1), "eta=-0.1: give a finite number of at least 0"),
         (

@@ -31,7 +31,7 @@ def odd_files(folder):
     odd = "it is a pipe, socket or device, not a file"
     return {
         "pipe.png": odd, "zeros.png": odd, "broken.png": "No such file", "empty.png": "is empty",
-        "loop.png": "Too many levels", "long.png": "1,073,741,825 bytes, and 1,073,741,824 are",
+        "loop.png": "Too many levels", "long.png": "1,073,741,825 bytes; at most 1,073,741,824 are",
     }  # fmt: skip
 
 

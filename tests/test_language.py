@@ -101,7 +101,7 @@ def test_stop_and_start(lm):
             rtol=0,
         )
     refuses(
-        "the stream is torch.float64, the model torch.float32",
+        "the stream is torch.float64, the model is torch.float32",
         lambda: lm(z.double(), start_at_layer=2),
     )
     refuses("return_type='loss' needs tokens", lambda: lm(z, "loss", start_at_layer=2))
@@ -140,7 +140,7 @@ def test_bad_tokens(lm):
         for dtype in (torch.uint8, torch.int32):
             assert torch.equal(lm(ids().to(dtype), "loss"), lm(ids(), "loss"))
         assert torch.equal(lm(ids()[0]), lm(ids()[:1]))  # one row is a batch of one
-    refuses("there is no token", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
+    refuses("there are no tokens", lambda: lm(torch.zeros(0, 3, dtype=torch.long)))
     refuses("there are 14 tokens, but the model takes at most n_ctx=13", lambda: lm(ids(pos=14)))
     refuses("give a tensor of token ids or text, not int", lambda: lm(3))
     refuses("return_type='x'", lambda: lm(ids(), "x"))

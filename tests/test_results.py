@@ -275,7 +275,7 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
         with pytest.raises(ValueError, match=match):
             kind.load(folder)
 
-    refused("holds a result of kind 'sweep', and AtomResult.load reads 'atoms'", ci.AtomResult)
+    refused("holds a result of kind 'sweep', but AtomResult.load reads 'atoms'", ci.AtomResult)
     (folder / META).write_text(json.dumps(meta | {"format": 2}))
     refused("has format 2, this version reads 1: install a newer crate_interp")
     for damage in (

@@ -233,7 +233,7 @@ class Wrong(Identity):
 @pytest.mark.parametrize(
     "sae, match",
     [
-        (random_sae(32), f"{POINT} is 31 wide, the autoencoder reads 32: check the point and"),
+        (random_sae(32), f"{POINT} is 31 wide, but the autoencoder reads 32: check the point and"),
         (Wrong(lambda x: x[:, :2]), r"encode returned \[2, 2, 31\] for \[2, 13, 31\] at blocks.1"),
         (Wrong(lambda x: x[..., :0]), r"encode returned \[2, 13, 0\]"),
         (Wrong(lambda x: None), "encode returned NoneType at"),
@@ -264,7 +264,7 @@ def test_wrong_arguments(model, unchecked):
             {"blocks.1.hook_resid_pst": Identity()}, KeyError)  # fmt: skip
     refused("fires only after model.set_use_attn_result", {"blocks.1.attn.hook_result": Identity()},
             KeyError)  # fmt: skip
-    refused("a Tensor, has no encode and no decode: give an autoencoder", {POINT: torch.zeros(3)})
+    refused("Tensor given for .* has no encode and no decode: give an autoencoder", {POINT: torch.zeros(3)})
     refused("saes is {}: give a dictionary from points", {})
     refused("saes is .*: give a dictionary from points", Identity())
     refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))

@@ -315,7 +315,7 @@ def test_wrong_arguments(vision, text, unchecked):
     refused("saes is {}: give", model, data, {})
     refused("has no encode and no decode", model, data, {POINT: 3})
     refused("there is no hook point 'x'", model, data, {"x": sae[POINT]}, kind=KeyError)
-    refused("31 wide, the autoencoder reads 30", model, data, {POINT: random_sae(30)})
+    refused("31 wide, but the autoencoder reads 30", model, data, {POINT: random_sae(30)})
     refused("an evaluation of autoencoders needs", mae, torch.zeros(2, 3, 8, 8), sae)
     refused("there are 1 labels for 6 samples", model, data, sae, labels=[1])
     refused("give no labels", lm, tokens, sae, labels=[1] * N)

@@ -332,7 +332,7 @@ def test_refusals(model, data):
             ci.sweep(*args, progress=False, **kwargs)
 
     fails(
-        "no probe is called 'compresion'. Did you mean compression",
+        "there is no probe 'compresion'. Did you mean compression",
         model,
         data,
         probes="compresion",

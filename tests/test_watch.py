@@ -174,7 +174,7 @@ def test_wrong_use_is_told(images):
         ci.watch(model, images, every=0)
     with pytest.raises(ValueError, match="callback='lightnin'"):
         ci.watch(model, images, callback="lightnin")
-    with pytest.raises(ValueError, match="no probe is called 'rates'"):
+    with pytest.raises(ValueError, match="there is no probe 'rates'"):
         ci.watch(model, images, probes="rates")
     watch = ci.watch(model, images)
     with pytest.raises(RuntimeError, match="use `with ci.watch"):

@@ -1,5 +1,4 @@
-"""The audit of one layer's attention: its numbers, beside its nulls, its ceilings and the paper's
-operators."""
+"""The audit of one layer's attention, compared with nulls, ceilings and the paper's operators."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,27 +32,28 @@ from crate_interp.measures import least_rate
 from crate_interp.measures.checks import qr
 from crate_interp.models.layers.norm import HookedNorm
 
-# of, frame, eps, basis, tokens
+# (number, frame, eps, basis, tokens)
 Key = tuple[str, str, float, str, str]
-Cells = dict[Key, dict[str, Tensor]]  # the numbers `[batch]` of each key
-_SINGULAR = 1e-10  # of a pivot over the largest: columns that depend on each other
-_MILD = 100.0  # condition of U_k up to which a Gram can be taken to an orthonormal basis
+Cells = dict[Key, dict[str, Tensor]]  # the values `[batch]` of each key
+_SINGULAR = 1e-10  # smallest pivot over the largest; below it, columns are linearly dependent
+_MILD = 100.0  # up to this condition of U_k a Gram matrix can be converted to an orthonormal basis
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What of a layer's weights its attention is measured against."""
+    """Values computed from a layer's weights that the audit of its attention needs."""
 
     u: Float[Tensor, "head d_model d_head"]
     stored: Subspaces
     ideal: Subspaces  # orthonormal subspaces near U
-    to_orthonormal: Float[Tensor, "head d_head d_head"]  # C_k M_k are the codes in qr(U_k)
-    maps: tuple[Float[Tensor, "inner d_model"], ...]  # random, with the singular values of W_O
+    # C_k M_k are the codes in the basis qr(U_k)
+    to_orthonormal: Float[Tensor, "head d_head d_head"]
+    maps: tuple[Float[Tensor, "inner d_model"], ...]  # random maps with the singular values of W_O
     shift: Float[Tensor, "d_model"]  # the bias of the output
 
     @cached_property
     def whole(self) -> dict[str, float]:
-        """Returns |sum U_k U_k^T|_2 in either basis."""
+        """Returns |sum U_k U_k^T|_2 in the stored or the orthonormal basis."""
         turned = (self.u @ self.to_orthonormal).transpose(0, 1).flatten(1)
         both = {"stored": self.stored.wide, "orthonormal": turned}
         return {
@@ -63,10 +63,11 @@ class Layer:
         }
 
     def arms(self, setting: "Setting") -> tuple[Arm, ...]:
-        """Returns the arms of the star, that of the stored basis and all tokens first."""
+        """Returns the arms of the star; the first has the stored basis and all tokens."""
         found = [Arm(setting.grid)]
         change = self.to_orthonormal
-        if setting.star and bool(change.isfinite().all()):  # else columns depend on each other
+        # if not finite, columns are linearly dependent
+        if setting.star and bool(change.isfinite().all()):
             values = torch.linalg.svdvals(change)
             mild = bool((values[:, 0] <= _MILD * values[:, -1]).all())
             found.append(Arm((setting.eps,), "orthonormal", change=change, mild=mild))
@@ -77,12 +78,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured, and how.
+    """What the audit measures, and how.
 
-    eps: the asked one; grid: all of them. draws: of the shuffled update. limited: how many of the
-    first samples have ceilings, operators and constructions. has_cls: whether token 0 is CLS. star:
-    whether orthonormal U, and patches alone, are measured too, one at a time. tokens: of each
-    sample, for the sparse step.
+    eps: the main eps; grid: all eps. draws: how often the update is shuffled. limited: for how many
+    of the first samples ceilings, operators and constructions are computed. has_cls: whether token
+    0 is CLS. star: whether orthonormal U and patches without CLS are measured too, one at a time.
+    tokens: how many tokens of each sample the sparse step is measured on.
     """
 
     eps: float
@@ -99,11 +100,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Given:
-    """A layer's streams on some samples: z before attention, delta what it added.
+    """A layer's streams for some samples: z before attention, and delta, which it added.
 
-    other: delta of the next samples. orders: for each draw, where a shuffled update takes each
-    token's from. noise: Gaussian directions. gathered: what the heads gathered, side by
-    side, before the output map.
+    other: the next samples' delta. orders: for each draw, the token from which a shuffled update
+    takes each token's update. noise: Gaussian directions. gathered: the heads' outputs,
+    concatenated, before the output map.
     """
 
     z: Float[Tensor, "batch pos d_model"]
@@ -115,7 +116,7 @@ class Given:
 
 
 def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator]) -> Layer:
-    """Returns the constants of a layer with subspaces U; a random map for each generator."""
+    """Returns the constants of a layer with subspaces U, and a random map for each generator."""
     wide = attn.U.detach().double()
     out = attn.W_O.detach().double().flatten(0, 1)  # [inner, d_model]
     change = _to_orthonormal(wide)
@@ -127,7 +128,7 @@ def layer_of(attn: Any, norm: HookedNorm, generators: Sequence[torch.Generator])
 def _to_orthonormal(
     u: Float[Tensor, "head d_model d_head"],
 ) -> Float[Tensor, "head d_head d_head"]:
-    """Returns M_k with U_k M_k = qr(U_k); NaN where columns depend on each other."""
+    """Returns M_k with U_k M_k = qr(U_k); NaN if columns are linearly dependent."""
     eye = torch.eye(u.shape[2], dtype=u.dtype, device=u.device).expand(len(u), -1, -1)
     if u.shape[2] > u.shape[1]:
         return eye * torch.nan
@@ -140,10 +141,9 @@ def _to_orthonormal(
 
 @dataclass(frozen=True)
 class Base:
-    """The tokens that updates are measured on: their rates on each arm, and where R^c falls.
+    """The tokens that updates are applied to: their rates on each arm, and R^c's gradient.
 
-    found: the gradient in each frame at the eps of the first arm; empty if nothing is measured
-    against it.
+    found: the gradient in each frame at the eps of the first arm; empty if it is not needed.
     """
 
     rows: Rows
@@ -154,7 +154,7 @@ class Base:
     found: dict[str, Descent]
 
     def at(self, eps: float) -> "Base":
-        """Returns the same at one eps of the first arm alone."""
+        """Returns the same at a single eps of the first arm."""
         place = self.arms[0].eps.index(eps)
         before = {frame: number[:, [place]] for frame, number in self.before[0].items()}
         found = {frame: descent.at([place]) for frame, descent in self.found.items()}
@@ -162,17 +162,17 @@ class Base:
 
 
 def base_of(rows: Rows, u: Subspaces, arms: tuple[Arm, ...]) -> Base:
-    """Returns what updates of the rows are measured on."""
+    """Returns the base for updates of these rows."""
     side = side_of(rows, None, u)
     before = tuple(rates(side, u, arm) for arm in arms)
     return Base(rows, side, u, arms, before, descents(rows, side, u, arms[0].eps))
 
 
 def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) -> Cells:
-    """Returns the numbers of the attention step, of its nulls, and with `limited` of its limits.
+    """Returns the numbers of the attention step and its nulls, and with `limited` its limits.
 
-    The shuffled update is measured in every setting, other nulls at the asked eps, with U as stored
-    and all tokens.
+    The shuffled update is measured in every setting; other nulls only at the main eps, with U as
+    stored and all tokens.
     """
     u = layer.stored
     rows, update = rows_of(given.z, u), update_of(given.delta, given.z, u)
@@ -188,7 +188,7 @@ def of_attention(layer: Layer, given: Given, setting: Setting, limited: bool) ->
 
 
 def _of_update(base: Base, update: Update) -> Cells:
-    """Returns the numbers of the layer's own update, with the rates themselves."""
+    """Returns the numbers of the layer's own update, including the rates themselves."""
     cells: Cells = {}
     after = _measure(cells, base, "layer", update)
     for arm, start, end in zip(base.arms, base.before, after, strict=True):
@@ -221,7 +221,7 @@ def _measure(cells: Cells, base: Base, name: str, change: Update) -> list[PerEps
 def _beyond(
     descent: Descent, rows: Rows, u: Subspaces, eps: Sequence[float]
 ) -> Float[Tensor, "batch eps"]:
-    """Returns the share of eigenvalues alpha lambda above 1, of the min(pos, p) of each head."""
+    """Returns the share of eigenvalues alpha lambda above 1, among the min(pos, p) of each head."""
     pos = rows.square.shape[1]
     alpha = alphas(u, pos, eps)
     values = descent.spectrum.values[..., -min(pos, u.width) :].flatten(1)
@@ -229,7 +229,7 @@ def _beyond(
 
 
 def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
-    """Adds the mean over draws of the update with its tokens in other orders."""
+    """Adds the mean over draws of the update with its tokens shuffled."""
     drawn: Cells = {}
     for order in given.orders:
         moved = taken(given.delta, order)
@@ -241,7 +241,7 @@ def _shuffled(cells: Cells, base: Base, given: Given, update: Update) -> None:
 def _nulls(
     u: Subspaces, given: Given, update: Update, names: Sequence[str]
 ) -> Iterator[tuple[str, Update]]:
-    """Yields the other updates that stand for the layer's, each under its name."""
+    """Yields the updates that serve as nulls, each with its name."""
     if "negated" in names:
         yield "negated", negated(update)
     if "next sample" in names and given.other is not None:
@@ -255,7 +255,7 @@ def _nulls(
 def _limits(
     cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base, update: Update
 ) -> None:
-    """Adds the ceilings, what the paper's operators reach, and what an ideal layer reaches."""
+    """Adds the ceilings, and what the paper's operators and an ideal layer reach."""
     apart = _squares_apart(given, layer.stored)
     for arm in base.arms:
         _ceiling(cells, arm, layer.whole[arm.basis], base, update, apart)
@@ -275,7 +275,7 @@ def _ceiling(
     update: Update,
     apart: Float[Tensor, "batch pos"],
 ) -> None:
-    """Adds the lowest that R^c can go with an update of this length, in each frame."""
+    """Adds the lowest R^c that an update of this length can reach, in each frame."""
     square = base.side.square[:, arm.first :]
     alpha = alphas(base.u, square.shape[1], arm.eps)
     stream, read = (
@@ -293,7 +293,7 @@ def _ceiling(
 
 
 def _squares_apart(given: Given, u: Subspaces) -> Float[Tensor, "batch pos"]:
-    """Returns how far the norm's outputs lie from each other, token by token, squared."""
+    """Returns the squared distances of the norm's two outputs, token by token."""
     apart = u.norm.normalised(given.z + given.delta) - u.norm.normalised(given.z)
     return (apart * u.norm.gains).square().sum(dim=-1)
 
@@ -301,7 +301,7 @@ def _squares_apart(given: Given, u: Subspaces) -> Float[Tensor, "batch pos"]:
 def _lengths(
     rows: Rows, update: Update, apart: Float[Tensor, "batch pos"], u: Subspaces, first: int
 ) -> dict[str, Tensor]:
-    """Returns the Frobenius distance of the two sides in each frame, from the first token on."""
+    """Returns the Frobenius distance of the two sides in each frame, over tokens from `first`."""
     square, along, length = (x[:, first:] for x in (rows.square, update.dot, update.square))
     own, dot, step = (part.sum(dim=-1) for part in (square, along, length))
     before = unit_scale(square, u.d_model)
@@ -328,7 +328,7 @@ def mssa(
 
 
 def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base: Base) -> None:
-    """Adds what the paper's steps on this U do at the length of the layer's update."""
+    """Adds the effect of the paper's steps on this U, at the length of the layer's update."""
     written, here = mssa(given.z, layer.stored, setting.causal), base.at(setting.eps)
     steps = {
         "gradient step": here.found["stream"].step(0, base.u),
@@ -342,9 +342,10 @@ def _operators(cells: Cells, layer: Layer, given: Given, setting: Setting, base:
 
 
 def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -> None:
-    """Adds the best that MSSA on orthonormal subspaces reaches, with either sign."""
+    """Adds the best that MSSA on orthonormal subspaces reaches, with either sign of its map."""
     u = layer.ideal
-    arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))  # it is orthonormal
+    # the basis is orthonormal
+    arms = tuple(replace(arm, change=None) for arm in layer.arms(setting))
     step = as_long(mssa(given.z, u, setting.causal), given.delta)
     base, update = base_of(rows_of(given.z, u), u, arms), update_of(step, given.z, u)
     one, two = (_of_update(base, way) for way in (update, negated(update)))
@@ -352,7 +353,7 @@ def _constructions(cells: Cells, layer: Layer, given: Given, setting: Setting) -
         cells["construction", *key[1:]] = {
             name: _better(name, value, two[key][name])
             for name, value in numbers.items()
-            if not name.startswith("rate_") and name != "step"  # the size of a step is its own
+            if not name.startswith("rate_") and name != "step"  # a step has its own length
         }
 
 
@@ -367,7 +368,7 @@ def as_long(step: Tensor, update: Tensor) -> Float[Tensor, "batch pos d_model"]:
 
 
 def _add(cells: Cells, arm: Arm, of: str, frame: str, numbers: PerEps) -> None:
-    """Adds numbers `[batch, eps]` to the cells of their eps; what is there already is added to."""
+    """Adds numbers `[batch, eps]` to the cells of their eps, on top of earlier values."""
     for index, value in enumerate(arm.eps):
         cell = cells.setdefault((of, frame, value, arm.basis, arm.tokens), {})
         for name, number in numbers.items():

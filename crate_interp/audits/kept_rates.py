@@ -1,4 +1,4 @@
-"""Whether the sparse step keeps the rate R: of the code, and of what D decodes from it."""
+"""Whether the sparse step keeps the rate R: of its code, and of the tokens decoded by D."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +21,9 @@ def of_rates(
     code: Float[Tensor, "batch pos d_model"],
     eps: Sequence[float],
 ) -> Cells:
-    """Returns by how much R of the code differs from R of what was read, and R of D Z from R of Z.
+    """Returns the difference of R between the code and its input, and between D Z and Z.
 
-    The LayerNorm of the frame "read" is the one that the step reads through. y is behind it
-    already.
+    The frame "read" uses the LayerNorm through which the step reads; y has already passed it.
     """
     wide, after = y.double(), code.double()
     decoded = after @ d.double().T
@@ -47,7 +46,7 @@ def at_scale(
     y: Float[Tensor, "batch pos d_model"],
     eps: Sequence[float],
 ) -> Cells:
-    """Returns the same for the code that the step makes with D at a scale of each sample's own."""
+    """Returns the same for the code that the step makes if each sample scales D differently."""
     parts: list[Cells] = []
     for scale, one in zip(scales.tolist(), y, strict=True):
         other = replace(lasso, d=lasso.d * scale)
@@ -62,7 +61,7 @@ def at_scale(
 def _rates(
     z: Float[Tensor, "batch pos d_model"], norm: Norm | None, eps: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Returns R `[batch, eps]` in each frame; without a norm "read" is the stream."""
+    """Returns R `[batch, eps]` in each frame; without a norm, "read" equals "stream"."""
     pos, width = z.shape[1:]
     alpha = width / (pos * torch.tensor(eps, dtype=z.dtype, device=z.device).square())
     square = z.square().sum(dim=(1, 2))

@@ -1,4 +1,4 @@
-"""Random weights that stand for a layer's own: matrices with the same singular values."""
+"""Random weights in place of a layer's own: matrices with the same singular values."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ def random_like(
     generator: torch.Generator,
     values: Float[Tensor, "number"] | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """Returns a random matrix with the same singular values: both its bases are uniform.
+    """Returns a random matrix with the same singular values and uniformly random bases.
 
-    values: these singular values, where they are known.
+    values: the singular values, if they are already known.
     """
     own = torch.linalg.svdvals(matrix.double()) if values is None else values
     left, right = (
@@ -27,6 +27,6 @@ def random_like(
 def randoms_like(
     matrix: Float[Tensor, "rows columns"], generators: Sequence[torch.Generator]
 ) -> tuple[Float[Tensor, "rows columns"], ...]:
-    """Returns `random_like` of each generator."""
+    """Returns `random_like` for each generator."""
     values = torch.linalg.svdvals(matrix.double()) if generators else None
     return tuple(random_like(matrix, generator, values) for generator in generators)

@@ -1,4 +1,4 @@
-"""The audit of one layer's sparse step: its numbers, beside random dictionaries and its limits."""
+"""The audit of one layer's sparse step, compared with random dictionaries and its limits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +14,9 @@ from crate_interp.measures import lasso_kkt_residual, lasso_objective, lasso_sol
 from crate_interp.measures.lasso import lasso_solutions_at
 from crate_interp.models.layers.sparse_steps import Lasso
 
-DRAWS = 8  # of a random dictionary
-SCALES = tuple(2.0**power for power in range(-2, 3))  # of D, for constructions
-# of the best steps, times eta, by the number of steps
+DRAWS = 8  # draws of a random dictionary
+SCALES = tuple(2.0**power for power in range(-2, 3))  # scales of D, for constructions
+# step sizes of the best steps, in units of eta, by the number of steps
 SIZES = {
     1: (0.0, *(2 ** (power / 4) for power in range(-16, 17))),
     2: (0.0, *(2.0**power for power in range(-4, 5))),
@@ -33,7 +33,7 @@ def of_sparse_step(
     tokens: int,
     random: Sequence[Tensor] = (),
 ) -> Cells:
-    """Returns the numbers of the sparse step on evenly spaced tokens, and those of random D."""
+    """Returns the numbers of the sparse step on evenly spaced tokens, and those with random D."""
     places = evenly(y.shape[1], tokens, y.device)
     some, own = y[:, places].double(), _double(lasso)
     solution = lasso_solution(some, own.d, own.lambd, **_SOLVED)
@@ -80,7 +80,7 @@ def measured(
 def _zeros(
     lasso: Lasso, mid: Tensor, y: Tensor, code: Tensor, some: Tensor
 ) -> dict[str, Float[Tensor, "batch"]]:
-    """Returns what made the zeros of the code, on some tokens; "zeros" is of all of them."""
+    """Returns the causes of the code's zeros, on some tokens; "zeros" is over all tokens."""
     nothing = torch.zeros_like(lasso.lambd)
     own, free, bare = (
         zero_fraction(z).double().mean(dim=-1)
@@ -104,9 +104,9 @@ def _with_dictionary(lasso: Lasso, y: Tensor, d: Tensor) -> dict[str, Tensor]:
 def limits(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], tokens: int
 ) -> tuple[Cells, Float[Tensor, "batch"]]:
-    """Returns what steps of any size reach, what the solution has, and what D at its best scale.
+    """Returns what steps of any size reach, what the solution reaches, and what a scaled D does.
 
-    And which of SCALES that is for each sample: that at which the step goes the largest share of
+    Also returns the best of SCALES for each sample, at which the step covers the largest share of
     the way.
     """
     own = _double(lasso)
@@ -126,7 +126,7 @@ def limits(
 def best_steps(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"]
 ) -> Float[Tensor, "batch pos d_mlp"]:
-    """Returns the code with the least objective after as many steps of any size.
+    """Returns the code of least objective after the same number of steps of any size.
 
     The sizes are eta times SIZES, the same for all tokens of a sample.
     """
@@ -154,9 +154,9 @@ def best_steps(
 def _at_best_scale(
     lasso: Lasso, y: Float[Tensor, "batch pos d_model"], solutions: Sequence[Tensor]
 ) -> tuple[Float[Tensor, "batch"], dict[str, Float[Tensor, "batch"]]]:
-    """Returns the best scale of D, and the numbers of the step there, sample by sample.
+    """Returns the best scale of D, and the step's numbers there, sample by sample.
 
-    solutions: of the lasso at each of SCALES.
+    solutions: the solutions of the lasso at each of SCALES.
     """
     every: list[dict[str, Tensor]] = []
     for scale, solution in zip(SCALES, solutions, strict=True):
@@ -173,14 +173,14 @@ def _at_best_scale(
 
 
 def _without_threshold(lasso: Lasso, y: Tensor, code: Tensor) -> dict[str, Tensor]:
-    """Returns the share of the zeros that are gone without lambda."""
+    """Returns the share of the zeros that vanish without lambda."""
     free = lasso.run(y, torch.zeros_like(lasso.lambd))
     zeros = [zero_fraction(z).mean(dim=-1) for z in (code, free)]
     return {"threshold": over(zeros[0] - zeros[1], zeros[0])}
 
 
 def evenly(count: int, wanted: int, device: Any) -> Tensor:
-    """Returns the middles of `wanted` equal parts of the tokens: ends, such as CLS, stay out."""
+    """Returns the middles of `wanted` equal parts of the tokens, without ends such as CLS."""
     parts = min(count, wanted)
     return ((torch.arange(parts, device=device) + 0.5) * count / parts).long()
 
@@ -198,7 +198,7 @@ def _residual(z: Tensor, y: Tensor, lasso: Lasso) -> Float[Tensor, "batch"]:
 
 
 def _share(start: Tensor, reached: Tensor, solution: Tensor) -> Float[Tensor, "batch"]:
-    """Returns the share of the way down that was covered.
+    """Returns the share of the possible descent that was achieved.
 
     If there was nothing to gain it is 1, or 0 if the objective rose.
     """

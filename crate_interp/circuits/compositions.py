@@ -1,4 +1,4 @@
-"""Head-to-head composition: how much of what one head writes a later head reads."""
+"""Head-to-head composition: how much of one head's output a later head reads."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,12 +27,12 @@ from crate_interp.sweeps.runs.chunked_run import Perhaps, open_job
 from crate_interp.sweeps.runs.provenance import data_meta, model_meta
 
 THROUGH = ("direct", "linear", "data")
-_FEWEST = 100  # random subspaces that a 99th percentile needs
+_FEWEST = 100  # random subspaces needed for a 99th percentile
 _POINTS = ("hook_resid_pre", "attn.hook_z", "hook_resid_mid")
 _SENDER = ["from_layer", "from_head", "to_layer"]
-# the layer that reads -> for each head of earlier layers A^T A, where A is what arrives
+# reading layer -> for each head of earlier layers A^T A, where A is its output on arrival
 Grams = dict[int, Float[Tensor, "sender d_model d_model"]]
-# random ones, and those of each layer
+# random subspaces, and those of each layer
 Bases = tuple[Float[Tensor, "draw d_model d_head"], list[Float[Tensor, "head d_model d_head"]]]
 
 
@@ -56,7 +56,7 @@ def _share(inside: Tensor, energy: Tensor) -> Tensor:
 
 
 class Composition(Result):
-    """How much each head reads of what each head of an earlier layer writes.
+    """How much each head reads of the output of each head of an earlier layer.
 
     `table()` has a row per pair: from_layer, from_head, to_layer, to_head, score, chance,
     percentile_99 (`ci.circuits.composition` explains them). Stored tables, sums over tokens:

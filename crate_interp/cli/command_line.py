@@ -1,4 +1,4 @@
-"""How a command reads its line: all that is missing at once, and options that each command has."""
+"""How a command reads its line: all missing options at once, and the options of every command."""
 
 import copy
 import inspect
@@ -10,9 +10,9 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.models import ArgumentInfo
 
-QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, in worker processes too
+QUIET = "CRATE_INTERP_QUIET"  # read by crate_interp/core/progress.py, also in worker processes
 
-# what to type, shown where something is missing and at the end of each help text
+# what to type, shown if something is missing and at the end of each help text
 EXAMPLES = {
     "report": "report crate-tiny-fashion --data embedded:fashion --out runs/first",
     "sweep": "sweep crate-tiny-fashion --data embedded:fashion --out runs/sweep",
@@ -46,10 +46,10 @@ def add(app: typer.Typer, command: Callable[..., None]) -> None:
 
 
 def _complete(command: Callable[..., None], example: str) -> Callable[..., None]:
-    """Returns a command that has --quiet and --debug, and says all that is missing at once.
+    """Returns a command that has --quiet and --debug, and names all missing options at once.
 
-    Typer would name the first option that is missing, and then the next. So it takes what is needed
-    as optional, and the help text says which that is.
+    Typer would name one missing option after another. So required options are optional for typer,
+    and the help text says which are required.
     """
     own = inspect.signature(command).parameters.values()
     needed = {item.name: _written(item) for item in own if item.default is inspect.Parameter.empty}
@@ -74,7 +74,7 @@ def _complete(command: Callable[..., None], example: str) -> Callable[..., None]
 
 
 def taking(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """Returns a wrapper whose signature, which typer reads, is these parameters by keyword."""
+    """Returns a wrapper whose signature, read by typer, has these parameters as keywords."""
     taken = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters]
     vars(run).pop("__wrapped__")
     vars(run)["__signature__"] = inspect.Signature(taken)
@@ -83,14 +83,14 @@ def taking(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Cal
 
 
 def _written(item: inspect.Parameter) -> str:
-    """Returns how a parameter is written on the command line: --data, or SOURCE."""
+    """Returns a parameter as written on the command line: --data, or SOURCE."""
     info = get_args(item.annotation)[1]
     argument = isinstance(info, ArgumentInfo)
     return item.name.upper() if argument else f"--{item.name.replace('_', '-')}"
 
 
 def _optional(item: inspect.Parameter) -> inspect.Parameter:
-    """Returns a parameter that typer takes as optional, and whose help says that it is needed."""
+    """Returns a parameter that is optional for typer, and whose help says that it is required."""
     kind, info = get_args(item.annotation)
     info = copy.copy(info)
     info.help = f"{info.help} [required]"

@@ -1,8 +1,8 @@
-"""What the library says to Python, in the words of the command line."""
+"""Turns the library's errors for Python users into the words of the command line."""
 
 import re
 
-# options of commands, for which an error names the argument
+# options of commands whose argument an error may name
 _OPTIONS = (
     "ablate", "address", "batch_size", "chunk_size", "controls", "data", "device", "dtype",
     "engine", "eps", "family", "format", "fraction", "how", "limit", "mass", "metric", "out",
@@ -19,7 +19,7 @@ _FIELD = re.compile(r"(\w+)=((?:\([^()]*\)|'[^']*'|[^,\s])+)")
 
 
 def spoken(text: str) -> str:
-    """Returns an error with options instead of Python's arguments.
+    """Returns an error with command-line options in place of Python's arguments.
 
     ci.load(..., n_heads=6) becomes --config n_heads=6, limit=0 becomes --limit 0.
     """

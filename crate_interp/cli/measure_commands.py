@@ -201,7 +201,7 @@ def ablate(
 
 
 def _which(count: int, shown: int) -> list[str]:
-    """Returns a line that says which of so many heads were printed, if not all."""
+    """Returns a line that says which of all heads were printed, or "" if all were."""
     if shown == count:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The tables of a comparison: a row per statistic and layer, and what each network has."""
+"""The tables of a comparison: a row per statistic and layer, and the values of each network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ NETWORKS = ["side", "network", "trained", "probe", "statistic", "layer", "mean",
 
 @dataclass(frozen=True)
 class Side:
-    """What was measured of one side: of each network, and of each untrained one."""
+    """The measurements of one side: of each network, and of each untrained one."""
 
     networks: Sequence[Statistics]
     twins: Sequence[Statistics]
@@ -26,9 +26,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Group:
-    """One statistic of one side at the layers that are compared.
+    """One statistic of one side, at the layers that are compared.
 
-    means, errors: of each network, over n samples. twins: the mean of each untrained network.
+    means, errors: each network's mean and its standard error, over n samples. twins: the mean of
+    each untrained network.
     """
 
     means: Float[np.ndarray, "network layer"]
@@ -38,14 +39,14 @@ class Group:
 
     @property
     def single(self) -> bool:
-        """Whether the side is a single network, so that the scatter of trainings is not known."""
+        """Whether the side is a single network, so that the spread between trainings is unknown."""
         return len(self.means) == 1
 
 
 def differences(
     a: Side, b: Side, names: Sequence[str], layers: Sequence[tuple[int, int]], same_twins: bool
 ) -> pd.DataFrame:
-    """Returns a row for each statistic and pair of layers; `Comparison` says what is in it.
+    """Returns a row for each statistic and pair of layers, as `Comparison` describes it.
 
     same_twins: whether both sides have the same untrained networks.
     """
@@ -104,7 +105,7 @@ def _group(side: Side, name: str, layers: list[int]) -> Group:
 def _over_samples(
     a: Float[np.ndarray, "sample layer"], b: Float[np.ndarray, "sample layer"]
 ) -> tuple[tuple[np.ndarray, np.ndarray], Difference, np.ndarray]:
-    """Returns both means, the paired difference and n, over the samples that both have."""
+    """Returns both means, the paired difference and n, over the samples that both sides have."""
     there = ~np.isnan(a - b)
     n = there.sum(axis=0)
     sums = (np.where(there, each, 0.0).sum(axis=0) for each in (a, b))
@@ -113,7 +114,7 @@ def _over_samples(
 
 
 def _over_networks(one: Group, two: Group) -> tuple[list[Spread], np.ndarray, np.ndarray]:
-    """Returns what makes a difference over networks uncertain: their scatter, and samples.
+    """Returns the uncertainty of a difference over networks: their spreads, and samples.
 
     They are the spreads, variance and samples of `contrast`. A single network is compared with one
     more network of the other side, as `against_networks` does.
@@ -142,12 +143,12 @@ def _beside(
     blank = np.full(len(trained.value), np.nan)
     means = [centre(group.twins) if len(group.twins) else blank for group in (one, two)]
     untrained = means[0] - means[1]
-    # the same networks on both sides differ by 0, whatever they have
+    # the same networks on both sides always differ by 0
     shares = [0.0 if same_twins else 1 / max(len(group.twins), 1) for group in (one, two)]
     spreads = [Spread(group.twins, share) for group, share in zip((one, two), shares, strict=True)]
     beside = contrast(untrained, spreads)
     if one.single and two.single:
-        # single networks tell nothing of how such networks scatter: their twins stand for that
+        # single networks do not show how such networks scatter: their twins' spread is used instead
         scatter, of_samples = [Spread(group.twins, 1.0) for group in (one, two)], trained.error**2
     else:
         scatter, of_samples, n = _over_networks(one, two)

@@ -1,21 +1,22 @@
-"""What is compared with what: statistics that both sides have, and layers of the same depth."""
+"""What is compared: statistics that both sides have, and layers of the same relative depth."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crate_interp.comparisons.sample_statistics import Statistic
 
-_CHOSEN = "subspaces"  # what stands for U: a choice that each side makes for itself
-Statistics = Mapping[str, Statistic]  # "probe.statistic" -> what one network has
+# the setting that says what is measured in place of U, which each side chooses for itself
+_CHOSEN = "subspaces"
+Statistics = Mapping[str, Statistic]  # "probe.statistic" -> its values in one network
 
 
 def layer_pairs(a: int, b: int) -> list[tuple[int, int]]:
-    """Returns which layer of one network stands beside which layer of the other.
+    """Returns which layers of two networks are compared.
 
-    Networks of a and b layers. Where both have as many, each layer stands beside its own number.
-    Else layer l of the one with fewer, n, stands beside the layer of the other, of m, that is as
-    deep: l (m - 1) / (n - 1), rounded, halves upwards; the first beside the first and the last
-    beside the last. The stream after the last layer, layer n, stands beside layer m.
+    The networks have a and b layers. If a = b, layers of the same number are compared. Otherwise
+    let n be the smaller number and m the larger: layer l of n is compared with layer l (m - 1) / (n
+    - 1) of m, rounded, halves upwards, so that first and last layers match. The stream after the
+    last layer, layer n, is compared with layer m.
     """
     few, many = min(a, b), max(a, b)
     steps = max(few - 1, 1)
@@ -32,10 +33,10 @@ def shared(
     metas: tuple[Mapping[str, Any], Mapping[str, Any]],
     paired: bool,
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the statistics to compare, and why others are not, "probe.statistic" -> reason.
+    """Returns the statistics to compare, and for others why not, "probe.statistic" -> reason.
 
-    a, b: the statistics of each network of a side. metas: of the first network of each side.
-    paired: whether numbers of single samples are needed.
+    a, b: the statistics of each network of a side. metas: the meta of the first network of each
+    side. paired: whether numbers of single samples are needed.
     """
     chosen: list[str] = []
     left: dict[str, str] = {}
@@ -81,9 +82,9 @@ def _why_not(
 
 
 def noted(metas: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, str]:
-    """Returns what differs in the settings of probes and does not hinder: "probe.setting" -> how.
+    """Returns harmless differences in the settings of probes: "probe.setting" -> how they differ.
 
-    It is what stands for the subspaces U, and settings that one side alone has.
+    These are the choice of what is measured in place of U, and settings that only one side has.
     """
     found: dict[str, str] = {}
     chosen = [str(meta["config"].get(_CHOSEN) or "its own U") for meta in metas]

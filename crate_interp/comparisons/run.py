@@ -31,8 +31,8 @@ from crate_interp.sweeps.run import Probes
 
 Twins = int | tuple[Sequence[SweepResult], Sequence[SweepResult]] | None
 Names = tuple[str, str] | None
-SEEDS = 5  # untrained twins of each side, unless another number is asked for
-_NAME = 80  # characters
+SEEDS = 5  # untrained twins of each side by default
+_NAME = 80  # most characters of a name
 
 
 def compare(
@@ -53,26 +53,26 @@ def compare(
     same samples. Statistics per head are averaged over heads.
 
     One against one: a - b is paired by sample, with the bootstrap-t interval of its mean
-    (crate_interp/stats/bootstrap.py): it is of these two networks, other seeds may differ. With a
-    list on either side networks are the unit: Welch's t of their means; a single network is
-    compared with one network more of the other side. p is two-sided, adjusted over the layers of a
-    statistic (Holm).
+    (crate_interp/stats/bootstrap.py): it holds for these two networks; other seeds may differ. With
+    a list on either side, the interval is over networks, by Welch's t of their means; a single
+    network is compared with one further network of the other side. p is two-sided, adjusted over
+    the layers of a statistic (Holm).
 
-    untrained: how many untrained twins to measure of each side, the same architecture with the
-    official random initialisation, seeds 0, 1, ...; None: 5 where there are models. For results
-    give those of the twins, `([...], [...])`. `excess` is the trained difference minus the
+    untrained: how many untrained twins of each side to measure, the same architecture with the
+    official random initialisation, seeds 0, 1, ...; None means 5 if models are given. For results
+    give the twins' results, `([...], [...])`. `excess` is the trained difference minus the
     untrained one, with an interval over networks; a single network is taken to scatter as its twins
     do.
 
     Networks of different depths are compared at the same relative depth
-    (crate_interp/comparisons/matching.py). What one side alone has is in meta["not_compared"], with
-    the reason. names: what to call the sides. out: a folder for the result and, under `sweeps`, for
-    each sweep as soon as it is done; the same call again takes those that are there, unless there
-    are probes of your own.
+    (crate_interp/comparisons/matching.py). Statistics that only one side has are in
+    meta["not_compared"], with the reason. names: what to call the sides. out: a folder for the
+    result and, under `sweeps`, for each sweep as soon as it is done; repeating the call reuses
+    them, unless you give probes of your own.
 
-    Raises ValueError, before work starts, for other things than models and results, models without
-    data, results with data or of different samples, and a list of different architectures; and if
-    the sides have no statistic in common.
+    Raises ValueError, before work starts, for anything but models and results, models without data,
+    results with data or of different samples, and a list of different architectures; and if the
+    sides have no statistic in common.
     """
     options = run_options(compare, run, Pass, out=out)
     sides = [listed("a", a), listed("b", b)]
@@ -96,7 +96,7 @@ def compare(
 def _measured(
     sides: Sequence[list[Network]], how: Measuring, count: int, given: Any, names: Names
 ) -> Comparison:
-    """Returns the comparison of what is swept now; `count` twins, or those that were given."""
+    """Returns the comparison of what is now swept, with `count` new twins or the given ones."""
     started = time.perf_counter()
     results = swept(sides, how)
     _check_samples([one for side in results for one in side])
@@ -117,13 +117,13 @@ def _check_asked(models: bool, names: Names, **asked: object) -> None:
     idle = [name for name, value in asked.items() if value is not None]
     if not models and idle:
         raise ValueError(
-            f"{idle[0]} is for models, and these are results, which have been measured: leave it "
+            f"{idle[0]} is for models, but these are results, already measured: leave it "
             "out, or give the models."
         )
 
 
 def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
-    """Returns how many twins to measure, and the results of twins that were given, or None."""
+    """Returns how many twins to measure, and the given results of twins, or None."""
     if untrained is None:
         return (SEEDS if models else 0), None
     if not isinstance(untrained, (tuple, list)):
@@ -145,7 +145,7 @@ def _twins_asked(untrained: Any, models: bool) -> tuple[int, Any]:
 
 
 def _check_results(sides: Sequence[list[Network]], twins: Any) -> None:
-    """Raises ValueError if the results that were given cannot be compared."""
+    """Raises ValueError if the given results cannot be compared."""
     given = [[one for one in side if isinstance(one, SweepResult)] for side in sides]
     extra = [] if twins is None else [*twins[0], *twins[1]]
     _check_samples([*given[0], *given[1], *extra])
@@ -166,7 +166,8 @@ def _check_samples(results: Sequence[SweepResult]) -> None:
     for one in results:
         if any(entry["fingerprint"] is None for entry in one.meta["data"]):
             raise ValueError(
-                "a result is of a cache, so that nobody knows its samples: use ci.sweep on data."
+                "a result was measured on a cache, so its samples are unknown: use ci.sweep on "
+                "data."
             )
     for one in results[1:]:
         mine, theirs = results[0].meta["data"], one.meta["data"]
@@ -236,7 +237,7 @@ def _meta(
     twins: Sequence[Sequence[SweepResult]],
     names: Names,
 ) -> dict[str, Any]:
-    """Returns where the numbers come from: of both sides, and in the form that every result has."""
+    """Returns the meta: the origin of both sides, and the entries that every result has."""
     metas = [own[0].meta for own in results]
     called = _names(metas, names)
     sides = {
@@ -267,7 +268,7 @@ def _meta(
 
 
 def _names(metas: Sequence[dict[str, Any]], names: Names) -> list[str]:
-    """Returns what the sides are called; the same name twice gets an a and a b."""
+    """Returns the names of the sides; if they are equal, with an a and a b added."""
     models = [meta["model"] or f"{meta['config'].get('family', 'a')} model" for meta in metas]
     called = [plain(name, _NAME) for name in (models if names is None else names)]
     if called[0] == called[1]:

@@ -1,4 +1,4 @@
-"""What a sweep says of one network, statistic by statistic: a number for each sample and layer."""
+"""One network's statistics from a sweep: a number for each sample and layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Statistic:
     """A statistic of one network.
 
     numbers: a row per layer with mean, error and n, over samples; error is the standard error, 0
-    for what the weights alone decide and NaN for a single sample. values: a row per sample and a
-    column per layer, or None where the sweep kept none: of the weights, or of heads whose means
-    alone were kept. per_head: whether it is a mean over heads.
+    for statistics of the weights and NaN for a single sample. values: a row per sample and a column
+    per layer, or None if the sweep has no values by sample: for weights, and for heads of which
+    only means were saved. per_head: whether it is a mean over heads.
     """
 
     numbers: pd.DataFrame
@@ -33,11 +33,11 @@ class Statistic:
 
 
 def statistics_of(result: SweepResult) -> dict[str, Statistic]:
-    """Returns "probe.statistic" -> what was measured, in the order in which it was measured.
+    """Returns "probe.statistic" -> its numbers, in the order in which they were measured.
 
-    A statistic per head is the mean over heads: of each sample where the sweep kept every sample's
-    numbers, else of all samples together. Of a result that was saved without the variance of this
-    mean, its standard error is the mean of the heads' errors, which is the most that it can be.
+    A statistic per head is the mean over heads: for each sample if the sweep has every sample's
+    numbers, else for all samples together. If a result was saved without the variance of this mean,
+    the mean of the heads' errors, an upper bound, is its standard error.
     """
     samples, heads = result.table("samples"), result.table("head_samples")
     found = _of_weights(result.table("weights")) | _of_moments(result.table("moments"))
@@ -58,7 +58,7 @@ def _of_values(wide: Any, per_head: bool) -> Statistic:
 
 
 def _mean_over_heads(heads: pd.DataFrame, name: str) -> Any:
-    """Returns the mean over heads by sample and layer; NaN for a sample that one head lacks."""
+    """Returns the mean over heads by sample and layer; NaN if some head has no value."""
     own: Any = heads[["sample", "layer", name]].groupby(["sample", "layer"])[name]
     whole = own.mean().where(own.count() == own.size())
     return whole.unstack("layer").dropna(axis=1, how="all")

@@ -1,4 +1,4 @@
-"""The statistics of `ci.linear_probe`, which fits classifiers and so is no Probe."""
+"""The statistics of `ci.linear_probe`, which fits classifiers and is therefore no Probe."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Scores of masks that need no network: all foreground, and a centred map."""
+"""Scores of masks that need no network: the whole image, and a centred map."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ from crate_interp.probes.segmentation_probe import RESOLUTIONS, Targets
 from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.batches import Chunk
 
-LEAST = 4  # images with an object
+LEAST = 4  # fewest images with an object
 
 
 def constants_of(chunk: Chunk, mass: float, fraction: float) -> Tables:
-    """Returns a table of a row per image: sample, label, and scores of what needs no network.
+    """Returns a row per image: sample, label, and the scores of masks that need no network.
 
-    all_token, all_pixel: those of all foreground; the others are those of the centred map by each
-    rule. NaN stands for an image without an object.
+    all_token, all_pixel: the scores of the whole image as foreground; the other columns are scores
+    of the centred map by each rule. NaN means that the image has no object.
     """
     patch_size = chunk.model.cfg.patch_size
     parts: dict[str, list[Tensor]] = {}
     for batch in chunk.batches():
         masks = batch.masks
-        assert masks is not None  # the stage reads them
+        assert masks is not None  # the stage has masks
         parts.setdefault("sample", []).append(torch.arange(batch.start, batch.last + 1))
         targets = Targets(masks, patch_size)
         patches = zip(masks.shape[1:], patch_size, strict=True)
@@ -59,7 +59,7 @@ def check_objects(constants: pd.DataFrame) -> None:
 
 
 def _labels(samples: Samples) -> list[Any]:
-    """Returns what the labels are called, one for each image; None where there is none."""
+    """Returns the names of the labels, one for each image; None if there are no labels."""
     labels: list[Any] = samples.labels or [None] * samples.n
     if samples.names is None:
         return labels
@@ -71,6 +71,6 @@ def centred_map(grid: tuple[int, int]) -> Tensor:
 
     Its standard deviation is a quarter of each side.
     """
-    # integers first: mirrored patches get the same bits, so that only the rule for ties decides
+    # integers first, so that mirrored patches get the same bits and only the tie rule decides
     rows, columns = ((2 * torch.arange(side) + 1 - side) / side * 2 for side in grid)
     return torch.exp(-(rows[:, None] ** 2 + columns**2) / 2).flatten()

@@ -1,4 +1,4 @@
-"""From scores per sample, layer and head to the three ways to score how well a layer segments."""
+"""From scores by sample, layer and head to the three ways to score a layer's segmentation."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from crate_interp.results.result import Result
 from crate_interp.stats.intervals import mean_interval
 
 WAYS = ("best head for each image", "fixed head", "mean over heads")
-Columns = tuple[pd.DataFrame, np.ndarray]  # what each column of scores is of, scores `[n, column]`
+Columns = tuple[pd.DataFrame, np.ndarray]  # keys of the columns, and scores `[n, column]`
 
 
 @dataclass(frozen=True)
 class Scores:
     """Jaccard indices of one model and rule: `heads` `[n, layer, head]`, `best` `[n, layer]`.
 
-    NaN stands for a sample without an object.
+    NaN means that a sample has no object.
     """
 
     heads: np.ndarray
@@ -39,10 +39,10 @@ def scores_of(samples: pd.DataFrame, head_samples: pd.DataFrame, name: str) -> S
 
 
 def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores `[n]` by a head that the sample did not choose, and its place `[n, 2]`.
+    """Returns scores `[n]` by a head that other samples chose, and that head's place `[n, 2]`.
 
-    Each half of the samples, those of even and of odd number, is scored by the head that is best on
-    the other half. heads: `[n, layer, head]`. Of equal heads the lower layer and head wins.
+    Samples with even and with odd numbers are two halves; each half is scored by the head that is
+    best on the other half. heads: `[n, layer, head]`. Of equal heads the lower layer and head wins.
     """
     score, place = np.empty(len(heads)), np.empty((len(heads), 2), dtype=int)
     for half in (0, 1):
@@ -54,7 +54,7 @@ def fixed(heads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_table(result: Result) -> pd.DataFrame:
-    """Returns a row per rule, resolution, way and layer, beside what chance has."""
+    """Returns a row per rule, resolution, way and layer, with chance levels."""
     kept, constants = _with_object(result), result.table("constants")[_with_object(result)]
     parts: list[pd.DataFrame] = []
     for rule, resolution, table in _beside_chance(result, _by_way, fewest=2):
@@ -82,9 +82,9 @@ def image_table(result: Result) -> pd.DataFrame:
 
 
 def _by_way(scores: Scores) -> Columns:
-    """Returns a column for each way and layer, and one for the head fixed over all layers.
+    """Returns a column for each way and layer, and one for the head that is fixed over all layers.
 
-    head_layer and head: where both halves of the samples chose the same, else None.
+    head_layer and head: the head that both halves of the samples chose, or None if they differ.
     """
     rows: list[tuple] = []
     for layer in range(scores.heads.shape[1]):
@@ -107,10 +107,10 @@ def _by_head(scores: Scores) -> Columns:
 def _beside_chance(
     result: Result, columns: Callable[[Scores], Columns], fewest: int
 ) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yields rule, resolution, and a table with mean, interval and chance of each column.
+    """Yields rule, resolution, and a table with each column's mean, interval and chance levels.
 
-    Scores by the next image's mask are of the images whose next one has an object, NaN for fewer
-    than `fewest` of them.
+    Scores by the next image's mask use only images whose next image has an object; they are NaN for
+    fewer than `fewest` such images.
     """
     kept, tables = _with_object(result), _tables(result)
 
@@ -140,7 +140,7 @@ def _with_object(result: Result) -> np.ndarray:
 
 
 def _tables(result: Result) -> list[tuple[Any, Any]]:
-    """Returns samples and head_samples of the model, then of each twin."""
+    """Yields samples and head_samples of the model, then of each twin."""
     samples, heads = (result.table(f"untrained_{name}") for name in ("samples", "head_samples"))
     twins: list[tuple[Any, Any]] = [
         (samples[samples["seed"] == seed], heads[heads["seed"] == seed])
@@ -150,6 +150,6 @@ def _tables(result: Result) -> list[tuple[Any, Any]]:
 
 
 def _agreed(place: np.ndarray) -> tuple[int | None, int | None]:
-    """Returns the layer and head of `[n, 2]` that are the same for all samples."""
+    """Returns the layer and head in `[n, 2]` if they are the same for all samples."""
     same = (place == place[0]).all()
     return (int(place[0, 0]), int(place[0, 1])) if same else (None, None)

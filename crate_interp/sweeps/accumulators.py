@@ -1,6 +1,6 @@
-"""Gathers what probes return: every number per sample, mean and variance per head.
+"""Gathers the numbers that probes return: every sample's, and mean and variance per head.
 
-The mean over heads of each sample has a mean and a variance of its own.
+Each sample's mean over heads has its own mean and variance.
 """
 
 from collections.abc import Sequence
@@ -42,19 +42,19 @@ class Moments:
 
 @dataclass
 class Tally:
-    """What has been measured so far on n samples.
+    """The numbers measured so far on n samples.
 
-    A `[batch]` statistic is written into one array of n made at its first batch: small arrays kept
-    from every batch would pin the allocator's pages between the activations, and memory would grow
-    with the data.
+    A `[batch]` statistic is written into one array of length n, made at its first batch. Small
+    arrays kept from every batch would fragment the memory between activations, so that it would
+    grow with the data.
     """
 
     n: int
     start: int = 0  # number of the first sample
     samples: dict[Key, np.ndarray] = field(default_factory=dict)
-    # a column for each head, then one for the mean over heads of each sample
+    # a column for each head, then one for each sample's mean over heads
     heads: dict[Key, Moments] = field(default_factory=dict)
-    # [n, head] of what Probe.per_head names
+    # [n, head] for statistics in Probe.per_head
     head_samples: dict[Key, np.ndarray] = field(default_factory=dict)
     weights: dict[Key, np.ndarray] = field(default_factory=dict)
     # "probe.statistic": summed over samples and layers
@@ -63,17 +63,17 @@ class Tally:
     waiting: list[tuple[Probe, int, str, Tensor, int]] = field(default_factory=list)
 
     def add(self, probe: Probe, layer: int, answer: dict[str, Tensor], start: int) -> None:
-        """Takes a probe's answer on the batch that begins at sample `start`; `flush` counts it."""
+        """Takes a probe's numbers for a batch that begins at sample `start`; `flush` adds them."""
         self.waiting += [
             (probe, layer, statistic, value, start) for statistic, value in answer.items()
         ]
 
     def flush(self, probes: Sequence[Probe]) -> None:
-        """Counts the answers on a batch in the order of the probes.
+        """Adds the numbers of a batch in the order of the probes.
 
-        They are brought over in one piece: a transfer for each costs as much as measuring it.
-        Raises ValueError, with layer and samples, if a number is not finite, except for NaN from a
-        probe that is partial.
+        They are transferred together, because a transfer costs as much as a measurement. Raises
+        ValueError, with layer and samples, if a number is not finite, except for NaN from a probe
+        that is partial.
         """
         order = {probe.name: place for place, probe in enumerate(probes)}
         waiting, self.waiting = sorted(self.waiting, key=lambda item: order[item[0].name]), []
@@ -88,7 +88,7 @@ class Tally:
             self._count(probe, key, values.reshape(tensor.shape), start)
 
     def _count(self, probe: Probe, key: Key, values: np.ndarray, start: int) -> None:
-        """Counts `[batch]` or `[batch, head]` values of one statistic."""
+        """Adds `[batch]` or `[batch, head]` values of one statistic."""
         if key[1] in probe.counts:
             name = f"{key[0]}.{key[1]}"
             self.counts[name] = self.counts.get(name, 0.0) + float(values.sum())
@@ -117,13 +117,13 @@ class Tally:
         self.heads[key] = moments
 
     def totals(self) -> dict[str, int | float]:
-        """Returns the counts, integers as such."""
+        """Returns the totals of counted statistics, whole numbers as integers."""
         return {
             name: int(value) if value.is_integer() else value for name, value in self.counts.items()
         }
 
     def add_weights(self, probe: str, layer: int, answer: dict[str, Tensor]) -> None:
-        """Takes what a probe measures of a layer's weights, `[]` or `[head]` each."""
+        """Takes the numbers of a layer's weights from a probe, `[]` or `[head]` each."""
         for statistic, tensor in answer.items():
             values = tensor.detach().double().cpu().numpy()
             if not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""The numbers that a figure by layer draws: a curve, its interval, its heads, and baselines."""
+"""The numbers of a figure by layer: a curve, its interval, its heads, and baselines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ def names(result: SweepResult) -> list[str]:
 def curve(result: SweepResult, statistic: str) -> Curve:
     """Returns the curve of "probe.statistic".
 
-    If the statistic is per head, mean and interval are those of the mean over heads of each sample.
-    Raises ValueError, with the nearest names, if the result lacks the statistic.
+    For a statistic per head, mean and interval are those of each sample's mean over heads. Raises
+    ValueError, with the nearest names, if the result lacks the statistic.
     """
     rows = _rows(result.layers(), statistic)
     if len(rows):
@@ -90,9 +90,9 @@ def baseline(
 def chance(
     results: Sequence[SweepResult], statistic: str
 ) -> tuple[str, Float[np.ndarray, "layer"]] | None:
-    """Returns what chance is and has of a statistic by layer, or None.
+    """Returns the name and the values by layer of a statistic's chance level, or None.
 
-    It is None if it is not known, and where the results differ in it.
+    It is None if it is unknown, or differs between the results.
     """
     found = [_chance(result, statistic) for result in results]
     levels = [one[1] for one in found if one is not None]

@@ -1,4 +1,4 @@
-"""The few numbers per layer that the command line prints and the report begins with."""
+"""The few numbers per layer with which the report and the command line begin."""
 
 from collections.abc import Sequence
 
@@ -28,12 +28,12 @@ def summary(
 def _columns(result: SweepResult) -> list[tuple[str, str]]:
     """Returns the statistics of the summary, and the headings of their columns.
 
-    Where no statistic has a column of its own, they are the first six by their names.
+    If no statistic has its own column, they are the first six, under their names.
     """
     known = {name: statistic(result.meta, name).column for name in names(result)}
     columns: dict[str, str] = {}
     for name, column in known.items():
-        if column:  # two probes of one kind share it
+        if column:  # two probes of the same kind share a heading
             columns[name if column in columns else column] = name
     return [(name, column) for column, name in columns.items()] or [
         (name, name) for name in list(known)[:6]
@@ -51,7 +51,7 @@ def _cells(result: SweepResult, untrained: Sequence[SweepResult], name: str) -> 
 
 
 def heading(result: SweepResult, untrained: Sequence[SweepResult], data: str) -> str:
-    """Returns a line that says what was measured, on what, and what stands in brackets."""
+    """Returns a line that says what was measured, on which data, and what the brackets hold."""
     meta = result.meta
     what = f"{model_name(meta)}, {counted(meta['n_samples'], meta['unit'])}"
     what += f" of {plain(data)}" if data else ""

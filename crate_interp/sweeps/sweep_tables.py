@@ -1,4 +1,4 @@
-"""The tables of a sweep: made from a tally, computed from one another, merged."""
+"""The tables of a sweep: made from measured numbers, derived from one another, merged."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -13,16 +13,16 @@ from crate_interp.sweeps.accumulators import Tally
 CONTROLS = ["control", "probe", "statistic", "layer", "control_mean", "model_mean", "n", "lower"]
 _STATISTIC = ["probe", "statistic", "layer"]
 _NUMBERS = ["mean", "std", "n"]
-TOGETHER = -1  # the "head" of the moments of the mean over heads of each sample
+TOGETHER = -1  # the "head" of the moments of each sample's mean over heads
 
 
 def no_controls() -> pd.DataFrame:
-    """Returns the table of controls without a row."""
+    """Returns the table of controls without rows."""
     return pd.DataFrame({name: np.array([], dtype=object) for name in CONTROLS})
 
 
 def tables_of(tally: Tally, labels: list[Any] | None, n_layers: int) -> dict[str, Any]:
-    """Returns the stored tables of a tally; that of the controls is empty."""
+    """Returns the stored tables of the measured numbers; that of the controls is empty."""
     moments = [
         (*key, head, item.n, mean, squares)
         for key, item in tally.heads.items()
@@ -51,7 +51,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
     count = max([n_layers, *(layer + 1 for _, _, layer in values)])
     columns: dict[str, Any] = {
         "sample": np.repeat(np.arange(start, start + n), count),
-        # labels may be lists, of which NumPy would make an array
+        # labels may be lists, which NumPy would turn into an array
         "label": [label for label in (labels or [None] * n) for _ in range(count)],
         "layer": np.tile(np.arange(count), n),
     }
@@ -85,7 +85,7 @@ def _head_sample_table(tally: Tally) -> pd.DataFrame:
 
 def layers(result: Result) -> pd.DataFrame:
     """Returns mean, std and n over samples of each statistic and layer."""
-    samples = result.stored["samples"]  # column by column: no copy of the table is made
+    samples = result.stored["samples"]  # column by column, so that the table is not copied
     of_row = samples["layer"].to_numpy()
     rows_of = {layer: np.flatnonzero(of_row == layer) for layer in np.unique(of_row)}
     rows: list[tuple] = []
@@ -124,7 +124,7 @@ def with_std(moments: pd.DataFrame) -> Any:
 
 
 def mean_of_heads(result: Result) -> pd.DataFrame:
-    """Returns a row per statistic and layer that has heads: the mean over heads of each sample.
+    """Returns each sample's mean over heads: a row per statistic and layer that has heads.
 
     std is NaN for weights, and in results that were saved without it.
     """
@@ -136,7 +136,7 @@ def mean_of_heads(result: Result) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows by statistic, in the order they were first measured, then layer and head."""
+    """Returns the rows by statistic, in the order of first measurement, then by layer and head."""
     pairs = list(zip(table["probe"], table["statistic"], strict=True))
     order = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
     keys = ["place", "layer", *(["head"] if "head" in table else [])]
@@ -156,7 +156,7 @@ def merged_moments(
     squares = both["squares"] + both["squares_other"] + step**2 * (both["n"] * both["n_other"] / n)
     mean = both["mean"] + step * (both["n_other"] / n)
     merged = both[keys].assign(n=n.astype("int64"), mean=mean, squares=squares)
-    # a mean over heads that one of both was saved without is that of the other's samples alone
+    # if one result lacks the mean over heads, it is that of the other's samples
     whole = merged.groupby(_STATISTIC)["n"].transform("max") == merged["n"]
     merged = merged[whole | (merged["head"] != TOGETHER)]
     order = pd.concat([mine[keys], theirs[keys]]).drop_duplicates()
@@ -173,7 +173,7 @@ def merged_controls(
     for name in ("control_mean", "model_mean"):
         both[name] = both[name].astype(float) * both["n"].astype(float)
     keys = CONTROLS[:4]
-    # results that were saved earlier do not say in how many samples the model is lower
+    # older saved results do not say in how many samples the model is lower
     counted = [name for name in CONTROLS[4:] if name in mine and name in theirs]
     total: Any = both.groupby(keys, sort=False, as_index=False)[counted].sum()
     for name in ("control_mean", "model_mean"):

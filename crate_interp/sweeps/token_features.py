@@ -1,4 +1,4 @@
-"""The stream at one token of each sample, in each layer: what linear probes are fitted to."""
+"""The stream at one token of each sample, in each layer, for linear probes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from crate_interp.sweeps.runs.batches import Batch, Chunk, Reading
 from crate_interp.sweeps.stores.replay import digests_of
 
 POOLS = ("cls", "mean", "last")
-# features: one array for a chunk. Small arrays kept from every batch would pin the pages of the
-# allocator between the activations, and memory would grow by more than the numbers.
+# features: one array for a chunk. Small arrays kept from every batch would fragment the memory
+# between activations, so that it would grow by more than the numbers.
 POOLED: Rules = {"samples": by("sample"), "features": by("sample")}
 
 
 def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Tables:
     """Returns the tables "samples" and "features" of a chunk.
 
-    samples: sample, label (that of the data), named (the one of `classes`, which begin with sample
-    number `first`), digest (of the input). features: sample (the first), n, values (the bytes of
-    `[n, n_layers + 1, d_model]` in float32).
+    samples: sample, label (from the data), named (from `classes`, which begin with sample number
+    `first`), digest (of the input). features: sample (the first), n, values (the bytes of `[n,
+    n_layers + 1, d_model]` in float32).
 
     Raises ValueError, with the layer and the samples, if the stream holds NaN or Inf.
     """
@@ -39,7 +39,7 @@ def pooled(chunk: Chunk, pool: str, classes: Sequence[str], first: int) -> Table
         for number, digest in enumerate(digests, start=batch.start):
             label = None if labels is None else labels[number - begin]
             rows.append((number, label, classes[number - first], _short(digest)))
-    first_row = rows[0][0] if rows else begin  # one that was not left out
+    first_row = rows[0][0] if rows else begin  # the first sample that was not left out
     features = [(first_row, len(rows), values[: len(rows)].tobytes())]
     return {
         "samples": pd.DataFrame(rows, columns=["sample", "label", "named", "digest"]),
@@ -82,7 +82,8 @@ def by_layer(
 ) -> list[Float[np.ndarray, "sample d_model"]]:
     """Returns the features of each layer from the table "features", the `first` samples first.
 
-    The table loses its values, a chunk as soon as it is copied: both are never held at once.
+    Values are removed from the table chunk by chunk as they are copied, so that memory never holds
+    both.
     """
     chunks = table.pop("values").tolist()[::-1]
     place = np.empty(len(first), dtype=np.int64)  # the row of each sample
@@ -93,7 +94,7 @@ def by_layer(
         values = np.frombuffer(chunks.pop(), dtype=np.float32).reshape(count, n_layers + 1, -1)
         if not layers:
             shape = (len(first), values.shape[-1])
-            # torch's memory: of NumPy's, a huge page is taken wherever the first rows are written
+            # torch's memory: NumPy's would take huge pages wherever the first rows are written
             layers = [torch.empty(shape).numpy() for _ in range(n_layers + 1)]
         for layer, rows in enumerate(layers):
             rows[place[start : start + count]] = values[:, layer]

@@ -1,4 +1,4 @@
-"""The engine of one process: a chunk after the other."""
+"""The engine of one process: one chunk after another."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,7 @@
 """The engine of a Ray cluster: actors hold the model, and only numbers come back to the driver.
 
-The driver hands a chunk to each actor that is free. An actor that dies, with its process or its
-node, loses the chunk in flight, which another one measures.
+The driver gives a chunk to each free actor. If an actor dies, with its process or its node, another
+actor measures its chunk.
 """
 
 import logging
@@ -23,7 +23,7 @@ from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 @contextmanager
 def on_ray() -> Iterator[Any]:
-    """Yields the engine, on the cluster that RAY_ADDRESS names, or else on one of this machine.
+    """Yields the engine, on the Ray cluster of RAY_ADDRESS, or else on a new one on this machine.
 
     If Ray is initialised already, its cluster is used. An actor has as many CPUs as this process
     has threads, and a GPU if the model is on one.
@@ -60,7 +60,7 @@ def _join(ray: Any, address: str) -> None:
 def _measured(
     pool: Pool, stage: Stage, tasks: Iterable[Task], advance: Callable[[int], Any]
 ) -> Iterator[tuple[Task, Tables]]:
-    """Yields each task with its tables, in the order in which they come back."""
+    """Yields each task with its tables, as they come back."""
     left, waiting = iter(tasks), deque[Task]()
 
     def enough(n: int) -> bool:
@@ -82,8 +82,8 @@ def _measured(
         hand_out()
         task, tables = pool.answer()
         if task and tables is None:
-            waiting.appendleft(task)  # its actor died
+            waiting.appendleft(task)  # its actor has died
         elif task and tables:
-            hand_out()  # before this chunk is written, which takes a while
+            hand_out()  # before this chunk is written, since writing takes a while
             advance(task.samples.n)
             yield task, tables

@@ -1,4 +1,4 @@
-"""The actors of a Ray cluster: started where there is room, buried when they die."""
+"""The actors of a Ray cluster: started where there is room, and removed when they die."""
 
 from types import ModuleType
 from typing import Any
@@ -10,17 +10,18 @@ from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.engines.ray_worker import Parcel, Worker, surroundings
 from crate_interp.sweeps.runs.chunked_pass import Task
 
-_LOOK, _LONG = 5.0, 12  # seconds between looks at the cluster; an actor with a place starts sooner
-_DEATHS = 5  # in a row, for each actor that there has been: then it is the chunks' fault
+# seconds between looks at the cluster, and how many looks an actor may need to start
+_LOOK, _LONG = 5.0, 12
+_DEATHS = 5  # deaths in a row, for each actor so far, from which the chunks are blamed
 
 
 class Pool:
-    """Idle actors, and busy ones by what Ray will return of them; ray: the module."""
+    """Idle actors, and busy ones by the objects that Ray will return; ray: the module."""
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray, self.threads = ray, torch.get_num_threads()
         self.idle: list[Any] = []
-        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # without a task: it starts
+        self.busy: dict[Any, tuple[Any, Task | None]] = {}  # an actor without a task is starting
         self.most = self.deaths = self.looks = 0
 
     @property
@@ -34,7 +35,7 @@ class Pool:
         return len(self.idle) + sum(task is None for _, task in self.busy.values())
 
     def has_room(self, gpu: bool) -> bool:
-        """Tells whether there may be one more actor; there is always one, which may wait."""
+        """Tells whether one more actor may start; one is always allowed, and may wait."""
         return len(self.idle) + len(self.busy) < max(1, self._places(gpu))
 
     def start(self, gpu: bool) -> None:
@@ -46,7 +47,7 @@ class Pool:
         self.most = max(self.most, len(self.idle) + len(self.busy))
 
     def send(self, stage: object, task: Task, parcel: Parcel) -> None:
-        """Gives an idle actor a task; stage: what Ray's store holds it under."""
+        """Gives an idle actor a task; stage: its reference in Ray's store."""
         actor = self.idle.pop()
         self.busy[actor.measured.remote([stage], parcel)] = (actor, task)
 
@@ -61,7 +62,8 @@ class Pool:
             tables = self.ray.get(done[0])
         except self.ray.exceptions.RayTaskError as error:
             raise error.cause from None
-        except self.ray.exceptions.RayError as error:  # not of the chunk, but of where it ran
+        except self.ray.exceptions.RayError as error:
+            # the fault is not the chunk's but the machine's
             self._bury(actor, error)
             return task, None
         self.idle.append(actor)

@@ -1,4 +1,4 @@
-"""What runs in an actor of a Ray cluster: it holds a stage and measures chunks of it."""
+"""The part that runs in an actor of a Ray cluster: it holds a stage and measures its chunks."""
 
 import dataclasses
 import platform
@@ -16,18 +16,18 @@ from crate_interp.results.kinds import Tables
 from crate_interp.sweeps.runs.chunked_pass import Stage, Task
 
 _PACKAGES = ("torch", "transformer-lens", "numpy", "pandas")
-Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk as `Stage.task` takes it
+Parcel = tuple[int, int, int, Sequence[Row]]  # a chunk in the form that `Stage.task` takes
 
 
 def surroundings() -> dict[str, str | int]:
-    """Returns what the bits of a chunk depend on beside its stage."""
+    """Returns everything besides the stage that may change the bits of a chunk."""
     versions = {name: version(name) for name in _PACKAGES}
     own = {"crate_interp": __version__, "Python": platform.python_version()}
     return {**own, **versions, "torch threads": torch.get_num_threads()}
 
 
 def packed(stage: Stage) -> bytes:
-    """Returns a stage as bytes, with its model on the CPU; hooks on the model go with it.
+    """Returns a stage as bytes, with its model on the CPU and the model's hooks.
 
     Raises ValueError if something in it cannot be sent.
     """
@@ -35,7 +35,7 @@ def packed(stage: Stage) -> bytes:
         stage = dataclasses.replace(stage, model=deepcopy(stage.model).to("cpu"))
     try:
         return _cloudpickle().dumps(stage)
-    except Exception as error:  # whatever a stranger's object raises
+    except Exception as error:  # an unknown object may raise anything
         raise ValueError(
             f"engine='ray' cannot send {stage.name!r} to other processes: {error}. Take locks, "
             "open files and generators out of probes, hooks and data, or use engine='local'."
@@ -49,13 +49,13 @@ def _cloudpickle() -> Any:
 
 
 def parcel(task: Task) -> Parcel:
-    """Returns a chunk as it is sent: what makes samples of rows is in the stage already."""
+    """Returns a chunk in the form that is sent, without what the stage already has."""
     samples = task.samples
     return task.number, samples.start, samples.start + samples.n, task.rows or ()
 
 
 class Worker:
-    """Measures chunks of the stage that it holds; gpu: whether it has a GPU of its own."""
+    """Measures chunks of its stage; gpu: whether it has a GPU of its own."""
 
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
@@ -75,7 +75,7 @@ class Worker:
             )
 
     def measured(self, reference: list[Any], chunk: Parcel) -> Tables:
-        """Returns the tables of a chunk; reference: of the packed stage, in a list of its own."""
+        """Returns the tables of a chunk; reference: the packed stage's, in a list of its own."""
         if self.reference != reference[0]:
             self.reference, self.stage = None, None  # one stage at a time in memory
             self.stage, self.reference = self._opened(reference[0]), reference[0]

@@ -1,4 +1,4 @@
-"""The file of a chunk: its tables in one parquet file, a row a table."""
+"""The file of a chunk: one parquet file, in which a row holds a table."""
 
 import io
 from collections.abc import Mapping

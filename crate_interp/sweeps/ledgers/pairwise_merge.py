@@ -1,4 +1,4 @@
-"""Folds many tables in one order: the same pairs are merged, whoever made them and when."""
+"""Merges many tables in a fixed order: the same pairs, whoever made them and when."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -7,12 +7,12 @@ T = TypeVar("T")
 
 
 def folded(parts: Iterable[T], merge: Callable[[T, T], T]) -> T | None:
-    """Returns parts merged pairwise in their order, as a tournament: ((0 1) (2 3)) 4.
+    """Returns parts merged pairwise in their order, like a tournament: ((0 1) (2 3)) 4.
 
-    Which pairs are merged depends on how many parts there are and on nothing else. A table of n
-    parts is copied log2 n times; one after the other would copy it n times. None without parts.
+    The pairs depend only on the number of parts. A table of n parts is copied log2 n times; merging
+    one after the other would copy it n times. None if there are no parts.
     """
-    waiting: list[tuple[int, Any]] = []  # (how many merges deep, part), deepest first
+    waiting: list[tuple[int, Any]] = []  # (number of merges, part), most merges first
     for part in parts:
         depth = 0
         while waiting and waiting[-1][0] == depth:

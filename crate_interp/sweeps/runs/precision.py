@@ -15,9 +15,9 @@ _DTYPES = {"bfloat16": torch.bfloat16}
 
 
 def in_precision(precision: str | None, forward: Forward) -> Forward:
-    """Returns a forward that runs under torch.autocast; None leaves it as it is.
+    """Returns a forward that runs under torch.autocast; None changes nothing.
 
-    Raises ValueError for anything else than None and "bfloat16".
+    Raises ValueError for anything but None and "bfloat16".
     """
     if precision is None:
         return forward
@@ -32,7 +32,7 @@ def _autocast(model: HookedModel, batch: Tensor, forward: Forward, dtype: torch.
 
 @contextmanager
 def measuring(acts: dict[str, Tensor], device: str) -> Iterator[dict[str, Tensor]]:
-    """Yields activations as probes measure them: under autocast in float32, with autocast off."""
+    """Yields activations in the form that probes measure: float32, with autocast off."""
     if not torch.is_autocast_enabled(device):
         yield acts
         return

@@ -1,4 +1,4 @@
-"""A statistic by layer: the model, its heads, its interval, and the same network untrained."""
+"""A statistic by layer: the model, its heads, its interval, and its untrained twins."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
-_MARKERS = "osD^vP"  # with the colours, so that lines are told apart in print too
+_MARKERS = "osD^vP"  # besides colours, so that lines differ in print too
 
 
 def layers(
@@ -40,19 +40,18 @@ def layers(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of "probe.statistic" by layer, of one result or of several.
+    """Returns a matplotlib Figure of "probe.statistic" by layer, for one result or several.
 
     A line is the mean over samples, its band a 95 % interval of that mean by Student's t; a
-    statistic of the weights has none. Of a statistic per head a sample has the mean over heads, and
-    thin lines are heads, if there is a single result. The dashed line and its band are mean, lowest
-    and highest of `untrained`, results of the same network with random weights. What chance has,
-    where it is known, is dotted. labels: a name for each result; None takes the model's. Beside a
-    CRATE-S the published curve of `compression.official_rate` or `sparsity.zero_fraction` is drawn,
-    and labelled as read off a figure (crate_interp/viz/figures/paper_curves.py).
+    statistic of the weights has none. A statistic per head is averaged over heads; with a single
+    result, thin lines are heads. The dashed line and its band are the mean, lowest and highest of
+    `untrained`, results of the same network with random weights. A known chance level is dotted.
+    labels: a name for each result; None takes the model's. For a CRATE-S the published curve of
+    `compression.official_rate` or `sparsity.zero_fraction` is drawn too, labelled as read off a
+    figure (crate_interp/viz/figures/paper_curves.py).
 
-    ax: Axes of your own to draw into, legend included; their Figure is returned. title: None says
-    in words what is drawn, "" stands for none. dpi: of the figure, None for 200 (with ax: as it
-    is).
+    ax: Axes of your own to draw into, legend included; their Figure is returned. title: None makes
+    one from the statistic, "" means no title. dpi: of the figure, None for 200 (with ax: as it is).
 
     Raises ValueError if a result lacks the statistic, if there is no result, if `untrained` has
     another number of layers, and if ax or dpi are not what they should be.
@@ -99,8 +98,8 @@ def beside(
 
     For example `linear.accuracy` of a linear probe over `compression.subspace_rate_mid` of a sweep.
     Lines, bands, ax, title and dpi are those of `ci.viz.layers`; with ax both panels lie within it.
-    title: "" takes off those of both panels, another text stands above the upper one. Raises
-    ValueError if a result lacks its statistic.
+    title: "" removes both titles, any other text is put above the upper panel. Raises ValueError if
+    a result lacks its statistic.
     """
     results, wanted = (first, second), (statistic, other)
     drawn = [curve(one, name) for one, name in zip(results, wanted, strict=True)]
@@ -162,7 +161,7 @@ def _draw(
 
 
 def _draw_band_label(axes: Any, drawn: list[Curve], results: list[SweepResult]) -> None:
-    """Says in the legend what the bands are, and over how many samples."""
+    """Adds to the legend what the bands are, and over how many samples."""
     banded = [one.n for one in drawn if not np.isnan(one.low).all()]
     if banded:
         low, high = min(banded), max(banded)

@@ -1,4 +1,4 @@
-"""A statistic along training: a line for each layer, and where it changes its course."""
+"""A statistic during training: a line for each layer, and where it changes its course."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,9 @@ def steps(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of "probe.statistic" by step of training, a line a layer.
+    """Returns a matplotlib Figure of "probe.statistic" by training step, a line for each layer.
 
-    A line is the mean over samples, of a statistic per head the mean over heads too. A ring stands
+    A line is the mean over samples, and for a statistic per head over heads too. A ring stands
     where a layer's line changes its course (p at most .05 by circular shifts, `result.changes()`);
     a statistic per head has no rings, because its heads are tested one by one.
 
@@ -55,7 +55,7 @@ def steps(
 
 
 def _means(result: WatchResult, statistic: str) -> Any:
-    """Returns the means, a row a step and a column a layer."""
+    """Returns the means, a row for each step and a column for each layer."""
     probe, name = statistic.split(".")
     parts = []
     for table in (result.table("layers"), result.table("heads")):

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 WIDTH = 3.3  # inches, a column of a paper with two
 PAGE = 6.9  # inches, both of its columns
-TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest that is read in print
+TITLE, TEXT, SMALL = 8.0, 7.5, 7.0  # points: 7 is the smallest size that is legible in print
 _DPI = 200
-_LINE = 42  # signs of a title on one line
+_LINE = 42  # characters of a title on one line
 
 
 def canvas(ax: object, height: float, dpi: float | None) -> tuple["matplotlib.figure.Figure", Any]:
@@ -38,7 +38,7 @@ def panels(
     gap: tuple[float, float],
     dpi: float | None,
 ) -> tuple["matplotlib.figure.Figure", list[list[Any]]]:
-    """Returns a figure and its panels, row by row; those of a caller lie within the Axes.
+    """Returns a figure and its panels, row by row; a caller's Axes contain all panels.
 
     shape: rows and columns. size: width and height of a new figure. gap: between rows and columns
     of panels within Axes, as shares of a panel. Raises ValueError as `canvas` does.
@@ -69,7 +69,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
             f"ax is a {type(ax).__name__}: give one matplotlib Axes, such as figure.subplots()."
         )
     figure: Any = ax.figure
-    while figure is not figure.figure:  # a SubFigure: what it is part of
+    while figure is not figure.figure:  # a SubFigure: the figure that it is part of
         figure = figure.figure
     if dpi is not None:
         figure.set_dpi(dpi)
@@ -77,7 +77,7 @@ def _figure(ax: object, size: tuple[float, float], dpi: float | None) -> "matplo
 
 
 def set_title(axes: Any, title: str | None, words: str, pad: int = 6) -> None:
-    """Writes a title `pad` points above: the caller's, or `words` if that is None; "" is none."""
+    """Writes a title `pad` points above: the caller's, or `words` if it is None; "" means none."""
     text = plain(words if title is None else title)
     if text:
         axes.set_title(fill(text, _LINE), fontsize=TITLE, pad=pad)
@@ -111,7 +111,7 @@ def finished(
     """Returns a figure with its title, above the first of the Axes, and its legend below the last.
 
     rows: the Axes that were drawn into. ax: those of the caller, or None. title, words: as in
-    `set_title`. No word is read as a formula.
+    `set_title`. No text is read as a formula.
     """
     set_title(rows[0], title, words)
     set_legend(figure, rows, own=ax is None)
@@ -125,7 +125,7 @@ def set_frame(axes: "matplotlib.axes.Axes") -> None:
 
 
 def axis_label(result: Result, name: str, line: int = 30) -> str:
-    """Returns the unit of a statistic, and which way is which, in lines of so many signs."""
+    """Returns the unit and direction of a statistic, in lines of at most so many characters."""
     record = statistic(result.meta, name)
     parts = [part for part in (label(record.unit), label(record.direction)) if part]
     return fill(f"{parts[0]} ({parts[1]})" if len(parts) > 1 else "".join(parts) or "no unit", line)

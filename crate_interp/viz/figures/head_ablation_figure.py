@@ -1,4 +1,4 @@
-"""What each head's ablation costs, as a heat map."""
+"""The cost of ablating each head, as a heat map."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,11 @@ def head_ablation(
     title: str | None = None,
     dpi: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Returns a matplotlib Figure of what each head's ablation costs: layers down, heads across.
+    """Returns a matplotlib Figure of the cost of ablating each head: a row per layer, heads across.
 
-    Blue is a head that helps, orange one without which the model does better; a frame is an
-    effect, p <= 0.017 adjusted over all heads (of the accuracy of images 0.05); a dashed one is
-    open, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
+    Blue means that a head helps, orange that the model does better without it. A frame marks an
+    effect, p <= 0.017 adjusted over all heads (0.05 for the accuracy of images); a dashed frame
+    marks an open case, p <= 0.05. ax, title, dpi: as in `ci.viz.layers`.
     """
     table: Any = result.heads()
     drop, low, high, p = (

@@ -24,7 +24,7 @@ def head_grid(
     scaled: bool = True,
     cls_key: bool = True,
 ) -> Html:
-    """Returns a page with a slider over layers: what a query attends to, a map per head and image.
+    """Returns a page with a slider over layers: a query's attention, a map per head and image.
 
     cache: of `model.run_with_cache(images)`, with attn.hook_pattern of the layers (attn.hook_q and
     hook_k if scaled or cls_key is False). layers: their numbers, None for all. query: 0 for CLS, or
@@ -63,7 +63,7 @@ def head_grid(
 
 
 def _finding(found: list[np.ndarray], layers: list[int], even: float) -> tuple[str, int]:
-    """Returns which head gives a single patch most, and its layer."""
+    """Returns the head, and its layer, with the largest share on a single patch."""
     largest = np.stack([maps.max(axis=(2, 3)).mean(axis=0) for maps in found])  # [layer, head]
     place, head = np.unravel_index(largest.argmax(), largest.shape)
     images = len(found[0])

@@ -1,4 +1,4 @@
-"""The words on figures: short, and drawn as they are written, whoever wrote them."""
+"""The words on figures: short, and drawn literally, whoever wrote them."""
 
 import warnings
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 from crate_interp.core.safe_text import plain
 
-LONGEST = 48  # characters: more do not fit beside a figure
+LONGEST = 48  # characters; more do not fit beside a figure
 
 
 def label(text: object) -> str:
@@ -16,9 +16,9 @@ def label(text: object) -> str:
 
 
 def as_written(figure: Any, *own: object) -> Any:
-    """Returns a figure none of whose words are read as formulas, by matplotlib or by LaTeX.
+    """Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
-    The names that are drawn may be those of strangers: "$\\nonsense$" would raise when the figure
+    The names that are drawn may be those of strangers: "$\nonsense$" would raise when the figure
     is drawn. The numbers at the ticks are matplotlib's own and stay as they are. own: the Axes that
     were drawn into, where the rest of the figure belongs to somebody else.
     """
@@ -40,7 +40,7 @@ def as_written(figure: Any, *own: object) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps matplotlib from warning of each letter that its font does not have."""
+    """Stops matplotlib from warning of each character that its font lacks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield

@@ -1,4 +1,4 @@
-"""Published curves by layer to lay our numbers beside, and the models they are of."""
+"""Published curves by layer to compare with, and the models that they describe."""
 
 from typing import Any
 
@@ -17,6 +17,6 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], float]] = {
 
 
 def is_crate_s(config: dict[str, Any]) -> bool:
-    """Tells whether a config is that of CRATE-S, the one model with published numbers by layer."""
+    """Tells whether a config is that of CRATE-S, the only model with published numbers by layer."""
     wanted = {"family": "crate", "d_model": 576, "n_layers": 12, "n_heads": 12}
     return all(config.get(name) == value for name, value in wanted.items())

@@ -1,4 +1,4 @@
-"""The pictures of the pages of an atlas: sheets of the patches of many atoms, and whole images."""
+"""The pictures on the pages of an atlas: sheets of patches of many atoms, and whole images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from crate_interp.circuits import Atlas
 from crate_interp.circuits.atlases.excerpts import ENTIRE, TILE
 from crate_interp.core.pictures import decoded
 
-BLOCK = 64  # atoms whose pictures are one file: a row each, the largest on the left
+BLOCK = 64  # atoms in one file of pictures: a row for each, the largest value on the left
 
 
 def write_sheets(pictures: Mapping[int, list[bytes]], columns: int, out: Path, layer: int) -> None:

@@ -1,4 +1,4 @@
-"""Intervals against a bound, one below the other, as SVG in the colours of the page."""
+"""Intervals and a bound, drawn one below the other, as SVG in the colours of the page."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ WIDTH, _ROW, _LABELS, _EDGE = 320, 20, 78, 10
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its interval, and what the untrained networks have; NaN where there is none."""
+    """A value with its interval, and the untrained networks' values; NaN if there are none."""
 
     label: str
     value: float
@@ -23,7 +23,7 @@ class Interval:
 def intervals(
     rows: Sequence[Interval], low: float | None, high: float | None, alt: str
 ) -> dict[str, object]:
-    """Returns what the template intervals.svg draws: the bounds as a shaded part of the axis.
+    """Returns the data for the template intervals.svg; the bounds are a shaded part of the axis.
 
     low, high: the bounds, None where there is none. A row without a value stays empty.
     """

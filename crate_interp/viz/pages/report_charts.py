@@ -1,4 +1,4 @@
-"""The charts of a report: each statistic by layer, beside untrained networks and beside chance."""
+"""The charts of a report: each statistic by layer, with untrained networks and chance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from crate_interp.viz.pages.page import render
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its words. numbers: its first and last values. chance: the dotted line."""
+    """A chart with its texts; numbers: its first and last values; chance: the dotted line."""
 
     name: str
     title: str
@@ -29,7 +29,7 @@ class Panel:
 
 
 def hero(result: SweepResult, twins: Sequence[SweepResult]) -> list[Panel]:
-    """Returns the few panels that a report begins with, of what was measured."""
+    """Returns the first few panels of a report, from what was measured."""
     known = names(result)
     change = _change(result, twins)
     chosen = [panel(result, twins, name, heads=False) for name in beginning(known)]
@@ -67,7 +67,7 @@ def panel(
 
 
 def _change(result: SweepResult, twins: Sequence[SweepResult]) -> Panel | None:
-    """Returns the panel of what attention does to R^c, in per cent."""
+    """Returns the panel of attention's change of R^c, in per cent."""
     step = at_attention(result)
     if step is None:
         return None

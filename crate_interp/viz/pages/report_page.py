@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 
-# fields of a config that no weights tell
+# fields of a config that cannot be told from weights
 _OF_NO_FILE = ("n_heads", "channels", "interpolate_pos", "resize", "crop", "mean", "std")
 
 
 @dataclass(frozen=True)
 class AttentionPictures:
-    """What the CLS token of a model of images attends to, for the page of a report.
+    """The attention of an image model's CLS token, for the page of a report.
 
     figures: a figure for each layer that is shown. images: how many images each of them has.
-    uniform: what each patch would get if attention were even. names: of the images, if they have
-    some.
+    uniform: the share of each patch if attention were even. names: the names of the images, if they
+    have any.
     """
 
     figures: Mapping[int, "matplotlib.figure.Figure"]
@@ -71,11 +71,11 @@ def report_page(
 ) -> Path:
     """Writes a page, its tables and the result (SweepResult.save) into a folder.
 
-    Beside report.html lie summary.txt, means by layer, what its columns are and the controls;
-    layers.csv, layers() with the twins' mean, lowest and highest; and figures/*.png.
-    Returns the path of the page. twins: results of the same network with random weights, for one
-    seed each. audited: link to the page of an audit, audit/audit.html. data: the name of the data,
-    for the command that the page gives to repeat it. start: a caution about the twins.
+    The folder also gets summary.txt (means by layer, the meaning of its columns, the controls),
+    layers.csv (layers() with the twins' mean, lowest and highest) and figures/*.png. Returns the
+    path of the page. twins: results of the same network with random weights, for one seed each.
+    audited: link to the page of an audit, audit/audit.html. data: the name of the data, for the
+    command that the page gives to repeat it. start: a caution about the twins.
 
     Raises ValueError if the folder cannot be written, or another process is writing it.
     """
@@ -152,7 +152,7 @@ def _layers_csv(result: SweepResult, twins: Sequence[SweepResult]) -> str:
 
 
 def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict[str, Any]:
-    """Writes the figures of attention and returns what the page shows of them."""
+    """Writes the figures of attention and returns their part of the page."""
     heads = result.meta["config"]["n_heads"]
     pictures = []
     for layer, figure in shown.figures.items():
@@ -164,7 +164,7 @@ def _attention(result: SweepResult, shown: AttentionPictures, out: Path) -> dict
 
 
 def _sections(result: SweepResult, twins: Sequence[SweepResult], out: Path) -> list[dict[str, Any]]:
-    """Writes the figure of each statistic and returns, for each probe, what the page shows."""
+    """Writes the figure of each statistic and returns each probe's part of the page."""
     sections: dict[str, dict[str, Any]] = {}
     for name in names(result):
         probe = name.split(".")[0]
@@ -195,7 +195,7 @@ def _contents(sections: list[dict[str, Any]], attention: bool) -> list[tuple[str
 
 
 def _caution(result: SweepResult) -> str:
-    """Returns a line of warning: what stands in for U, and whether intervals may be too narrow."""
+    """Returns a warning: what was measured in place of U, and if intervals may be too narrow."""
     n = result.meta["n_samples"]
     few = f"Intervals of {counted(n, result.meta['unit'])} may be too narrow." if n < ENOUGH else ""
     found = result.meta.get("edits")
@@ -206,9 +206,9 @@ def _caution(result: SweepResult) -> str:
 def _command(
     result: SweepResult, twins: Sequence[SweepResult], data: str, audited: bool
 ) -> list[str]:
-    """Returns the command that measures this again, as words; what is not known is in capitals."""
+    """Returns the command that repeats this measurement; unknown parts are in capitals."""
     words = ["crate-interp", "report", str(result.meta["model"] or "MODEL")]
-    if not result.meta["model"]:  # a file of one's own, which does not hold these
+    if not result.meta["model"]:  # a user's own file does not hold these
         config = result.meta["config"]
         known = {
             name: config[name] for name in _OF_NO_FILE if config.get(name) not in (None, False)
