@@ -324,7 +324,7 @@ def test_misuse_is_told_in_a_line(unchecked):
         ),
         (
             (one, made({R: values}, data=[{"fingerprint": None, "start": 0, "stop": N}])),
-            "of a cache",
+            "on a cache",
         ),
         (
             (one, made({"other.rate": values})),

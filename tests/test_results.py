@@ -277,7 +277,7 @@ def test_a_folder_that_is_not_what_was_saved_is_refused(vision, tmp_path):
 
     refused("holds a result of kind 'sweep', but AtomResult.load reads 'atoms'", ci.AtomResult)
     (folder / META).write_text(json.dumps(meta | {"format": 2}))
-    refused("has format 2, this version reads 1: install a newer crate_interp")
+    refused("has format 2, but this version reads 1: install a newer crate_interp")
     for damage in (
         {"data": 3}, {"data": [3]}, {"data": [{}]}, {"n_samples": "x"}, {"n_samples": None},
         {"statistics": 3}, {"counts": 3}, {"unit": 1}, {"config": None}, {"versions": []},

@@ -264,7 +264,10 @@ def test_wrong_arguments(model, unchecked):
             {"blocks.1.hook_resid_pst": Identity()}, KeyError)  # fmt: skip
     refused("fires only after model.set_use_attn_result", {"blocks.1.attn.hook_result": Identity()},
             KeyError)  # fmt: skip
-    refused("Tensor given for .* has no encode and no decode: give an autoencoder", {POINT: torch.zeros(3)})
+    refused(
+        "Tensor given for .* has no encode and no decode: give an autoencoder",
+        {POINT: torch.zeros(3)},
+    )
     refused("saes is {}: give a dictionary from points", {})
     refused("saes is .*: give a dictionary from points", Identity())
     refused("cannot splice into Linear", {POINT: Identity()}, at=torch.nn.Linear(2, 2))

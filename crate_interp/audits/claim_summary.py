@@ -176,14 +176,14 @@ def legend(result: Result) -> str:
         "construction (an ideal layer misses the bound too), ? undecided, . not applicable.",
         "A number is kept if its 95 % interval lies within its bounds and it is better than its "
         "null and than a random D or W_O in the layer's place. It is broken outside the bounds, or "
-        "worse than its null: a value may fall, and less than with a random D. A random D counts "
-        "by its interval over draws.",
+        "worse than its null: a value may fall, but less than with a random D. A random D is "
+        "judged by its interval over draws.",
         "value: lowest to highest mean over layers and frames"
         f", at eps {result.meta['settings']['eps']:g}. excess: the value minus its null. of "
-        "the best: the value over the most that a step of that length can reach. untrained: the "
-        "value of random networks.",
+        "the best: the value divided by the most that a step of that length can reach. untrained: "
+        "the value of random networks.",
         f"The sparse step is measured on {result.meta['settings']['lasso_tokens']} tokens of each "
-        "sample, evenly spread, CLS not among them.",
+        "sample, evenly spread, without CLS.",
         "",
         "Each row, what `claims()` and `table()` call it, and its numbers:",
     ]

@@ -23,10 +23,10 @@ from crate_interp.models.hooked import HookedModel, check_stream
 
 
 class Part(GeneralizedComponent):
-    """Wraps one module of a hooked model and calls it; the mathematics stays where it is.
+    """Wraps one module of a hooked model and calls it; the computation stays in the model.
 
-    `hook_in` and `hook_out` are hook points of the model, where it has one for that tensor
-    (`linked`), and fire by themselves where it has none. root: the hooked model.
+    `hook_in` and `hook_out` are the model's hook points if it has some for these tensors
+    (`linked`), and otherwise points of their own. root: the hooked model.
     """
 
     hook_aliases: dict[str, str | list[str]] = {}
@@ -49,7 +49,7 @@ class Part(GeneralizedComponent):
         return self._modules["_original_component"]
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
-        """Returns what the part of the model computes, between the hooks of the bridge."""
+        """Returns the output of the model's part, between the hooks of the bridge."""
         given = first if "hook_in" in self.linked else self.hook_in(first)
         out = self.own(given, *args, **kwargs)
         return out if "hook_out" in self.linked else self.hook_out(out)
@@ -63,7 +63,7 @@ class EmbedPart(Part):
         self.__dict__["given"] = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
-        """Returns the embedding, or the one that was given in its place."""
+        """Returns the embedding, or the given replacement."""
         return super().forward(first, *args, **kwargs) if self.given is None else self.given
 
     @property
@@ -73,7 +73,7 @@ class EmbedPart(Part):
 
 
 class PositionsPart(Part):
-    """The table of position embeddings, which is a parameter of the model and no module."""
+    """The table of position embeddings, which is a parameter of the model, not a module."""
 
     @property
     def W_pos(self) -> Float[Tensor, "pos d_model"]:
@@ -112,7 +112,7 @@ class BlockPart(Part):
     _start_residual: Tensor | None = None
 
     def forward(self, first: Tensor, *args: object, **kwargs: object) -> Any:
-        """Returns the stream after the block. Raises StopAtLayerException where a run stops."""
+        """Returns the stream after the block; raises StopAtLayerException if the run stops here."""
         layer = int(str(self.name).rsplit(".", 1)[-1])
         if layer == self._stop_at_layer_idx:
             raise StopAtLayerException(first)
@@ -187,7 +187,7 @@ class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
         return self._bias(2)
 
     def _bias(self, role: int) -> Float[Tensor, "head d_head"]:
-        """Returns a bias of queries, keys or values: zeros where the codes have none."""
+        """Returns a bias of queries, keys or values: zeros if the codes have none."""
         cfg, projection = self.own.cfg, getattr(self.own, "qkv_proj", None)
         if projection is None or projection.bias is None:
             return self.own.W_Q.new_zeros(cfg.n_heads, cfg.d_head)
@@ -225,7 +225,7 @@ def bridge_names(model: HookedModel) -> dict[str, HookPoint]:
     return {name: points[ours] for name, ours in names.items() if ours in points}
 
 
-# name of an architecture -> where in the module the hooked model lies
+# name of an architecture -> path of the hooked model within the module
 ARCHITECTURES = {
     "HookedCrate": "",
     "HookedCrateLM": "",
@@ -271,7 +271,7 @@ class CrateAdapter(ArchitectureAdapter):
         }
 
     def prepare_model(self, hf_model: nn.Module) -> None:
-        """Takes the config from the model, and lets its forward take what a bridge passes."""
+        """Takes the config from the model, and adapts its forward to the bridge's arguments."""
         model = self._hooked(hf_model)
         for name in _SAME:
             setattr(self.cfg, name, getattr(model.cfg, name, getattr(self.cfg, name)))

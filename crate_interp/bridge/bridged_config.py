@@ -1,4 +1,4 @@
-"""The config of a bridged model: what its weights say, and what transformers' config says."""
+"""The config of a bridged model, from its weights and from transformers' config."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> Crate
 
 
 def _sizes(bridge: Any) -> dict[str, Any]:
-    """Returns what the weights of the first layer say."""
+    """Returns the sizes shown by the weights of the first layer."""
     try:
         block = bridge.blocks[0]
         queries, values = found(block, "attn.W_Q"), found(block, "attn.W_V")
@@ -71,7 +71,7 @@ def _called(bridge: Any) -> str:
 
 
 def _name(theirs: Any) -> str | None:
-    """Returns what the config calls the model, if that is no folder of this machine."""
+    """Returns the model's name in the config, unless it is a local folder."""
     name = getattr(theirs, "_name_or_path", "") or ""
     return name if name.count("/") <= 1 and not name.startswith((".", "/", "~")) and name else None
 

@@ -1,7 +1,7 @@
-"""The layers of a bridge under the names of ours: points that relay, and weights that are read.
+"""The layers of a bridge under our names: points that relay, and weights to read.
 
-A view holds no parameter: what it shows belongs to the bridge, whose module is kept in a tuple, so
-that it is no submodule of the view.
+A view holds no parameters: they belong to the bridge, whose module is kept in a tuple so that it is
+not a submodule of the view.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,12 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Relay:
-    """A forward hook on a bridge's point, which hands what it holds to a point of ours.
+    """A forward hook on a bridge's point that passes its activation to one of our points.
 
     The tensor is converted as the bridge converts it for its own hooks (heads apart), and then by
-    `to`; what our point returns goes back by `back`. Nothing happens unless our point is hooked. It
-    is an object and no closure, so that a copy of the model relays to the points of the copy.
+    `to`; the result of our point is converted back by `back`. Nothing happens unless our point is
+    hooked. It is an object and not a closure, so that a copy of the model relays to the copy's
+    points.
     """
 
     def __init__(self, point: HookPoint, to: Change | None = None, back: Change | None = None):
@@ -69,7 +70,7 @@ class Bias:
 
 
 ROLES = {"query": "q", "key": "k", "value": "v"}
-# what a view has -> where the bridge's layer has it
+# our name -> place in the bridge's layer
 _OF_BLOCK = {
     name: name
     for name in (
@@ -135,10 +136,10 @@ class BridgedNorm(nn.Module):
         return float(getattr(self.inner, "eps", None) or self.inner.variance_epsilon)
 
     def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns what the norm makes of x, and fires no hook point."""
+        """Returns the norm of x, and fires no hook point."""
         return self.inner.forward(x)
 
-    forward = plain  # for what applies the norm by itself, such as a logit lens
+    forward = plain  # for code that applies the norm directly, such as a logit lens
 
 
 class BridgedAttention(nn.Module):
@@ -192,7 +193,7 @@ class BridgedAttention(nn.Module):
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """The output map of each head, with the layer's scale where it has one."""
+        """The output map of each head, with the layer's scale if it has one."""
         return _scaled(self._block[0], "attn_scale", self._attn[0].W_O)
 
     @property
@@ -204,7 +205,7 @@ class BridgedAttention(nn.Module):
 
 
 class BridgedMLP(nn.Module):
-    """The MLP of a layer: `hook_pre` before its activation, `hook_post` what W_out reads."""
+    """The MLP of a layer: `hook_pre` before its activation, `hook_post` before W_out."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -213,7 +214,7 @@ class BridgedMLP(nn.Module):
         _relay(self, mlp, _OF_MLP)
 
     def lasso(self) -> str:
-        """Returns why there is no lasso."""
+        """Returns why an MLP has no lasso."""
         return "the layer has an MLP, no dictionary"
 
     @property
@@ -223,7 +224,7 @@ class BridgedMLP(nn.Module):
 
     @property
     def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
-        """The second map, with the layer's scale where it has one."""
+        """The second map, with the layer's scale if it has one."""
         return _scaled(self._block[0], "mlp_scale", self._mlp[0].W_out)
 
     @property

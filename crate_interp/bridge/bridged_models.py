@@ -31,8 +31,8 @@ class BridgedModel(HookedModel):
     """A black box behind a TransformerLens bridge, with the names of our own models.
 
     `bridge` is the bridge itself, which every forward runs: its hooks stay on, and nothing is
-    copied. Each point here shows what a point of the bridge holds; an edit goes back through it.
-    `ci.from_bridge` makes one.
+    copied. Each point here shows the activation of a point of the bridge, and an edit is written
+    back through it. `ci.from_bridge` makes one.
     """
 
     bridge: Any
@@ -70,7 +70,7 @@ class BridgedModel(HookedModel):
         return type(self)(bridge, CrateConfig.from_dict(self.cfg.to_dict()))
 
     def _stopping(self, layer: int | None, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the network returns, or the stream before a layer."""
+        """Returns the network's output, or the stream before a layer."""
         if layer is None:
             return self.network(*args, **kwargs)
         count = len(self.blocks)
@@ -258,9 +258,9 @@ class BridgedLM(BridgedModel):
     def windows(self, texts: Iterable[str]) -> Int[Tensor, "window n_ctx"]:
         """Returns texts, joined by the separator token, in windows of n_ctx tokens.
 
-        The last window is dropped if it is short. `n_ctx` is that of the network, or what
-        `ci.from_bridge(bridge, n_ctx=...)` was given. Raises ValueError if the texts do not fill
-        one window, and for several texts if the tokenizer has no separator.
+        The last window is dropped if it is short. `n_ctx` is the network's, or the one given as
+        `ci.from_bridge(bridge, n_ctx=...)`. Raises ValueError if the texts do not fill one window,
+        and for several texts if the tokenizer has no separator.
         """
         return stacked(self.window_rows(texts), self.cfg.n_ctx).to(self.cfg.device)
 

@@ -16,7 +16,7 @@ from crate_interp.models.hooked import HookedModel, hooked_part
 from crate_interp.models.language import HookedCrateLM
 from crate_interp.models.vision import HookedCrate
 
-# where torch and TransformerLens keep the hooks of a module
+# the attributes in which torch and TransformerLens keep a module's hooks
 _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
@@ -54,7 +54,7 @@ def to_bridge(model: object) -> TransformerBridge:
     Raises ValueError for a model without logits or for anything but a hooked model.
     """
     hooked = _checked(model)
-    # also where crate_interp lies on the path without being installed
+    # also if crate_interp is on the path without being installed
     ArchitectureAdapterFactory.discover_entry_points()
     for name in ARCHITECTURES:
         ArchitectureAdapterFactory.register_adapter(name, CrateAdapter)

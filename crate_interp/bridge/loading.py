@@ -56,7 +56,7 @@ def load(
     token: str | bool | None = None,
     **config: Any,
 ) -> HookedModel:
-    """Returns the hooked model of a name, folder or repo, whether a CRATE or a black box.
+    """Returns the hooked model for a name, folder or repo: a CRATE or a black box.
 
     A folder or repo whose config.json has a known model_type (`BLACK_BOXES`: vit, deit, dinov2,
     gpt2, llama, ...) is loaded by transformers, bridged, and given to `ci.from_bridge` with
@@ -78,7 +78,7 @@ def load(
         return model.to(torch.device(device))
     except CheckpointError:
         raise
-    except Exception as error:  # what transformers raises at a config has no common class
+    except Exception as error:  # transformers' errors about a config have no common class
         words = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"{source} cannot be loaded: {words[:_MOST_WORDS]}") from error
 
@@ -101,7 +101,7 @@ def _folder(source: Source) -> Path | None:
     try:
         config = source.fetch(name, _CONFIG, source.revision)
     except fetch.MissingFile:
-        return None  # ci.load says what to do
+        return None  # ci.load's error says what to do
     return _downloaded(source, config) if _type_of(config.parent) else None
 
 

@@ -24,20 +24,20 @@ class Embeddings(VisionEmbeddingsBridge):
         **kwargs: object,
     ) -> Tensor:
         """Returns the tokens of images, CLS and registers first."""
-        # the last keyword is one that DINOv2 does not take
+        # DINOv2 does not take the last keyword
         return GeneralizedComponent.forward(self, pixel_values, bool_masked_pos=bool_masked_pos)
 
 
 class Dinov2Adapter(ViTArchitectureAdapter):
     """The adapter of Dinov2Model, Dinov2ForImageClassification and those with registers.
 
-    `hook_attn_out` and `hook_mlp_out` are what is added to the stream: after the scale. The layers
-    have it as `attn_scale` and `mlp_scale`. A classifier reads the CLS token beside the mean of the
-    patches, and so is no `unembed`.
+    `hook_attn_out` and `hook_mlp_out` come after the layer's scale, so they are what is added to
+    the stream. The layers have the scales as `attn_scale` and `mlp_scale`. A classifier reads the
+    CLS token and the mean of the patches, so it cannot be an `unembed`.
     """
 
     def prepare_model(self, hf_model: nn.Module) -> None:
-        """Sets where the parts of this model lie, which differs between its classes."""
+        """Sets where the parts of this model are, which depends on its class."""
         inner = next(
             (name for name in ("dinov2", "dinov2_with_registers") if hasattr(hf_model, name)), None
         )

@@ -21,7 +21,7 @@ _FREE = ("dinov2", "dinov2_with_registers")  # interpolate their positions for a
 def preprocessing(folder: Path, config: object) -> dict[str, Any]:
     """Returns resize, crop, interpolation, mean and std, and an image size if the model takes any.
 
-    config: transformers' config of the network. Returns nothing where there is no file.
+    config: transformers' config of the network. Returns nothing if there is no file.
 
     Raises CheckpointError if pictures are to be scaled by anything but 1 / 255, for an unknown
     filter, and for a size in an unknown form.

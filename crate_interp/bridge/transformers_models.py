@@ -25,10 +25,10 @@ SEPARATORS = ("<|bos|>", "<|endoftext|>")
 
 
 class CrateHubConfig(transformers.PreTrainedConfig):
-    """What config.json of a saved folder says. `config`: the fields of the CrateConfig.
+    """The content of a saved folder's config.json; `config`: the fields of the CrateConfig.
 
-    Raises ValueError if they make no CrateConfig. transformers would give a class without an
-    __init__ one that takes its annotated fields alone.
+    Raises ValueError if they do not make a CrateConfig. It has an __init__ because transformers
+    would otherwise add one that takes only the annotated fields.
     """
 
     config: dict[str, Any] | None
@@ -150,7 +150,7 @@ class CrateHubModel(transformers.PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: object, **kwargs: object) -> Any:  # pyright: ignore
-        """Loads a folder or repo as transformers does; arguments as there.
+        """Loads a folder or repo with the arguments of transformers' from_pretrained.
 
         Parameters that the hooked model keeps frozen are frozen here too.
         """
@@ -174,7 +174,7 @@ class CrateHubModel(transformers.PreTrainedModel):
         self.model.save_pretrained(save_directory, **shared)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
-        """Returns what the hooked model returns."""
+        """Returns the output of the hooked model."""
         return self.model(*args, **kwargs)
 
 
@@ -193,7 +193,8 @@ class CrateForImageClassification(CrateHubModel):
     ) -> ImageClassifierOutput:
         """Returns logits `[batch, n_classes]`, and the cross-entropy if there are labels.
 
-        Other arguments, such as output_attentions, are ignored: hooks show what is inside.
+        Other arguments, such as output_attentions, are ignored, because hooks give access to
+        activations.
         """
         logits = self.model(pixel_values)
         loss = None if labels is None else F.cross_entropy(logits, labels)
@@ -259,7 +260,7 @@ class CrateTokenizer:
 
 
 class CrateMAEModel(CrateHubModel):
-    """A HookedCrateMAE; its forward is that of `.model`."""
+    """Wraps a HookedCrateMAE; its forward is that of `.model`."""
 
     config_class = CrateMAEConfig
     main_input_name = "images"
@@ -267,7 +268,7 @@ class CrateMAEModel(CrateHubModel):
 
 
 class CrateCLIPModel(CrateHubModel):
-    """A HookedCrateCLIP; its forward is that of `.model`."""
+    """Wraps a HookedCrateCLIP; its forward is that of `.model`."""
 
     config_class = CrateCLIPConfig
     main_input_name = "images"
@@ -275,7 +276,7 @@ class CrateCLIPModel(CrateHubModel):
 
 
 def register() -> None:
-    """Makes transformers know the models of this library: its AutoConfig, AutoModel and the like.
+    """Registers the models of this library with transformers' AutoConfig, AutoModel and the like.
 
     Then a folder of `model.save_pretrained`, or a repo of `model.push_to_hub`, loads by
     `AutoConfig`, `AutoModel`, `AutoModelForImageClassification` or `AutoModelForCausalLM`, and

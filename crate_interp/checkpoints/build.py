@@ -1,4 +1,4 @@
-"""Builds a model from what was read: first its config, then its parameters."""
+"""Builds a model from the contents of a file: first its config, then its parameters."""
 
 import re
 import warnings
@@ -60,7 +60,7 @@ def build(contents: Contents, dtype: torch.dtype) -> Any:
 
 
 def _parameters(contents: Contents) -> Parameters:
-    """Returns what the model is made of.
+    """Returns the parameters of the model.
 
     Raises CheckpointError if the tensors are those of no known model, or contradict the config.
     """
@@ -79,7 +79,7 @@ def _parameters(contents: Contents) -> Parameters:
 
 
 def _published_parameters(contents: Contents) -> Parameters:
-    """Returns what the model of a file in a published layout is made of."""
+    """Returns the parameters of a model whose file has a published layout."""
     where = contents.where
     for key, value in contents.tensors.items():
         check_dense(key, value, where)
@@ -130,7 +130,7 @@ def _config(layout: Layout, shapes: Shapes, contents: Contents) -> CrateConfig:
 
 
 def _output_matrix(layout: Layout, shapes: Shapes, values: Fields, where: str) -> Fields:
-    """Returns the field output_matrix where the tensors say more about it than its default.
+    """Returns the field output_matrix if the tensors show more than its default.
 
     With one head over the whole stream the torch code has no output matrix; the JAX code has.
     """
@@ -181,7 +181,7 @@ def _check_keys(
     wanted: dict[str, tuple[int, ...]],
     what: str,
 ) -> None:
-    """Raises one CheckpointError that lists what is left over on both sides, if anything is.
+    """Raises one CheckpointError that lists missing and surplus keys, if there are any.
 
     wanted: the shape of each parameter. what: the beginning of the error.
     """
@@ -225,7 +225,7 @@ def _on_meta(cfg: CrateConfig | SAEConfig, where: str) -> Any:
 def _take(
     tensors: dict[str, Tensor], named: dict[str, str], dtype: torch.dtype, owned: bool
 ) -> dict[str, Tensor]:
-    """Returns the parameters, each in memory of its own.
+    """Returns the parameters, each copied into its own memory.
 
     Every source tensor is released before the next is copied.
     """

@@ -40,7 +40,7 @@ def load(
     rename: Rename | None = None,
     **fields: Any,
 ) -> Any:
-    """Loads a hooked model in eval mode, from whatever holds its weights.
+    """Loads a hooked model in eval mode from any source of its weights.
 
     source, the first that fits: an existing file in a published layout (torch, safetensors or
     npz), or a folder made by save_pretrained; a name of ci.list_models(); "owner/repo" on the
@@ -74,7 +74,7 @@ def load(
 
 
 def _load(source: Source, config: GivenConfig | None, dtype: torch.dtype) -> Any:
-    """Returns the model of a source; whatever fails is a CheckpointError."""
+    """Returns the model of a source; every failure becomes a CheckpointError."""
     try:
         check_names({name: 0 for name in source.fields if name not in GIVEN_FIELDS})
         if config is not None:

@@ -29,7 +29,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def read_config(folder: Path, given: dict[str, Any]) -> CrateConfig | SAEConfig:
-    """Returns the config of a folder, with given fields in place of its own.
+    """Returns the config of a folder, in which given fields replace its own.
 
     Raises CheckpointError if the folder is not ours, and where a given field that decides
     the shapes of tensors contradicts it.
@@ -74,7 +74,7 @@ def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
 
 
 def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
-    """Returns the path of a folder's weights, or of those after a step of their training.
+    """Returns the path of a folder's weights, or of the weights after a step of training.
 
     elsewhere: what the error says where the folder has no steps. Raises CheckpointError for a
     revision that is none of the folder's steps, and lists these.
@@ -92,7 +92,7 @@ def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None)
 
 
 def check_files(folder: Path) -> None:
-    """Raises CheckpointError if a file of a folder is not the one that save_pretrained wrote.
+    """Raises CheckpointError if a file of a folder has changed since save_pretrained wrote it.
 
     A folder of an earlier version, whose config.json holds no digests, passes.
     """

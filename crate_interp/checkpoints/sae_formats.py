@@ -116,7 +116,7 @@ def _hook_name(given: Mapping[str, Any], said: object, where: str) -> str:
 def _checked_sizes(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: tuple[str, str], where: str
 ) -> tuple[int, int]:
-    """Returns d_in and d_sae, which the config calls by these names.
+    """Returns d_in and d_sae, under these names in the config.
 
     Raises CheckpointError unless W_enc is `[d_in, d_sae]`, and where the config says another size.
     """

@@ -1,4 +1,4 @@
-"""From what a caller of ci.load gives to the weights of a model, and all that is known of them."""
+"""From the source given to ci.load to a model's weights and all that is known of them."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ WEIGHT_SUFFIXES = (".pth", ".pt", ".safetensors", ".npz")
 
 @dataclass(frozen=True)
 class Source:
-    """What a caller of ci.load gives, and where and how it is to be read.
+    """The source given to ci.load, and how to read it.
 
     fields: those of the config that the caller gives. hub: the options of fetch.fetch.
     """
@@ -127,7 +127,7 @@ def _unknown(name: str) -> str:
 
 
 def _file(source: Source, path: Path, row: dict[str, Any] | None = None) -> Contents:
-    """Reads a weight file. row: that of the table of models, if it is in it."""
+    """Reads a weight file; row: its row in the table of models, if it has one."""
     contents = _renamed(tensor_files.read_file(path), source.rename)
     row = row or {}
     family = source.family or row.get("family")

@@ -1,4 +1,4 @@
-"""Which tokenizer a language model has, and where it comes from."""
+"""The tokenizer of a language model, and where to find it."""
 
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def attach(model: Model, folder: Path | None, net: dict[str, Any]) -> Model:
-    """Returns the model after noting where its tokenizer is.
+    """Returns the model after recording where its tokenizer is.
 
     The tokenizer is read when `model.tokenizer` is first asked for, or text is given. folder: where
     the weights lie, or None. net: options of fetch.fetch.

@@ -1,4 +1,4 @@
-"""The weights of a hooked model where no config lies beside them: what trainers write.
+"""Reads a hooked model's weights without a config beside them, as trainers write them.
 
 A Lightning checkpoint has the names of the model after that of an attribute, "model.blocks.0...";
 a folder of Hugging Face's Trainer has model.safetensors, or subfolders checkpoint-N with one.
@@ -24,7 +24,7 @@ _STEP = re.compile(r"checkpoint-(\d{1,12})")
 
 
 def fields_of(config: object, given: Mapping[str, Any], family: str | None) -> dict[str, Any]:
-    """Returns the fields of a config that was told by `config=`, with those given one by one.
+    """Returns the fields of the config given as `config=`, with single fields in place of its own.
 
     config: a CrateConfig, its fields, or the path of a config.json or of the folder with one.
     Raises CheckpointError if it is none of these, and where the same field was given in two ways.
@@ -112,7 +112,7 @@ def hooked_weights(contents: Contents) -> tuple[CrateConfig, dict[str, Tensor]]:
 
 
 def _prefix(tensors: Mapping[str, Tensor], cfg: CrateConfig, where: str) -> str:
-    """Returns what stands before the names of the one hooked model among the tensors."""
+    """Returns the prefix of the tensors' names of the single hooked model among them."""
     tower = "visual." if cfg.kind == "clip" else ""
     projection = "u_proj" if cfg.tied or cfg.kind == "clip" else "qkv_proj"
     anchor = f"{tower}blocks.0.attn.{projection}.weight"

@@ -100,7 +100,7 @@ def _limits(
     row: dict[str, Any] | None,
     options: Mapping[str, Any],
 ) -> list[str]:
-    """Returns what cannot be checked, in words."""
+    """Returns what cannot be checked, as text."""
     if isinstance(model, HookedModel):
         limits = list(_UNKNOWABLE[model.cfg.kind])
     else:
@@ -212,7 +212,7 @@ def _edits(model: HookedModel, progress: bool) -> dict[str, Any]:
 
 
 def _some_layers(names: list[str]) -> list[str]:
-    """Returns the points of a model; of one with many layers those of a few.
+    """Returns the hook points of a model; only those of a few layers if it has many.
 
     Each point takes a run of the model, so that all of them would take the square of its depth.
     """

@@ -155,7 +155,7 @@ def logit_attribution(
 def _contributions(
     cache: CrateCache, direction: Float[Tensor, "batch d_model"], position: int
 ) -> dict[str, Tensor]:
-    """Returns what each part, without the constant, adds along a direction, `[batch, ...]`."""
+    """Returns each part's contribution, without the constant, along a direction, `[batch, ...]`."""
     model: Any = cache.model
     gains, entry = residual_gains(model)
     heads, atoms, biases = [], [], []
@@ -258,7 +258,7 @@ def _indices(model: Any, target: Target) -> Tensor:
 
 
 def _direction(model: Any, target: Target) -> Float[Tensor, "target d_model"]:
-    """Returns what a unit of the stream along each axis adds to the logit, if the scale is 1."""
+    """Returns a logit's derivative along each axis of the stream, for a scale of 1."""
     columns = model.W_U.T[_indices(model, target)]
     if not isinstance(model.ln_final, HookedLayerNorm):
         return columns

@@ -58,7 +58,7 @@ class CircuitScores(Result):
     )
 
     def headline(self) -> str:
-        """Returns the scores beside those of random circuits, and the metric they are ratios of."""
+        """Returns the scores, those of random circuits, and the metric whose ratios they are."""
         rows: Any = self._table("scores").itertuples()
         words = [f"{row.measure} {row.value:.3f}{_beside(row)}" for row in rows]
         heads = counted(len(self._table("heads")), "heads")

@@ -15,7 +15,7 @@ Rows = Float[Tensor, "*rows d_model"]
 def normed(norm: HookedNorm, rows: Rows) -> Rows:
     """Returns rows of the stream after a norm of scale 1, without its bias.
 
-    That is `(v - mean v) * weight`. A norm by the root mean square, and none, change nothing then.
+    That is `(v - mean v) * weight`. An RMS norm, or no norm, then changes nothing.
     """
     if not isinstance(norm, HookedLayerNorm):
         return rows

@@ -41,7 +41,7 @@ def report(
 ) -> None:
     """Write a page about a model and its data.
 
-    It measures every layer, beside the same network untrained.
+    It measures every layer, and the same network untrained.
     """
     options: dict[str, Any] = {"probes": names_of(probes), "untrained": untrained, "audit": audit}
     path = ci.report(asked.model, asked.data, asked.out, **options, **asked.run)
@@ -111,7 +111,7 @@ def compare(
     result = ci.compare(one, two, asked.data, names=(name, other), out=asked.out, **options)
     page = ci.viz.compare_page(result, asked.out)
     say(f"a: {result.meta['a']['name']}, b: {result.meta['b']['name']}\n\n{result.text()}\n")
-    signs = "+ a higher, - a lower, ? not told apart, . nothing to tell them apart by."
+    signs = "+ a higher, - a lower, ? undecided, . cannot be tested."
     say(f"{signs} {finding(result)} The page: {page}")
 
 

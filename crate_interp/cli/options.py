@@ -65,7 +65,7 @@ Out = Annotated[Path, typer.Option(help="The folder to write into.", callback=_l
 SharedOut = Annotated[
     Path,
     typer.Option(
-        help="The folder to write into. The same command goes on where an earlier one ended.",
+        help="The folder to write into. The same command continues where an earlier one stopped.",
         callback=_shared,
     ),
 ]

@@ -155,7 +155,7 @@ def _falls(words: str, result: SweepResult, change: Change, twins: list[Change |
     signs = dict(zip(change.layers.tolist(), change.signs, strict=True))
     random = _untrained_signs(twins) or [0] * len(signs)
     untrained = dict(zip(signs, random, strict=True))
-    said = {1: "rises", -1: "falls", 0: "its interval holds 0", None: "nothing to compare with"}
+    said = {1: "rises", -1: "falls", 0: "its interval includes 0", None: "nothing to compare with"}
     known = [twin.change for twin in twins if twin is not None]
     numbers = [_changes(change.change), _changes(np.mean(known, axis=0)) if known else ""]
     return _row(words, result, signs, said, -1, numbers, untrained)
@@ -176,7 +176,7 @@ def _beside_untrained(result: SweepResult, twins: Sequence[SweepResult], name: s
     assert random is not None
     ways = beyond_untrained(result, name, random)
     signs = dict(zip(drawn.layers.astype(int).tolist(), ways.tolist(), strict=True))
-    said = {1: "above untrained", -1: "below untrained", 0: "not told apart from untrained"}
+    said = {1: "above untrained", -1: "below untrained", 0: "not distinguishable from untrained"}
     numbers = [low_to_high(each, "{:.3g}".format) for each in (drawn.mean, random.mean(axis=0))]
     return _row(words, result, signs, {**said, None: "not measured"}, better, numbers)
 

@@ -99,7 +99,7 @@ class SweepResult(Result):
         return self.table("controls")
 
     def controls_text(self) -> str:
-        """Returns the controls of R^c in lines of text, and what each tells; "" without any."""
+        """Returns the controls of R^c in lines of text, with their meaning; "" without any."""
         return controls_text(self)
 
     def headline(self) -> str:

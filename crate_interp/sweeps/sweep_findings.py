@@ -155,7 +155,7 @@ OF_EVEN: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def instead_of_u(result: Result) -> str:
-    """Returns a sentence about what stands in for U in a black box, or "" if nothing does."""
+    """Returns a sentence on what was measured in place of U in a black box, or ""."""
     config = result.meta["config"]
     role = config.get("subspaces")
     probes = result.meta.get("probes", {}).values()
@@ -214,7 +214,7 @@ def _outside(values: Sequence[float]) -> int | None:
 
 
 def _wide(result: Result, name: str) -> Any:
-    """Returns a statistic by sample and layer, without layers that lack it; None if it is none."""
+    """Returns a statistic by sample and layer, without layers that lack it, or None."""
     samples = result.table("samples")
     if name not in samples:
         return None

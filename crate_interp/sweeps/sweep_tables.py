@@ -63,7 +63,7 @@ def _sample_table(tally: Tally, labels: list[Any] | None, n_layers: int) -> pd.D
 
 
 def _head_sample_table(tally: Tally) -> pd.DataFrame:
-    """Returns rows for every layer and head that any statistic has; NaN where another has none."""
+    """Returns rows for every layer and head of any statistic; NaN for statistics without them."""
     tables: dict[tuple, dict[str, Any]] = {}  # statistics of the same layers and heads share rows
     for probe, statistic in dict.fromkeys(key[:2] for key in tally.head_samples):
         layers = sorted(key[2] for key in tally.head_samples if key[:2] == (probe, statistic))

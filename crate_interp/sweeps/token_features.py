@@ -73,7 +73,7 @@ def _fill(
 
 
 def _short(digest: str) -> int:
-    """Returns the first 64 bits of a digest: two of a million samples share them by 3e-8."""
+    """Returns the first 64 bits of a digest; of a million samples two agree with p = 3e-8."""
     return int.from_bytes(bytes.fromhex(digest)[:8], signed=True)
 
 

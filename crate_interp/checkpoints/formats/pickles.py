@@ -1,4 +1,4 @@
-"""An interpreter of pickles that cannot call anything but what its caller lists.
+"""An interpreter of pickles that can only call functions listed by its caller.
 
 Its caller also says which operations it knows: a Dialect is what one writer of pickles uses. Every
 value costs at least one byte of the pickle, nothing walks into a value once it is made, and a file
@@ -20,7 +20,7 @@ _PROTO, _STOP = 0x80, ord(".")
 
 
 class PickleError(ValueError):
-    """A pickle that is damaged, or that no honest writer makes.
+    """A pickle is damaged, or holds something that no legitimate writer makes.
 
     The message is the end of a sentence that begins with "its pickle".
     """
@@ -47,7 +47,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Record:
-    """A class whose instances are read as bags of plain values; nothing of it is run."""
+    """A class whose instances are read as plain attributes; none of its code runs."""
 
     name: str
 
@@ -62,7 +62,7 @@ class Bag:
 
 @dataclass(eq=False)
 class Made:
-    """A value that a Function made, and whose state the pickle sets afterwards.
+    """A value made by a Function; the pickle sets its state afterwards.
 
     check: raises PickleError for a state that such a value cannot have. The state is not kept.
     """
@@ -96,7 +96,7 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a pickle holds, where its bytes end, what it imported, and the steps that it took."""
+    """The result of reading a pickle: its value, its end, its imports, and its number of steps."""
 
     value: Any
     end: int
@@ -170,7 +170,7 @@ class _Machine:
             raise PickleError(f"has more than {_MOST_STEPS} values: no checkpoint has so many")
 
     def push_new(self, container: Any) -> None:
-        """Pushes a value that takes memory of its own."""
+        """Pushes a value that takes memory."""
         self.containers += 1
         if self.containers > _MOST_CONTAINERS:
             raise PickleError(f"makes more than {_MOST_CONTAINERS} containers")
@@ -204,7 +204,7 @@ def _unpack(form: str) -> Callable[[_Machine], None]:
 
 
 def _sized(machine: _Machine, size: int, value_of: Callable[[bytes], Any]) -> None:
-    """Pushes a value whose length stands before it, in `size` bytes."""
+    """Pushes a value that follows its length, which has `size` bytes."""
     length = int.from_bytes(machine.take(size), "little")
     machine.stack.append(value_of(machine.take(length)))
 

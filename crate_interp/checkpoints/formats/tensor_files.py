@@ -1,4 +1,4 @@
-"""Named tensors from a file, without ever executing what the file holds."""
+"""Reads named tensors from a file without ever executing its content."""
 
 import json
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Contents:
 
 
 def read_file(path: Path) -> Contents:
-    """Returns the content of a .safetensors, torch or .npz file; its first bytes say which it is.
+    """Returns the content of a .safetensors, torch or .npz file, recognised by its first bytes.
 
     Nothing in a torch file is run, and what lies beside the weights, such as an optimiser's
     state, is not read. Raises CheckpointError for any other file.
@@ -110,7 +110,7 @@ def _read_other(file: BinaryIO, head: bytes, path: Path) -> Contents:
 
 
 def model_args(loaded: Any) -> dict[str, Any]:
-    """Returns the plain values that a training dict keeps about its model, as nanoGPT's does.
+    """Returns the plain values about the model in a training dict, such as nanoGPT's.
 
     loaded: anything that a torch file can hold. The result is empty where there are none.
     """
@@ -118,7 +118,7 @@ def model_args(loaded: Any) -> dict[str, Any]:
 
 
 def plain_values(values: Any) -> dict[str, Any]:
-    """Returns the numbers and texts of a mapping, by those of its keys that are text."""
+    """Returns the numbers and texts of a mapping whose keys are texts."""
     if not isinstance(values, Mapping):
         return {}
     return {
@@ -176,7 +176,7 @@ def _shares(sizes: dict[str, int]) -> list[list[str]]:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file, or None where there is no such file.
+    """Returns the content of a JSON file, or None if there is no such file.
 
     Raises CheckpointError if it is no regular file, or not JSON.
     """

@@ -1,4 +1,4 @@
-"""Torch files, without running what they hold: tensors, plain Python values, nothing else.
+"""Reads torch files without running their content: tensors and plain Python values, nothing else.
 
 torch's own reader is never called. An interpreter of our own reads the pickle, and finds in it
 where the numbers of each tensor lie; those of the wanted tensors are then read, and no others.
@@ -108,7 +108,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
 
 
 def read_legacy(file: BinaryIO, where: str) -> TorchFile:
-    """Returns the content of a torch file of the older kind, which is no zip.
+    """Returns the content of a torch file of the older kind, which is not a zip.
 
     It is five pickles (a magic number, a version, the system, the object, the keys of its
     storages), and then the storages. Raises CheckpointError as `read_archive` does.
@@ -248,7 +248,7 @@ def _content(file: BinaryIO, entry: Entry) -> bytes:
 
 
 def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None:
-    """Raises CheckpointError unless what the archive says about itself is as torch writes it."""
+    """Raises CheckpointError unless the archive's own records are as torch writes them."""
     for name, pattern in _RECORDS.items():
         entry = inside.get(name)
         said = b"" if entry is None or entry.size > _SMALL else _content(file, entry)
@@ -295,7 +295,7 @@ def _check_total(wanted: Mapping[str, StoredTensor], file: BinaryIO, where: str)
 def _read_tensor(
     file: BinaryIO, value: StoredTensor, places: Mapping[str, int], where: str
 ) -> Tensor:
-    """Returns one tensor, contiguous, whatever its strides are in the file."""
+    """Returns one tensor, contiguous even if it is strided in the file."""
     if not value.numel:
         return torch.empty(value.shape, dtype=value.dtype)
     read = torch.empty(value.span, dtype=value.dtype)

@@ -216,7 +216,7 @@ def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
 
 
 def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
-    """Takes the place of collections.Counter, the milestones of a schedule, as a plain dict."""
+    """Reads a collections.Counter, which holds the milestones of a schedule, as a plain dict."""
     if not arguments:
         return {}
     if len(arguments) != 1 or type(arguments[0]) is not dict:
@@ -258,7 +258,7 @@ def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
 
 
 def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
-    """Takes the place of _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
+    """Reads _codecs.encode, by which pickles of protocol 2 hold a few bytes."""
     match arguments:
         case (str(text), "latin1") if len(text) <= _LONGEST and all(ord(one) < 256 for one in text):
             return text.encode("latin1")
@@ -266,7 +266,7 @@ def _bytes(arguments: tuple, spend: Callable[[int], None]) -> bytes:
 
 
 def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float | bool:
-    """Takes the place of numpy.core.multiarray.scalar, as a number of Python."""
+    """Reads a NumPy scalar as a Python number."""
     match arguments:
         case (Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
             return struct.unpack(form, raw)[0]

@@ -162,7 +162,7 @@ def _rows(raw: bytes, count: int, where: str) -> list[_Row]:
 
 
 def _wide(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
-    """Returns sizes and places, those that do not fit in 32 bits from the extra field."""
+    """Returns sizes and offsets; those beyond 32 bits come from the extra field."""
     fields, place = {}, 0
     while place + 4 <= len(extra):
         kind, long = struct.unpack_from("<2H", extra, place)
@@ -182,7 +182,7 @@ def _wide(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
 
 
 def _after(file: BinaryIO, row: _Row, place: int, end: int, where: str) -> tuple[int, int]:
-    """Returns where the bytes of an entry begin, and where the next entry has to.
+    """Returns where the bytes of an entry begin, and where the next entry must begin.
 
     place: where the entry has to begin. end: where the directory begins.
     """
@@ -250,7 +250,7 @@ class Unpacked:
             done += len(piece)
 
     def close(self) -> None:
-        """Raises CheckpointError unless all was read, and is what was written."""
+        """Raises CheckpointError unless everything was read and agrees with what was written."""
         if self._given != self._entry.size or self._crc != self._entry.crc:
             _damaged(self._where, "its checksum differs from its content")
 

@@ -60,7 +60,7 @@ def keep(folder: Path, offer: Offer, file: str) -> Path:
 
 
 def note(folder: Path, revision: str, commit: str) -> None:
-    """Notes the commit of a branch or tag, for when there is no network.
+    """Records the commit of a branch or tag, for use without a network.
 
     A cache that cannot be written to stays as it is.
     """

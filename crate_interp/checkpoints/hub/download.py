@@ -36,7 +36,7 @@ class Watch:
 
 
 def watched(work: Callable[[Watch], Result]) -> Result:
-    """Returns what `work` returns.
+    """Returns the result of `work`.
 
     Raises TimeoutError if there is no beat for SILENCE seconds (at most twice that): no timeout of
     a socket ends a server that sends a byte now and then. Work that hangs is left behind in its

@@ -66,7 +66,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The file that is asked for, where it is to lie, and its row of the table of models."""
+    """The requested file: its place on disk, and its row in the table of models."""
 
     repo: str
     file: str
@@ -86,11 +86,11 @@ class _Wanted:
 
     @property
     def at(self) -> str:
-        """How errors call the revision, where one was given."""
+        """Returns how errors name the revision, if one was given."""
         return f" at revision {self.revision!r}" if self.revision else ""
 
     def check(self, what: str, column: str, came: object, remedy: str) -> None:
-        """Raises CheckpointError if the table says another value of a column, bytes or sha256."""
+        """Raises CheckpointError if the table has another value in a column, bytes or sha256."""
         row = self.row or {}
         if row.get(column) not in (None, came):
             shown = f"{came} bytes" if column == "bytes" else f"the digest {came}"
@@ -101,7 +101,7 @@ class _Wanted:
 
 
 def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | None:
-    """Returns what the Hub offers.
+    """Returns the Hub's offer for a file.
 
     needed: whether the cache lacks the file. If it has it, the result is None where the Hub cannot
     be reached or refuses access. Else a busy Hub is asked again before its error is raised.

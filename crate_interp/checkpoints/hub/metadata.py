@@ -1,4 +1,4 @@
-"""What the Hub says about a file, checked before any byte of it is written.
+"""The Hub's metadata of a file, checked before any byte of the file is written.
 
 huggingface_hub builds paths from these values: an ETag such as "/home/me/.bashrc" would be a path
 of its own. Only what was checked here is used afterwards, and nothing is asked a second time.
@@ -41,7 +41,7 @@ class Offer:
 def ask(
     repo: str, file: str, revision: str, token: str | bool | None, endpoint: str | None
 ) -> Offer | None:
-    """Returns what the Hub offers, or None if the server that answers is no Hub.
+    """Returns the Hub's offer, or None if the answering server is not a Hub.
 
     Raises CheckpointError for an answer that no Hub gives, and the client's errors.
     """
@@ -109,7 +109,7 @@ def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
 
 
 def check_address(address: str, page: str, what: str) -> None:
-    """Raises CheckpointError unless an address is on the web, as safely as the page asked."""
+    """Raises CheckpointError unless an address is on the web and as secure as the page asked."""
     try:
         parts = urlsplit(address)
         scheme, host, _ = parts.scheme, parts.hostname, parts.port

@@ -51,7 +51,7 @@ def of_repo(repo: str, file: str | None = None) -> list[dict[str, Any]]:
 
 
 def of_digest(path: Path) -> dict[str, Any] | None:
-    """Returns the row whose file this is, or None.
+    """Returns the row of the file with this digest, or None.
 
     The file is read only where some row has its size.
     """

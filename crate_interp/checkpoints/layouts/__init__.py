@@ -31,7 +31,7 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def find_layout(shapes: Shapes, family: str | None, where: str) -> Layout:
-    """Returns the layout of a file, from its keys and, where it is given, its family.
+    """Returns the layout of a file, from its keys and, if given, its family.
 
     Raises CheckpointError for an unknown family, and where no layout fits the keys.
     """

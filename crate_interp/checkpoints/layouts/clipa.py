@@ -12,7 +12,7 @@ _IMAGE = "visual.transformer.resblocks.{l}."
 
 
 def _the_one_projection(weight: Tensor) -> Tensor:
-    """Returns the one projection that stands in the file three times, as query, key and value.
+    """Returns the projection that is in the file three times, as query, key and value.
 
     The JAX code that this was made from has one projection for all three.
     """

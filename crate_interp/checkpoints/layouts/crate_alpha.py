@@ -1,4 +1,4 @@
-"""UCSC-VLAA/CRATE-alpha: what the torch classifier and the JAX training save.
+"""UCSC-VLAA/CRATE-alpha: the formats of the torch classifier and of the JAX training.
 
 The torch classifier has an ablation with CRATE's ISTA step.
 """

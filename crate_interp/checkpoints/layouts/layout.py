@@ -37,7 +37,7 @@ class Shapes(dict[str, tuple[int, ...]]):
         return shape
 
     def images(self, kernel: str, table: str, given: Fields, axes: int = 3) -> Fields:
-        """Returns channels, patch size and image size of a model whose patches are a convolution.
+        """Returns channels, patch size and image size from a convolutional patch embedding.
 
         kernel: the key of the convolution, `[out, in, height, width]`. table, axes: as in
         `image_size`.
@@ -49,7 +49,7 @@ class Shapes(dict[str, tuple[int, ...]]):
     def image_size(
         self, patch: tuple[int, int], given: Fields, table: str, axes: int = 3
     ) -> Fields:
-        """Returns the image size, from the number of positions where patches make a square.
+        """Returns the image size from the number of positions, for square images.
 
         table: the key of the position embeddings; axes: how many axes they have. Raises
         CheckpointError where the patches make no square, or a given size has another number of
@@ -150,11 +150,11 @@ class Layout:
 
     @property
     def codes(self) -> str:
-        """The key whose rows are the heads' codes, in the first layer."""
+        """The key of the tensor in the first layer whose rows are the heads' codes."""
         return self.source_of("attn.u_proj.weight", 0)
 
     def source_of(self, parameter: str, layer: int) -> str:
-        """Returns the key that fills a parameter of a block, or "" where the layout has none."""
+        """Returns the key that fills a parameter of a block, or "" if the layout has none."""
         target = f"blocks.{layer}.{parameter}"
         keys = (
             key
@@ -286,7 +286,7 @@ def check_copy(key: str, value: Tensor, original: str | None, other: Tensor) -> 
 
 
 def _advice(name: str, codes: tuple[int, ...]) -> str:
-    """Returns what to type for a missing field; for n_heads also which numbers fit the codes."""
+    """Returns what to type for a missing field; for n_heads also which numbers are possible."""
     if name != "n_heads" or not codes or not codes[0]:
         return f"Give it: ci.load(..., {name}=N)."
     fitting = [count for count in range(1, codes[0] + 1) if codes[0] % count == 0]

@@ -116,7 +116,7 @@ class Atlas(AtomResult):
         return Atlas({**merged.stored, **shown}, merged.meta)
 
     def headline(self) -> str:
-        """Returns how many atoms there are and are dead, and what the loss does without one.
+        """Returns how many atoms there are, how many are dead, and the most important one's effect.
 
         That atom is the one with the largest first-order effects, by their root mean square. If it
         was set to 0, the sentence gives the effect on samples that did not choose it.
@@ -158,7 +158,7 @@ class Atlas(AtomResult):
         return int((signs(low, high) != 0).sum()), int(low.notna().sum())
 
     def _first_by_the_others(self, table: pd.DataFrame) -> int:
-        """Returns the row of the atom with the largest effects on samples that it was not 0 on."""
+        """Returns the row of the atom with the largest effects on samples that kept it."""
         tried: Any = self._table("ablations")
         own = tried.assign(own=tried["first_order"] ** 2).groupby(_KEYS)["own"]
         own = own.agg(["sum", "count"]).reset_index()

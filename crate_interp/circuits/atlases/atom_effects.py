@@ -1,4 +1,4 @@
-"""First-order effects of atoms: what setting each code to 0 would do to the loss, by gradients."""
+"""First-order effects of atoms: the change of the loss without a code, by gradients."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -187,7 +187,7 @@ class Job:
                 seconds = float(tables["chunk"]["seconds"].iloc[0])
                 self.ledger.write(stage.name, task.number, *_ends(task), tables, seconds)
         except KeyboardInterrupt:
-            self._tell("interrupted. What is done stays; the same call goes on from there")
+            self._tell("interrupted. What is done stays; the same call continues from there")
             raise
         if self.ledger.damaged:
             names = ", ".join(sorted(self.ledger.damaged))

@@ -57,7 +57,7 @@ def read_ahead(
             f"a process that decodes samples ended ({reason}). Memory, or shared memory "
             "(/dev/shm), may be short: give fewer workers, or workers=0. What is done stays: the "
             "same "
-            "call with out=DIR goes on from there."
+            "call with out=DIR continues from there."
         ) from None
     finally:
         queue.close()

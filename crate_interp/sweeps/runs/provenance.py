@@ -100,7 +100,7 @@ def code_of(probes: list[Probe], forward: object) -> dict[str, str]:
 
 
 def digest_of_labels(labels: Iterable[Any] | None) -> str | None:
-    """Returns a digest of labels, which the fingerprint of data may not hold; None without any."""
+    """Returns a digest of labels, which data's fingerprint may not cover; None without any."""
     if labels is None:
         return None
     digest = hashlib.sha256()

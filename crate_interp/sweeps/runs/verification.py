@@ -97,7 +97,7 @@ def _run(folder: Path, run: Mapping[str, Any]) -> list[Check]:
     for stage in stages:
         missing = ledger.missing(stage)
         if missing is None:
-            checks.append(_check(f"chunks of {plain(stage)}", False, "nobody knows how many"))
+            checks.append(_check(f"chunks of {plain(stage)}", False, "their number is unknown"))
             continue
         total = ledger.lengths()[stage]
         shown = ", ".join(map(str, missing[:8])) + (", ..." if missing[8:] else "")

@@ -143,5 +143,5 @@ def _check_finished(out: Path) -> None:
     done = "some" if total is None or missing is None else f"{total - len(missing)} of {total}"
     raise ValueError(
         f"the store in {str(out)!r} is not finished: {done} chunks are there. The same ci.store "
-        "call goes on; other shards may still be at work."
+        "call continues it; other shards may still be running."
     )

@@ -38,7 +38,7 @@ class Replay:
     start: int
 
     def __call__(self, model: HookedModel, numbers: Tensor) -> None:
-        """Hands the stored activations of samples to the hooks, as a forward of the model would."""
+        """Passes the stored activations of samples to the hooks, as a forward would."""
         begin, cfg = int(numbers[0]) - self.start, model.cfg
         for name, shape in self.shapes.items():
             column = arrow_files.rows_of(self.stored, begin, begin + len(numbers), [name])[name]

@@ -18,9 +18,9 @@ def label(text: object) -> str:
 def as_written(figure: Any, *own: object) -> Any:
     """Returns a figure whose words are never read as formulas, by matplotlib or by LaTeX.
 
-    The names that are drawn may be those of strangers: "$\nonsense$" would raise when the figure
-    is drawn. The numbers at the ticks are matplotlib's own and stay as they are. own: the Axes that
-    were drawn into, where the rest of the figure belongs to somebody else.
+    Names may come from unknown files: "$\nonsense$" would raise when the figure is drawn. Tick
+    labels are matplotlib's own and stay unchanged. own: the Axes that were drawn into, if the rest
+    of the figure is the caller's.
     """
     from matplotlib.axes import Axes
     from matplotlib.legend import Legend

@@ -177,7 +177,7 @@ def _beside(result: AuditResult) -> dict[str, Any]:
     ]
     header = ["layer", "frame", *(name.replace("_", " ") for name in shown)]
     meanings = [(name.replace("_", " "), BESIDE[name]) for name in shown]
-    heading = "Numbers beside the claims"
+    heading = "Numbers besides the claims"
     return {"heading": heading, "header": header, "rows": rows, "meanings": meanings}
 
 

@@ -158,9 +158,7 @@ def _sign(row: dict[str, Any]) -> Sign:
             f", untrained {signed(row['untrained'])}, training adds {signed(row['excess'])}{ends}"
         )
     if not way:
-        return sign_of(
-            way, f"{words}: {'without an interval' if way is None else 'not told apart'}"
-        )
+        return sign_of(way, f"{words}: {'without an interval' if way is None else 'undecided'}")
     return sign_of(way, words, bool(row["excess_p"] > LEVEL))  # False if it is unknown
 
 
