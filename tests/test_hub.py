@@ -197,9 +197,9 @@ def test_404(table, hub, tmp_path):
         "some/one",
         cache_dir=tmp_path,
     )
-    fails("is no name of a repo|no owner/repo", "a b/c", file="x", cache_dir=tmp_path)
+    fails("is not the name of a repo|no owner/repo", "a b/c", file="x", cache_dir=tmp_path)
     for name in ("../x", "/etc/passwd", "a\\b", "x/../../y", ""):
-        fails("is no path inside a repo", REPO, file=name, cache_dir=tmp_path)
+        fails("is not a path inside a repo", REPO, file=name, cache_dir=tmp_path)
 
 
 def test_429_and_500_without_a_cached_copy(table, hub, tmp_path, monkeypatch):

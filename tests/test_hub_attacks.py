@@ -318,7 +318,7 @@ def test_warnings_of_a_server_obey_no_terminal(repo, hub, tmp_path, caplog):
 
 def test_revisions_that_are_paths(repo, hub, tmp_path):
     for revision in ("../x", "/etc", "a/../../b", "", ".", "a\\b", "x\0"):
-        refused("is no name of a branch or tag", tmp_path, revision=revision)
+        refused("is not a branch, tag or commit", tmp_path, revision=revision)
     assert not hub.requests
     repo.refs["refs/pr/1"] = repo.refs["main"]
     hub.repos["some/one"].refs["refs%2Fpr%2F1"] = repo.refs["main"]  # as it stands in an address

@@ -233,7 +233,7 @@ def test_unknown_layouts(model):
     other = {"crate": "crate-alpha", "crate-alpha": "crate"}[model.cfg.family]
     fails("the key .* is missing", published_layout(model), family=other, **given(model))
     fails("holds no tensors", {})
-    fails("is no state dict: 'a' is a int, not a tensor", {"a": 3})
+    fails("is not a state dict: 'a' is a int, not a tensor", {"a": 3})
 
 
 def test_bad_weights(model):
@@ -303,7 +303,7 @@ def test_unknown_names():
         "UCSC-VLAA/CRATE-alpha has several files: give one of them, .* torch/crate_alpha_B16.pth",
         "UCSC-VLAA/CRATE-alpha",
     )
-    fails("is no path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
+    fails("is not a path inside a repo", "UCSC-VLAA/CRATE-alpha", file="../../etc/passwd")
     fails(
         r"is not on the Hub: download it from https://drive.google.com/.* n_heads=12",
         "crate-small-imagenet1k",

@@ -33,10 +33,10 @@ class Part(GeneralizedComponent):
     property_aliases: dict[str, str] = {}
 
     def __init__(self, name: str, submodules: dict[str, GeneralizedComponent] | None = None):
-        # not super(): an attention part is an AttentionBridge by name alone
+        # not super(), because an attention part is an AttentionBridge only by name
         GeneralizedComponent.__init__(self, name, submodules=submodules)
         self.__dict__["linked"] = set()
-        self.__dict__["root"] = None  # in __dict__, so that it is no submodule
+        self.__dict__["root"] = None  # in __dict__, so that it is not a submodule
 
     def link(self, end: str, point: HookPoint) -> None:
         """Makes a point of the model the part's `hook_in` or `hook_out`."""
@@ -56,7 +56,7 @@ class Part(GeneralizedComponent):
 
 
 class EmbedPart(Part):
-    """Tokens or images to vectors. `given`: vectors that stand in for those of the tokens."""
+    """Tokens or images to vectors. `given`: vectors to use instead of the tokens' embeddings."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -124,7 +124,7 @@ class BlockPart(Part):
         lambdas = self.root.x0_lambdas if self.root.cfg.rotary else None
         if lambdas is not None and bool(lambdas[layer + 1 :].any()):
             raise ValueError(
-                f"start_at_layer={layer}: layers after that add the embedding x0 (x0_lambdas), "
+                f"start_at_layer={layer}: later layers add the embedding x0 (x0_lambdas), "
                 "which a stream does not hold."
             )
         return check_stream(self.root, cast(Tensor, self._start_residual))
@@ -133,8 +133,8 @@ class BlockPart(Part):
 class AttentionPart(Part, parts.PositionEmbeddingsAttentionBridge):
     """Attention of any family.
 
-    TransformerLens turns split inputs on for subclasses of its own attention alone, so this is one;
-    no code of the base class runs.
+    This is a subclass of TransformerLens' attention only because TransformerLens allows split
+    inputs for no other; no code of the base class runs.
     """
 
     supports_attn_result = True
@@ -300,7 +300,7 @@ class CrateAdapter(ArchitectureAdapter):
             if isinstance(part, Part):
                 part.link(end, point)
             bridge._hook_registry[name] = point
-        bridge._hook_registry.pop("pos_embed.hook_in", None)  # a table reads nothing
+        bridge._hook_registry.pop("pos_embed.hook_in", None)  # a table of parameters has no input
         for name, point in model.hook_dict.items():
             bridge._hook_registry[name] = point
             point.name = name
@@ -331,7 +331,7 @@ def _text_forward(
     attention_mask: Tensor | None = None,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """The forward of a language model under the names by which a bridge passes tokens.
+    """Returns a language model's forward, with the argument names of a bridge.
 
     inputs_embeds: vectors in place of those of the tokens. labels are the bridge's: it computes the
     loss by itself.

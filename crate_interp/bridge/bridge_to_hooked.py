@@ -19,7 +19,7 @@ POINTS = (
     "attn.hook_v", "attn.hook_pattern", "attn.hook_z", "hook_attn_out", "hook_resid_mid",
     "ln2.hook_normalized", "mlp.hook_pre", "mlp.hook_post", "hook_mlp_out", "hook_resid_post",
 )  # fmt: skip
-# of the largest entry; networks take the softmax in float32 whatever their dtype is
+# as a share of the largest entry; networks compute the softmax in float32 in any dtype
 _CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
 
@@ -42,7 +42,7 @@ def check_reading(model: BridgedModel) -> None:
     try:
         with read(model, POINTS, seen.__setitem__):
             model.full_forward(fixed_input.full_input(model))
-    except RuntimeError as error:  # read() says which points did not fire
+    except RuntimeError as error:  # read() names the points that did not fire
         raise ValueError(
             f"the bridge to {model.cfg.architecture} cannot be read: {error}"
         ) from None

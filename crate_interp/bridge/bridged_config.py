@@ -7,9 +7,9 @@ from torch import nn
 from crate_interp.bridge.bridged_layers import found
 from crate_interp.config import CrateConfig
 
-# names in transformers' configs of how many tokens there may be
+# names in transformers' configs for the most tokens
 _CONTEXT = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")
-_UNNAMED = "LABEL_0"  # the name that transformers gives a class without one
+_UNNAMED = "LABEL_0"  # transformers' name for a class without one
 
 
 def config_of(bridge: nn.Module, subspaces: str, given: dict[str, Any]) -> CrateConfig:
@@ -96,7 +96,7 @@ def _of_images(bridge: Any, theirs: Any, sizes: dict[str, Any]) -> dict[str, Any
 
 
 def special_tokens(network: nn.Module) -> int:
-    """Returns how many tokens a network of images puts before its patches, CLS among them.
+    """Returns how many tokens an image network puts before its patches, including CLS.
 
     DeiT has a second one for distillation, DINOv2 maybe registers.
     """

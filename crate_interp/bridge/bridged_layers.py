@@ -90,7 +90,7 @@ _OF_NORM = {"hook_scale": "hook_scale", "hook_normalized": "hook_out"}
 
 
 def found(module: nn.Module, path: str) -> Any:
-    """Returns what lies at a path of names; AttributeError, naming the path, where nothing does."""
+    """Returns the object at a path of names; AttributeError, with the path, if it is missing."""
     place: Any = module
     for name in path.split("."):
         place = getattr(place, name, None)
@@ -100,7 +100,7 @@ def found(module: nn.Module, path: str) -> Any:
 
 
 def _relay(view: nn.Module, module: nn.Module, points: dict[str, str]) -> None:
-    """Gives a view points that relay those of a bridge's module."""
+    """Gives a view points that relay the points of a bridge's module."""
     for name, path in points.items():
         own = HookPoint()
         setattr(view, name, own)
@@ -219,7 +219,7 @@ class BridgedMLP(nn.Module):
 
     @property
     def W_in(self) -> Float[Tensor, "d_model d_mlp"]:
-        """The first map; of a gated MLP the one beside the gate."""
+        """The first map; in a gated MLP the one that is not the gate."""
         return self._mlp[0].W_in
 
     @property
@@ -242,9 +242,9 @@ def _scaled(block: nn.Module, name: str, x: Tensor) -> Tensor:
 
 
 class BridgedBlock(Layer):
-    """A layer of a bridge: attention, then an MLP, each of a norm of the stream and added to it.
+    """A layer of a bridge: attention, then an MLP; each reads the normed stream and is added to it.
 
-    Different from our own layers: an edit of `hook_resid_mid` reaches the MLP and not the stream,
+    Unlike in our own layers, an edit of `hook_resid_mid` reaches the MLP but not the stream,
     because the bridge's point lies at the norm before the MLP.
     """
 

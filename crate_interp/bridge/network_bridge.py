@@ -14,7 +14,7 @@ from transformer_lens.model_bridge.supported_architectures.vit import ViTArchite
 
 
 class Embeddings(VisionEmbeddingsBridge):
-    """The embedding of patches; DINOv2 interpolates its positions without being told."""
+    """The embedding of patches; DINOv2 interpolates its positions by itself."""
 
     def forward(
         self,
@@ -97,14 +97,14 @@ OURS = {
 def build(
     network: nn.Module, adapter: Callable[..., Any] | None = None, tokenizer: object = None
 ) -> nn.Module:
-    """Returns a TransformerBridge around a network, which is changed: its parts are replaced.
+    """Builds a TransformerBridge around a network and replaces the network's parts.
 
-    adapter: the class of the adapter; None: ours, or else TransformerLens' own for the class of the
-    network. Nothing is registered anywhere. Raises ValueError for a network that no adapter knows.
+    adapter: its class; None means ours for this class of network, or else TransformerLens' own.
+    Nothing is registered globally. Raises ValueError for a network without an adapter.
     """
     config: Any = network.config
     name, dtype = type(network).__name__, next(network.parameters()).dtype
-    config._attn_implementation = "eager"  # the others return no attention patterns
+    config._attn_implementation = "eager"  # other implementations return no attention patterns
     chosen = adapter or OURS.get(name)
     if chosen is None:
         try:

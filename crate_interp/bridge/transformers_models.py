@@ -222,7 +222,7 @@ class CrateForCausalLM(CrateHubModel):
         """Returns logits `[batch, pos, d_vocab]`, and the loss if there are labels.
 
         The loss is the cross-entropy of each label given the tokens before it; -100 is left out.
-        inputs_embeds: in a bridge alone. Other arguments are ignored, as use_cache: there is none.
+        inputs_embeds: only in a bridge. Other arguments, such as use_cache, are ignored.
         """
         given: dict[str, Any] = {} if attention_mask is None else {"attention_mask": attention_mask}
         if inputs_embeds is not None:
@@ -237,17 +237,18 @@ class CrateForCausalLM(CrateHubModel):
 
 
 class CrateTokenizer:
-    """What AutoTokenizer calls for a saved folder; it makes a PreTrainedTokenizerFast.
+    """The class that AutoTokenizer uses for a saved folder; it makes a PreTrainedTokenizerFast.
 
-    A subclass of that would be built anew from the vocabulary, without the folder's rules.
+    A subclass of PreTrainedTokenizerFast would be rebuilt from the vocabulary, without the folder's
+    rules.
     """
 
     @classmethod
     def from_pretrained(cls, *args: object, **kwargs: object) -> PreTrainedTokenizerFast:
         """Returns the tokenizer of tokenizer.json; its separator is bos, eos and padding token.
 
-        As in the hooked model nothing is added to a text, and the name of a special token in a text
-        is text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
+        As in the hooked model, nothing is added to a text, and the name of a special token in a
+        text is ordinary text; `tokenizer(text, split_special_tokens=False)` reads it as the token.
         """
         load: Any = PreTrainedTokenizerFast.from_pretrained
         tokenizer = load(*args, **{"split_special_tokens": True} | kwargs)

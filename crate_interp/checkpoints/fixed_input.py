@@ -19,7 +19,7 @@ from crate_interp.models.vision import HookedCrate
 Model = TypeVar("Model", HookedModel, SparseAutoencoder)
 
 _TOKENS = 5
-_MOST_SCORES = 2**28  # in the attention of one layer, 1 GiB
+_MOST_SCORES = 2**28  # numbers in the attention of one layer, 1 GiB
 
 
 def wave(*shape: int, model: nn.Module) -> Tensor:

@@ -11,9 +11,9 @@ from crate_interp.core.folders import differs, listed
 from crate_interp.models.sae import SAEConfig
 from crate_interp.models.saving import CONFIG, WEIGHTS
 
-STEPS = "steps"  # of a folder: the weights along a training, steps/step-N.safetensors
+STEPS = "steps"  # in a folder: the weights during a training, steps/step-N.safetensors
 
-# Fields that decide which tensors there are and what they mean: a given one may not contradict
+# Fields that decide which tensors exist and what they mean, so that a given one may not contradict
 # the folder's.
 STRUCTURE = (
     "family", "d_model", "n_layers", "n_heads", "d_head", "d_mlp", "variant", "sparse_step",
@@ -76,8 +76,8 @@ def file_states(*paths: Path) -> list[tuple[int, int, int] | None]:
 def weights_of(folder: Path, revision: str | None, elsewhere: str | None = None) -> Path:
     """Returns the path of a folder's weights, or of the weights after a step of training.
 
-    elsewhere: what the error says where the folder has no steps. Raises CheckpointError for a
-    revision that is none of the folder's steps, and lists these.
+    elsewhere: the error's text if the folder has no steps. Raises CheckpointError, with a list of
+    the folder's steps, for a revision that is not one of them.
     """
     found = {path.stem: path for path in (folder / STEPS).glob("step-*.safetensors")}
     known = ", ".join(sorted(found, key=lambda name: (len(name), name)))

@@ -19,16 +19,17 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.models.sae import NORMALIZATIONS, SAEConfig, bias_shapes
 
 KEYS = ("W_enc", "b_enc", "W_dec", "b_dec")
-GIVEN_FIELDS = ("hook_name", "scaling_factor")  # that a caller may give, of an autoencoder alone
+# options that a caller may give, only for an autoencoder
+GIVEN_FIELDS = ("hook_name", "scaling_factor")
 SAELENS_CONFIG, SAELENS_WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# what cfg.json calls them, and what they are here
+# name in cfg.json -> our name
 _ARCHITECTURES = {
     "standard": "standard",
     "relu": "standard",
     "topk": "topk",
     "jumprelu": "jumprelu",
     "gated": "gated",
-    "batchtopk": "jumprelu",  # after training its threshold takes the place of the batch
+    "batchtopk": "jumprelu",  # after training a threshold replaces the batch
     "matryoshka_batchtopk": "jumprelu",
 }
 _BATCHES = ("batchtopk", "matryoshka_batchtopk")
@@ -44,7 +45,7 @@ def config_of(contents: Contents) -> SAEConfig:
     """Returns the config of a sparse autoencoder.
 
     Raises CheckpointError for a tensor that is missing, too many or of another shape, for a config
-    that contradicts the tensors, and where nothing says which point the autoencoder reads.
+    that contradicts the tensors, and if its hook point is unknown.
     """
     tensors, where, cfg = contents.tensors, contents.where, contents.cfg
     cfg = _saved(contents, cfg) if isinstance(cfg, SAEConfig) else _published(contents)
@@ -118,7 +119,7 @@ def _checked_sizes(
 ) -> tuple[int, int]:
     """Returns d_in and d_sae, under these names in the config.
 
-    Raises CheckpointError unless W_enc is `[d_in, d_sae]`, and where the config says another size.
+    Raises CheckpointError unless W_enc is `[d_in, d_sae]`, and if the config has another size.
     """
     shape = tuple(tensors["W_enc"].shape) if "W_enc" in tensors else ()
     if len(shape) != 2 or not all(shape):
@@ -140,8 +141,8 @@ def is_saelens(folder: Path) -> bool:
 def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     """Returns config and weights of a folder in SAELens' format.
 
-    given: hook_name, scaling_factor. Raises CheckpointError for an architecture or an option that
-    is not known, for tensors that do not fit, and if nothing says which point it reads.
+    given: hook_name, scaling_factor. Raises CheckpointError for an unknown architecture or option,
+    for tensors that do not fit, and if its hook point is unknown.
     """
     if unknown := set(given) - set(GIVEN_FIELDS):
         raise CheckpointError(
@@ -169,7 +170,7 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
 
 
 def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:
-    """Returns the options of a config on one level, under the names of SAELens 6."""
+    """Returns the options of a flat config, under the names of SAELens 6."""
     metadata = content.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise CheckpointError(f"{config}: metadata={checks.shown(metadata)}, wanted a dict.")
@@ -179,7 +180,7 @@ def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:
     if isinstance(values.get("normalize_activations"), bool):
         values["normalize_activations"] = _AVERAGE if values["normalize_activations"] else "none"
     activation = values.get("activation_fn", values.get("activation_fn_str"))
-    if activation == "topk":  # before SAELens 6 the architecture of such a one is "standard"
+    if activation == "topk":  # before SAELens 6 such an architecture is called "standard"
         more = values.get("activation_fn_kwargs")
         k = more.get("k") if isinstance(more, dict) else None
         values |= {"architecture": "topk", "k": values.get("k", k)}
@@ -233,7 +234,7 @@ def _folded(
 ) -> dict[str, Tensor]:
     """Returns tensors in which factors and norms of features are part of the weights."""
     d_in, d_sae = tensors["W_enc"].shape
-    scale = tensors.pop("scaling_factor", None)  # of features, from fine-tuning
+    scale = tensors.pop("scaling_factor", None)  # scales of features, from fine-tuning
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes.get("W_dec") != (d_sae, d_in) or shapes.get("b_enc", (d_sae,)) != (d_sae,):
         return tensors  # `config_of` refuses them

@@ -150,8 +150,8 @@ def place_of(name: str) -> tuple[int, int]:
     match = _NODE.fullmatch(name) if isinstance(name, str) else None
     if not match:
         raise ValueError(
-            f"{checks.shown(name)} is no node: give 'embed', 'logits', a head such as 'L3H1' or an "
-            "atom such as 'L3A17'."
+            f"{checks.shown(name)} is not a node: give 'embed', 'logits', a head such as 'L3H1' or "
+            "an atom such as 'L3A17'."
         )
     if name in ("embed", "logits"):
         return (-1, 0) if name == "embed" else (LAST, 0)

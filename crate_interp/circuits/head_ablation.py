@@ -152,7 +152,7 @@ def _unclassed(samples: Samples, model: Any) -> str:
         )
     there = ", ".join(map(repr, known[:20])) + (", ..." if len(known) > 20 else "")
     return (
-        f"the label {label!r} is no class of the model, which has {there}: give "
+        f"the label {label!r} is not a class of the model, which has {there}: give "
         "data whose labels, or folders, are called so, or load the model with other labels=[...]."
     )
 

@@ -28,7 +28,7 @@ def _shared(out: Path) -> Path:
     """Records a folder that several processes may write; raises ValueError if this one cannot."""
     try:
         there = nearest(out)
-        reason = "" if there.is_dir() else f"{str(there)!r} is no folder"
+        reason = "" if there.is_dir() else f"{str(there)!r} is not a folder"
         reason = reason or ("" if os.access(there, os.W_OK | os.X_OK) else "permission denied")
     except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
         reason = str(getattr(error, "strerror", None) or error)

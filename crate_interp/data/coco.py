@@ -56,7 +56,7 @@ def coco_samples(
     folder = Path(expanduser(option)) if option else path.parent
     tables = _read(path)
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give coco:ANNOTATIONS.json:IMAGEDIR.")
     images, classes = tables["images"], _classes(path, tables["categories"])
     paths = _image_files(path, folder, images)
     regions = _by_image(path, tables, classes)

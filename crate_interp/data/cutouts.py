@@ -34,7 +34,7 @@ def cutout_samples(
     """
     folder, option = picture_files.path_and_option(where)
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give cutouts:DIR or cutouts:DIR:SEED.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give cutouts:DIR or cutouts:DIR:SEED.")
     if option is not None and not (option.isascii() and option.isdecimal() and len(option) < 20):
         raise ValueError(
             f"cutouts:{plain(where, 1000)}: the seed {quoted(option)} is no whole number: "

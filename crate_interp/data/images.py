@@ -70,7 +70,7 @@ def folder_samples(
     """
     folder = Path(expanduser(where))
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give imagefolder:DIR with a folder.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give imagefolder:DIR with a folder.")
     listing = (Listing.kept(kept, folder) if kept else None) or Listing.of(folder)
     if not len(listing):
         raise ValueError(f"{quoted(folder)} has no images: no file ends in {', '.join(SUFFIXES)}.")

@@ -28,7 +28,7 @@ def voc_samples(where: str, preprocess: Preprocess, preprocess_masks: Preprocess
     """
     folder, split = path_and_option(where)
     if not isdir(folder):
-        raise ValueError(f"{quoted(folder)} is no folder: give voc:DIR or voc:DIR:SPLIT.")
+        raise ValueError(f"{quoted(folder)} is not a folder: give voc:DIR or voc:DIR:SPLIT.")
     for name in (IMAGES, MASKS):
         if not isdir(folder / name):
             raise ValueError(

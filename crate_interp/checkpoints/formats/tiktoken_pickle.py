@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _ENCODING = Record("tiktoken.core.Encoding")
-_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two in bytes
+_MAX_TOKENS, _MAX_LENGTH, _MAX_TOTAL = 2**18, 256, 2**21  # the last two, in bytes
 _MAX_SPECIALS = 10_000
 
 
@@ -50,7 +50,7 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
 
 
 def _key_of(value: Any) -> str | bytes:
-    # the hash of a number can be foreseen: a file could hold thousands of keys that share one
+    # hashes of numbers are predictable: a file could hold thousands of keys with the same hash
     if type(value) not in (str, bytes):
         raise PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
     return value
@@ -94,12 +94,12 @@ def _build(record: dict[Any, Any]) -> "PreTrainedTokenizerFast":
 def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
     """Returns the two tokens that merge last into a token, or None if they never do.
 
-    One pair a token is enough. Until two neighbours merge into the whole, nothing outside has
-    merged with them, so inside they became what they become when the token stands alone: no
-    other pair of tokens with this union is ever side by side.
+    One pair per token is enough. Until two neighbours merge into the whole, nothing outside has
+    merged with them, so inside they became what they become when the token stands alone: no other
+    pair of tokens with this union is ever side by side.
     """
     never = len(ranks)
-    ends = list(range(len(token) + 1))  # of the parts
+    ends = list(range(len(token) + 1))  # ranks of the two parts
     costs = [ranks.get(token[at : at + 2], never) for at in range(len(token) - 1)]
     while len(costs) > 1:
         least = min(costs)

@@ -1,7 +1,7 @@
 """Reads torch files without running their content: tensors and plain Python values, nothing else.
 
-torch's own reader is never called. An interpreter of our own reads the pickle, and finds in it
-where the numbers of each tensor lie; those of the wanted tensors are then read, and no others.
+torch's own reader is never called. Our own interpreter reads the pickle, and finds where the
+numbers of each tensor are; those of the wanted tensors are then read, and no others.
 """
 
 import os
@@ -36,21 +36,21 @@ from crate_interp.checkpoints.progress import byte_bar
 from crate_interp.core.errors import CheckpointError
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_RECORDS = {  # what the entries that say something about the archive may hold
+_RECORDS = {  # allowed contents of the entries that describe the archive
     "version": rb"0*([1-9]|10)\n?",
     "byteorder": rb"little",
     ".storage_alignment": rb"\d{1,9}",
     ".data/serialization_id": rb"[ -~]*",
 }
-_SMALL = 2**12  # bytes of each of these entries
-_BEGINNINGS = (2**16, 2**20, LONGEST)  # bytes in which the pickles of an older file end
-_LONGEST_KEY = 64  # torch writes numbers
+_SMALL = 2**12  # most bytes of each of these entries
+_BEGINNINGS = (2**16, 2**20, LONGEST)  # the bytes with which the pickles of an older file end
+_LONGEST_KEY = 64  # as torch writes numbers
 _SPARE, _MOST_TIMES, _MOST_SPANS = 2**20, 2, 32
 
 
 @dataclass(frozen=True)
 class TorchFile:
-    """What a torch file holds; its tensors are StoredTensors, and their numbers are not read yet.
+    """The content of a torch file; tensors are StoredTensors whose numbers are not read yet.
 
     namespace: the values of its argparse.Namespace, which is left out of `content`, or None.
     places: where the numbers of each storage begin in the file.
@@ -96,7 +96,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
     storages = _Storages()
     data = _content(file, inside["data.pkl"])
     try:
-        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to leave it out
+        if inside["data.pkl"].crc not in (0, zlib.crc32(data)):  # 0: torch was told to omit it
             raise PickleError("differs from its checksum")
         reading = read_pickle(data, TORCH, storages.resolve)
         if reading.end != len(data):
@@ -190,11 +190,11 @@ class _Storages:
     def resolve(self, saved: Any) -> Storage:
         """Returns the storage of a persistent id. Raises PickleError if it is no such id."""
         if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
-            raise PickleError("has a persistent id that is no storage")
+            raise PickleError("has a persistent id that is not a storage")
         _, kind, key, location, numel, *view = saved
         if type(kind) is not StorageKind or type(key) is not str or type(location) is not str:
-            raise PickleError("has a persistent id that is no storage")
-        if len(key) > _LONGEST_KEY:  # each tensor repeats it
+            raise PickleError("has a persistent id that is not a storage")
+        if len(key) > _LONGEST_KEY:  # every tensor repeats this size
             raise PickleError(f"names a storage with {len(key)} characters")
         storage = self.whole.setdefault(key, Storage(key, kind.dtype, whole(numel)))
         if storage != Storage(key, kind.dtype, numel) or key in self.views:
@@ -205,7 +205,7 @@ class _Storages:
             case (str(name), int(first), int(count)):
                 part = Storage(key, kind.dtype, whole(count), whole(first))
             case _:
-                raise PickleError("has a persistent id that is no storage")
+                raise PickleError("has a persistent id that is not a storage")
         if first + count > numel or name in self.whole or self.views.get(name, part) != part:
             raise PickleError(f"describes storage {name} in two ways")
         self.views[name] = part
@@ -233,7 +233,7 @@ def _inside(entries: list[Entry], where: str) -> dict[str, Entry]:
     """Returns the entries by their names in the one folder of a torch archive."""
     root = entries[0].name.split("/")[0] + "/" if entries else ""
     inside = {entry.name.removeprefix(root): entry for entry in entries}
-    # torch finds its entries whatever their case is
+    # torch ignores the case of its entries
     if len(inside) < len(entries) or any(
         entry.name == name or name != name.lower() for name, entry in inside.items()
     ):
@@ -253,7 +253,7 @@ def _check_records(file: BinaryIO, inside: dict[str, Entry], where: str) -> None
         entry = inside.get(name)
         said = b"" if entry is None or entry.size > _SMALL else _content(file, entry)
         if entry is None and name != "version":
-            continue  # older versions of torch do not write it
+            continue  # older versions of torch do not write this entry
         if said == b"big":
             raise CheckpointError(
                 f"{where} was written by a big-endian machine: load it there with torch, "

@@ -21,14 +21,15 @@ from crate_interp.checkpoints.formats.pickles import (
     Record,
 )
 
-_MOST_AXES = 16  # of a tensor
-_MOST_PARTS = 8  # of a tuple that is a key
+_MOST_AXES = 16  # most axes of a tensor
+_MOST_PARTS = 8  # most items of a tuple that is a key
 _FORMS = {
     "f8": "<d", "f4": "<f", "f2": "<e", "i8": "<q", "i4": "<i", "i2": "<h", "i1": "<b",
     "u8": "<Q", "u4": "<I", "u2": "<H", "u1": "<B", "b1": "<?",
 }  # fmt: skip
-_LONGEST = 8  # bytes of a number
-NAMESPACE = Record("argparse.Namespace")  # the command line of the masked autoencoder's trainer
+_LONGEST = 8  # most bytes of a number
+# the command-line arguments of the masked autoencoder's trainer
+NAMESPACE = Record("argparse.Namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,8 @@ class Number:
 def key_of(value: Any) -> Any:
     """Returns a value as the key of a dict.
 
-    Values that are equal, such as 1, 1.0 and True, are one key. Raises PickleError unless it is
-    text, a number, True, False, None, or a short tuple of those.
+    Equal values, such as 1, 1.0 and True, are the same key. Raises PickleError unless it is text, a
+    number, True, False, None, or a short tuple of those.
     """
     if type(value) in (str, type(None)):
         return value
@@ -186,7 +187,7 @@ def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
         case (StoredTensor() as tensor, requires_grad, hooks):
             _check_flags(tensor.dtype, requires_grad, hooks, None)
             return tensor
-    raise PickleError("has a parameter that is no tensor")
+    raise PickleError("has a parameter that is not a tensor")
 
 
 def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
@@ -226,9 +227,9 @@ def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
 
 
 def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
-    """Takes the place of torch.Size."""
+    """Reads a call of torch._utils._rebuild_tensor_v2."""
     if len(arguments) != 1:
-        raise PickleError("has a torch.Size that is no shape")
+        raise PickleError("has a torch.Size that is not a shape")
     return _sizes(arguments[0])
 
 
@@ -250,7 +251,7 @@ def _check_order(state: object) -> None:
 
 
 def _numpy_dtype(arguments: tuple, spend: Callable[[int], None]) -> Made:
-    """Takes the place of numpy.dtype, of numbers alone."""
+    """Reads numpy.dtype, for numbers only."""
     match arguments:
         case (str(name), bool(), bool()) if name in _FORMS:
             return Made(_FORMS[name], _check_order)
@@ -270,7 +271,7 @@ def _numpy_scalar(arguments: tuple, spend: Callable[[int], None]) -> int | float
     match arguments:
         case (Made(value=str(form)), bytes(raw)) if len(raw) == struct.calcsize(form):
             return struct.unpack(form, raw)[0]
-    raise NotAdmittedError("a NumPy scalar that is no number")
+    raise NotAdmittedError("a NumPy scalar that is not a number")
 
 
 STORAGES = {

@@ -1,9 +1,9 @@
-"""Downloads a file from the Hub: no more bytes than were promised, hashed as they come.
+"""Downloads a file from the Hub: at most the promised bytes, hashed as they arrive.
 
-huggingface_hub writes whatever a server sends and looks at the size afterwards. It also lets a
-server wait between two attempts as long as the server says, and reads the body of a redirect
-whole. Its client for HTTP is used here, with its proxies and certificates; Xet is not: its
-addresses come from the server, and what it fetches cannot be watched.
+huggingface_hub writes whatever a server sends and checks the size afterwards. It also waits between
+two attempts for as long as the server asks, and reads the body of a redirect whole. Its client for
+HTTP is used here, with its proxies and certificates; Xet is not: its addresses come from the
+server, and what it fetches cannot be watched.
 """
 
 import hashlib
@@ -65,9 +65,9 @@ def watched(work: Callable[[Watch], Result]) -> Result:
     return answer
 
 
-LEAST = 2**16  # bytes that must come within SILENCE
+LEAST = 2**16  # least bytes that must arrive within SILENCE
 _TRIES, _REDIRECTS = 5, 5
-_LATER = (408, 429)  # such an answer is asked for again, as the client does
+_LATER = (408, 429)  # after such an answer the request is repeated, as the client does
 REASONS = {
     401: "the Hub does not accept the token: `hf auth login`, or token='hf_...'",
     403: "the token has no access to it: ask for access, or give another token",
@@ -92,7 +92,7 @@ def download(offer: Offer, path: Path, what: str) -> str:
             "Free some room, or give another place: cache_dir='...'."
         )
     try:
-        with open(path, "xb") as file:  # a thread that was given up ends when it writes again
+        with open(path, "xb") as file:  # an abandoned thread ends when it writes again
             return watched(lambda watch: _Download(offer, what, file, watch).run())
     except BaseException:
         with suppress(OSError):
@@ -158,7 +158,7 @@ class _Download:
             raise CheckpointError(f"cannot download {self.what}: {reason}. Nothing was kept.")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise self._refusal("packed bytes, which were not asked for")
-        if answer.status_code == 200 and self.got:  # the server ignores the range
+        if answer.status_code == 200 and self.got:  # the server has ignored the range
             self.file.seek(0)
             self.file.truncate()
             bar.update(-self.got)
@@ -180,8 +180,8 @@ class _Download:
 def _opened(offer: Offer, what: str, start: int) -> Iterator[Any]:
     """Yields the answer to a GET before its body. The bodies of redirects are not read.
 
-    The token goes to the origin of the page alone. Raises _Lost if the connection cannot be
-    made, or breaks.
+    The token goes only to the origin of the page. Raises _Lost if the connection cannot be made, or
+    breaks.
     """
     from huggingface_hub import constants, get_session
 

@@ -38,9 +38,8 @@ def fetch(
     """Returns the local path of a file of a repo.
 
     The file is downloaded with a progress bar unless the cache of huggingface_hub has it; its
-    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the row of the table of models
-    that tells size and digest. Raises CheckpointError where the file cannot be had, or is not the
-    one in the table.
+    stored tokens, HF_HUB_OFFLINE and HF_ENDPOINT are respected. row: the registry's row, with size
+    and digest. Raises CheckpointError where the file cannot be had, or is not the one in the table.
     """
     from huggingface_hub import constants
 
@@ -60,7 +59,8 @@ def fetch(
         return found
     except CheckpointError:
         raise
-    except Exception as error:  # the client's errors share no class: its own, httpx's, the system's
+    except Exception as error:
+        # errors of the client share no class: its own, httpx's, the system's
         raise _kind(error)(_explain(wanted, error)) from None
 
 
@@ -103,8 +103,9 @@ class _Wanted:
 def _asked(wanted: _Wanted, token: str | bool | None, needed: bool) -> Offer | None:
     """Returns the Hub's offer for a file.
 
-    needed: whether the cache lacks the file. If it has it, the result is None where the Hub cannot
-    be reached or refuses access. Else a busy Hub is asked again before its error is raised.
+    needed: whether the cache lacks the file. If the cache has the file, the result is None when the
+    Hub cannot be reached or refuses access. Otherwise a busy Hub is asked again before its error is
+    raised.
     """
     from huggingface_hub import errors
 
@@ -135,7 +136,7 @@ def _kept(wanted: _Wanted, offer: Offer) -> Path:
         wanted.check(f"{wanted.name} on the Hub", "bytes", offer.size, _AGAIN)
         lock = folder.parent / ".locks" / folder.name / f"{offer.digest}.lock"
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(lock):  # so that eight workers do not fetch one file eight times
+        with WeakFileLock(lock):  # so that eight workers do not fetch the same file eight times
             came = _downloaded(wanted, offer, folder)
             path = cache.keep(folder, offer, wanted.file)
     cache.note(folder, wanted.version, offer.commit)
@@ -161,18 +162,18 @@ def _downloaded(wanted: _Wanted, offer: Offer, folder: Path) -> bool:
 
 
 def check_file(file: str) -> None:
-    """Raises CheckpointError for a name that is no path inside a repo."""
+    """Raises CheckpointError for a name that is not a path inside a repo."""
     if not stays_inside(file):
         raise CheckpointError(
-            f"file={file!r} is no path inside a repo: give one such as 'torch/crate_alpha_B16.pth'."
+            f"file={file!r} is not a path inside a repo: give one such as "
+            "'torch/crate_alpha_B16.pth'."
         )
 
 
 def _check_revision(revision: str | None) -> None:
-    if revision is not None and not stays_inside(revision):  # the cache keeps it as a path
+    if revision is not None and not stays_inside(revision):  # the cache uses it as a path
         raise CheckpointError(
-            f"revision={revision!r} is no name of a branch or tag, and no commit: give one "
-            "such as 'main'."
+            f"revision={revision!r} is not a branch, tag or commit: give one such as 'main'."
         )
 
 
@@ -223,7 +224,7 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
         tree = f"https://huggingface.co/{repo}/tree/{wanted.version}"
         return f"{repo} has no file {wanted.file!r}{wanted.at}: see {tree}."
     if isinstance(error, errors.HFValidationError):
-        return f"{repo!r} is no name of a repo: write owner/name."
+        return f"{repo!r} is not the name of a repo: write owner/name."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk is full: {what} does not fit. "

@@ -17,16 +17,16 @@ from crate_interp.core.errors import CheckpointError
 from crate_interp.core.safe_text import plain
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's, or SHA-256 of a large file
-_SMALL = {".json": 2**26, ".pkl": 2**26}  # bytes that no config and no tokenizer needs
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's digest, or the SHA-256 of a large file
+_SMALL = {".json": 2**26, ".pkl": 2**26}  # more bytes than any config or tokenizer needs
 
 
 @dataclass(frozen=True)
 class Offer:
     """A file as the Hub offers it.
 
-    file: its name. page: the address that was asked. place: the address of the bytes. headers:
-    those that are sent to the origin of `page` alone; the token is among them.
+    file: its name. page: the requested address. place: the address of the bytes. headers: sent only
+    to the origin of `page`; they include the token.
     """
 
     file: str
@@ -43,7 +43,7 @@ def ask(
 ) -> Offer | None:
     """Returns the Hub's offer, or None if the answering server is not a Hub.
 
-    Raises CheckpointError for an answer that no Hub gives, and the client's errors.
+    Raises CheckpointError for an answer that a Hub would not give, and the client's errors.
     """
     import huggingface_hub as hub
     from huggingface_hub import constants
@@ -113,7 +113,7 @@ def check_address(address: str, page: str, what: str) -> None:
     try:
         parts = urlsplit(address)
         scheme, host, _ = parts.scheme, parts.hostname, parts.port
-    except ValueError:  # such as a port above 65535
+    except ValueError:  # such as a port number above 65535
         scheme, host = "", None
     admitted = ("https",) if page.startswith("https:") else ("http", "https")
     if scheme not in admitted or not host:
@@ -126,7 +126,7 @@ def shown(value: object) -> str:
 
 
 def refusal(what: str, page: str, came: str) -> CheckpointError:
-    """Returns the error for an answer that no Hub gives."""
+    """Returns the error for an answer that a Hub would not give."""
     host = urlsplit(page).netloc
     return CheckpointError(
         f"{host} answered for {what} with {came}: nothing was kept. "

@@ -94,5 +94,5 @@ CLIPA = Layout(
         r"^visual\.positional_embedding": ((2,), lambda table: table[None]),
         r"^visual\.proj": ((2,), lambda weight: weight.mT),
     },
-    tolerant=True,  # the published files are some 75 kB larger than these keys explain
+    tolerant=True,  # the published files are about 75 kB larger than these keys explain
 )

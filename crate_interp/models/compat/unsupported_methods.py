@@ -32,7 +32,7 @@ REFUSALS: dict[str, str] = {
     "init_weights": (
         "weights are drawn as in the official code when a model is made: make a new model"
     ),
-    "original_model": "the model is no bridge, it is the network itself: use model",
+    "original_model": "the model is not a bridge but the network itself: use model",
     "hf_generate": "there is no network of Hugging Face inside: use model.generate(...)",
     "diffusion_generate": "the model is causal: use model.generate(...)",
     "encoder_output": "there is no encoder of text: use model.run_with_cache(...)",

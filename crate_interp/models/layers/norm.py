@@ -108,7 +108,7 @@ class NoNorm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Returns tokens unchanged, unless a hook edits the scale of one."""
+        """Returns tokens unchanged, unless a hook edits the scale, which is one."""
         if is_hooked(self.hook_scale):
             edited, seen = hooked_scale(self.hook_scale, torch.ones_like(x[..., :1]))
             x = x if seen else x / edited
