@@ -270,7 +270,7 @@ def test_odd_arguments():
     rows = published("clipa")
     key = "visual.transformer.resblocks.1.attn.in_proj_weight"
     fails(
-        "has 4 rows, wanted query, key and value|wrong shapes",
+        "has 4 rows; expected query, key and value|wrong shapes",
         rows | {key: torch.ones(4, 31)},
         **GIVEN["clipa"],
     )

@@ -119,7 +119,7 @@ def test_the_shipped_table_refuses_stand_ins(hub, tmp_path):
         repo = hub.repos.get(row["repo"]) or hub.repo(row["repo"])
         repo.commits[row["revision"]] = {row["file"]: path.read_bytes()}
         fails(
-            f"{row['name']}: .* (bytes|digest .*), wanted {row['bytes'] or row['sha256']}",
+            f"{row['name']}: .* (bytes|digest .*); expected {row['bytes'] or row['sha256']}",
             row["name"],
             cache_dir=tmp_path,
         )

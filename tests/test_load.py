@@ -211,7 +211,7 @@ def test_leftovers_on_both_sides(model):
         "keys not used (1): transformer.layers.1.1.nrom.bias" in message
         and f"keys missing (1): {key} [31]" in message
     )
-    fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\], wanted \[31\]",
+    fails(r"wrong shapes \(1\): transformer.layers.1.1.norm.bias is \[30\]; expected \[31\]",
           weights | {key: torch.ones(30)}, **given(model))  # fmt: skip
     fails(r"keys not used \(1\): ema", weights | {"ema": torch.ones(3)}, **given(model))
     without = {name: value for name, value in weights.items() if ".layers.1." not in name}
@@ -289,7 +289,7 @@ def test_bad_files(tmp_path, model):
     path.write_bytes(path.read_bytes()[:-100])
     fails("is not a readable checkpoint", path, **given(model))
     torch.save([1, 2], path)
-    fails("holds a list, wanted a state dict", path, **given(model))
+    fails("holds a list; expected a state dict", path, **given(model))
 
 
 def test_unknown_names():

@@ -308,7 +308,7 @@ def test_what_is_refused(net, stored, tmp_path):
         ci.sweep(net, stored.select(range(4)), **QUIET)
     with pytest.raises(ValueError, match="a part of a store"):
         ci.sweep(net, stored.shuffle(seed=0), **QUIET)
-    with pytest.raises(ValueError, match="a store of activations is data for ci.sweep"):
+    with pytest.raises(ValueError, match="a store of activations is data only for ci.sweep"):
         ci.audit(net, stored, progress=False)
     with pytest.raises(ValueError, match="leave out forward="):
         ci.sweep(net, stored, forward=lambda model, batch: model(batch), **QUIET)

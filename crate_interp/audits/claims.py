@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 GRID = (0.01, 0.1, 1.0, 10.0, 100.0)  # the eps at which rates are measured besides the main one
-# properties that a layer needs for a claim to apply; crate_interp/audits/layer.py words what is
+# properties that a layer needs for a claim to apply; crate_interp/audits/layer.py says what is
 # missing
 Need = Literal["subspaces", "several heads", "lasso", "square dictionary"]
 

@@ -28,7 +28,7 @@ def check_reading(model: BridgedModel) -> None:
     """Raises ValueError, naming the layer, if a point's activation contradicts its name.
 
     Every layer must be `mid = pre + attention`, `post = mid + MLP`, with patterns whose rows are
-    shares and by which the heads gather their values.
+    shares, and the heads' outputs must follow from them.
     """
     cfg: Any = model.cfg
     if not fixed_input.whole_is_small(model):

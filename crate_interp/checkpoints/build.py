@@ -194,7 +194,7 @@ def _check_keys(
         if name not in filled
     ]
     wrong = [
-        f"{key} is {list(tensors[key].shape)}, wanted {list(wanted[name])}"
+        f"{key} is {list(tensors[key].shape)}; expected {list(wanted[name])}"
         for name, key in filled.items()
         if name in wanted and tuple(tensors[key].shape) != wanted[name]
     ]

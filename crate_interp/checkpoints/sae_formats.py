@@ -1,8 +1,8 @@
-"""Sparse autoencoders: the published ones, N.pt with N_cfg.json beside it, SAELens', and ours.
+"""Formats of sparse autoencoders: ours, SAELens', and the published N.pt with N_cfg.json.
 
 SAELens' format is a folder with cfg.json and sae_weights.safetensors, as decoderesearch/SAELens 6
-writes it (`sae_lens/saes/sae.py`, `save_model`), and the versions before it, whose cfg.json has
-everything on one level. SAELens itself is not needed.
+writes it (`sae_lens/saes/sae.py`, `save_model`), or as earlier versions do, whose cfg.json is
+flat. SAELens itself is not needed.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def config_of(contents: Contents) -> SAEConfig:
     for name, size in wanted.items():
         if tuple(tensors[name].shape) != size:
             raise CheckpointError(
-                f"{where}: {name} is {list(tensors[name].shape)}, wanted {list(size)}."
+                f"{where}: {name} is {list(tensors[name].shape)}; expected {list(size)}."
             )
     return cfg
 
@@ -76,7 +76,7 @@ def _published(contents: Contents) -> SAEConfig:
     l1_coeff = config.get("l1_coeff")
     if not isinstance(l1_coeff, (int, float, type(None))):
         raise CheckpointError(
-            f"{where}: its config says l1_coeff={checks.shown(l1_coeff)}, wanted a number."
+            f"{where}: its config says l1_coeff={checks.shown(l1_coeff)}; expected a number."
         )
     return SAEConfig(
         hook_name=hook_name,
@@ -123,7 +123,7 @@ def _checked_sizes(
     """
     shape = tuple(tensors["W_enc"].shape) if "W_enc" in tensors else ()
     if len(shape) != 2 or not all(shape):
-        raise CheckpointError(f"{where}: W_enc is {list(shape)}, wanted [d_in, d_sae].")
+        raise CheckpointError(f"{where}: W_enc is {list(shape)}; expected [d_in, d_sae].")
     for name, value in zip(names, shape, strict=True):
         if config.get(name, value) != value:
             raise CheckpointError(
@@ -152,7 +152,9 @@ def read_saelens(folder: Path, given: Mapping[str, Any]) -> Contents:
     config = folder / SAELENS_CONFIG
     content = tensor_files.read_json(config)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{config} holds no config of a sparse autoencoder: wanted a dict.")
+        raise CheckpointError(
+            f"{config} does not hold the config of a sparse autoencoder: expected a dict."
+        )
     values = _flat(content, config)
     values |= {name: value for name, value in given.items() if value is not None}
     fields = _fields(values, config)
@@ -173,7 +175,7 @@ def _flat(content: dict[str, Any], config: Path) -> dict[str, Any]:
     """Returns the options of a flat config, under the names of SAELens 6."""
     metadata = content.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise CheckpointError(f"{config}: metadata={checks.shown(metadata)}, wanted a dict.")
+        raise CheckpointError(f"{config}: metadata={checks.shown(metadata)}; expected a dict.")
     values = {**metadata, **content}
     for old, new in (("hook_point", "hook_name"), ("hook_point_head_index", "hook_head_index")):
         values.setdefault(new, values.get(old))
@@ -254,7 +256,7 @@ def _folded(
         threshold = tensors.pop("topk_threshold")
         if threshold.numel() != 1:
             raise CheckpointError(
-                f"{where}: topk_threshold is {list(threshold.shape)}, wanted one number."
+                f"{where}: topk_threshold is {list(threshold.shape)}; expected one number."
             )
         tensors["threshold"] = torch.full((d_sae,), float(threshold))
     return tensors

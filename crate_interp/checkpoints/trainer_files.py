@@ -71,7 +71,7 @@ def _read(path: Path) -> dict[str, Any]:
     if content is None:
         raise CheckpointError(f"config={str(path)!r}: there is no {file}.")
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} holds a {type(content).__name__}, wanted a JSON object.")
+        raise CheckpointError(f"{file} holds a {type(content).__name__}; expected a JSON object.")
     return _own_fields(content, str(file))
 
 

@@ -148,7 +148,7 @@ def _source(inputs: Tensor, reference: Tensor | None, ablation: str) -> Tensor:
             )
     if ablation == "mean" and len(source) < 2:
         raise ValueError(
-            "the mean over one input is that input: give reference=, several inputs, or "
+            "ablation by the mean needs several inputs: give reference=, several inputs, or "
             "ablation='zero'."
         )
     return source

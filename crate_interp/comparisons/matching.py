@@ -75,7 +75,7 @@ def _why_not(
         return "it is of the weights in one and of samples in the other"
     if paired and not every[0].of_weights and any(one.values is None for one in every):
         return (
-            "it is per head, and the sweep kept the means of heads alone: compare the models, "
+            "it is per head, and the sweep kept only the means of heads: compare the models, "
             "whose heads are then averaged for each sample"
         )
     return ""

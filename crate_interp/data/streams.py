@@ -118,7 +118,7 @@ def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
         except Exception as error:  # errors of many libraries: network, damaged files
             raise ValueError(
                 f"the stream failed after {number} rows ({plain(error, 300)}). What is done stays: "
-                "the same call with out=DIR goes on from there."
+                "the same call with out=DIR continues from there."
             ) from error
         yield row
         number += 1

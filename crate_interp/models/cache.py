@@ -81,9 +81,9 @@ class CrateCache(ActivationCache):
         return isinstance(name, str) and resolve(name, self.cache_dict) in self.cache_dict
 
     def logit_lens(self, **kwargs: Any) -> Any:
-        """Returns TransformerLens' logit lens; arguments as there.
+        """Returns TransformerLens' logit lens, with the same arguments.
 
-        Different from it: the default of `positions` is `model.lens_positions`. At the CLS token
+        Unlike there, the default of `positions` is `model.lens_positions`. At the CLS token
         the last entry is the model's logits. A model that pools the mean reads no single token, so
         the lens reads every token.
         """
@@ -100,7 +100,7 @@ class CrateCache(ActivationCache):
         return CrateCache(cut.cache_dict, self.model, has_batch_dim=cut.has_batch_dim)
 
     def stack_neuron_results(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns TransformerLens' stack of neurons; arguments as there.
+        """Returns TransformerLens' stack of neurons, with the same arguments.
 
         Raises ValueError if the sparse step replaces the stream: neurons of different layers do not
         add up to it.
@@ -111,7 +111,7 @@ class CrateCache(ActivationCache):
     def get_full_resid_decomposition(
         self, *args: Any, expand_neurons: bool = True, **kwargs: Any
     ) -> Any:
-        """Returns TransformerLens' decomposition of the stream; arguments as there.
+        """Returns TransformerLens' decomposition of the stream, with the same arguments.
 
         Raises ValueError for neurons if the sparse step replaces the stream.
         """
@@ -154,7 +154,7 @@ class CrateCache(ActivationCache):
         `cache.logit_lens()`, or `cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U`,
         which have them.
 
-        Different from it: if the model has no final norm (CRATE-LM vanilla) the stack before the
+        Unlike there, if the model has no final norm (CRATE-LM vanilla), the stack before the
         unembedding is not centred, only sliced.
         """
         last = layer in (None, -1, self.model.cfg.n_layers)

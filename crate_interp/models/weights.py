@@ -30,7 +30,7 @@ _OF_MODEL: dict[str, tuple[str, ...]] = {
 
 
 class Labels(list[str]):
-    """Names of heads; calling the list returns it, since TransformerLens 3 has a method."""
+    """Names of heads, as a list that can also be called, because TransformerLens 3 has a method."""
 
     def __call__(self) -> "Labels":
         """Returns itself, because newer TransformerLens has a method of this name."""

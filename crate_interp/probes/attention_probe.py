@@ -68,7 +68,7 @@ _STATISTICS: dict[str, Statistic] = {
     "self_cls": _mass(
         "CLS attention on CLS itself",
         "the rest goes to patches",
-        how="Mass that the CLS token gives to itself; a head may be sharp by that alone.",
+        how="Mass that the CLS token gives to itself; a head may be sharp for that reason only.",
     ),
 }
 

@@ -16,7 +16,7 @@ STATISTICS: dict[str, Statistic] = {
     "permuted": _share(
         "Accuracy with permuted labels",
         "chance, with its noise",
-        how="The same with labels permuted among samples: at chance, as there is nothing to learn.",
+        how="The same with labels permuted among samples: there is nothing to learn, so it is at chance.",
     ),
     "chance": _share(
         "Share of the commonest class",

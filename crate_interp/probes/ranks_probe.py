@@ -35,7 +35,7 @@ _STATISTICS: dict[str, Statistic] = {
         "Stable rank of a head's attention",
         "1 is the same look from everywhere",
         how="Stable rank |A|_F^2 / |A|_2^2 of a head's attention: 1 where all queries look alike, "
-        "N where each looks at itself alone.",
+        "N if each attends only to itself.",
     ),
     "stable_u": _rank(
         "Stable rank of each head's subspace map",

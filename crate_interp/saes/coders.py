@@ -98,7 +98,7 @@ def encoded(sae: Coder, x: Tensor, point: str) -> Float[Tensor, "*batch d_sae"]:
     _check_floats(acts, "encode", point)
     if acts.shape[:-1] != rows or not acts.shape[-1]:
         raise ValueError(
-            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}, wanted "
+            f"encode returned {list(acts.shape)} for {list(x.shape)} at {point}; expected "
             f"{[*rows, 'd_sae']}."
         )
     return acts
@@ -113,7 +113,7 @@ def decoded(sae: Coder, acts: Tensor, x: Tensor, point: str) -> Float[Tensor, ".
     _check_floats(recons, "decode", point)
     if recons.shape != x.shape:
         raise ValueError(
-            f"decode returned {list(recons.shape)} for {list(x.shape)} at {point}: wanted the "
+            f"decode returned {list(recons.shape)} for {list(x.shape)} at {point}: expected the "
             "same shape."
         )
     return recons

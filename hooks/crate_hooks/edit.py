@@ -78,7 +78,9 @@ def resample(
     def value(tensor: Tensor, hook: Any) -> Tensor:
         count, batch = len(source), len(tensor)
         generator = torch.Generator().manual_seed(int(seed))
-        if count == batch and batch > 1:  # each sample gets the next one in a random circle
+        if (
+            count == batch and batch > 1
+        ):  # samples are put in a random circle, and each gets the next one
             order = torch.randperm(batch, generator=generator)
             drawn = torch.empty_like(order)
             drawn[order] = order.roll(1)

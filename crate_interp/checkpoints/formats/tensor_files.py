@@ -204,7 +204,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return {}
     content = read_json(path)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, wanted a JSON object.")
+        raise CheckpointError(f"{path} holds a {type(content).__name__}; expected a JSON object.")
     return {} if content.get("library") == "crate_interp" else content
 
 
@@ -219,7 +219,7 @@ def state_dict_of(loaded: Any, where: str, kind: type = Tensor) -> dict[str, Any
         loaded = loaded.state_dict()
     if not isinstance(loaded, Mapping):
         raise CheckpointError(
-            f"{where} holds a {type(loaded).__name__}, wanted a state dict: names and tensors."
+            f"{where} holds a {type(loaded).__name__}; expected a state dict: names and tensors."
         )
     held = [key for key in _CONTAINERS if isinstance(loaded.get(key), Mapping)]
     if len(held) > 1:

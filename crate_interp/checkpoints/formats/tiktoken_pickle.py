@@ -44,7 +44,7 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
         raise CheckpointError(f"the tokenizer's pickle is damaged: it {error}.") from None
     if type(held) is not Bag:
         raise CheckpointError(
-            f"the tokenizer's pickle holds a {type(held).__name__}, wanted a tiktoken.Encoding."
+            f"the tokenizer's pickle holds a {type(held).__name__}; expected a tiktoken.Encoding."
         )
     return _build(held.values or {})
 
@@ -52,7 +52,7 @@ def read_tokenizer(content: bytes) -> "PreTrainedTokenizerFast":
 def _key_of(value: Any) -> str | bytes:
     # hashes of numbers are predictable: a file could hold thousands of keys with the same hash
     if type(value) not in (str, bytes):
-        raise PickleError(f"has a {type(value).__name__} as the key of a dict, wanted text")
+        raise PickleError(f"has a {type(value).__name__} as the key of a dict; expected text")
     return value
 
 
@@ -142,7 +142,7 @@ def _checked(record: dict[Any, Any]) -> tuple[dict[bytes, int], str, dict[str, i
     )
     if not right:
         raise CheckpointError(
-            "the tokenizer's pickle holds no byte-level BPE: wanted mergeable_ranks "
+            "the tokenizer's pickle holds no byte-level BPE: expected mergeable_ranks "
             f"(at most {_MAX_TOKENS} tokens of at most {_MAX_LENGTH} bytes, {_MAX_TOTAL} in all, "
             "to 0, 1, 2, ...), pat_str and special_tokens."
         )

@@ -76,7 +76,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
     if "constants.pkl" in inside:
         raise CheckpointError(
             f"{where} is a TorchScript archive, which holds code: "
-            "save the state dict alone: torch.save(model.state_dict(), path)."
+            "save only the state dict: torch.save(model.state_dict(), path)."
         )
     if "data.pkl" not in inside or inside["data.pkl"].size > LONGEST:
         raise CheckpointError(
@@ -100,7 +100,7 @@ def read_archive(file: BinaryIO, entries: list[Entry], where: str) -> TorchFile:
             raise PickleError("differs from its checksum")
         reading = read_pickle(data, TORCH, storages.resolve)
         if reading.end != len(data):
-            raise PickleError("goes on after its end")
+            raise PickleError("continues after its end")
         places = {storage.key: place(storage) for storage in storages.whole.values()}
     except PickleError as error:
         _refuse(error, where)
@@ -137,7 +137,7 @@ def read_legacy(file: BinaryIO, where: str) -> TorchFile:
             _damaged(where, f"wants {storage.nbytes} bytes as storage {key}, the file has others")
     if end != size:
         raise CheckpointError(
-            f"{where} goes on after its last storage: {size - end} bytes belong to nothing."
+            f"{where} continues after its last storage: {size - end} bytes belong to nothing."
         )
     return _torch_file(readings[3], places)
 
@@ -218,7 +218,7 @@ def _refuse(error: PickleError, where: str) -> NoReturn:
     raise CheckpointError(
         f"{where} is not a readable checkpoint: its pickle asks for {error}, "
         "and only tensors and plain values are admitted; nothing was run. "
-        "Save the state dict alone: torch.save(model.state_dict(), path)."
+        "Save only the state dict: torch.save(model.state_dict(), path)."
     )
 
 

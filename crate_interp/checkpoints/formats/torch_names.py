@@ -125,7 +125,7 @@ def key_of(value: Any) -> Any:
     if type(value) is tuple and len(value) <= _MOST_PARTS and tuple not in map(type, value):
         return tuple(key_of(part) for part in value)
     kind = "number of more than 64 bits" if type(value) is int else type(value).__name__
-    raise PickleError(f"has a {kind} as the key of a dict, wanted text or a number")
+    raise PickleError(f"has a {kind} as the key of a dict; expected text or a number")
 
 
 def whole(value: Any) -> int:
@@ -148,7 +148,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: Any) -> None:
     real = dtype.is_floating_point or dtype.is_complex
     if type(requires_grad) is not bool or (requires_grad and not real):
-        raise PickleError("has a tensor that cannot have a gradient, and asks for one")
+        raise PickleError("has a tensor that requires a gradient but cannot have one")
     if not _empty(hooks):
         raise PickleError("has a tensor with hooks")
     if not _empty(metadata):
@@ -156,7 +156,7 @@ def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: A
 
 
 def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_tensor."""
+    """Reads a call of torch._utils._rebuild_tensor in a pickle."""
     match arguments:
         case (Storage() as storage, first, shape, strides):
             pass
@@ -173,7 +173,7 @@ def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_tensor_v2."""
+    """Reads a call of torch._utils._rebuild_tensor_v2 in a pickle."""
     if len(arguments) not in (6, 7):
         raise PickleError("has a tensor of another version of torch")
     tensor = _tensor(arguments[:4], spend)
@@ -182,7 +182,7 @@ def _tensor_v2(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_parameter: the tensor itself."""
+    """Reads a call of torch._utils._rebuild_parameter as the tensor itself."""
     match arguments:
         case (StoredTensor() as tensor, requires_grad, hooks):
             _check_flags(tensor.dtype, requires_grad, hooks, None)
@@ -191,7 +191,7 @@ def _parameter(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
 
 
 def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:
-    """Takes the place of torch._utils._rebuild_parameter_with_state; attributes are not read."""
+    """Reads a call of torch._utils._rebuild_parameter_with_state, without the attributes."""
     tensor = _parameter(arguments[:3], spend)
     state = arguments[3] if len(arguments) == 4 else False
     if not _empty(state):
@@ -204,7 +204,7 @@ def _parameter_with_state(arguments: tuple, spend: Callable[[int], None]) -> Sto
 
 
 def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
-    """Takes the place of collections.OrderedDict: empty, or made of pairs as Python 2 did."""
+    """Reads a collections.OrderedDict: empty, or made from pairs as in Python 2."""
     if not arguments:
         return OrderedDict()
     (items,) = arguments if len(arguments) == 1 else (None,)
@@ -212,7 +212,7 @@ def _ordered(arguments: tuple, spend: Callable[[int], None]) -> OrderedDict:
     if type(items) is not list or any(
         type(pair) not in (list, tuple) or len(pair) != 2 for pair in items
     ):
-        raise PickleError("has a dict made of something else than pairs")
+        raise PickleError("has a dict made of something other than pairs")
     return OrderedDict((key_of(key), value) for key, value in items)
 
 
@@ -221,7 +221,7 @@ def _counter(arguments: tuple, spend: Callable[[int], None]) -> dict:
     if not arguments:
         return {}
     if len(arguments) != 1 or type(arguments[0]) is not dict:
-        raise PickleError("has a Counter of something else than a dict")
+        raise PickleError("has a Counter of something other than a dict")
     spend(len(arguments[0]))
     return dict(arguments[0])
 
@@ -234,7 +234,7 @@ def _size(arguments: tuple, spend: Callable[[int], None]) -> tuple[int, ...]:
 
 
 def _device(arguments: tuple, spend: Callable[[int], None]) -> torch.device:
-    """Takes the place of torch.device, the name of a device."""
+    """Reads a torch.device as the name of the device."""
     match arguments:
         case (str(kind),) | (str(kind), int()) if len(kind) < _MOST_AXES:
             try:

@@ -82,7 +82,7 @@ class _Lost(Exception):
 def download(offer: Offer, path: Path, what: str) -> str:
     """Writes a file to `path`, which must not exist, and returns its SHA-256.
 
-    Raises CheckpointError if the server sends something else than it promised, and TimeoutError if
+    Raises CheckpointError if the server sends something other than it promised, and TimeoutError if
     less than LEAST bytes come in SILENCE seconds; `path` does not exist then, as after Ctrl-C.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,8 +127,8 @@ class _Download:
         found = self.digest.hexdigest()
         if len(self.offer.digest) == 64 and found != self.offer.digest:
             raise CheckpointError(
-                f"{self.what} came with the digest {found}, wanted {self.offer.digest}, which the "
-                "Hub promised: nothing was kept. Load it again."
+                f"{self.what} came with the digest {found}; expected {self.offer.digest}, which "
+                "the Hub promised: nothing was kept. Load it again."
             )
         return found
 
@@ -165,11 +165,11 @@ class _Download:
             self.got, self.digest = 0, hashlib.sha256()
         part = answer.headers.get("Content-Range", "")
         if answer.status_code == 206 and not part.startswith(f"bytes {self.got}-"):
-            raise self._refusal(f"the part {shown(part)}, wanted what follows byte {self.got}")
+            raise self._refusal(f"the part {shown(part)}; expected what follows byte {self.got}")
         length = answer.headers.get("Content-Length")
         if length is not None and length != str(self.offer.size - self.got):
             raise self._refusal(
-                f"{shown(length)} bytes, wanted the {self.offer.size - self.got} it had promised"
+                f"{shown(length)} bytes; expected the {self.offer.size - self.got} it had promised"
             )
 
     def _refusal(self, came: str) -> CheckpointError:

@@ -95,7 +95,7 @@ class _Wanted:
         if row.get(column) not in (None, came):
             shown = f"{came} bytes" if column == "bytes" else f"the digest {came}"
             raise CheckpointError(
-                f"{row['name']}: {what} has {shown}, wanted {row[column]}. {remedy}if it fails "
+                f"{row['name']}: {what} has {shown}; expected {row[column]}. {remedy}if it fails "
                 "anew the file on the Hub has changed: give revision='main' to take it as it is."
             )
 
@@ -244,7 +244,7 @@ def _explain(wanted: _Wanted, error: Exception) -> str:
 
 
 def _kind(error: Exception) -> type[CheckpointError]:
-    """Returns the class of the error, for callers that can do without the file."""
+    """Returns the class of the error; some callers catch one and continue without the file."""
     from huggingface_hub import errors
 
     return MissingFile if isinstance(error, errors.EntryNotFoundError) else CheckpointError

@@ -97,14 +97,14 @@ def _check(told: Any, place: str, page: str, revision: str, what: str) -> None:
         (COMMIT, "commit", told.commit_hash, "40 hexadecimal digits"),
     ):
         if not isinstance(value, str) or not wanted.fullmatch(value):
-            raise refusal(what, page, f"the {name} {shown(value)}, wanted {said}")
+            raise refusal(what, page, f"the {name} {shown(value)}; expected {said}")
     if COMMIT.fullmatch(revision) and told.commit_hash != revision:
-        raise refusal(what, page, f"the commit {shown(told.commit_hash)}, wanted {revision}")
+        raise refusal(what, page, f"the commit {shown(told.commit_hash)}; expected {revision}")
     if told.size is None or told.size < 0:
-        raise refusal(what, page, f"the size {told.size!r}, wanted a number of bytes")
+        raise refusal(what, page, f"the size {told.size!r}; expected a number of bytes")
     most = next((most for end, most in _SMALL.items() if what.endswith(end)), None)
     if most is not None and told.size > most:
-        raise refusal(what, page, f"{told.size} bytes, wanted at most {most} for such a file")
+        raise refusal(what, page, f"{told.size} bytes; expected at most {most} for such a file")
     check_address(place, page, what)
 
 
@@ -117,7 +117,7 @@ def check_address(address: str, page: str, what: str) -> None:
         scheme, host = "", None
     admitted = ("https",) if page.startswith("https:") else ("http", "https")
     if scheme not in admitted or not host:
-        raise refusal(what, page, f"the address {shown(address)}, wanted {' or '.join(admitted)}")
+        raise refusal(what, page, f"the address {shown(address)}; expected {' or '.join(admitted)}")
 
 
 def shown(value: object) -> str:

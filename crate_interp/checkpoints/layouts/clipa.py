@@ -17,7 +17,9 @@ def _the_one_projection(weight: Tensor) -> Tensor:
     The JAX code that this was made from has one projection for all three.
     """
     if weight.shape[0] % 3:
-        raise CheckpointError(f"has {weight.shape[0]} rows, wanted query, key and value in a row.")
+        raise CheckpointError(
+            f"has {weight.shape[0]} rows; expected query, key and value in a row."
+        )
     query, key, value = weight.chunk(3)
     if not (bool((query == key).all()) and bool((query == value).all())):
         raise CheckpointError(

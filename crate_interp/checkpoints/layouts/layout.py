@@ -30,7 +30,7 @@ class Shapes(dict[str, tuple[int, ...]]):
         shape = self[key]
         if len(shape) not in (axes or (2,)):
             raise CheckpointError(
-                f"{key} has shape {shape}, wanted {' or '.join(map(str, axes or (2,)))} axes."
+                f"{key} has shape {shape}; expected {' or '.join(map(str, axes or (2,)))} axes."
             )
         if 0 in shape:
             raise CheckpointError(f"{key} has shape {shape}: it is empty.")

@@ -135,7 +135,7 @@ def codes_and_logits(model: HookedModel, inputs: Tensor) -> tuple[list[Tensor], 
     codes: list[Tensor] = []
 
     def keep(code: Tensor, hook: Any) -> Tensor:
-        # the first one is a leaf, so that nothing below it and no weight needs a gradient
+        # the first code is a leaf, so neither weights nor earlier values need a gradient
         codes.append(code if code.requires_grad and codes else code.detach().requires_grad_())
         return codes[-1]
 

@@ -56,7 +56,7 @@ def candidates(name: str) -> list[str]:
 
 
 def resolve(name: str, names: Collection[str]) -> str:
-    """Returns the member of `names` that a name or an alias means, or else the name itself."""
+    """Returns the point in `names` for a name or an alias; a name without one is returned as is."""
     known = names.keys() if isinstance(names, dict) else names  # `in Named` would find aliases too
     if not isinstance(name, str) or name in known:
         return name

@@ -27,7 +27,7 @@ REFUSALS: dict[str, str] = {
         "query, key and value are one code, which refactoring would take apart: "
         "use model.QK.svd() and model.OV.svd()"
     ),
-    "set_ungroup_grouped_query_attention": ("every head has keys of its own: leave the call out"),
+    "set_ungroup_grouped_query_attention": ("every head has its own keys: leave out the call"),
     "load_and_process_state_dict": "no weight is processed: use ci.load(state_dict, ...)",
     "init_weights": (
         "weights are drawn as in the official code when a model is made: make a new model"

@@ -53,7 +53,7 @@ def _join(ray: Any, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"cannot join the Ray cluster {address!r} of RAY_ADDRESS: {error}. Start one with "
-            "'ray start --head', or unset RAY_ADDRESS for one of this machine alone."
+            "'ray start --head', or unset RAY_ADDRESS for one on this machine only."
         ) from None
 
 

@@ -30,7 +30,7 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], where: str) ->
         more = f" (and {len(names) - 3} more)" if names[3:] else ""
         raise ValueError(
             f"{where!r} holds a run with other settings: {shown}{more}. Give the same settings to "
-            "go on, another folder, or resume=False (--restart) to start over."
+            "continue, another folder, or resume=False (--restart) to start over."
         )
 
 

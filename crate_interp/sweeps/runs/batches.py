@@ -189,7 +189,7 @@ def samples_of(model: HookedModel, data: Data, options: RunOptions = DEFAULTS) -
     """
     if facts_of(data) is not None:
         raise ValueError(
-            "a store of activations is data for ci.sweep and ci.linear_probe alone: give the data "
+            "a store of activations is data only for ci.sweep and ci.linear_probe: give the data "
             "that it was written from."
         )
     reader: Any = model  # has windows, or preprocess and preprocess_masks
