@@ -140,7 +140,7 @@ def test_wrong_tensors_are_refused_in_a_line(copied, tensors, match):
 def test_wrong_files_are_refused_in_a_line(copied):
     folder = copied()
     (folder / "cfg.json").write_text("[1]")
-    refused(folder, "holds no config of a sparse autoencoder")
+    refused(folder, "does not hold the config of a sparse autoencoder")
     (folder / "cfg.json").write_text("{")
     refused(folder, "is not readable JSON")
     folder = copied()

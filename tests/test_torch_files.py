@@ -115,7 +115,7 @@ def test_what_nobody_wants_is_not_read(tmp_path, monkeypatch):
         (dict(shape=(1,) * 65, strides=(1,) * 65), "whose shape is no tuple"),
         (dict(flags=b"K\x01"), "requires a gradient but cannot have one"),
         (dict(kind="Int", flags=b"\x88"), "requires a gradient but cannot have one"),
-        (dict(more=b"}X\x03\x00\x00\x00neg\x88s"), "is negated or conjugated"),
+        (dict(more=b"}X\x03\x00\x00\x00neg\x88s"), "must be negated or conjugated"),
         (dict(kind="Odd"), "asks for torch.OddStorage"),
     ],
 )  # fmt: skip

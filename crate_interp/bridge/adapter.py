@@ -39,7 +39,7 @@ class Part(GeneralizedComponent):
         self.__dict__["root"] = None  # in __dict__, so that it is not a submodule
 
     def link(self, end: str, point: HookPoint) -> None:
-        """Makes a point of the model the part's `hook_in` or `hook_out`."""
+        """Uses a point of the model as the part's `hook_in` or `hook_out`."""
         setattr(self, end, point)
         self.linked.add(end)
 

@@ -160,7 +160,7 @@ def _bridged(
 
 
 def _network(folder: Path, dtype: torch.dtype) -> Any:
-    """Returns the network of transformers, with every parameter from the file."""
+    """Returns the transformers network, with every parameter from the file."""
     import transformers
 
     config, where = read_json(folder / _CONFIG), str(folder / _CONFIG)

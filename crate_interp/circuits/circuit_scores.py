@@ -194,9 +194,9 @@ def _ablations(model: HookedModel, source: Tensor, ablation: str) -> list[Ablati
 class _Parts:
     """The differences whose ratios are a circuit's scores, for each input or for all at once.
 
-    span: the metric with all heads minus that with none. kept: with the circuit minus that with
-    none. gaps: with the circuit minus that with all heads, both without each subset. costs: with
-    the circuit minus that without each of its heads.
+    All are differences of the metric. span: all heads minus none. kept: the circuit minus none.
+    gaps: the circuit minus all heads, both without a subset, for each subset. costs: the circuit
+    minus the circuit without one head, for each of its heads.
     """
 
     span: Float[np.ndarray, "sample 1"]

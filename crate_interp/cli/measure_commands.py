@@ -91,7 +91,7 @@ def compare(
 ) -> None:
     """Compare two networks, or two groups of them.
 
-    Layer by layer, beside their untrained twins.
+    Layer by layer, with their untrained twins.
     """
     from crate_interp.cli import argument_parsing
 

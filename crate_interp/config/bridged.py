@@ -43,7 +43,7 @@ class BridgedConfig(CrateConfig):
 
     @property
     def n_key_value_heads(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Returns the number of heads of keys and values if queries have another, or None."""
+        """Returns the number of key and value heads if it differs from that of queries, or None."""
         return None if self.value_heads == self.n_heads else self.value_heads
 
 

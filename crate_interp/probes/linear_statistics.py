@@ -16,7 +16,7 @@ STATISTICS: dict[str, Statistic] = {
     "permuted": _share(
         "Accuracy with permuted labels",
         "chance, with its noise",
-        how="The same with labels permuted among samples: there is nothing to learn, so it is at chance.",
+        how="The same with labels permuted among samples, so that there is nothing to learn.",
     ),
     "chance": _share(
         "Share of the commonest class",

@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 
 def kind_of(name: str) -> Kind:
-    """Returns a kind by its name, and imports its module only now.
+    """Returns a kind by its name, and imports its module when first asked.
 
     Raises KeyError for a name that `KINDS` lacks.
     """

@@ -1,8 +1,8 @@
 """An interpreter of pickles that can only call functions listed by its caller.
 
-Its caller also says which operations it knows: a Dialect is what one writer of pickles uses. Every
-value costs at least one byte of the pickle, nothing walks into a value once it is made, and a file
-cannot make the keys of a dict collide: the time and the memory are proportional to the bytes read.
+Its caller also says which operations it knows: a Dialect lists what one writer of pickles uses.
+Every value costs at least one byte of the pickle, a finished value is never traversed again, and a
+file cannot make the keys of a dict collide, so time and memory are proportional to the bytes read.
 """
 
 import struct

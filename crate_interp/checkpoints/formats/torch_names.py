@@ -129,7 +129,7 @@ def key_of(value: Any) -> Any:
 
 
 def whole(value: Any) -> int:
-    """Returns a value that is a count or a position. Raises PickleError for another."""
+    """Returns a value that is a count or a position; raises PickleError for any other value."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise PickleError(f"has a {type(value).__name__} where a count of numbers belongs")
     return value
@@ -152,7 +152,7 @@ def _check_flags(dtype: torch.dtype, requires_grad: Any, hooks: Any, metadata: A
     if not _empty(hooks):
         raise PickleError("has a tensor with hooks")
     if not _empty(metadata):
-        raise PickleError("has a tensor that is negated or conjugated on the way")
+        raise PickleError("has a tensor that must be negated or conjugated when it is read")
 
 
 def _tensor(arguments: tuple, spend: Callable[[int], None]) -> StoredTensor:

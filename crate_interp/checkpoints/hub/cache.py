@@ -1,8 +1,8 @@
 """The folder of files from the Hub on this machine, in the layout of huggingface_hub's cache.
 
 `blobs/DIGEST` holds a file, `snapshots/COMMIT/NAME` points to it, and `refs/BRANCH` holds a
-commit. huggingface_hub documents it, and other libraries find our files there. What already lies
-there is trusted.
+commit. huggingface_hub documents it, and other libraries find our files there. Files that are
+already there are trusted.
 """
 
 import os

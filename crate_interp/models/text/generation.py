@@ -224,7 +224,7 @@ def _check_possible(input: object, pixel_values: object, forced_bos_token_id: ob
         )
     if forced_bos_token_id is not None:
         raise ValueError(
-            "forced_bos_token_id belongs to encoder-decoder models: end the input with the token."
+            "forced_bos_token_id belongs to encoder-decoder models: append the token to the input."
         )
 
 
