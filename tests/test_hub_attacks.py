@@ -89,7 +89,7 @@ def test_commits_that_are_paths(repo, hub, tmp_path):
         told = {"X-Repo-Commit": value}
         if status is None:
             hub.fault("w.pth", method="HEAD", told=told)
-            refused("commit .* wanted 40|cannot reach the Hub", tmp_path)
+            refused("commit .* expected 40|cannot reach the Hub", tmp_path)
         else:  # the client notes files that are missing, by the commit
             told["X-Error-Code"] = "EntryNotFound"
             hub.fault("w.pth", method="HEAD", status=404, headers=told)

@@ -16,8 +16,8 @@ def announce(left: Sequence[int], timed: Stage, nulls: int) -> None:
     """Prints about how long an audit will take, by timing a few samples.
 
     left: how many samples of each stage remain, the model itself first; if none remain, nothing is
-    timed or printed. timed: the stage of the model without what only its first samples have. A
-    sample costs less for a twin, which has no nulls.
+    timed or printed. timed: the stage of the model, without the numbers that only its first samples
+    get. A sample costs less for a twin, which has no nulls.
     """
     if not any(left):
         return

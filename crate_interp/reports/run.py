@@ -134,8 +134,8 @@ def _counted_twins(count: int) -> str:
 def _attention(model: Any, samples: Samples, result: SweepResult) -> AttentionPictures | None:
     """Returns the CLS attention of each head over the first images, in a few layers.
 
-    They are the layer of the head whose CLS attends most sharply, if that was measured, and the
-    last layer.
+    The layers are the one of the head whose CLS attends most sharply, if that was measured, and
+    the last.
     """
     first = samples.start
     found = read_runs(samples, first, first + min(_SHOWN_IMAGES, samples.n), False).runs

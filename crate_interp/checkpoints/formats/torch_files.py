@@ -188,7 +188,7 @@ class _Storages:
         self.views: dict[str, Storage] = {}
 
     def resolve(self, saved: Any) -> Storage:
-        """Returns the storage of a persistent id. Raises PickleError if it is no such id."""
+        """Returns the storage of a persistent id. Raises PickleError for any other id."""
         if type(saved) is not tuple or len(saved) != 5 + self.legacy or saved[0] != "storage":
             raise PickleError("has a persistent id that is not a storage")
         _, kind, key, location, numel, *view = saved

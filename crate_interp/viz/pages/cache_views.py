@@ -139,9 +139,9 @@ def activations(
     tokens: Tokens | None = None,
     grid: Grid | None = None,
 ) -> Html:
-    """Returns how strongly atoms are on in each token, as circuitsvis' activations on text.
+    """Returns a page that colours each token by an atom's activation, drawn by circuitsvis.
 
-    The page has a choice of layer and atom. An image is drawn as its patches, row by row, CLS above
+    The reader chooses layer and atom. An image is drawn as its patches, row by row, CLS above
     them. atoms: numbers of entries of the point's last axis. layers: None for all. tokens, grid,
     sample: as in `attention`. Raises KeyError and ValueError as `attention` does.
     """
