@@ -350,9 +350,7 @@ def test_what_does_not_fit_is_said():
             model, [(a, b) for a in range(LAYERS) for b in range(HEADS)], images, metric
         ),
         "does not depend on any head": lambda: evaluate(model, [(0, 0)], images, lambda out: 1.0),
-        "ablation by the mean needs several inputs": lambda: evaluate(
-            model, [(0, 0)], images[:1], metric
-        ),
+        "needs several inputs": lambda: evaluate(model, [(0, 0)], images[:1], metric),
         "random=-1": lambda: evaluate(model, [(0, 0)], images, metric, random=-1),
         "count=-1": lambda: composition(model).top(-1),
         "targets for 2 samples": lambda: logit_attribution(alpha, [1, 2, 3]),
