@@ -311,7 +311,7 @@ def test_config_follows_the_model(images):
     assert other.cfg.dtype is torch.float64 and model.cfg.dtype is torch.float32
     assert other.blocks[0].attn.cfg is other.cfg
     assert other.cfg == model.cfg  # runtime state is not compared
-    with pytest.raises(ValueError, match=r"the input is torch.float32, the model torch.float64"):
+    with pytest.raises(ValueError, match=r"the input is torch.float32, the model is torch.float64"):
         other(images)
 
 
